@@ -1,1 +1,1 @@
-"""Measured, never asserted: run as ``python -m benchmarks.<name>``."""
+"""Benchmarks, which measure and assert nothing: run as ``python -m benchmarks.<name>``."""

@@ -2,9 +2,9 @@
 
     python -m benchmarks [SECTION ...] [--threads N ...] [--device cpu|cuda] [--json FILE]
 
-A ratio is that of two medians, each the faster of two memory layouts; behind it stand the quartiles of the ratios, round by
-round, and before it the time that neither could be faster than here: arithmetic at the rate of a large product, memory at that
-of a copy, both measured in the same run.  Nothing is asserted; targets are printed beside the measurements.
+A ratio is that of two medians, each for the faster of two memory layouts; after it come the quartiles of the ratios, round by
+round, and before it a lower bound on the time of both: arithmetic at the rate of a large product, memory at that of a copy, both
+measured in the same run.  Nothing is asserted; targets are printed next to the measurements.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from benchmarks.timing import Floor, clock_of
 
 SECTIONS: dict[str, Callable[[Floor], rows.Section]] = layers.SECTIONS | networks.SECTIONS | executions.SECTIONS
 WITH_MORE_THREADS = ("single", "networks")
-"""Sections that are repeated for every number of threads but the first, unless sections are named."""
+"""Sections that are repeated for every further number of threads, unless sections are named."""
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the requested sections."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="The constructed attention against the convolution that it equals."
     )

@@ -1,9 +1,9 @@
-"""What each kernel, and the cache of prepared calls, earns on every network: the time without it by the time with it.
+"""What each kernel, and the cache of prepared calls, gains on every network: the time without it divided by the time with it.
 
     python -m benchmarks.ablation [--networks NAME ...] [--threads N] [--rounds N]
 
-Each variant has a process of its own (:mod:`benchmarks.worker`); they take turns call by call.  Layers without one of the kernels
-fall to the next one that takes them.  What loses no network more than ``LEAST`` can go.
+Each variant has its own process (:mod:`benchmarks.worker`); they take turns call by call.  Layers of a disabled kernel fall to
+the next one that accepts them.  A kernel whose removal costs no network more than ``LEAST`` can go.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from benchmarks.compare import KINDS, ROOT, Worker, measured, options_of
 from construct.execution.kernels import KERNELS
 
 VARIANTS = ("", *(kernel.name for kernel in KERNELS[:-1]), "cache")
-"""What is switched off; nothing, first.  The last kernel, ``im2col_gemm``, takes what is left, and cannot be."""
+"""What is disabled: first, nothing.  The last kernel, ``im2col_gemm``, takes all other layers and cannot be disabled."""
 LEAST = 1.03
 
 
 def main() -> None:
-    """Print a row for each network and kind of call: the quartiles of the losses would not fit, so their medians."""
+    """Print a row for each network and kind of call: the medians of the losses, as quartiles would not fit."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablation", description="What each kernel earns.")
     options = options_of(parser)
     workers = [Worker(ROOT, options.threads, without) for without in VARIANTS]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.certify [--verified]
 
-One thread.  Conversion is timed apart from certification; the recheck runs in a process of its own, without torch, and with
-``--verified`` once more, with the checker that is proved in Coq beside it.
+One thread.  Conversion and certification are timed separately; the recheck runs in its own process, without torch, and with
+``--verified`` once more, together with the checker that is proved in Coq.
 """
 
 import resource

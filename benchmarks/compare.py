@@ -1,9 +1,9 @@
-"""Two checkouts of this project against each other, taking turns in one run: forward, and forward with gradients.
+"""Compare two checkouts of this project, which take turns in one run: forward, and forward with gradients.
 
     python -m benchmarks.compare OLD_TREE [--networks NAME ...] [--threads N] [--rounds N]
 
-Each checkout has a process of its own (:mod:`benchmarks.worker`); they take turns call by call.  A network's time is the sum over
-its convolutions, in the faster memory layout of each; its ratio is new by old, the median over the rounds with its quartiles.
+Each checkout has its own process (:mod:`benchmarks.worker`); they take turns call by call.  A network's time is the sum over its
+convolutions, each in its faster memory layout; its ratio is new divided by old, the median over the rounds with its quartiles.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Worker:
         self.ask(threads=threads)
 
     def ask(self, **question: object) -> object:
-        """One question and its answer."""
+        """Send one question, and return its answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps(question), file=self.process.stdin, flush=True)
@@ -49,19 +49,19 @@ class Worker:
         return json.loads(line)
 
     def close(self) -> None:
-        """No more questions."""
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def measured(workers: Sequence[Worker], network: str, rounds: int) -> dict[str, Rounds]:
-    """Of every kind of call, the seconds that a network's convolutions take together, each in its faster memory layout.
+    """For every kind of call, the seconds of all of a network's convolutions, each in its faster memory layout.
 
     Args:
-        workers: take turns.
+        workers: the processes that take turns.
         network: a key of ``NETWORKS``.
-        rounds: that count; one more comes first.
+        rounds: the rounds that count, after one for warm-up.
     """
     distinct: dict[str, tuple[int, int]] = {}
     for number, (module, size) in enumerate(NETWORKS[network]()):
@@ -93,7 +93,7 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> str:
 
 
 def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """With what both commands take."""
+    """Add the options that both commands share, and parse."""
     parser.add_argument("--networks", nargs="+", default=[*NETWORKS], metavar="NAME", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)

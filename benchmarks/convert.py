@@ -1,10 +1,10 @@
-"""The whole command on networks written to a file, certificates included: processor time and peak memory.
+"""The whole command on networks read from a file, certificates included: processor time and peak memory.
 
     python -m benchmarks.convert [NETWORK …] [--profile]
 
-One thread, each part in a process of its own.  The aims: beyond loading the file and two forwards of the network, the command
+One thread, each part in its own process.  The targets: beyond loading the file and two forwards of the network, the command
 takes at most 20 forwards or 10 s, whichever is more, and at most 1 GiB of memory more than a forward.  ``--profile`` shows where
-the time of the one network named goes, which by itself takes some.
+the time of the one network named goes; profiling itself takes some of it.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def forward(name: str, path: Path) -> float:
 
 
 def convert(name: str, path: Path) -> float:
-    """Processor time of the command, without the imports that come before it."""
+    """Processor time of the command, without its imports."""
     options = ["--arch", f"benchmarks.shapes:{name}", "--input-size", *map(str, SIZES[name]), "--samples", "1"]
     codes: list[int] = []
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -63,7 +63,7 @@ def convert(name: str, path: Path) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Processor time of some work, of all threads."""
+    """Processor time of some work, over all threads."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -77,7 +77,7 @@ PARTS: dict[str, Callable[[str, Path], float]] = {
 
 
 def measured(part: str, name: str, path: Path) -> tuple[float, float]:
-    """Processor time in seconds and peak memory in GiB of one part, in a process of its own."""
+    """Processor time in seconds and peak memory in GiB of one part, in its own process."""
     words = [sys.executable, "-m", "benchmarks.convert", part, name, str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -87,7 +87,7 @@ def measured(part: str, name: str, path: Path) -> tuple[float, float]:
 
 
 def row(name: str, path: Path) -> str:
-    """The figures of one network, each beside its aim."""
+    """The figures of one network, each with its target."""
     (load_s, _), (forward_s, forward_gib), (spent, peak) = (measured(part, name, path) for part in PARTS)
     beyond, seconds = spent - load_s - 2 * forward_s, max(SECONDS, FORWARDS * forward_s)
     kept = ["MISSED", "met"]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.cost COST.json
 
-The convolution 64 → 64, 3 × 3, and its attention: as it runs by default, and as the equations stand.  One thread, processor time.
+The convolution 64 → 64, 3 × 3, and its attention: by default, and densely as in the equations.  One thread, processor time.
 """
 
 import platform
@@ -19,7 +19,7 @@ from verify.plots.costs import Series, write_costs
 
 SIDES = (14, 20, 28, 40, 56, 80, 112, 160, 224)
 MOST_DENSE = 40
-"""The largest side that is computed as the equations stand: memory grows with the square of the tokens."""
+"""The largest side that is computed densely: memory grows with the square of the tokens."""
 
 
 def series(name: str, call: Callable[[torch.Tensor], object], sides: tuple[int, ...]) -> Series:

@@ -1,4 +1,4 @@
-"""Attention against attention: soft heads, the published layers; memory."""
+"""Compare executions of attention: soft heads, content, the published layers, fused attention; and memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ SIDES = (16, 32, 64)
 
 
 def layer_64(device: torch.device, **options: Any) -> construct.MHSA:
-    """64 → 64, 3 × 3, nothing to learn."""
+    """A layer 64 → 64, 3 × 3, with nothing to learn."""
     layer = construct.conv_to_mhsa(nn.Conv2d(64, 64, 3, padding=1), **options)
     return layer.to(device).requires_grad_(False)
 
@@ -31,7 +31,7 @@ def in_double(layer: construct.MHSA, execution: str) -> construct.MHSA:
 
 
 def soft(floor: Floor) -> Section:
-    """α = 1, off the lattice, ``axial`` against ``dense``."""
+    """Compare ``axial`` with ``dense`` at α = 1, off the lattice."""
     section = Section("soft attention (α = 1, off the lattice), 64→64 3×3, against dense")
     for side, target in zip(SIDES, (5, 35, 200), strict=True):
         layer = layer_64(floor.device, alpha=1.0)
@@ -47,7 +47,7 @@ def soft(floor: Floor) -> Section:
 
 
 def by(layer: construct.MHSA, execution: str, x: torch.Tensor) -> Callable[[], object]:
-    """One call by this execution."""
+    """A call by this execution."""
 
     def call() -> object:
         layer.execution = execution
@@ -57,7 +57,7 @@ def by(layer: construct.MHSA, execution: str, x: torch.Tensor) -> Callable[[], o
 
 
 def content(floor: Floor) -> Section:
-    """Attention to content, which does not factorise: what each execution takes, and what ``auto`` picks."""
+    """Content attention, which does not factorise: the time of each execution, and what ``auto`` picks."""
     section = Section("content switched on, 64→64 3×3")
     for side in (8, 16, 32, 48):
         layer = layer_64(floor.device)
@@ -79,7 +79,7 @@ def content(floor: Floor) -> Section:
 
 
 def published(floor: Floor) -> Section:
-    """The dense formulation as it has been published, with the weights of a convolution, and ours."""
+    """Compare the dense formulation as published, with the weights of a convolution, with ours."""
     section = Section("published layers with a convolution's weights, 64→64 3×3 (time of torch's convolution = 1)")
     for side in (16, 32):
         conv = nn.Conv2d(64, 64, 3, padding=1).to(floor.device).requires_grad_(False)
@@ -106,7 +106,7 @@ def published(floor: Floor) -> Section:
 
 
 def fused(floor: Floor) -> Section:
-    """The same heads as matrices of scores that torch's fused attention takes, in float32."""
+    """The same heads through torch's fused attention, in float32."""
     section = Section("torch's scaled_dot_product_attention, 64→64 3×3, float32 (time of torch's convolution = 1)")
     for side in (16, 32, 64, 128) if floor.device.type == "cuda" else (16, 32):
         conv = nn.Conv2d(64, 64, 3, padding=1).to(floor.device).requires_grad_(False)
@@ -129,7 +129,7 @@ def by_fused_attention(layer: construct.MHSA, x: torch.Tensor) -> torch.Tensor:
     largest = sdpa.largest_encoding(layer, grid)
     q, k = sdpa.factors(slice(None), tokens, None, *sdpa.coordinates(layer, grid), largest, *weights)
     values = torch.einsum("bti,hie->bhte", tokens, layer.w_val[:, 0])
-    size = max(q.shape[3], values.shape[3])  # all alike, or torch takes the map of T × T
+    size = max(q.shape[3], values.shape[3])  # equal for all, or torch builds a T × T map
     q, k = (nn.functional.pad(t, (0, size - t.shape[3])).expand(*values.shape[:2], -1, -1).to(x.dtype) for t in (q, k))
     attended = nn.functional.scaled_dot_product_attention(q, k, values, scale=1.0)
     y = torch.einsum("bhqe,heo->boq", attended, layer.w_out[:, 0]) + layer.b_out[:, None]
@@ -137,7 +137,7 @@ def by_fused_attention(layer: construct.MHSA, x: torch.Tensor) -> torch.Tensor:
 
 
 def memory(floor: Floor) -> Section:
-    """Beyond input and output."""
+    """Measure memory beyond input and output."""
     section = Section("memory, 64→64 3×3 at 224×224")
     layer = layer_64(torch.device("cpu"))
     x = torch.randn(1, 64, 224, 224).contiguous(memory_format=torch.channels_last)

@@ -1,9 +1,9 @@
-"""Export and compilation: processor time of each, beside its target, and the length of an exported program.
+"""Export and compilation: processor time of each, with its target, and the length of an exported program.
 
     python -m benchmarks.export [ROW ...]
 
-One thread, each row in a process of its own, nothing cached from earlier ones.  An export includes saving, reloading and one run of
-the file.
+One thread, each row in its own process, with nothing cached from earlier ones.  An export includes saving, reloading and one run
+of the file.
 """
 
 import os
@@ -24,7 +24,7 @@ from construct.files.export import export_program, to_onnx, to_pt2
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Processor time, of compilers that were started too."""
+    """Processor time, including that of compilers it starts."""
     before = os.times()
     work()
     return sum(os.times()[:4]) - sum(before[:4])
@@ -38,7 +38,7 @@ def exported(make: Callable[[], nn.Module], to: Callable, size: tuple[int, ...],
 
 
 def nodes() -> str:
-    """The operations of one exported layer, with 1, 9, 49 and 121 heads."""
+    """The number of operations of one exported layer, with 1, 9, 49 and 121 heads."""
     lengths = []
     for k in (1, 3, 7, 11):
         layer = construct.convert(nn.Conv2d(3, 4, k, padding=k // 2))
@@ -48,8 +48,8 @@ def nodes() -> str:
 
 
 def compiled(sides: tuple[int, ...], dynamic: bool) -> str:
-    """The first call of a compiled ResNet-50, converted, to that of the original; then further sizes, in no further graph."""
-    with torch.no_grad():  # what the first compilation of a process prepares is neither's
+    """The first call of a compiled, converted ResNet-50 relative to the original's; then other sizes, without another graph."""
+    with torch.no_grad():  # the first compilation of a process has costs that belong to neither
         torch.compile(nn.Conv2d(3, 4, 3), dynamic=dynamic)(torch.ones(1, 3, 8, 8))
     spent, graphs = [], []
     for convert in (construct.convert, lambda network: network):

@@ -1,4 +1,4 @@
-"""Single layers against the convolution that they equal: forward, compiled, and with gradients."""
+"""Compare single layers with the convolution that they equal: forward, compiled, and with gradients."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def calls(module: nn.Module, x: Tensor, train: bool) -> list[Call]:
-    """A call for each memory layout: contiguous, and channels last where there is such a format."""
+    """One call per memory layout: contiguous, and channels last where torch has that format."""
     done = []
     for form in (torch.contiguous_format, FORMATS.get(x.dim())):
         if form is None:
@@ -49,14 +49,14 @@ def call(run: Any, module: nn.Module, x: Any, train: bool) -> Call:
 
 
 def work(conv: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int]:
-    """Multiplications of a convolution, and numbers that it reads and writes once."""
+    """The multiplications of a convolution, and how many numbers it must read and write."""
     weight: Any = conv.weight
     places = x[0, 0].numel() if conv.transposed else y[0, 0].numel()  # type: ignore[truthy-function]
     return len(x) * places * weight.numel(), x.numel() + y.numel() + weight.numel()
 
 
 def compared(conv: nn.Module, x: Tensor, floor: Floor, train: bool = False) -> Row:
-    """One layer; the faster layout of each."""
+    """Compare one layer, each in its faster layout."""
     device = floor.device
     conv, x = copy.deepcopy(conv).to(device), x.to(device)
     layer = construct.conv_to_mhsa(conv)
@@ -70,7 +70,7 @@ def compared(conv: nn.Module, x: Tensor, floor: Floor, train: bool = False) -> R
 
 
 def one_factor(layer: construct.MHSA) -> None:
-    """Train what a convolution trains, one kernel: the factor that is the identity stays as it is."""
+    """Train what a convolution trains, one kernel: freeze the factor that is the identity."""
     wide = layer.out_channels > layer.in_channels
     (layer.w_val if wide else layer.w_out).requires_grad_(False)
 
@@ -86,7 +86,7 @@ def named(conv: Any, x: Tensor) -> str:
 
 
 def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool) -> Section:
-    """Every distinct shape once, with how often it occurs."""
+    """Measure every distinct shape once, and count how often it occurs."""
     rows: dict[str, Row] = {}
     for conv, size in layers:
         x = torch.randn(size)
@@ -107,7 +107,7 @@ def single(floor: Floor) -> Section:
 
 
 def resnet50(floor: Floor) -> Section:
-    """All of its convolutions."""
+    """All convolutions of ResNet-50."""
     section = each_once("ResNet-50's convolutions", NETWORKS["ResNet-50"](), floor)
     section.by_time("all layers by time", 1.0)
     section.each(
@@ -118,14 +118,14 @@ def resnet50(floor: Floor) -> Section:
 
 
 def eager(floor: Floor, name: str, target: float) -> Section:
-    """A network's convolutions by time."""
+    """A network's convolutions, compared by total time."""
     section = each_once(f"{name}'s convolutions", NETWORKS[name](), floor)
     section.by_time("all layers by time", target)
     return section
 
 
 class Together(nn.Module):
-    """Layers that have nothing to do with each other, in one graph: what a compiled call costs by itself is paid once."""
+    """Independent layers in one graph, so that the overhead of a compiled call is paid once."""
 
     def __init__(self, layers: Iterable[nn.Module]):
         super().__init__()
@@ -136,7 +136,7 @@ class Together(nn.Module):
 
 
 def compiled(floor: Floor, name: str, target: float) -> Section:
-    """All of a network's convolutions in one compiled graph, against themselves as they are and compiled."""
+    """All of a network's convolutions, converted, in one compiled graph, against the originals, eager and compiled."""
     convs, sizes = zip(*NETWORKS[name](), strict=True)
     inputs = [torch.randn(size, device=floor.device) for size in sizes]
     theirs = Together(convs).to(floor.device).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Whole networks: as they are, and converted."""
+"""Whole networks: original and converted."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from benchmarks.timing import Floor, interleaved
 
 
 def compared(name: str, net: nn.Module, x: Tensor, device: torch.device) -> tuple[Row, float]:
-    """The whole forward in the faster layout of each; and how far the two are apart, relative to the greatest output."""
+    """Compare the whole forward, each in its faster layout; and the difference of outputs relative to the greatest."""
     net, x = net.to(device).eval(), x.to(device)
     converted = construct.convert(net)
     theirs, ours = (calls(network, x, train=False) for network in (net, converted))

@@ -1,10 +1,10 @@
-"""The two published attention layers that are said to express convolutions, written from their equations, for audits.
+"""Two published attention layers that are said to express convolutions, written from their equations, for audits.
 
 - :class:`GaussianAttention`: the paper's own code (Cordonnier, Loukas, Jaggi 2020), with its Gaussian-blur shortcut.
 - :class:`GatedAttention`: gated positional self-attention (ConViT, d'Ascoli et al. 2021).
 
-Both take images and attend over their pixels, unpadded.  Each can be given the weights of a convolution by hand.  What the
-originals do at borders, with too few heads or channels, and by default is kept as it is: an audit is to find it.
+Both take images and attend over their pixels, unpadded.  Each can be given the weights of a convolution by hand.  The originals'
+behaviour at borders, with too few heads or channels, and by default is unchanged: audits should detect it.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ class GaussianAttention(nn.Module):
         in_channels: C.
         out_channels: D.
         heads: N_h.
-        blur: whether to take the code's shortcut: one 7 × 7 depthwise filter a head instead of attention, divided by what it
-            makes of an image of ones.
+        blur: whether to use the code's shortcut: one 7 × 7 depthwise filter per head instead of attention, divided by its
+            output on an image of ones.
 
     Attributes:
         centres: Δ, (heads, 2).
@@ -63,10 +63,10 @@ class GaussianAttention(nn.Module):
     @classmethod
     @torch.no_grad()
     def of_convolution(cls, conv: Any, alpha: float, blur: bool = False) -> "GaussianAttention":
-        """With the taps of a convolution: M_h = √(2α)·1, Δ_h the tap's shift.
+        """Build a layer with the taps of a convolution: M_h = √(2α)·1, Δ_h the tap's shift.
 
         Raises:
-            ValueError: the layer has no place for such a convolution.
+            ValueError: the layer cannot hold such a convolution.
         """
         taps, shifts = _taps(conv)
         layer = cls(conv.in_channels, conv.out_channels, len(taps), blur).to(taps.dtype)
@@ -77,7 +77,7 @@ class GaussianAttention(nn.Module):
         return layer
 
     def attention_probabilities(self, x: Tensor) -> Tensor | None:
-        """P for an input (B, C, rows, columns): (1, heads, T, T); None with the shortcut, which has none to show."""
+        """P for an input (B, C, rows, columns): (1, heads, T, T); None with the shortcut, which computes none."""
         return None if self.blur else self._attention(x)
 
     def _attention(self, x: Tensor) -> Tensor:
@@ -98,8 +98,8 @@ class GaussianAttention(nn.Module):
     def _blurred(self, x: Tensor) -> Tensor:
         """The shortcut as published.
 
-        The filter's first axis runs along the columns, and filters lie head after head though a grouped convolution reads
-        them channel after channel.
+        The filter's first axis runs along the columns, and filters are stored head by head, although a grouped convolution
+        reads them channel by channel.
         """
         channels, side = x.shape[1], torch.arange(-3, 4).to(x)
         first, second = torch.meshgrid(side, side, indexing="ij")
@@ -121,11 +121,11 @@ class GatedAttention(nn.Module):
     Args:
         dim: the width of the tokens; each head has dim / heads of it.
         heads: N_h.
-        in_channels: C; the input is filled up with zeros to ``dim``.
-        out_channels: D; of the output, the first so many channels are kept.
+        in_channels: C; the input is padded with zeros to ``dim``.
+        out_channels: D; the first D channels of the output are kept.
 
     Raises:
-        ValueError: the heads do not divide ``dim``, or it is too narrow for the channels.
+        ValueError: the heads do not divide ``dim``, or ``dim`` is too small for the channels.
     """
 
     def __init__(self, dim: int, heads: int, in_channels: int | None = None, out_channels: int | None = None):
@@ -145,7 +145,7 @@ class GatedAttention(nn.Module):
     def local(self, strength: float = 1.0) -> None:
         """The published initialisation: ⌊√heads⌋² heads around the centre of a square of that side, v the identity."""
         self.v.weight.copy_(torch.eye(self.dim))
-        side = isqrt(self.heads)  # as published: heads beyond the square stay as they were drawn
+        side = isqrt(self.heads)  # as published: heads beyond the square keep their random values
         middle = (side - 1) / 2 if side % 2 == 0 else side // 2
         for row, column in product(range(side), repeat=2):
             self._aim(row + side * column, (row - middle, column - middle), strength)
@@ -158,16 +158,16 @@ class GatedAttention(nn.Module):
     @classmethod
     @torch.no_grad()
     def of_convolution(cls, conv: Any, strength: float, gate: float, dim: int | None = None) -> "GatedAttention":
-        """With the taps of a convolution, a head each: W_out^h W_val^h is the tap, or what a rank of dim / heads leaves of it.
+        """Build a layer with one head per tap of a convolution: W_out^h W_val^h is the tap, truncated to rank dim / heads.
 
         Args:
             conv: a torch convolution.
             strength: the locality strength, α.
             gate: λ of every head; 1 is the default of the published layer.
-            dim: by default heads·C, so wide that every head holds all channels.
+            dim: by default heads·C, so that every head holds all channels.
 
         Raises:
-            ValueError: the layer has no place for such a convolution.
+            ValueError: the layer cannot hold such a convolution.
         """
         taps, shifts = _taps(conv)
         heads = len(taps)

@@ -19,10 +19,10 @@ class Row:
 
     Attributes:
         name: what was computed.
-        theirs, ours: seconds of a call, medians.
-        quartiles: first and third, of the ratio round by round.
-        floor: seconds that neither could be faster than; None where it was not worked out.
-        count: how often it occurs in the network that it is of.
+        theirs, ours: median seconds of a call.
+        quartiles: first and third quartile of the ratio, round by round.
+        floor: a lower bound on the seconds of both; None where it was not computed.
+        count: how often it occurs in its network.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Row:
 
     @classmethod
     def of(cls, name: str, theirs: Sequence[Times], ours: Sequence[Times], **more: Any) -> "Row":
-        """The faster of their ways against the faster of ours."""
+        """Compare the fastest of their calls with the fastest of ours."""
         a, b = min(theirs, key=lambda t: t.median), min(ours, key=lambda t: t.median)
         ratios = [y / x for x, y in zip(a.rounds, b.rounds, strict=True)]
         return cls(name, a.median, b.median, quartiles(ratios), **more)
@@ -49,10 +49,10 @@ class Section:
     """What one section measured.
 
     Attributes:
-        title: of the section.
-        rows: comparisons.
+        title: the section's title.
+        rows: its comparisons.
         notes: sentences with other figures.
-        figures: name → (measured, target: at most, or at least where the name says so).
+        figures: name → (measured, target: an upper limit, or a lower one where the name says so).
     """
 
     title: str
@@ -61,25 +61,25 @@ class Section:
     figures: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
     def judge(self, name: str, value: float, target: float | None) -> None:
-        """Note a figure that has a target."""
+        """Record a figure and its target."""
         self.figures[name] = value, target
 
     def by_time(self, name: str, target: float | None) -> None:
-        """The ratio of all the time that the layers of a network take."""
+        """Record the ratio of the total times of a network's layers."""
         total = sum(row.ours * row.count for row in self.rows) / sum(row.theirs * row.count for row in self.rows)
         self.judge(name, total, target)
 
     def each(self, name: str, target: float, rows: Iterable[Row] | None = None) -> None:
-        """The worst ratio, against a target for each."""
+        """Record the worst ratio, with a target for each."""
         self.judge(name, max(row.ratio for row in (self.rows if rows is None else rows)), target)
 
     def mean(self, name: str, target: float | None) -> None:
-        """The geometric mean of the ratios."""
+        """Record the geometric mean of the ratios."""
         self.judge(name, math.prod(row.ratio for row in self.rows) ** (1 / len(self.rows)), target)
 
 
 def verdict(name: str, value: float, target: float | None) -> str:
-    """A figure beside its target."""
+    """A figure with its target."""
     if target is None:
         return f"{name}: {value:.3g}"
     met = value >= target if "at least" in name else value <= target
@@ -102,7 +102,7 @@ def show(section: Section) -> None:
 
 
 def machine(device: torch.device) -> str:
-    """Where it was measured."""
+    """The machine of the measurements."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -114,7 +114,7 @@ def machine(device: torch.device) -> str:
 
 
 def write(path: Path, heads: dict[str, Any], sections: Iterable[Section]) -> None:
-    """All sections, as JSON."""
+    """Write all sections as JSON."""
     content = [
         {
             "title": section.title,

@@ -1,4 +1,4 @@
-"""The convolutions of well-known networks at 224 × 224, and some networks as a whole, written with torch.nn."""
+"""The convolutions of well-known networks at 224 × 224, and some whole networks, written with torch.nn."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ Layer = tuple[nn.Module, tuple[int, ...]]
 
 
 def square(conv: nn.Conv2d, side: int) -> Layer:
-    """A convolution of a square image."""
+    """A convolution on a square image."""
     return conv, (1, conv.in_channels, side, side)
 
 
@@ -33,7 +33,7 @@ def mobilenet_v2_layers() -> Iterator[Layer]:
 
 
 def convnext_tiny_layers() -> Iterator[Layer]:
-    """The 22 convolutions of ConvNeXt-T: patches, and depthwise ones of 7 × 7."""
+    """The 22 convolutions of ConvNeXt-T: patch embeddings, and 7 × 7 depthwise ones."""
     yield square(nn.Conv2d(3, 96, 4, stride=4), 224)
     side = 56
     for stage, (width, blocks) in enumerate([(96, 3), (192, 3), (384, 9), (768, 3)]):
@@ -67,12 +67,12 @@ class Bottleneck(nn.Module):
 
 
 def resnet50() -> nn.Module:
-    """The network, with random weights."""
+    """ResNet-50 with random weights."""
     return _resnet(Bottleneck, 4, (3, 4, 6, 3))
 
 
 class Basic(nn.Module):
-    """A residual block of two convolutions of 3 × 3 (× 3), as in ResNet-18 and r3d-18."""
+    """A residual block of two 3 × 3 (× 3) convolutions, as in ResNet-18 and r3d-18."""
 
     def __init__(self, channels: int, width: int, stride: int, dims: int = 2):
         super().__init__()
@@ -101,12 +101,12 @@ def pitch() -> nn.Sequential:
 
 
 def resnet18() -> nn.Module:
-    """The network, with random weights."""
+    """ResNet-18 with random weights."""
     return _resnet(Basic, 1, (2, 2, 2, 2))
 
 
 def _resnet(block: Callable[[int, int, int], nn.Module], wider: int, counts: tuple[int, ...]) -> nn.Module:
-    """A residual network whose blocks of some width have ``wider`` times as many channels out."""
+    """A residual network whose blocks have ``wider`` times as many output channels as their width."""
     parts: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
     ]  # fmt: skip
@@ -124,20 +124,20 @@ def r3d_block() -> nn.Module:
 
 
 def decoder() -> nn.Module:
-    """Four transposed convolutions of 4 × 4 by which an image grows from 14 to 224, the last one with three channels."""
+    """Four 4 × 4 transposed convolutions that enlarge an image from 14 to 224, the last one with three channels."""
     widths = (256, 128, 64, 32, 3)
     layers = [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths)]
     return nn.Sequential(*layers).eval()
 
 
 def conv1d_stack() -> nn.Module:
-    """Ten dilated convolutions of 64 channels, as they read sound."""
+    """Ten dilated convolutions of 64 channels, as used on audio."""
     layers = [layer for n in range(10) for layer in (nn.Conv1d(64, 64, 3, padding=2**n, dilation=2**n), nn.ReLU())]
     return nn.Sequential(*layers).eval()
 
 
 class Unet3d(nn.Module):
-    """A 3-D U-Net of three resolutions, as they segment volumes: 27 heads a layer, transposed layers on the way up."""
+    """A 3-D U-Net of three resolutions, as used to segment volumes: 27 heads per layer, transposed layers on the way up."""
 
     def __init__(self, width: int = 32):
         super().__init__()
@@ -148,7 +148,7 @@ class Unet3d(nn.Module):
         self.last = nn.Conv3d(width, 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, 1, D, H, W) → (B, 2, D, H, W), with sides that 4 divides."""
+        """(B, 1, D, H, W) → (B, 2, D, H, W), with sides divisible by 4."""
         kept = []
         for down in self.down:
             x = down(nn.functional.max_pool3d(x, 2) if kept else x)
@@ -159,12 +159,12 @@ class Unet3d(nn.Module):
 
 
 def unet3d() -> nn.Module:
-    """The network, with random weights."""
+    """The 3-D U-Net with random weights."""
     return Unet3d().eval()
 
 
 def wavenet() -> nn.Module:
-    """The network, with random weights."""
+    """The WaveNet with random weights."""
     return Wavenet().eval()
 
 
@@ -176,7 +176,7 @@ def _two_3d(before: int, width: int) -> nn.Module:
 
 
 class Wavenet(nn.Module):
-    """Gated dilated convolutions of two taps over sound, three times ten of them, as in WaveNet."""
+    """Gated dilated convolutions of two taps over audio, three stacks of ten, as in WaveNet."""
 
     def __init__(self, channels: int = 64):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Times of calls that take turns in one process, so that a machine that slows down slows all of them."""
+"""Times calls that take turns in one process, so that a slowdown of the machine affects all of them."""
 
 import statistics
 import time
@@ -12,12 +12,12 @@ from construct.execution.kernels import gemm
 Call = Callable[[], object]
 ROUNDS = 9
 AT_LEAST = 2e-3
-"""Seconds that a measurement takes: shorter calls are repeated."""
+"""The least seconds of a measurement: shorter calls are repeated."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one call, a number a round."""
+    """Seconds of one call, one number per round."""
 
     rounds: tuple[float, ...]
 
@@ -27,20 +27,20 @@ class Times:
 
 
 def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
-    """The first and the third."""
+    """The first and the third quartile."""
     first, _, third = statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else (*numbers,) * 3
     return first, third
 
 
 def clock_of(device: torch.device) -> tuple[Callable[[], float], str]:
-    """Processor time where one thread does the work, else time as it passes; and what that is called."""
+    """Processor time if one thread does the work, else wall-clock time; and its name."""
     if device.type == "cpu" and torch.get_num_threads() == 1:
         return time.process_time, "processor time"
     return time.perf_counter, "wall-clock time"
 
 
 def interleaved(device: torch.device, *calls: Call, rounds: int = ROUNDS) -> list[Times]:
-    """Every call once a round, in turn; two rounds to warm up are not counted."""
+    """Run every call once per round, in turn; two warm-up rounds are not counted."""
     clock, _ = clock_of(device)
     measured: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds + 2):
@@ -56,16 +56,16 @@ def interleaved(device: torch.device, *calls: Call, rounds: int = ROUNDS) -> lis
 
 
 def wait(device: torch.device) -> None:
-    """Until the device is done."""
+    """Wait until the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 class Floor:
-    """What a call cannot be faster than here: its arithmetic at the rate of a large product, its memory traffic at that of a copy.
+    """A lower bound on a call's time: its arithmetic at the rate of a large product, its memory traffic at that of a copy.
 
-    Both are measured when first asked for, in this very process: the product by the quicker one of two libraries, and a copy of
-    just as many bytes, since caches are faster.
+    Both are measured in this process: the product first, by the faster of two libraries, and on demand a copy of just as many
+    bytes, since caches are faster.
     """
 
     def __init__(self, device: torch.device):
@@ -77,7 +77,7 @@ class Floor:
         self.copies: dict[int, float] = {}
 
     def __call__(self, multiplications: int, numbers: int) -> float:
-        """Seconds of so many multiplications and additions of float32 numbers, so many of which are read or written once."""
+        """The least seconds for this many float32 multiplications and additions, with this many numbers read or written."""
         size = 1 << max(10, (numbers // 2 - 1).bit_length())
         if size not in self.copies:
             source, target = (torch.zeros(size, device=self.device) for _ in range(2))

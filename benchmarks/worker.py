@@ -1,7 +1,7 @@
-"""A process that times the layers of a network with the ``construct`` that it imports, when it is asked to.
+"""A process that times, on request, the layers of a network with the ``construct`` that it imports.
 
-Run by :mod:`benchmarks.compare` and :mod:`benchmarks.ablation`, as a file and not as a module: then ``construct`` comes from the
-tree on PYTHONPATH, whichever that is, and the layers and the clock from beside this file.  One JSON object a line, each way.
+:mod:`benchmarks.compare` and :mod:`benchmarks.ablation` run it as a file and not as a module: then ``construct`` comes from the
+tree on PYTHONPATH, and the layers and the clock from this file's folder.  Each way, it exchanges one JSON object per line.
 """
 
 import contextlib
@@ -14,22 +14,22 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from shapes import NETWORKS  # beside this file
+from shapes import NETWORKS  # from this file's folder
 from torch import Tensor, nn
 
 import construct
 
 AT_LEAST = 2e-3
-"""Seconds that a measurement takes: shorter calls are repeated."""
+"""The least seconds of a measurement: shorter calls are repeated."""
 FORMS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def calls_of(conv: nn.Module, size: tuple[int, ...]) -> dict[str, Callable[[], object]]:
-    """By name, a call for each memory layout, forward alone and with gradients, as a convolution is trained."""
+    """By name, a call for each memory layout, forward alone and with gradients, as in training a convolution."""
     torch.manual_seed(0)
     network = construct.convert(conv) if isinstance(conv, nn.Sequential) else construct.conv_to_mhsa(conv)
     for layer in network.modules():
-        if isinstance(layer, construct.MHSA):  # one kernel is trained, and not the identity beside it
+        if isinstance(layer, construct.MHSA):  # one kernel is trained, not the identity
             (layer.w_val if layer.out_channels > layer.in_channels else layer.w_out).requires_grad_(False)
     x, calls = torch.randn(size), {}
     for name, form in (("first", torch.contiguous_format), ("last", FORMS.get(x.dim()))):
@@ -41,7 +41,7 @@ def calls_of(conv: nn.Module, size: tuple[int, ...]) -> dict[str, Callable[[], o
 
 
 def forward(network: nn.Module, x: Tensor) -> Callable[[], object]:
-    """Without gradients."""
+    """A forward without gradients."""
 
     def call() -> object:
         with torch.no_grad():
@@ -63,11 +63,11 @@ def both(network: nn.Module, x: Tensor) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def without(what: str) -> Iterator[None]:
-    """Everything but one kernel, or but the call cache, which is named "cache"; "" for nothing."""
+    """Disable one kernel within the block, or the call cache, which is named "cache"; "" disables nothing."""
     if not what:
         yield
         return
-    from construct import attention  # an older tree has no kernels to switch off
+    from construct import attention  # an older tree has no kernels to disable
     from construct.execution import kernels
 
     if what == "cache":
@@ -87,7 +87,7 @@ def without(what: str) -> Iterator[None]:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds of one call: processor time where one thread does the work."""
+    """Seconds of one call: processor time if one thread does the work."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     repeat, spent = 1, 0.0
     while True:

@@ -1,14 +1,14 @@
-"""Networks of packages that people use, as the packages make them: what is converted, what is refused, how far off, how fast.
+"""Networks from popular packages, as these build them: what is converted, what is refused, how accurate, how fast.
 
     python -m benchmarks.zoo [NAME ...] [--certify] [--markdown]
 
 A network whose package is not installed is skipped by name.  All weights are random and seeded; nothing is downloaded.  Each row
 says how many convolutions were converted and how many were left, with the reason; whether the network makes the same calls; the
-distance of the converted network from a float64 run of the original, beside the original's own, relative to the largest number
-of the output tensor where it is nearest to its limit; the verdicts on its layers; and the time of a forward, as a ratio to the
+distance of the converted network from a float64 run of the original, next to the original's own, relative to the largest number
+of the output tensor that is nearest to its limit; the verdicts on its layers; and the time of a forward, as a ratio to the
 original's, one thread.
 
-Exit code 1 where a layer is REFUTED, the converted network does not run, a call differs, or the distance is over its limit
+The exit code is 1 if a layer is REFUTED, the converted network does not run, a call differs, or the distance exceeds its limit
 (verify/samples/accuracy.py).
 """
 
@@ -47,7 +47,7 @@ Made = tuple[nn.Module, Any]
 
 
 def padded_before(conv: Any) -> nn.Module:
-    """A rule for a class whose forward pads by a layer of its own, of fixed size, and convolves then."""
+    """A rule for a class whose forward pads with its own layer, of fixed size, and then convolves."""
     options = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups")}
     plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, bias=conv.bias is not None, **options)
     plain.load_state_dict(conv.state_dict(), strict=False)
@@ -67,16 +67,16 @@ class Result:
     """One row.
 
     Attributes:
-        name: of the network.
+        name: the network's name.
         skipped: why it was not tried; empty if it was.
         converted: how many convolutions became attention.
-        left: of each other its path and the reason.
+        left: the path of each other convolution, and the reason.
         verdicts: on the layers, by name: CHECKED on the network's activations, or those of certificates.
         calls: the first call that differs, or why the converted network does not run; empty if it makes the same.
         error: distance of the converted network from float64, relative to the tensor's largest; None without a float64 run.
-        own: the same of the original.
+        own: the same for the original.
         numbers: the verdict on these distances.
-        ratio: time of a forward, to that of the original; None if they were not compared.
+        ratio: the time of a forward relative to the original's; None if they were not compared.
     """
 
     name: str
@@ -92,12 +92,12 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether no call differs and nothing is REFUTED."""
         return not (self.calls or self.numbers == "REFUTED" or "REFUTED" in self.verdicts)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As the columns of ``HEAD``."""
+        """The cells for the columns of ``HEAD``."""
         verdicts = ", ".join(f"{count} {name}" for name, count in sorted(self.verdicts.items()))
         if self.skipped:
             return self.name, f"skipped: {self.skipped}", *[""] * 5
@@ -116,11 +116,11 @@ class Result:
 # ---- the networks ------------------------------------------------------------------------------------------------------------
 
 ZOO: dict[str, tuple[str, Callable[[], Made]]] = {}
-"""By name: the package, and a function that makes network and input."""
+"""Name → its package, and a function that makes network and input."""
 
 
 def entry(name: str, package: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
-    """Enter a network into the table."""
+    """Add a network to ``ZOO``."""
 
     def enter(make: Callable[[], Made]) -> Callable[[], Made]:
         assert name not in ZOO, name
@@ -131,7 +131,7 @@ def entry(name: str, package: str) -> Callable[[Callable[[], Made]], Callable[[]
 
 
 def made_by(module: str, name: str, *args: Any, **options: Any) -> Any:
-    """What a class or function of a package returns; the package is imported only now."""
+    """Call a class or function of a package, which is imported only now."""
     return attrgetter(name)(importlib.import_module(module))(*args, **options)
 
 
@@ -244,7 +244,7 @@ _diffusers("UNet1DModel", lambda: (noise(1, 14, 32), 5), block_out_channels=(16,
 
 
 def _one(name: str, package: str, module: str, cls: str, *shape: int, **options: Any) -> None:
-    """A network that one call makes."""
+    """Add a network that one call makes."""
 
     @entry(f"{package.replace('_', '-')} {name}", package)
     def _() -> Made:
@@ -285,7 +285,7 @@ def _yolo() -> Made:
 
 
 def lively(net: nn.Module) -> nn.Module:
-    """The network in eval mode, with running statistics other than 0 and 1, and nothing else that is constant.
+    """Put a network into eval mode, with running statistics other than 0 and 1, and without other constant parameters.
 
     Scales that start at 0 or 1e-6 would hide a branch, with all its convolutions, from the output.
     """
@@ -313,11 +313,11 @@ def row(name: str, certify: bool = False) -> Result:
             torch.manual_seed(0)
             net, x = make()
             lively(net)
-    except Exception as error:  # whatever its package raises, with other versions of what it needs
+    except Exception as error:  # its package may raise anything with other versions of its dependencies
         return Result(name, f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     kinds = {type(module) for _, module in every_module(net)}
     rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
-    substitutes, _ = layers_from_rules(net, rules, None)  # samples hold each rule against its module
+    substitutes, _ = layers_from_rules(net, rules, None)  # samples test each rule against its module
     net = substitute(net, substitutes)
     convs = survey(net)
     result = Result(name, converted=len(convs.convertible), left=[str(refusal) for refusal in convs.refused])
@@ -326,7 +326,7 @@ def row(name: str, certify: bool = False) -> Result:
     try:
         with torch.no_grad():
             call_with(substitute(net, {}), x)
-    except Exception as error:  # as above; the converted network is another matter
+    except Exception as error:  # as above; failures of the converted network count
         return Result(name, f"it does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
     converted = construct.convert(net, strict=False)
     theirs: dict[str, Any] = dict(every_module(converted))

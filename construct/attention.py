@@ -5,10 +5,10 @@ Per head, for a query token q and a key token k at δ = k − q,
     A_{q,k} = X_q W_qry W_keyᵀ X_kᵀ  +  X_q W_qry Ŵ_key r_δ  +  uᵀ W_keyᵀ X_kᵀ  +  vᵀ Ŵ_key r_δ          (Eq. 6)
     P = softmax of A over the keys,      MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h                      (Eq. 3)
 
-Writing W_qry W_keyᵀ for the product of the two (D_in, D_k) matrices, and Ŵ_key r_δ ∈ R^{D_k}.
+W_qry and W_key are (D_in, D_k) matrices, and Ŵ_key r_δ ∈ R^{D_k}.
 
-Where a head looks is in ``v`` and ``w_key_pos`` and nowhere else.  The geometry defines the padded token grid and which
-tokens are queries; it never says where a head looks.
+Only ``v`` and ``w_key_pos`` say where a head looks.  The geometry defines the padded token grid and which tokens are
+queries; it never says where a head looks.
 
 Arithmetic: positions and scores in float64; values and products in the layer's type, but never below float32; the
 output is rounded once to the layer's type.
@@ -59,24 +59,24 @@ class MHSA(nn.Module):
     Symbols: D_in, D_out ``in_channels``, ``out_channels``; N_h ``heads``; D_h ``head_dim``; D_k ``key_dim``; D_p ``pos_dim``;
     the eight tensors are those of :class:`~construct.weights.MHSAWeights`, all in the state dict.
 
-    ``w_val``, ``w_out`` and ``b_out`` are what a convolution trains.  The attention's own parameters (``w_qry``, ``w_key``,
+    ``w_val``, ``w_out`` and ``b_out`` hold what a convolution trains.  The attention's own parameters (``w_qry``, ``w_key``,
     ``w_key_pos``, ``u``, ``v``) start frozen: at full sharpness their gradients are exactly zero, and weight decay would
-    soften the heads.  ``layer.w_qry.requires_grad_()`` switches content on.
+    soften the heads.  ``layer.w_qry.requires_grad_()`` enables content attention.
 
     Args:
         geometry: defines the padded token grid and the queries.
         weights: every parameter.
-        radix: None for the quadratic encoding (D_p = d + 1); or the mixed radix of the parabola (D_p = 2), one weight an axis.
-        execution: a key of ``EXECUTIONS``; changed at any time through the attribute of that name.
-        encoding: what r_δ is, in place of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative one become
-            the layer's parameters ``offsets_1``, …, ``offsets_d``.
+        radix: None for the quadratic encoding (D_p = d + 1); or the parabola's mixed radix (D_p = 2), one weight per axis.
+        execution: a key of ``EXECUTIONS``; assign to the attribute of that name to change it.
+        encoding: the encoding r_δ, instead of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative
+            encoding become the layer's parameters ``offsets_1``, …, ``offsets_d``.
 
     Raises:
-        ValueError: weights, encoding and geometry do not fit together, or there is no such execution.
+        ValueError: weights, encoding and geometry do not fit together, or the execution is unknown.
     """
 
     _encoding: str | None = None
-    """Set where the encoding is none of the theorem's, so that files of all other layers are as they always were."""
+    """The encoding's name, or None if it is one of the theorem's: files of those layers do not record it."""
 
     w_qry: Tensor
     w_key: Tensor
@@ -145,7 +145,7 @@ class MHSA(nn.Module):
 
     @execution.setter
     def execution(self, name: str) -> None:
-        execution_named(name)  # which refuses a name that is none
+        execution_named(name)  # raises for an unknown name
         self._execution = name
 
     @property
@@ -155,10 +155,10 @@ class MHSA(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The kernel that the heads carry, in torch's layout, put together from where each head really looks.
+        """The kernel in torch's layout, assembled from the heads' matrices and the shifts that they actually attend.
 
         Raises:
-            ValueError: some head looks at no position of this kernel, so that there is no such kernel.
+            ValueError: a head looks at no position of this kernel, so no such kernel exists.
         """
         g = self.geometry
         kernel = self.w_val.new_zeros(g.taps, g.groups, g.in_channels // g.groups, g.out_channels // g.groups)
@@ -176,14 +176,14 @@ class MHSA(nn.Module):
 
     @property
     def encoding(self) -> Encoding:
-        """What r_δ is; of a learned relative one, with the tables as they are now."""
+        """The encoding r_δ; a learned relative one has the current tables."""
         if self._encoding is None:
             return Quadratic() if self.radix is None else Parabola(self.radix)
         return encoding_of(self._encoding, self.geometry.dims, partial(getattr, self))
 
     @property
     def offsets(self) -> tuple[str, ...]:
-        """The names of the tables of a learned relative encoding, an axis each; of another encoding, none."""
+        """The parameter names of a learned relative encoding's tables, one per axis; empty for other encodings."""
         relative = self._encoding == Relative.name
         return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1)) if relative else ()
 
@@ -191,7 +191,7 @@ class MHSA(nn.Module):
         """Sharpness and shift of every head, read back from c = Ŵ_keyᵀ v: α (heads,) and τ (heads, d), float64.
 
         Raises:
-            ValueError: a learned relative embedding has none.
+            ValueError: the encoding is a learned relative one, which has no centres.
         """
         return self.encoding.centres(self.position_vector().detach())
 
@@ -206,7 +206,7 @@ class MHSA(nn.Module):
         return nonzero(self.u) and nonzero(self.w_key)
 
     def attention_probabilities(self, x: Tensor) -> Tensor:
-        """The attention P of every head, over all tokens of the padded grid: what ``dense`` uses, for people to look at.
+        """The attention P of every head over all tokens of the padded grid, as in ``dense``; for inspection.
 
         Args:
             x: an input of the layer, (B, D_in, *size) or (D_in, *size).
@@ -219,13 +219,13 @@ class MHSA(nn.Module):
         return torch.softmax(Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1)
 
     def explain(self, shape: Sequence[int]) -> str:
-        """What each execution would take for an input of shape (B, D_in, *n), before anything runs; last, what ``auto`` does.
+        """Estimate what each execution costs for an input of shape (B, D_in, *n), without running any; ``auto`` comes last.
 
         Returns:
-            A line for each execution: multiplications, bytes beyond the input, and what it is; for ``auto``, what it picks.
+            One line per execution: multiplications, memory beyond the input, and a description; for ``auto``, what it picks.
 
         Raises:
-            ValueError: the shape is no shape of an input of this layer.
+            ValueError: no input of this layer has this shape.
         """
         grid = self._grid_of(shape)
         rows = []
@@ -242,10 +242,10 @@ class MHSA(nn.Module):
         return "\n".join(rows)
 
     def multiplications(self, shape: Sequence[int], execution: str) -> int:
-        """About how many multiplications an execution takes for an input of this shape, (B, D_in, *n).
+        """The approximate number of multiplications of an execution for an input of shape (B, D_in, *n).
 
         Raises:
-            ValueError: there is no such execution, or the shape is no shape of an input of this layer.
+            ValueError: the execution is unknown, or no input of this layer has this shape.
         """
         return execution_named(execution).cost(self, shape[0], self._grid_of(shape))
 
@@ -257,20 +257,20 @@ class MHSA(nn.Module):
     # ---- the call ----------------------------------------------------------------------------------------------------
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Apply the layer, as the convolution that it replaces is applied.
+        """Apply the layer; it is called like the convolution that it replaces.
 
         Args:
             input: (B, D_in, *size), or (D_in, *size) unbatched, in the layer's dtype; any spatial size that fits.
-            output_size: only for a transposed layer: the wanted spatial size, as torch takes it.
+            output_size: only for a transposed layer: the desired spatial size, as in torch.
 
         Returns:
             (B, D_out, *output) or (D_out, *output).
 
         Raises:
             RuntimeError: rank, channels, dtype or size do not fit, where torch's convolution raises too.
-            TypeError: the input is no tensor, or ``output_size`` is given to a layer that is not transposed.
+            TypeError: the input is not a tensor, or ``output_size`` is given to a layer that is not transposed.
             ValueError: ``output_size`` cannot be reached.
-            NotEnoughMemory: the chosen execution would need more memory than there is.
+            NotEnoughMemory: the chosen execution needs more memory than is free.
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
@@ -282,41 +282,54 @@ class MHSA(nn.Module):
             with torch.autocast(input.device.type, enabled=False):
                 return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
         if torch.compiler.is_dynamo_compiling() or input.is_neg():
-            input = input.resolve_neg()  # float32.copy_ of a float16 tensor would drop a sign that torch keeps apart
+            input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
         with eagerly() if recorded and jit_traced() else nullcontext():
             batched = self._is_batched(input)
             size = tuple(input.shape[-self.geometry.dims :])
         x, geometry = input if batched else input[None], self.geometry
         if output_size is not None:
-            leading = 2 if batched else 1  # torch takes the spatial size, or the whole shape
+            leading = 2 if batched else 1  # torch accepts the spatial size or the whole shape
             spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
             geometry = geometry.reaching(spatial, size)
         y = run_traced(self, x, geometry) if recorded else None
         if y is None and (faked() or abstract(x, self.w_val)):
             y = run_abstract(self, x, geometry)
         if y is None:
-            output = output_size_of(geometry, size)
-            # Before the grid is numbered and kernels are planned, which takes long where it is vast.
-            needed = len(x) * self.out_channels * prod(output) * x.element_size()
-            require(needed, x.device, f"an output of size {output}")
-            y = run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
-        # Of members of a mapped call, torch knows no channels last.
-        y = y.contiguous(memory_format=torch.contiguous_format if is_batched(y) else memory_format(x))
+            evaluate: Any = self._evaluate
+            if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
+                evaluate = torch.compiler.disable(
+                    evaluate, reason="MHSA: only layers whose heads are sharp are compiled"
+                )
+            y = evaluate(run, x, geometry, size)
+        # Under vmap, torch has no channels-last format for a single member, and a compiler does not say whether it maps.
+        form = torch.contiguous_format if is_batched(y) else memory_format(x)
+        if torch.compiler.is_compiling() and form != torch.contiguous_format:
+            y = y.movedim(1, -1).contiguous().movedim(-1, 1)
+        else:
+            y = y.contiguous(memory_format=form)
         return y if batched else y[0]
+
+    def _evaluate(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
+        """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), in the layer's type."""
+        output = output_size_of(geometry, size)
+        # Check first: numbering a huge grid and planning its kernels takes long.
+        needed = len(x) * self.out_channels * prod(output) * x.element_size()
+        require(needed, x.device, f"an output of size {output}")
+        return run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
 
     def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str] | None:
         """Where the heads look now, and which factor is their whole matrix; None if they cannot be frozen.
 
-        ``torch.compile`` calls this while it traces, and takes the answer for a constant.
+        ``torch.compile`` calls this while it traces, and treats the result as a constant.
         """
         return frozen_now(self)
 
-    # What torch.compiler.assume_constant_result does; to call that here would load the whole compiler with this project.  A method,
-    # since torch 2.11 takes no layer as the argument of a constant function.
+    # What torch.compiler.assume_constant_result does; calling that here would import the whole compiler.  It is a method
+    # because torch 2.11 accepts no module as an argument of a constant function.
     frozen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _is_batched(self, x: Tensor) -> bool:
-        """Whether an input has a batch axis, after it was checked as torch's convolution does."""
+        """Check an input as torch's convolution does, and say whether it has a batch axis."""
         dims = self.geometry.dims
         if x.dim() not in (dims + 1, dims + 2):
             raise RuntimeError(
@@ -332,14 +345,14 @@ class MHSA(nn.Module):
         return x.dim() == dims + 2
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MHSA":
-        """Move or cast as any module, but keep positions at float32 or better, and storage contiguous."""
-        # By any part of the name, for a parametrized v is worked out from parametrizations.v.original0 and others.
+        """Move or cast like any module, but keep positions in float32 or better, and storage contiguous."""
+        # Match any part of the name: a parametrized v is computed from parametrizations.v.original0 and others.
         names = {*POSITIONAL, *self.offsets}
         kept = [part for name, part in self.named_parameters() if names.intersection(name.split("."))]
         positional = {id(t) for part in kept for t in (part, part.grad)}
 
         def careful(tensor: Tensor) -> Tensor:
-            # Matrices of heads are no images: flat, for the memory formats that torch asks of all tensors of 4 or 5 axes.
+            # Flatten: torch applies memory formats to every 4-D or 5-D tensor, but the heads' matrices are not images.
             plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dim() == 4 and tensor.is_contiguous()
             flat = tensor.flatten() if plain else tensor
             out = fn(flat)
@@ -353,14 +366,14 @@ class MHSA(nn.Module):
         return super()._apply(careful, recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """As any module, and the geometry goes into the metadata of the state dict: tensors alone do not say it."""
+        """Save like any module, and store the geometry, which the tensors do not determine, in the state dict's metadata."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", None)  # none in a dict that the caller brought
+        metadata = getattr(destination, "_metadata", None)  # absent from a dict that the caller passed
         if metadata is not None:
             metadata.setdefault(prefix[:-1], {})[GEOMETRY] = record_of(self.geometry, self.encoding)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
-        """As any module, if the state dict is of a layer with this geometry, or says nothing of it."""
+        """Load like any module; if the state dict records another geometry, report an error instead."""
         stated, own = local_metadata.get(GEOMETRY), record_of(self.geometry, self.encoding)
         if stated is None or stated == own:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
@@ -372,7 +385,7 @@ class MHSA(nn.Module):
         error_messages.append(f"{prefix[:-1] or 'the layer'}: it was saved from attention with {differences}")
 
     def extra_repr(self) -> str:
-        """The geometry in torch's words, and the size of the attention."""
+        """The geometry as torch prints it, and the heads, head size and execution."""
         g = self.geometry
         parts: list[Any] = [f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"]
         zeros, ones = (0,) * g.dims, (1,) * g.dims

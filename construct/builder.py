@@ -38,17 +38,17 @@ def conv_to_mhsa(
 
     Args:
         conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not changed.  A parametrized or
-            pruned weight is taken in eval mode.
+            pruned weight is evaluated in eval mode.
         alpha: the sharpness α; see :mod:`construct.encoding.sharpness`.
         order: ``order[h]`` is the row-major number of the kernel position that head h carries; any permutation.
         execution: the initial execution of the layer.
         encoding: "quadratic" (D_p = d + 1) or "parabola" (D_p = 2 in every dimension).
         head_dim: D_h; see :func:`construct.heads.factor`.
-        heads_per_shift: how many heads attend each shift.  m heads of width D_h carry any tap of rank at most m·D_h; None takes
-            ⌈min(D_in, D_out)/D_h⌉ per group, with which the function is exact for any D_h.
+        heads_per_shift: how many heads attend each shift.  m heads of width D_h carry any tap of rank at most m·D_h; None
+            means ⌈min(D_in, D_out)/D_h⌉ per group, which makes the function exact for any D_h.
 
     Returns:
-        A layer called like ``conv``, with its dtype, device and mode; what is frozen in ``conv`` is frozen in it.
+        A layer called like ``conv``, with its dtype, device and mode; what is frozen in ``conv`` is frozen in the layer.
 
     Raises:
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.

@@ -77,12 +77,12 @@ class NotEnoughMemory(MemoryError):
 
 
 class BadModelFile(ValueError):
-    """A file that is no readable model, or an option that does not fit it; the message is one line.
+    """A file that is not a readable model, or an option that does not fit it; the message is one line.
 
     Args:
         what: what is wrong.
         remedy: what to do in Python; appended in parentheses.
-        option: what to do on the command line, where that differs.
+        option: what to do on the command line, if that differs.
     """
 
     def __init__(self, what: str, remedy: str = "", option: str = ""):
@@ -93,7 +93,7 @@ class BadModelFile(ValueError):
 
 @contextmanager
 def naming(path: object) -> Iterator[None]:
-    """Put the name of a file before every :class:`BadModelFile` that is raised within the block."""
+    """Prefix every :class:`BadModelFile` raised within the block with the name of a file."""
     try:
         yield
     except BadModelFile as error:
@@ -116,7 +116,7 @@ def available_bytes(device: "torch.device") -> int | None:
     except OSError:
         return None
     bounds = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    try:  # a container may allow less than the machine has
+    try:  # a container's limit may be lower than the machine's memory
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit != "max":
             bounds.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
@@ -126,11 +126,11 @@ def available_bytes(device: "torch.device") -> int | None:
 
 
 UNCHECKED_BYTES = 2**26
-"""Smaller allocations (up to 64 MiB) are not checked: asking the system takes longer than a small layer."""
+"""Allocations up to this size (64 MiB) are not checked: querying the system takes longer than a small layer."""
 
 
 def require(needed: int, device: "torch.device", what: str, who: str = "MHSA: ") -> None:
-    """Check that an allocation of so many bytes fits, before it is made; ``who`` and ``what`` begin the message.
+    """Check, before allocating, that ``needed`` bytes are free; ``who`` and ``what`` begin the message.
 
     Raises:
         NotEnoughMemory: fewer than ``needed`` bytes are free; the message has both figures.
@@ -143,7 +143,7 @@ def require(needed: int, device: "torch.device", what: str, who: str = "MHSA: ")
 
 
 def out_of_memory_error(error: BaseException) -> NotEnoughMemory | None:
-    """torch's failed allocation as :class:`NotEnoughMemory`, with its figure; None for any other error."""
+    """Turn torch's out-of-memory error into :class:`NotEnoughMemory`, with its figure; None for any other error."""
     if "DefaultCPUAllocator" not in str(error):
         return None
     size = re.search(r"tried to allocate (\d+) bytes", str(error))

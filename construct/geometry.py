@@ -148,7 +148,7 @@ class ConvGeometry:
 
         Raises:
             TypeError: not transposed, or an entry that is no whole number.
-            ValueError: a wrong number of entries, or a size out of reach.
+            ValueError: a wrong number of entries, or an unreachable size.
         """
         if not self.transposed:
             raise TypeError("MHSA: output_size goes only with a transposed layer")

@@ -1,10 +1,10 @@
 """Lemma 1: the bijection from heads onto kernel positions, and the factors W_val W_out of each position's matrix.
 
-The paper writes f : heads → Δ_K.  Head h attends the key at q + τ_h, and τ runs once through
-{dil·j − a : j a kernel position}, which for an odd undilated kernel is exactly Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d.
+The paper writes f : heads → Δ_K.  Head h attends the key at q + τ_h, and the τ_h are the shifts {dil·j − a : j a kernel
+position}, each once; for an odd undilated kernel this set is exactly Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d.
 
 Head h carries W_val^h W_out^h = its tap's matrix (D_in × D_out).  With groups that matrix is block diagonal; only the blocks
-are stored, along an axis of their own, also for one group.
+are stored, along a separate axis, even for one group.
 
 A tap A of rank r with independent columns A_P factors as A = A_P R.  Elimination over the rationals finds R.  A_P holds stored
 numbers, so the factorisation is exact if R's entries can be stored.  Zero rows and columns (pruned channels) are left out
@@ -103,7 +103,7 @@ def shift_of_number(number: int, radix: Shift) -> Shift:
 
 
 def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
-    """Whether all shifts of the box have different numbers, each exact in float64, that read back as their shifts."""
+    """Whether all shifts of the box have different numbers, exact in float64, from which the shifts can be read back."""
     widest = [max(-least, most, 0) for least, most in box]
     if radix[-1] != 1 or min(radix) < 1 or sum(weight * n for weight, n in zip(radix, widest, strict=True)) > 2**53:
         return False
@@ -148,7 +148,7 @@ def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def kernel_of_taps(taps: Tensor, geometry: ConvGeometry) -> Tensor:
-    """The kernel as torch stores it, of the matrices of its taps: the inverse of :func:`tap_matrices`, contiguous."""
+    """Assemble the kernel, as torch stores it, from its taps' matrices: the inverse of :func:`tap_matrices`; contiguous."""
     blocks = taps.movedim(0, -1).unflatten(-1, geometry.kernel_size)  # (g, in/g, out/g, *K)
     if geometry.transposed:
         return blocks.flip(tuple(range(3, blocks.dim()))).flatten(0, 1).contiguous()
@@ -160,9 +160,9 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
 
     Args:
         taps: (heads, groups, D_in/groups, D_out/groups).
-        head_dim: D_h.  None takes min(D_in, D_out) per group; one factor is then the identity, so this is exact.  "rank" takes
-            the largest rank of a tap, if exact factors can be stored and the taps are small enough for elimination; else it
-            takes min(D_in, D_out) and logs why.  A larger number pads with zeros, which is exact.  A smaller number keeps the
+        head_dim: D_h.  None means min(D_in, D_out) per group; one factor is then the identity, so this is exact.  "rank" means
+            the largest rank of a tap, if exact factors can be stored and the taps are small enough for elimination; else
+            min(D_in, D_out), and the log says why.  A larger number pads with zeros, which is exact.  A smaller number keeps the
             largest singular values of every tap: an approximation, whose error a certificate bounds (``within``).
 
     Returns:
@@ -194,7 +194,7 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
 def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
     """Split every head into ``pieces`` narrower heads at the same shift that sum to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
 
-    The heads of one head stand together: (heads, groups, D_in/groups, pieces·D_h) → (heads·pieces, groups, D_in/groups, D_h).
+    The pieces of a head are adjacent: (heads, groups, D_in/groups, pieces·D_h) → (heads·pieces, groups, D_in/groups, D_h).
     """
     columns = w_val.unflatten(3, (pieces, -1)).movedim(3, 1)  # (heads, pieces, groups, in/g, D_h)
     rows = w_out.unflatten(2, (pieces, -1)).movedim(2, 1)  # (heads, pieces, groups, D_h, out/g)
@@ -202,7 +202,7 @@ def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tens
 
 
 def _truncated(taps: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The nearest matrices of this rank (Eckart and Young), the singular values shared evenly between the factors."""
+    """Factors of the nearest matrices of this rank (Eckart and Young); each gets the square roots of the singular values."""
     u, s, vh = torch.linalg.svd(taps.double(), full_matrices=False)
     root = s[..., :rank].sqrt()
     return (u[..., :rank] * root[..., None, :]).to(taps.dtype), (root[..., None] * vh[..., :rank, :]).to(taps.dtype)
@@ -219,7 +219,7 @@ class NoFactors(ValueError):
 
 
 def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
-    """W_val and W_out as of :func:`factor`, with D_h = the largest exact rank and W_val W_out = tap exactly.
+    """Factor as :func:`factor` does, with D_h = the largest exact rank and W_val W_out = tap exactly.
 
     Raises:
         NoFactors: some tap's factors cannot be stored, or the tap is too large.
@@ -267,7 +267,7 @@ def _surely_full_rank(core: np.ndarray) -> bool:
 
 def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray] | None:
     """(A_P, R) with A = A_P R, R the reduced row echelon form over the rationals; None if an entry of R cannot be stored."""
-    from sympy import QQ  # heavy, and only ``head_dim="rank"`` takes it
+    from sympy import QQ  # heavy, and used only for ``head_dim="rank"``
     from sympy.polys.matrices import DomainMatrix
 
     exact = [[QQ(*x.as_integer_ratio()) for x in row] for row in core.tolist()]

@@ -31,7 +31,7 @@ class Survey:
     """The convolutions of a network.
 
     Attributes:
-        convertible: path → convolution, each module once, under its first path.
+        convertible: path → convolution; each module is listed once, under its first path.
         refused: the convolutions that cannot be converted, with reasons.
     """
 
@@ -84,7 +84,7 @@ def survey(
 def layers_from_rules(
     model: nn.Module, rules: Rules, filter_fn: Filter | None
 ) -> tuple[dict[nn.Module, nn.Module], dict[nn.Module, tuple[Refusal, ...]]]:
-    """The layers that rules give for modules of a network, and the refusals of modules whose rule fails.
+    """Apply the rules to a network: the layers that replace its modules, and the refusals of modules whose rule fails.
 
     Of nested modules with rules, only the outermost is replaced.
     """
@@ -98,7 +98,7 @@ def layers_from_rules(
     methods = [(module, name_of(method)) for _, module, method in every_method(model)]
     layers_of: dict[nn.Module, nn.Module] = {}
     refused: dict[nn.Module, tuple[Refusal, ...]] = {}
-    for path, mark in every_module(model, marks):  # does not descend below the marks, so it meets the outermost only
+    for path, mark in every_module(model, marks):  # does not descend below the marks, so it visits the outermost only
         if mark not in marked:
             continue
         module = marked[mark]
@@ -132,10 +132,10 @@ def substitute(
 ) -> nn.Module:
     """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its value.
 
-    The deepcopy memo maps each convolution to its replacement; so a module used twice, or stored in a plain list, is replaced
+    The deepcopy memo maps each convolution to its replacement, so a module used twice, or stored in a plain list, is replaced
     everywhere and stays one module.  A stored bound method (``self.step = self.conv.forward``) becomes the replacement's;
-    closures over modules are rebuilt over the copies.  A key of ``substitutes`` becomes a copy of its value, with
-    ``replacements`` made in it too.
+    closures over modules are rebuilt over the copies.  A key of ``substitutes`` becomes a copy of its value, in which
+    ``replacements`` apply too.
     """
     memo = deepcopy_memo(model, substitutes) | {id(conv): layer for conv, layer in replacements.items()}
     methods = [(module, method) for _, module, method in every_method(model, substitutes)]
@@ -163,7 +163,7 @@ def substitute(
 
 
 def _fill(copied: Any, function: FunctionType, memo: dict[int, object]) -> None:
-    """Fill the cells and defaults of a copied function: copies of modules, everything else by reference."""
+    """Fill the cells and defaults of a copied function: modules are copied, everything else is kept by reference."""
 
     def counterpart(value: Any) -> Any:
         return copy.deepcopy(value, memo) if holds_modules(value) else value
@@ -211,26 +211,26 @@ def convert(
 
     Args:
         model: any nn.Module, or a bare convolution; it is not changed.  Wrappers of torch.compile and DataParallel are removed.
-        filter_fn: ``filter_fn(module, path)`` says whether to replace this convolution, or module with a rule; by default all
-            are replaced.
+        filter_fn: ``filter_fn(module, path)`` says whether to replace this convolution, or this module with a rule; by default
+            all are replaced.
         rules: class → function.  ``function(module)`` returns torch layers that compute the same as a module of that class; they
             replace it, and their convolutions are converted.  The rule of a module's class applies, or that of its nearest base;
-            modules inside it are left to the rule.  Samples of several sizes, in float64, test every rule on a float64 copy, so
-            the function is called twice.  Padding that depends on the input's size is refused, as no fixed geometry has it.
+            modules inside it are left to the rule.  Every rule is tested on a float64 copy with float64 samples of several
+            sizes, so the function is called twice.  Padding that depends on the input's size is refused: no geometry has it.
         strict: raise for convolutions that cannot be converted; otherwise leave them in place and log a warning to
             ``construct.network``.
         alpha: the sharpness α of every layer.
-        execution: of every layer.
+        execution: the execution of every layer.
 
     Returns:
         A deep copy with the replacements.  Shared modules stay shared; ``requires_grad`` and train or eval mode are kept.
-        Parametrized and pruned weights are folded into those of eval mode; the ``construct.network`` log says so, and names
-        tied weights that are no longer tied.
+        Parametrized and pruned weights are folded into their eval-mode values; the ``construct.network`` log says so, and
+        names tied weights that are no longer tied.
 
     Raises:
         UnsupportedLayer: with ``strict``: convolutions that cannot be converted, or rules that samples refute; ``rows`` lists
             all of them.
-        TypeError: ``model`` is no module, or ``rules`` do not map classes to functions.
+        TypeError: ``model`` is not a module, or ``rules`` do not map classes to functions.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes an nn.Module, not {type(model).__name__} (construct.load reads a file)")
@@ -255,7 +255,7 @@ def convert(
 
 
 def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(path, remark) about the network: removed wrappers, and the mode in which it is compared."""
+    """(path, remark) pairs about the network: removed wrappers, and the mode in which it is compared."""
     remarks = [(path, f"{kind} removed; wrap the converted network again") for path, kind in wrappers]
     random = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
     if any(isinstance(module, random) and module.training for module in model.modules()):

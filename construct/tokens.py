@@ -64,7 +64,7 @@ def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...
     """The spatial size of the output for an input of spatial size ``size``.
 
     Raises:
-        RuntimeError: there is none, as torch's convolution says too.
+        RuntimeError: there is none; torch's convolution raises too.
     """
     if any(n < 1 for n in size):
         raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
@@ -78,7 +78,7 @@ def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...
 
 
 LONG = 2**10
-"""Grids of inputs no longer than this are small, and many are kept: a network has many layers."""
+"""Grids of inputs up to this length are small, so many are cached: a network has many layers."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class TokenGrid:
 
     @classmethod
     def of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
-        """The grid for an input of spatial size ``size``; kept for later calls.
+        """The grid for an input of spatial size ``size``; cached.
 
         Raises:
-            RuntimeError: this size has no output, or the padding mode cannot pad it; as torch's convolution does.
+            RuntimeError: this size has no output, or the padding mode cannot pad it; torch's convolution raises too.
             NotEnoughMemory: even the token numbers along the axes do not fit.
         """
         return (_small if max(size) <= LONG else _large)(geometry, size)
@@ -273,12 +273,12 @@ def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
-    """A plain tensor even under fake mode, ``torch.func`` or inference mode, because grids are cached."""
+    """A plain tensor even under fake mode, ``torch.func`` or inference mode, since grids are cached."""
     with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         return torch.from_numpy(array)
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """A grid's numbers as an array, also while ``torch.func`` wraps what operators make."""
+    """A grid's numbers as an array, even while ``torch.func`` wraps new tensors."""
     with torch._C._DisableFuncTorch():
         return tensor.numpy()

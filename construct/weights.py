@@ -1,4 +1,4 @@
-"""MHSAWeights: the eight tensors of Eq. 3 and 6 with their shapes, and the JSON record of geometry and encoding beside them."""
+"""MHSAWeights: the eight tensors of Eq. 3 and 6 with their shapes; and the JSON record of a layer's geometry and encoding."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -32,7 +32,7 @@ class MHSAWeights:
         v: (heads, D_k).
         w_val: W_val, (heads, groups, D_in/groups, D_h).
         w_out: W_out, (heads, groups, D_h, D_out/groups).
-        b_out: (D_out,); zeros where there is no bias.
+        b_out: (D_out,); zeros without a bias.
 
     Raises:
         ValueError: the shapes do not fit together.
@@ -77,11 +77,11 @@ NAMES = tuple(field.name for field in fields(MHSAWeights))
 # ---- the geometry record ---------------------------------------------------------------------------------------------
 
 GEOMETRY = "geometry"
-"""The metadata key of the record."""
+"""The metadata key under which the record is stored."""
 
 
 def record_of(geometry: ConvGeometry, encoding: Encoding) -> dict[str, Any]:
-    """A layer as JSON data: ``kind``, the fields of its geometry, and its encoding if that is not the quadratic one."""
+    """Describe a layer as JSON data: ``kind``, the fields of its geometry, and its encoding unless it is quadratic."""
     fields = asdict(geometry).items()
     record = {"kind": "MHSA", **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
     if isinstance(encoding, Parabola):
@@ -95,7 +95,7 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeome
     """The geometry and encoding that a record describes; ``tensor`` looks up a tensor of the layer by name.
 
     Raises:
-        ValueError: no record as of :func:`record_of`; a file may hold anything in its place.
+        ValueError: not a record as :func:`record_of` makes it; a file may hold anything instead.
         TypeError: likewise.
     """
     fields: dict[str, Any] = dict(record)
@@ -112,7 +112,7 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeome
 
 
 def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding:
-    """The learned encoding of this name in d dimensions; ``offsets`` looks up a table of a relative one by name.
+    """The learned encoding of this name in d dimensions; ``offsets`` looks up a relative encoding's table by name.
 
     Raises:
         ValueError: no encoding has this name.

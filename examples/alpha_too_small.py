@@ -1,9 +1,9 @@
 # %% [markdown]
 """What happens when α is too small: attention leaks to the neighbours, and a bright pixel shows how much.
 
-Over the reals a head leaks at most $1 − ϑ(α)^{−d}$, with $ϑ(α) = 1 + 2Σ_{n≥1} e^{−αn²}$: never nothing, on any grid.  In floating
-point it is nothing from some α on: the probabilities are computed in float64 and rounded to the type of the values, and
-what is smaller than half of float32's smallest number becomes 0.
+Over the reals a head leaks at most $1 − ϑ(α)^{−d}$, with $ϑ(α) = 1 + 2Σ_{n≥1} e^{−αn²}$: never 0, on any grid.  In floating
+point the leakage is 0 from some α on: the probabilities are computed in float64 and rounded to the type of the values, and
+anything smaller than half of float32's smallest number becomes 0.
 """
 
 # %%
@@ -35,7 +35,7 @@ for alpha in (0.5, 1.0, 4.0, 16.0, 46.0, 103.0, 104.0, 1024.0):
     layer = construct.conv_to_mhsa(conv, alpha=alpha)
     attention = layer.attention_probabilities(image)[0, 4]  # the middle head, (queries, keys), float64
     others = attention.scatter(1, attention.argmax(dim=1, keepdim=True), 0.0)
-    measured[alpha] = float(others.sum(dim=1).max())  # of the query that leaks most
+    measured[alpha] = float(others.sum(dim=1).max())  # for the query that leaks most
     rounded[alpha] = float(others.float().sum(dim=1).max())
     shown[alpha] = float(layer(image)[beside])
     row = f"{alpha:6} {measured[alpha]:13.3g} {bound(alpha):11.3g} {rounded[alpha]:11.3g}"

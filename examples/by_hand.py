@@ -1,7 +1,7 @@
 # %% [markdown]
 """One 3×3 kernel by hand: nine heads, where each looks, the attention of one query, and the sum over the heads.
 
-Nothing of the builder is used.  All numbers are small integers, so the result must equal conv2d bit for bit.
+The builder is not used.  All numbers are small integers, so the result must equal conv2d bit for bit.
 """
 
 # %%
@@ -31,13 +31,13 @@ for tau, row, weight in zip(shifts, v.tolist(), kernel.flatten().tolist(), stric
     print(f"the head with weight {weight:.0f} looks at {tau!s:>8}: v = {row}")
 
 # %% [markdown]
-# Theorem 1: all parameters of the layer.  Content is silent; $W_{val}$ is the head's kernel entry, $W_{out}$ is 1.
+# Theorem 1: all parameters of the layer.  Content terms are 0; $W_{val}$ is the head's kernel entry, $W_{out}$ is 1.
 
 # %%
 weights = MHSAWeights(
     w_qry=torch.zeros(9, 1, 3),  # (heads, D_in, D_k)
     w_key=torch.zeros(9, 1, 3),
-    w_key_pos=torch.eye(3).repeat(9, 1, 1),  # (heads, D_k, D_p): the encoding as it is
+    w_key_pos=torch.eye(3).repeat(9, 1, 1),  # (heads, D_k, D_p): the encoding unchanged
     u=torch.zeros(9, 3),
     v=v,
     w_val=kernel.reshape(9, 1, 1, 1),  # (heads, groups, D_in, D_h)
@@ -47,7 +47,7 @@ weights = MHSAWeights(
 layer = MHSA(ConvGeometry(1, 1, (3, 3), (1, 1), (1, 1), "zeros", (1, 1), 1), weights)
 
 # %% [markdown]
-# The first output asks from the token (1, 1) of the 6×6 padded grid; each head attends one token.
+# The query of the first output is the token (1, 1) of the 6×6 padded grid; each head attends one token.
 
 # %%
 tokens = torch.nn.functional.pad(image, (1, 1, 1, 1)).flatten()

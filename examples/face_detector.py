@@ -4,8 +4,8 @@
     pip install -c constraints.txt ".[demo]" && pip install -c constraints.txt --no-deps facenet-pytorch
     python examples/face_detector.py [--write [PICTURE.png]]
 
-Networks and cascade are written from the paper (Zhang, Zhang, Li and Qiao, *Joint Face Detection and Alignment using Multi-task
-Cascaded Convolutional Networks*, 2016).  The trained weights are files of the package facenet-pytorch, which is never imported; the
+Networks and cascade follow the paper (Zhang, Zhang, Li and Qiao, *Joint Face Detection and Alignment using Multi-task Cascaded
+Convolutional Networks*, 2016).  The trained weights are files of the package facenet-pytorch, which is never imported; the
 photograph, of the astronaut Eileen Collins (NASA, public domain), comes with scikit-image.  Nothing else is downloaded.
 """
 
@@ -32,7 +32,7 @@ from verify.samples.sampling import check_on_activations
 PICTURE = Path("docs/figures/face_detector.png")
 parser = argparse.ArgumentParser(description="Find a face without a convolution.")
 parser.add_argument("--write", type=Path, nargs="?", const=PICTURE, help="write the picture (to %(const)s)")
-write = parser.parse_known_args()[0].write  # a notebook has arguments of its own
+write = parser.parse_known_args()[0].write  # a notebook has its own arguments
 package = find_spec("facenet_pytorch")  # where its files are; this does not import it
 if package is None or package.origin is None or find_spec("skimage") is None:
     install = 'pip install ".[demo]" && pip install --no-deps facenet-pytorch'
@@ -40,16 +40,16 @@ if package is None or package.origin is None or find_spec("skimage") is None:
 weights = Path(package.origin).parent / "data"
 
 # %% [markdown]
-# The three networks of the paper's Figure 2.  Each says how likely a square is a face, and how far off its sides are; the last also
-# where eyes, nose and mouth are.  The first has no dense layer, so that it judges all squares of 12 × 12 pixels at once.
+# The three networks of the paper's Figure 2.  Each says how likely a square is a face, and how far off its sides are; the last
+# also says where eyes, nose and mouth are.  The first has no dense layer, so it judges all squares of 12 × 12 pixels at once.
 
 
 # %%
 class Stage(nn.Sequential):
-    """One network: layers in a row, then its answers (the names with an underscore), which all read the same features."""
+    """One network: layers in sequence, then its outputs (the names with an underscore), which all read the same features."""
 
     def forward(self, input: Tensor) -> list[Tensor]:
-        """(N, 3, side, side) → no face and face (N, 2, …), corrections (N, 4, …) and, of the last network, landmarks (N, 10)."""
+        """(N, 3, side, side) → no face and face (N, 2, …), corrections (N, 4, …) and, in the last network, landmarks (N, 10)."""
         answers = []
         for name, layer in self.named_children():
             if "_" in name:
@@ -68,7 +68,7 @@ class ColumnsFirst(nn.Module):
 
 
 def conv(number: int, inputs: int, outputs: int, size: int, pool: int = 0) -> dict[str, nn.Module]:
-    """Convolution, PReLU, and max pooling by 2 where a window is given."""
+    """Convolution, PReLU, and max pooling by 2 if a window is given."""
     layers: dict[str, nn.Module] = {
         f"conv{number}": nn.Conv2d(inputs, outputs, size),
         f"prelu{number}": nn.PReLU(outputs),
@@ -83,7 +83,7 @@ def dense(number: int, inputs: int, outputs: int) -> dict[str, nn.Module]:
 
 
 def networks() -> dict[str, dict[str, nn.Module]]:
-    """The layers of the three, by the names that the weight files have."""
+    """The layers of the three networks, by their names in the weight files."""
     p = conv(1, 3, 10, 3, pool=2) | conv(2, 10, 16, 3) | conv(3, 16, 32, 3)
     p |= {"conv4_1": nn.Conv2d(32, 2, 1), "conv4_2": nn.Conv2d(32, 4, 1)}
     r = conv(1, 3, 28, 3, pool=3) | conv(2, 28, 48, 3, pool=3) | conv(3, 48, 64, 2) | dense(4, 576, 128)
@@ -94,15 +94,15 @@ def networks() -> dict[str, dict[str, nn.Module]]:
 
 
 # %% [markdown]
-# The cascade.  A box is (left, top, right, bottom) in pixels.  A score is the logit of "face", whose order survives where the
+# The cascade.  A box is (left, top, right, bottom) in pixels.  A score is the logit of "face", which keeps its order where the
 # probability rounds to 1.  Boxes are cropped by their exact area: no rounded coordinate can jump to the next pixel.
 
 
 # %%
 def crop(image: Tensor, boxes: Tensor, side: int) -> Tensor:
-    """Boxes (N, 4) of an image (3, H, W) as averages over side × side equal cells, (N, 3, side, side); 0 outside of the image."""
+    """Boxes (N, 4) of an image (3, H, W) as averages over side × side equal cells, (N, 3, side, side); 0 outside the image."""
 
-    def shares(low: Tensor, high: Tensor, pixels: int) -> Tensor:  # of every pixel in every cell, (N, side, pixels)
+    def shares(low: Tensor, high: Tensor, pixels: int) -> Tensor:  # of each pixel in each cell, (N, side, pixels)
         edges = low[:, None] + (high - low)[:, None] * torch.arange(side + 1) / side
         start, stop, pixel = edges[:, :-1, None], edges[:, 1:, None], torch.arange(pixels)
         return (torch.minimum(stop, pixel + 1) - torch.maximum(start, pixel)).clamp(min=0) / (stop - start)
@@ -112,7 +112,7 @@ def crop(image: Tensor, boxes: Tensor, side: int) -> Tensor:
 
 
 def suppress(boxes: Tensor, scores: Tensor, most: float, of_smaller: bool = False) -> Tensor:
-    """Non-maximum suppression: indices of the boxes that overlap no better one that is kept by more than ``most``."""
+    """Non-maximum suppression: indices of the boxes whose overlap with every better box that is kept is at most ``most``."""
     order = scores.argsort(descending=True)
     low, high = boxes[order, :2], boxes[order, 2:]
     area = (high - low).prod(1)
@@ -126,18 +126,18 @@ def suppress(boxes: Tensor, scores: Tensor, most: float, of_smaller: bool = Fals
 
 
 def moved(boxes: Tensor, corrections: Tensor) -> Tensor:
-    """Boxes whose sides have moved by these fractions of width and height."""
+    """Move the sides of boxes by these fractions of width and height."""
     return boxes + corrections * (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)
 
 
 def square(boxes: Tensor) -> Tensor:
-    """The squares around the same centres, as large as the longer side."""
+    """The squares with the same centres, as large as the longer side."""
     centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]).amax(1, keepdim=True) / 2
     return torch.cat([centre - half, centre + half], 1)
 
 
 class Faces(NamedTuple):
-    """Boxes (N, 4), logits of "face" (N,), landmarks (N, 5, 2), and the boxes that each network let pass."""
+    """Boxes (N, 4), logits of "face" (N,), landmarks (N, 5, 2), and the boxes that each network passed on."""
 
     boxes: Tensor
     logits: Tensor
@@ -146,7 +146,7 @@ class Faces(NamedTuple):
 
 
 class Detector(nn.Module):
-    """The cascade: each network judges what the one before it let pass."""
+    """The cascade: each network judges what the previous one passed on."""
 
     pnet: Stage
     rnet: Stage
@@ -160,7 +160,7 @@ class Detector(nn.Module):
             self.add_module(name, stage)
 
     def proposals(self, image: Tensor, smallest: float = 20.0, shrink: float = 0.709) -> tuple[Tensor, Tensor]:
-        """Boxes and logits that the first network lets pass, for faces of all sizes: the image shrinks, the squares stay."""
+        """Boxes and logits that the first network passes on, for faces of all sizes: the image shrinks, the squares stay."""
         boxes, logits, scale = [], [], 12 / smallest
         sides = torch.tensor(image.shape[1:])
         while min(sides) * scale >= 12:
@@ -178,7 +178,7 @@ class Detector(nn.Module):
         return torch.cat(boxes), torch.cat(logits)
 
     def judged(self, stage: nn.Module, image: Tensor, boxes: Tensor, side: int) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The squares around these boxes that a network takes for faces, their logits, and its other answers."""
+        """The squares around these boxes that a network classifies as faces, their logits, and its other outputs."""
         boxes = square(boxes)
         scores, *others = stage(crop(image, boxes, side))
         logits = scores[:, 1] - scores[:, 0]
@@ -220,7 +220,7 @@ for name, boxes in before.passed.items():
     print(f"{name} lets {len(boxes)} boxes pass, and as attention {len(after.passed[name])}")
 
 # %% [markdown]
-# Every layer is judged twice: on the activations that reach it from the photograph, and for all inputs up to the largest of them.
+# Every layer is judged twice: on its activations from the photograph, and for all inputs up to the largest of them.
 
 # %%
 pairs: dict[str, tuple[nn.Module, nn.Module]] = {
@@ -242,9 +242,9 @@ for name, (convolution, layer) in pairs.items():
     print(f"{name:14}{heads:5}{calls_of:7}{differences[-1]:12.1e}{bounds[-1]:9.1e}  {domain:17}  {verdict.name}")
 
 # %% [markdown]
-# The faces.  Both networks must let the same boxes pass, for one that lies at a threshold would show.  What is left is rounding:
-# sums in another order, through twelve layers.  Measured: less than 2e-4 pixels of 512 (a float32 there has steps of 3e-5), and
-# 5e-7 of a score; the limits leave room for the order of other processors.
+# The faces.  Both networks must pass on the same boxes, as one at a threshold would show.  The difference is rounding: sums in
+# another order, through twelve layers.  Measured: less than 2e-4 pixels of 512 (float32 has steps of 3e-5 there), and 5e-7 of a
+# score; the limits leave room for the order of other processors.
 
 # %%
 for name, faces in (("convolution", before), ("attention", after)):
@@ -261,7 +261,7 @@ print(f"they differ by {off['boxes']:.1e} pixels (landmarks {off['landmarks']:.1
 
 # %%
 def picture() -> Any:
-    """The photograph twice, with the boxes that each cascade lets pass, and the certificates of all layers."""
+    """The photograph twice, with the boxes that each cascade passes on, and the certificates of all layers."""
     with style():
         figure = new_figure(8.4, 2.85)
         *panels, chart = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))

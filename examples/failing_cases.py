@@ -1,5 +1,5 @@
 # %% [markdown]
-"""What goes wrong, and how it looks: α too small, no tokens for the padding, and a pixel that is no number."""
+"""What goes wrong, and how it looks: α too small, no tokens for the padding, and a non-finite pixel."""
 
 # %%
 import torch
@@ -14,7 +14,7 @@ conv = nn.Conv2d(1, 1, 3, padding=1)
 image = torch.randn(1, 1, 6, 6)
 
 # %% [markdown]
-# 1. α too small.  Attention leaks to the neighbours: the certificate says by how much at most, and
+# 1. α too small.  Attention leaks to the neighbours: the certificate bounds by how much, and
 # is not PROVED.
 
 # %%
@@ -25,8 +25,8 @@ print(f"on this image the difference is {verify.compare(conv, soft, image).max_a
 assert certificate.verdict.name != "PROVED"
 
 # %% [markdown]
-# 2. No tokens for the padding.  A head that looks over the edge does not see nothing: the softmax has to look somewhere, and
-# takes the nearest token.  That is padding with copies of the edge, whatever the convolution does.
+# 2. No tokens for the padding.  A head that looks over the edge does not see nothing: the softmax must attend something, and
+# picks the nearest token.  That amounts to replicate padding, whatever the convolution does.
 
 # %%
 cells = torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0)).double()
@@ -48,8 +48,8 @@ assert inside < 1e-5 < 0.1 < border, "an interior test alone would pass it"
 assert (unpadded - copies).abs().max() < 1e-5
 
 # %% [markdown]
-# 3. A pixel that is no number.  The convolution spoils 3 × 3 outputs; dense attention multiplies the rest by 0, and 0·∞ is no
-# number either.  That is why every certificate says "finite inputs".
+# 3. A pixel that is infinite.  In the convolution it spoils 3 × 3 outputs; dense attention multiplies it by 0 elsewhere, and 0·∞
+# is NaN.  That is why every certificate says "finite inputs".
 
 # %%
 image[0, 0, 2, 2] = torch.inf

@@ -1,9 +1,9 @@
 # %% [markdown]
 """Fine-tune a converted network: it starts as the CNN that it was, and learns something that the CNN did not know.
 
-The CNN that ships with the project reads handwritten digits.  Here they come mirrored at the diagonal, which it reads badly.
-It becomes an attention network, the heads of one layer are softened so that they can move, content attention is switched on there,
-and it is trained for some seconds on mirrored digits.
+The CNN that ships with the project reads handwritten digits.  Here they are mirrored at the diagonal, and it reads them badly.
+It becomes an attention network; the heads of one layer are softened so that they can move, content attention is enabled there,
+and the network is trained for some seconds on mirrored digits.
 """
 
 # %%
@@ -24,13 +24,13 @@ test, learn = slice(-300, None), slice(0, 600)
 
 
 def accuracy(net: nn.Module, images: torch.Tensor) -> float:
-    """The share of the test images that are read rightly."""
+    """The share of the test images that are read correctly."""
     with torch.no_grad():
         return (net(images[test]).argmax(1) == labels[test]).double().mean().item()
 
 
 # %% [markdown]
-# Day one.  Sharp heads: the same function, and gradients of the attention that are exactly zero.
+# Day one.  Sharp heads: the same function, and the attention's gradients are exactly zero.
 
 # %%
 cnn = construct.load(PATH).eval()
@@ -42,7 +42,7 @@ print(f"the attention network's logits differ by at most {apart:.0e}")
 assert apart < 1e-4
 
 # %% [markdown]
-# Day two.  In one layer the heads are softened: they leak a little, and have gradients.  Content is switched on there too.
+# Day two.  In one layer the heads are softened: they leak a little, and have gradients.  Content attention is enabled there too.
 
 # %%
 net = construct.convert(cnn)

@@ -1,7 +1,7 @@
 # %% [markdown]
-"""Lemma 2, shown by sympy on the very encoding that the layer runs: attention becomes one-hot as α grows.
+"""Lemma 2, proved by sympy on the very encoding that the layer runs: attention becomes one-hot as α grows.
 
-The score is $v·r_δ = −α(‖δ − τ‖² − ‖τ‖²)$; its only maximum is at $δ = τ$, and every other whole shift scores lower by
+The score is $v·r_δ = −α(‖δ − τ‖² − ‖τ‖²)$; its only maximum is at $δ = τ$, and every other integer shift scores lower by
 $α‖δ − τ‖² ≥ α$.
 """
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-"""A whole CNN converted: each layer held against its rounding bound, and not one convolution left to call."""
+"""A whole CNN converted: each layer compared with its rounding bound, and no convolution left to call."""
 
 # %%
 import torch
@@ -23,7 +23,7 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(4, 10),
 ).eval()
-net = construct.convert(model)  # a deep copy; the model is as it was
+net = construct.convert(model)  # a deep copy; the model is unchanged
 image = torch.randn(1, 3, 20, 16)
 
 # %%

@@ -2,7 +2,7 @@
 """A photograph through a network of convolutions, and through the attention network that was built from it.
 
 The photograph comes with scikit-learn; nothing is downloaded.  The network is made by hand: grey, blur, edges in two
-directions, and a strided average of how strong they are.
+directions, and a strided average of their strength.
 """
 
 # %%
@@ -39,7 +39,7 @@ for name, check in checks.items():
     )
 
 # %% [markdown]
-# The edges that the attention found, light to dark; the roof is in the middle.
+# The edges that the attention detects, light to dark; the roof is in the middle.
 
 # %%
 with torch.no_grad():

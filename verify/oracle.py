@@ -228,7 +228,7 @@ def flushes_to_zero(like: torch.Tensor) -> bool:
 def winograd_may_run(conv: Any) -> bool:
     """Whether torch may give large batches to NNPACK, whose Winograd and FFT algorithms round by more than sums do."""
     weight, backends = conv.weight, torch.backends
-    taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() == 4
+    taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() in (3, 4)  # 1-D as 2-D
     instead = backends.mkldnn.is_available() and backends.mkldnn.enabled
     return taken and not instead and backends.nnpack.is_available() and torch._C._get_nnpack_enabled()
 

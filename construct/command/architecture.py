@@ -19,7 +19,7 @@ NEEDS_ARCHITECTURE = (
 
 
 def named_module(spec: str) -> nn.Module:
-    """The network that ``pkg.module:factory`` returns, called without arguments.
+    """The network that ``factory`` of ``pkg.module`` returns, called without arguments.
 
     Raises:
         BadModelFile: it cannot be imported, it fails, or it returns no module.

@@ -35,7 +35,7 @@ WIDTH = 80
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises BadModelFile on errors, whose message is one line."""
+    """An argument parser that raises BadModelFile, with a one-line message, on errors."""
 
     def error(self, message: str) -> NoReturn:
         raise BadModelFile(f"{message} (--help lists the options)")
@@ -235,7 +235,7 @@ def _path(text: str) -> Path:
 
 
 def _number(kind: type, valid: Callable[[Any], bool], message: str) -> Callable[[str], Any]:
-    """An argparse type: a number of this kind that is valid, or else the message."""
+    """An argparse type: a valid number of this kind, or an error with this message."""
 
     def parse(text: str) -> Any:
         try:

@@ -68,7 +68,7 @@ def check_conversion(
 
 
 def _checked_alone(path: str, pair: tuple[nn.Module, MHSA], options: Namespace, uncalled: bool) -> Any:
-    """Check a layer on generated inputs; ``uncalled``: because the network does not call it."""
+    """Check a layer on generated inputs; ``uncalled`` means that the network does not call it."""
     conv, layer = pair
     shape = generated_shape(conv, options.samples)
     sides = "x".join(map(str, shape[1:]))

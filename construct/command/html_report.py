@@ -19,7 +19,7 @@ from verify.report.writing import LEDE, pictured, why_no_input
 
 
 def check_page(options: Namespace, outputs: Sequence[Path]) -> None:
-    """Check, before the long work, that the page can be written and replaces no file of the user's.
+    """Check, before the long work, that the page can be written and replaces none of the user's files.
 
     Raises:
         BadModelFile: it cannot, or it would.
@@ -47,7 +47,7 @@ def check_page(options: Namespace, outputs: Sequence[Path]) -> None:
 
 
 def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -> None:
-    """Write the page of a conversion of a network, atomically; ``not_rechecked`` says why the output cannot be, if so.
+    """Write the page on a network's conversion atomically; ``not_rechecked`` lists why the output cannot be rechecked.
 
     Raises:
         BadModelFile: it cannot be written.
@@ -96,6 +96,6 @@ def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -
 
 
 def _plainly(path: Path) -> str:
-    """The path as a command line argument that no program takes for an option; within the folder at hand, from there."""
+    """The path as an argument that no program mistakes for an option; relative if inside the current folder."""
     path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"./{path}" if str(path).startswith("-") else str(path)

@@ -17,7 +17,7 @@ from construct.modules.traversal import every_module
 from construct.network import Survey, survey
 
 MOST_HEADS = 10_000
-"""Of one layer: exact arithmetic on a head takes a millisecond or more."""
+"""The most heads of one layer: exact arithmetic on a head takes a millisecond or more."""
 
 
 def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
@@ -45,7 +45,7 @@ def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[
 
 
 def surveyed(model: nn.Module, name: object) -> Survey:
-    """The convolutions of the network of this name; refuses one with nothing to convert."""
+    """The convolutions of the network called ``name``; refuses a network with nothing to convert."""
     convolutions = survey(model)
     earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
     with naming(name):

@@ -28,7 +28,7 @@ UNCHECKED_KINDS = {
 
 
 def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[Content, tuple[str, ...]]:
-    """The content of the output file in the chosen format, and notes on it; ``whole``: a .pt file holds no bare state dict.
+    """The content of the output file in the chosen format, and notes on it; with ``whole``, a .pt file holds the whole module.
 
     Raises:
         BadModelFile: the format does not support the network.

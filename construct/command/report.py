@@ -28,9 +28,9 @@ class LayerRow:
     """One converted layer.
 
     Attributes:
-        check: on samples.
-        certificate: for all inputs, if there is one.
-        verdict: of the certificate, else of the check.
+        check: the check on samples.
+        certificate: the certificate for all inputs, if there is one.
+        verdict: the certificate's, or else the check's.
         exercised: whether the network called it; None if the network was not run.
     """
 
@@ -61,7 +61,7 @@ class NetworkRow:
         input_size: (C, S1, …, Sd) of the inputs; None for examples.
         inputs: their description.
         calls: comparison of the calls of both networks.
-        accuracy: of their outputs; None if they differ in size.
+        accuracy: the accuracy of their outputs; None if these differ in size.
         same_expression: whether every executed convolution is a layer PROVED the same function and all else agrees.
     """
 
@@ -83,13 +83,13 @@ class Report:
     """Everything that is printed.
 
     Attributes:
-        options: of the command line.
+        options: the command line's options.
         source: the file that was read.
         network: None if it was not run.
         remarks: (path, remark) on the conversion.
         earlier: how many attention layers the input already had.
         notes: what was assumed or ignored in reading.
-        output: this, ``document`` (the certificate) and ``page`` (the report) are the files that were written.
+        output: ``output``, ``document`` (the certificate) and ``page`` (the report) are the files that were written.
     """
 
     options: Namespace

@@ -73,7 +73,7 @@ class Runs(NamedTuple):
         original: trace of the original on each input.
         converted: traces of the conversion.
         reference: traces of the original in float64; None if that does not run.
-        no_float64: why it does not.
+        no_float64: why it does not run in float64.
         inputs: description of the inputs.
     """
 
@@ -100,7 +100,7 @@ def run_both(
 
     Raises:
         BadModelFile: a network does not run.
-        NotEnoughMemory: it does not fit.
+        NotEnoughMemory: a run does not fit in memory.
     """
     if not all(bool(t.isfinite().all()) for t in tree_leaves(inputs) if isinstance(t, Tensor)):
         raise BadModelFile(f"{description}: have numbers that are not finite (give others)")
@@ -114,7 +114,7 @@ def run_both(
             return traces(network, inputs, names, options.seed)
         except MemoryError:
             raise
-        except (Exception, SystemExit) as error:  # a network may raise anything on an input that it does not take
+        except (Exception, SystemExit) as error:  # a network may raise anything on an input that it does not accept
             if (memory := out_of_memory_error(error)) is not None:
                 raise memory from error
             raise _does_not_run(error, is_converted, options) from error
@@ -147,7 +147,7 @@ def _float64_copy(model: nn.Module) -> tuple[nn.Module | None, str]:
     except Exception as error:  # a network may raise anything on copies and casts
         return None, f"the network cannot be had in float64: {describe(error)}"
     for _, module in every_module(copied):
-        for name, value in vars(module).items():  # tensors that are no buffers
+        for name, value in vars(module).items():  # tensors that are not buffers
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(module, name, value.double())
     return copied, ""

@@ -31,7 +31,7 @@ def print_table(report: Report, out: TextIO) -> None:
         if report.layers:
             console.print(_table(report, unicode, narrow=console.width < 110), soft_wrap=not terminal)
         for line in _lines(report):
-            # A word longer than a line, as of a path, stays whole, to be copied.
+            # A word longer than a line, such as a path, stays whole so that it can be copied.
             words = fill(line, console.width, break_long_words=False, break_on_hyphens=False) if terminal else line
             console.print(Text(words), soft_wrap=True)
     text = "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n") + "\n"
@@ -176,5 +176,5 @@ def numbers_text(numbers: Accuracy | None) -> str:
 
 
 def _label(path: str) -> str:
-    """A path in the network, for people; empty for a bare convolution."""
+    """The label of a path in the network; empty for a bare convolution."""
     return printable(path) if path else "(the model)"

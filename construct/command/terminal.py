@@ -27,7 +27,7 @@ class Phases:
         self._what = what
 
     def advance(self, path: str) -> None:
-        """One step is done, for the layer ``path``."""
+        """Count one finished step, for the layer ``path``."""
         self._bar.update(self._task, advance=1, description=escape(printable(f"{self._what} {path}")))
 
 

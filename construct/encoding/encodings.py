@@ -56,14 +56,14 @@ class Encoding(ABC):
         """Sharpness and centre of heads: c, float64 (heads, D_p) → α (heads,) and τ (heads, d), float64.
 
         Raises:
-            ValueError: no parameter of this encoding is a centre.
+            ValueError: this encoding has no centres.
         """
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """One axis's summand of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors or numpy arrays.
 
         Raises:
-            ValueError: the score is no sum over the axes.
+            ValueError: the score is not a sum over the axes.
         """
         raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
 
@@ -92,19 +92,19 @@ class Quadratic(Encoding):
         return torch.stack(quadratic.r(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Read back from c = −α(1, −2τ); τ is whole where a whole one gives these very numbers, which may be rounded."""
+        """Solve c = −α(1, −2τ), where c may be rounded; τ is an integer if an integer reproduces exactly these numbers."""
         alpha, linear = -c[:, :1], c[:, 1:]
         tau = linear / (2 * alpha)
         return alpha[:, 0], torch.where(2 * alpha * tau.round() == linear, tau.round(), tau)
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """The score in one dimension: c·r_δ is a sum of these over the axes, because ‖δ‖² is."""
+        """The one-dimensional score: c·r_δ is the sum of these over the axes, as ‖δ‖² is a sum over the axes."""
         square, linear = quadratic.r((delta,))
         shape = (-1, *(1,) * delta.ndim)
         return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
 
     def components(self, axis: int) -> list[int]:
-        """Those of ‖δ‖² and of the axis."""
+        """The components of ‖δ‖² and of the axis."""
         return [0, axis + 1]
 
 
@@ -130,7 +130,7 @@ class Parabola(Encoding):
         return torch.stack(quadratic.r(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """τ is the shift of the nearest number."""
+        """α, and as τ the shift with the nearest number."""
         alpha, number = -c[:, 0], -c[:, 1] / (2 * c[:, 0])
         return alpha, torch.tensor([shift_of_number(int(n), self.radix) for n in number.round()]).double()
 
@@ -146,14 +146,14 @@ class Covariance(Encoding):
         return dims * (dims + 3) // 2
 
     def r(self, argument: Shifts) -> Tensor:
-        """The products, and the components."""
+        """The products δ_i δ_j, then the components of δ."""
         return torch.stack(quadratic.r_covariance(argument))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """From the score δᵀAδ + b·δ: τ = −½A⁻¹b, and α is the least curvature, so that scores fall by at least α‖δ − τ‖².
+        """τ = −½A⁻¹b of the score δᵀAδ + b·δ; α is its least curvature, so that scores fall by at least α‖δ − τ‖².
 
-        α is that of the quadratic encoding if A = −α·1.  Without a maximum (α ≤ 0) τ is the stationary point, or NaN if there
-        is none.
+        If A = −α·1, this is the α of the quadratic encoding.  Without a maximum (α ≤ 0), τ is the stationary point, or NaN if
+        there is none.
         """
         form, linear = self.form(c)
         stationary, failed = torch.linalg.solve_ex(form, linear.unsqueeze(2))
@@ -162,7 +162,7 @@ class Covariance(Encoding):
 
     @staticmethod
     def form(c: Tensor) -> tuple[Tensor, Tensor]:
-        """A symmetric (heads, d, d) and b (heads, d) of the score δᵀAδ + b·δ."""
+        """The symmetric A (heads, d, d) and b (heads, d) of the score δᵀAδ + b·δ."""
         dims = next(d for d in range(1, c.shape[1] + 1) if d * (d + 3) // 2 == c.shape[1])
         row, column = torch.triu_indices(dims, dims, device=c.device)
         upper = c.new_zeros(len(c), dims, dims)
@@ -172,10 +172,10 @@ class Covariance(Encoding):
 
 @dataclass(frozen=True, eq=False)
 class Relative(Encoding):
-    """r_δ = (e_1[δ_1], …, e_d[δ_d]): learned rows, for offsets up to a given size.
+    """r_δ = (e_1[δ_1], …, e_d[δ_d]): learned rows for offsets up to a given size.
 
     Args:
-        tables: e_i, (2·reach_i + 1, D_p,i): row j is that of the offset j − reach_i.
+        tables: e_i, (2·reach_i + 1, D_p,i): row j belongs to the offset j − reach_i.
     """
 
     tables: tuple[Tensor, ...]
@@ -216,13 +216,13 @@ class Relative(Encoding):
         return delta.long().to(self.tables[axis].device) + len(self.tables[axis]) // 2
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Refuse: learned rows have no centre."""
+        """Always raise ValueError: learned rows have no centre."""
         raise ValueError(
             "MHSA: a learned relative embedding has no centres; attention_probabilities shows where it looks"
         )
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """The product with the rows of one axis: c·r_δ is a sum over the axes, as each has its own components."""
+        """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum over the axes."""
         return (c[:, self.components(axis)] @ self.tables[axis].double().T)[:, self.rows(delta, axis)]
 
     def components(self, axis: int) -> list[int]:
@@ -231,10 +231,10 @@ class Relative(Encoding):
         return list(range(first, first + self.tables[axis].shape[1]))
 
     def numbers(self) -> Hashable:
-        """The bytes of every table."""
-        plain = [table.detach().cpu().double() for table in self.tables]
+        """The bytes of every table; of copies, for ``numpy()`` forbids that a storage is resized."""
+        plain = [table.detach().to("cpu", torch.float64, copy=True) for table in self.tables]
         return tuple((tuple(table.shape), table.numpy().tobytes()) for table in plain)
 
 
 CLASSICAL = ("quadratic", "parabola")
-"""Names of the theorem's encodings: those that certificates, safetensors files, stock layers and ``sdpa`` support."""
+"""Names of the theorem's encodings, the only ones that certificates, safetensors files, stock layers and ``sdpa`` support."""

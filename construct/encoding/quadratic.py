@@ -3,7 +3,7 @@
 The functions use only ``+``, ``-`` and ``*`` on the components of a vector, and no branch on their type: the layer calls
 them with tensors, the symbolic proofs with sympy symbols.
 
-Why it works (Lemma 2).  For a shift δ = k − q and a head that is to look at τ,
+Why it works (Lemma 2).  For a shift δ = k − q and a head with target τ,
 
     v·r_δ = −α‖δ‖² + 2α τ·δ = −α(‖δ − τ‖² − ‖τ‖²).
 
@@ -49,7 +49,7 @@ def v(tau: Sequence[Any], alpha: Any) -> tuple[Any, ...]:
 
 
 def number(delta: Sequence[Any], radix: Sequence[Any]) -> Any:
-    """The number of a shift of a bounded box in mixed radix: n(δ) = Σ_i radix_i δ_i, different for every shift.
+    """The mixed-radix number of a shift in a bounded box: n(δ) = Σ_i radix_i δ_i, different for every shift.
 
     Lemma 2 then applies in one dimension: r = (n², n) and v = −α(1, −2n_τ), so D_p = 2 in every dimension.
 
@@ -69,12 +69,12 @@ def number(delta: Sequence[Any], radix: Sequence[Any]) -> Any:
 
 
 def absolute_key(k: Sequence[Any]) -> tuple[Any, ...]:
-    """The features of a key at the position k, numbers, tensors or symbols: (‖k‖², k_1, …, k_d); see :func:`absolute_query`."""
+    """The features of a key at position k (numbers, tensors or symbols): (‖k‖², k_1, …, k_d); see :func:`absolute_query`."""
     return (sum(x * x for x in k), *k)
 
 
 def absolute_query(q: Sequence[Any], tau: Sequence[Any], alpha: Any) -> tuple[Any, ...]:
-    """The features of a query at the position q whose head is to look at q + τ: α(−1, 2(q_1 + τ_1), …, 2(q_d + τ_d)).
+    """The features of a query at position q whose head looks at q + τ: α(−1, 2(q_1 + τ_1), …, 2(q_d + τ_d)).
 
     Why positions of rank d + 1 are enough (the absolute encoding).  Their dot product with :func:`absolute_key` is
 
@@ -109,8 +109,8 @@ def v_covariance(tau: Sequence[Any], precision: Sequence[Sequence[Any]]) -> tupl
 
         v·r_δ = −½ δᵀPδ + (Pτ)·δ = −½ (δ − τ)ᵀ Σ⁻¹ (δ − τ) + ½ τᵀPτ.
 
-    P is symmetric.  The last term does not depend on the key, so the softmax cancels it: attention is the Gaussian of mean τ and
-    covariance Σ on the shifts.  With P = 2α·1 the score is −α‖δ − τ‖², that of Lemma 2.  QED.
+    The last term does not depend on the key, so the softmax cancels it: attention is the Gaussian of mean τ and covariance Σ
+    on the shifts.  With P = 2α·1 the score is −α‖δ − τ‖², that of Lemma 2.  QED.
 
     Args:
         tau: the d components of the centre τ.

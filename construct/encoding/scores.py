@@ -10,12 +10,12 @@ from construct.tokens import TokenGrid
 
 
 class Scores:
-    """The attention scores A of Eq. 6 of a call, in blocks of queries and heads; tokens X are (B, T, D_in), in the working type."""
+    """The scores A of Eq. 6 for one call, by blocks of queries and heads; tokens X are (B, T, D_in), in the working type."""
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
         self.tokens, self.grid = tokens, grid
-        # Kept from the forward pass on: a backward pass that recomputes the scores needs these very tensors, though
-        # ``torch.func.functional_call`` may have replaced them in the layer since.
+        # Kept from the forward pass: a backward pass that recomputes the scores needs these very tensors, though
+        # ``torch.func.functional_call`` may have replaced them in the layer by then.
         self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
         self.encoding = layer.encoding
         self.argument = self.encoding.argument(grid)
@@ -46,7 +46,7 @@ class Scores:
     def _by_axis(self, encoding: Relative, places: Tensor, delta: Tensor) -> Tensor:
         """X_q W_qry Ŵ_key r_δ of learned rows: (B, heads, queries, D_p), δ by code (queries, T) → (B, heads, queries, T).
 
-        D_p may be in the hundreds, but each axis has few rows: multiply with all of them first, and gather then.
+        D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then gather.
         """
         parts = []
         for axis, table in enumerate(encoding.tables):

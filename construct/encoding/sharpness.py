@@ -1,4 +1,4 @@
-"""The sharpness α from which on softmax is one-hot in a dtype, or leaks at most a tolerance.
+"""The least sharpness α at which softmax is one-hot in a dtype, or leaks at most a tolerance.
 
 The score of the key at distance ‖δ − τ‖ lies α‖δ − τ‖² below the best one, so its softmax weight is at most e^{−α}.
 
@@ -17,7 +17,7 @@ from numbers import Real
 import torch
 
 ALPHA = 1024.0
-"""The default: one-hot in every dtype, and a power of two, so that products with it are exact."""
+"""The default sharpness: one-hot in every dtype, and a power of two, so that products with it are exact."""
 
 
 def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = None, dims: int = 1) -> float:
@@ -29,13 +29,13 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
     8.42...
 
     Args:
-        dtype: of the attention weights (float32 in half-precision layers): from the returned α on, every weight but the
-            largest is exactly 0.
+        dtype: the type of the attention weights (float32 in half-precision layers): from the returned α on, every weight but
+            the largest is exactly 0.
         tolerance: from the returned α on, a head leaks at most this much weight, over the reals, on any grid.
         dims: d; used only with a tolerance.
 
     Raises:
-        TypeError: no torch.dtype, or no number.
+        TypeError: ``dtype`` is not a torch.dtype, or ``tolerance`` not a number.
         ValueError: not exactly one of ``dtype`` and ``tolerance``, no floating format, a tolerance outside (0, 1), dims < 1.
     """
     if (dtype is None) == (tolerance is None):
@@ -57,5 +57,5 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
 
 
 def _rounded_up(alpha: float) -> float:
-    """Round up by far more than the few ulp that the logarithms above may be off."""
+    """Round up by far more than the few ulp by which the logarithms above may err."""
     return alpha * (1 + 2**-40)

@@ -1,6 +1,6 @@
-"""How Eq. 3 is evaluated: one file an execution, and here the table of all and the automatic choice.
+"""How Eq. 3 is evaluated: one file per execution; here are the table of executions and the automatic choice.
 
-A new execution is a file here and a line in ``EXECUTIONS``; the contract test then runs it over every geometry.
+To add an execution, add a file here and a line in ``EXECUTIONS``; the contract test then runs it on every geometry.
 """
 
 from torch import Tensor
@@ -12,9 +12,9 @@ from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
 
 SMALL_BYTES = 2**26
-"""Up to this much (64 MiB), the paper's equations as they stand are about the quickest for what does not factorise."""
+"""Up to this size (64 MiB), ``dense`` is about the fastest execution of attention that does not factorise."""
 DENSE_BYTES = 2**28
-"""Up to this much (256 MiB), they are taken where ``sdpa`` would be too coarse; beyond, blocks of them."""
+"""Up to this size (256 MiB), ``dense`` is used where ``sdpa`` would be too coarse; beyond it, ``chunked``."""
 
 
 def choose(layer: Layer, batch: int, grid: TokenGrid) -> str:
@@ -33,7 +33,7 @@ def _run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         return axial.run_plan(layer, x, grid, plan, _run)
     try:
         return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
-    except sdpa.Coarse:  # for this content, which nothing but the call itself can tell
+    except sdpa.Coarse:  # for this content, which only the call can tell
         return chunked.run(layer, x, grid)
 
 
@@ -58,14 +58,14 @@ EXECUTIONS: dict[str, Execution] = {
         choose,
     ),
 }
-"""By name."""
+"""The executions by name."""
 
 
 def execution_named(name: str) -> Execution:
-    """The entry of :data:`EXECUTIONS`.
+    """Look up an execution in :data:`EXECUTIONS`.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: no execution has this name.
     """
     if name not in EXECUTIONS:
         raise ValueError(f"no execution {name!r}; there are {', '.join(EXECUTIONS)}")

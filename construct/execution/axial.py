@@ -5,14 +5,14 @@ rectangular grid the normaliser is one too:
 
     P^h = P_1^h ⊗ … ⊗ P_d^h,     P_i^h[q, k] = softmax over k of c_0 (k − q)² + c_i (k − q)
 
-for every c, sharp or soft, on or off the lattice.  (A learned relative embedding factorises too: each axis has components of its
-own.)  Heads are evaluated in two ways:
+for every c, sharp or soft, on or off the lattice.  (A learned relative encoding factorises too: each axis has its own
+components.)  Heads are evaluated in two ways:
 
-* a head whose every row is one-hot at one and the same shift δ copies tokens: :mod:`construct.execution.kernels`;
-* any other head multiplies by its factors, axis after axis; heads with a factor in common share that product.
+* a head whose rows are all one-hot at the same shift δ copies tokens: :mod:`construct.execution.kernels`;
+* any other head multiplies by its factors, axis by axis; heads with a common factor share that product.
 
-The scores decide, that is ``v`` and ``w_key_pos``, as they are in each call.  Content, and soft heads of the parabola or the
-covariance, do not factorise: ``chunked`` evaluates these layers, and ``MHSA.explain`` says so.
+Each call decides by the scores, that is by the current ``v`` and ``w_key_pos``.  Content, and soft heads of the parabola or
+the covariance, do not factorise: ``chunked`` evaluates these layers, and ``MHSA.explain`` says so.
 """
 
 from functools import lru_cache
@@ -34,7 +34,7 @@ from construct.execution.memory import multiplications
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, factor_keys
-from construct.execution.transforms import numbers, transformed
+from construct.execution.transforms import numbers, shared_array, transformed
 from construct.tokens import TokenGrid, array_of
 
 
@@ -42,14 +42,14 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     """Eq. 3: x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
-        NotEnoughMemory: even so, it does not fit.
+        NotEnoughMemory: the call does not fit in memory.
     """
     plan = axial_plan(layer, grid)
     return chunked.run(layer, x, grid) if plan is None else run_plan(layer, x, grid, plan, run)
 
 
 def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -> Tensor:
-    """As :func:`run`, with its plan, for the execution whose ``run`` is ``owner``."""
+    """As :func:`run`, with a given plan, for the execution whose ``run`` is ``owner``."""
     what = f"axial attention of {layer.heads} heads over {grid.query_count} queries and {grid.token_count} keys"
     require(memory_of(layer, len(x), grid, plan), x.device, what)
     dtype = working_dtype(x.dtype)
@@ -75,7 +75,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
         )
         if learned:
             zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in positional[2:])
-            y = y + 0 * zero.to(dtype)  # their gradients are 0 here, and not absent
+            y = y + 0 * zero.to(dtype)  # so their gradients are 0 instead of None
     else:
         y = b_out.view(-1, *(1,) * len(grid.shape))
     if not plan.soft:
@@ -90,7 +90,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
 
 
 def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Call:
-    """The prepared call for inputs like x, where all heads are shifts and no gradient is recorded."""
+    """Prepare the call for inputs like x, if all heads are shifts and no gradient is recorded."""
     sight = Sight.of(grid, plan, tuple(x.shape[2:]))
     images, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
     call = kernels.prepare(
@@ -98,20 +98,20 @@ def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) 
     )
     if not b_out.is_cpu:
         return lambda x: call(grid.padded(x) if sight.padded else x, b_out)
-    numbers = b_out.contiguous().numpy()  # a copy only of what is not kept
-    bias, zeros = torch.from_numpy(numbers), bytearray(numbers.nbytes)
+    bias = b_out.contiguous()  # copies only a bias whose call is not cached
+    array, zeros = shared_array(bias), bytearray(bias.nbytes)
 
     def run(x: Tensor) -> Tensor:
-        return call(grid.padded(x) if sight.padded else x, None if zeros == numbers else bias)
+        return call(grid.padded(x) if sight.padded else x, None if zeros == array else bias)
 
     return run
 
 
 def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], w: Tensor) -> Tensor:
-    """Σ_h P^h X W_h of heads that are no shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
+    """Σ_h P^h X W_h over heads that are not shifts: x (B, D_in, *shape), padded → (B, *o, groups, D)."""
     c, encoding = layer.position_vector()[list(heads)], layer.encoding
-    head_keys: list[Any] = [heads] * len(grid.shape)  # while one is learned, each head has its own factors
-    if not (torch.is_grad_enabled() and c.requires_grad):  # heads that have a factor in common share its product
+    head_keys: list[Any] = [heads] * len(grid.shape)  # while c is learned, heads share no factors
+    if not (torch.is_grad_enabled() and c.requires_grad):  # heads with a common factor share its product
         head_keys = factor_keys(numbers(c), encoding, len(grid.shape))
 
     def attend(x: Tensor, members: list[int], axis: int) -> Tensor:
@@ -123,7 +123,7 @@ def _attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: tuple[int, ...], 
         for member in members:
             shared.setdefault(head_keys[axis][member], []).append(member)
         y = None
-        for group in shared.values():  # added one after the other, for there may be many
+        for group in shared.values():  # summed one by one, as there may be many
             tokens = _along(x, c[group[0] : group[0] + 1], encoding, grid, axis)
             y = attend(tokens, group, axis + 1) if y is None else y + attend(tokens, group, axis + 1)
         assert y is not None
@@ -145,11 +145,11 @@ def _along(x: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid, axis: int)
 
 
 def _factor_times(x: Tensor, c: Tensor, encoding: Encoding, keys: Tensor, queries: Tensor, axis: int) -> Tensor:
-    """A block of rows of P_i, times X along the axis."""
+    """Multiply a block of rows of P_i by X along the axis."""
     p = torch.softmax(encoding.along(c.to(x.device), keys[None, :] - queries[:, None], axis)[0], dim=1).to(x.dtype)
     axis += 2
     p = p.masked_fill(p < NEGLIGIBLE, 0)
-    attended = numbers(p).ne(0).any(0).nonzero()  # a sharp head looks at few keys from here
+    attended = numbers(p).ne(0).any(0).nonzero()  # a sharp head attends few keys from these queries
     least, most = (int(attended[0]), int(attended[-1]) + 1) if len(attended) else (0, len(keys))
     near = x.narrow(axis, least, most - least).movedim(axis, 0)
     y = (p[:, least:most] @ near.flatten(1)).unflatten(1, near.shape[1:])
@@ -157,18 +157,18 @@ def _factor_times(x: Tensor, c: Tensor, encoding: Encoding, keys: Tensor, querie
 
 
 def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """The matrices of some heads; w itself if these are all."""
+    """The matrices of these heads; w itself if they are all."""
     return w if heads == tuple(range(len(w))) else w[list(heads)]
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Bytes of the merged weights, a block of tokens and outputs, the output, and what padding and soft heads take besides."""
+    """Bytes of the merged weights, a block of tokens and outputs, the output, and the extra memory of padding and soft heads."""
     plan = axial_plan(layer, grid)
     return chunked.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, grid, plan)
 
 
 def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
-    """As :func:`memory`, with its plan."""
+    """As :func:`memory`, with a given plan."""
     recorded = torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
     learned = recorded and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
     shape = (*layer.w_val.shape, layer.w_out.shape[3])
@@ -189,7 +189,7 @@ def _memory(
 ) -> int:
     heads, groups, channels, head_dim, width = shape
     size, stored = working_dtype(dtype).itemsize, dtype.itemsize
-    total = 2 * heads * groups * channels * width * size  # the merged weights, and once more in another order
+    total = 2 * heads * groups * channels * width * size  # the merged weights and a reordered copy
     if size != stored:
         total += heads * groups * head_dim * (channels + width) * size
     outputs = batch * grid.query_count * groups * width
@@ -202,12 +202,12 @@ def _memory(
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.token_count, grid.query_count) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size
-        total += 8 * heads * (len(grid.shape) + 2) ** 2  # c, and what it is the product of
+        total += 8 * heads * (len(grid.shape) + 2) ** 2  # c and the factors of its product
         computed = working_dtype(dtype)
         total += soft_heads.memory(
             grid, len(plan.soft), batch * groups * channels, computed, device.type != "cpu", recorded
         )
-        if recorded:  # what each head sees is kept, after every axis
+        if recorded:  # each head's tokens are saved after every axis
             total += len(plan.soft) * batch * _tokens_after_each_axis(grid) * groups * channels * size
     elif grid.affine is None:
         total += 2 * batch * grid.token_count * groups * channels * stored
@@ -220,7 +220,7 @@ def _tokens_after_each_axis(grid: TokenGrid) -> int:
 
 
 def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Multiplications: a matrix for each query and head; and, of soft heads, their factors along each axis in turn."""
+    """Multiplications: one matrix per query and head, plus the soft heads' factors along each axis in turn."""
     plan = axial_plan(layer, grid)
     if plan is None:
         return multiplications(layer, batch, grid)

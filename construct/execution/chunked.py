@@ -1,4 +1,4 @@
-"""The numbers of ``dense`` in bounded memory: a block of queries at a time, of one head, or of several small ones together."""
+"""``dense`` in bounded memory: the same numbers, one block of queries at a time, of one head or of several small ones."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,9 +17,9 @@ from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**25
-"""Aim for blocks of attention of this size (32 MiB); a block is never less than one query of one head."""
+"""The target size of a block of attention (32 MiB); a block has at least one query of one head."""
 HEADS_BYTES = 2**20
-"""Heads are evaluated together while they take no more than this (1 MiB); larger ones are no slower one by one."""
+"""Heads are evaluated together up to this size (1 MiB); larger ones are no slower one by one."""
 
 
 def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
@@ -39,7 +39,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     blocks = [slice(start, start + step) for start in range(0, grid.query_count, step)]
     totals = [layer.b_out.to(tokens.dtype)] * len(blocks)
     for heads in blocks_of_heads(layer, together):
-        # For all blocks at once, but not while gradients are recorded: those would keep the values of every head.
+        # Computed once for all blocks, but not while gradients are recorded: they would save every head's values.
         values = None if torch.is_grad_enabled() else values_of(tokens, w_val[heads])
         for number, queries in enumerate(blocks):
             part = bounded(some_heads, w_val[heads], w_out[heads], scores, heads, queries, values)
@@ -49,18 +49,18 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
 
 
 def heads_per_block(layer: Layer, needed: Callable[[int], int]) -> int:
-    """How many heads are evaluated at once: as many as ``HEADS_BYTES`` hold, or fewer inside of ``smaller_blocks``.
+    """How many heads are evaluated at once: as many as fit in ``HEADS_BYTES``, or fewer inside ``smaller_blocks``.
 
-    ``needed`` gives the bytes that so many heads take.
+    ``needed(n)`` is the number of bytes that n heads take.
     """
     fitting = HEADS_BYTES // max(1, needed(2) - needed(1))
-    # There, small layers take several blocks too, of unequal lengths.
+    # Inside smaller_blocks, small layers take several blocks too, of unequal lengths.
     most = layer.heads if most_queries() is None else (layer.heads + 1) // 2
     return max(1, min(fitting, most))
 
 
 def blocks_of_heads(layer: Layer, together: int) -> list[slice]:
-    """All heads in order, so many at a time."""
+    """All heads in order, ``together`` at a time."""
     return [slice(start, start + together) for start in range(0, layer.heads, together)]
 
 
@@ -69,7 +69,7 @@ def some_heads(
 ) -> Tensor:
     """Σ_h P^h X W_val^h W_out^h over a block of heads, for a block of queries: (B, queries, D_out).
 
-    The weights are those of these heads, the scores those of all; ``values`` is X W_val^h, if it is known already.
+    The weights are those of these heads, the scores those of all; ``values`` is X W_val^h if already computed.
     """
     x = scores.tokens
     probabilities = torch.softmax(scores(queries, heads), dim=-1).to(x.dtype)  # (b or 1, h, q, t)
@@ -77,7 +77,7 @@ def some_heads(
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
-    """Call, under ``torch.utils.checkpoint`` while gradients are recorded: no attention map is kept for them."""
+    """Call ``function``; while gradients are recorded, checkpoint it, so that no attention map is saved."""
     if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for saved tensors
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
         assert isinstance(result, Tensor)
@@ -97,11 +97,11 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
 
 
 def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
-    """As :func:`memory`, with so many heads at once."""
+    """As :func:`memory`, with ``heads`` heads at once."""
     size = working_dtype(layer.w_val.dtype).itemsize
     rows = _queries_per_block(batch, grid, content)
     output = 2 * batch * (grid.query_count + rows) * layer.out_channels * size
-    # Without gradients, W_val is laid out anew before there are scores, and that is gone by then.
+    # Without gradients, W_val is copied before the scores are computed, and that copy is freed by then.
     before = 0 if torch.is_grad_enabled() else 2 * heads * layer.w_val[0].numel() * size
     tokens = 2 * batch * grid.token_count * layer.in_channels * size
     first = of_values(layer, batch, grid.token_count + rows, heads) + before + tokens

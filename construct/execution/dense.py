@@ -1,4 +1,4 @@
-"""The paper, verbatim: all scores (Eq. 6), one softmax, all heads at once (Eq. 3)."""
+"""The paper's equations as written: all scores (Eq. 6), one softmax, all heads at once (Eq. 3)."""
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Bytes of the attention maps, the values of all heads and the output, at their peak together."""
+    """Peak bytes of the attention maps, the values of all heads and the output together."""
     output = 2 * batch * grid.query_count * layer.out_channels * working_dtype(layer.w_val.dtype).itemsize
     return of_block(layer, batch, grid.query_count, layer.heads, grid, layer.has_content()) + output
 

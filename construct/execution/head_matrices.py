@@ -1,7 +1,7 @@
-"""The matrix W_h = W_val^h W_out^h of every head, free where one factor is the identity.
+"""The matrix W_h = W_val^h W_out^h of every head, without a product where one factor is the identity.
 
-A layer made from a convolution has the tap in one factor and the identity in the other.  Every call checks that: edits of weights
-through ``.data`` or from outside torch leave no trace.
+A layer made from a convolution has the tap in one factor and the identity in the other.  Every call checks that, since edits
+of weights through ``.data`` or from outside torch leave no trace.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct.execution.transforms import transformed
+from construct.execution.transforms import shared_array, transformed
 
 AT_ONCE = 2**16
-"""Bytes that are compared at a time: the identities that they are compared with stay in a core's cache."""
+"""Bytes compared at a time, few enough for the identities to stay in a core's cache."""
 
 
 def is_identity(blocks: Tensor) -> bool:
-    """Whether every matrix of (heads, groups, n, n) is the identity, bit for bit; one pass at the speed of memory."""
+    """Whether every matrix of (heads, groups, n, n) is the identity, bit for bit; one pass at memory speed."""
     *_, rows, columns = blocks.shape
     if rows != columns or not blocks.numel():
         return False
@@ -28,16 +28,16 @@ def is_identity(blocks: Tensor) -> bool:
 
 
 def as_bits(blocks: Tensor) -> np.ndarray:
-    """The very memory of contiguous matrices, (heads·groups, n²), of integers where numpy does not know the numbers."""
+    """View contiguous matrices as a numpy array, (heads·groups, n²); as integers if numpy lacks the dtype."""
     plain = blocks.detach() if blocks.dtype != torch.bfloat16 else blocks.detach().view(torch.int16)
-    return plain.numpy().reshape(-1, blocks.shape[-2] * blocks.shape[-1])
+    return shared_array(plain).reshape(-1, blocks.shape[-2] * blocks.shape[-1])
 
 
 def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[tuple[bytearray, np.ndarray]]:
-    """Matrices in memory, part by part beside what identities are: a bytearray compares itself with what lies in memory.
+    """Pair each part of the matrices with the bytes of identities: a bytearray compares itself with memory, without a copy.
 
-    Small identities are compared several at a time.  In a large one, a one and n zeros come n − 1 times: so many of these are
-    compared at a time as stay in a core's cache, and then the rest, which ends with a one.
+    Small identities are compared several at a time.  A large one is n − 1 times a one and n zeros, then a one: as many of
+    these periods are compared at a time as stay in a core's cache, then the rest.
     """
     if 2 * bits[:1].nbytes > AT_ONCE:
         period = rows + 1
@@ -56,13 +56,13 @@ def identity_parts(bits: np.ndarray, rows: int, dtype: torch.dtype) -> Iterator[
 
 @lru_cache(maxsize=32)
 def _identities(count: int, rows: int, dtype: torch.dtype) -> bytearray:
-    """The bytes of so many identities."""
+    """The bytes of ``count`` identity matrices."""
     return bytearray(torch.eye(rows, dtype=dtype, device="cpu").view(torch.uint8).numpy().tobytes() * count)
 
 
 @lru_cache(maxsize=32)
 def _ones(times: int, period: int, dtype: torch.dtype) -> bytearray:
-    """The bytes of a one and zeros, ``period`` numbers, so many times."""
+    """The bytes of a one followed by zeros, ``period`` numbers in all, repeated ``times`` times."""
     numbers = torch.zeros(times, period, dtype=dtype, device="cpu")
     numbers[:, 0] = 1
     return bytearray(numbers.view(torch.uint8).numpy().tobytes())
@@ -75,7 +75,7 @@ class Merge(torch.autograd.Function):
     def forward(ctx, w_val: Tensor, w_out: Tensor) -> Tensor:  # type: ignore[override]
         """w_val (heads, groups, C, D_h), w_out (heads, groups, D_h, D) → (heads, groups, C, D)."""
         ctx.save_for_backward(w_val, w_out)
-        # torch makes a view of what is returned as it came
+        # torch turns an input that is returned unchanged into a view
         return w_val if is_identity(w_out) else w_out if is_identity(w_val) else w_val @ w_out
 
     @staticmethod
@@ -83,7 +83,7 @@ class Merge(torch.autograd.Function):
         """dW_val = dW W_outᵀ and dW_out = W_valᵀ dW."""
         w_val, w_out = ctx.saved_tensors
         wants = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # differentiated once more
+        if torch.is_grad_enabled():  # to be differentiated again
             return gradient @ w_out.mT if wants[0] else None, w_val.mT @ gradient if wants[1] else None
         return (
             (gradient if is_identity(w_out) else gradient @ w_out.mT) if wants[0] else None,
@@ -92,9 +92,9 @@ class Merge(torch.autograd.Function):
 
 
 def merged(w_val: Tensor, w_out: Tensor) -> Tensor:
-    """W_val W_out for every head and group, (heads, groups, C, D); a factor itself where the other is the identity.
+    """W_val W_out for every head and group, (heads, groups, C, D); a factor itself if the other is the identity.
 
-    Where derivatives are wanted, that is so only if the identity learns nothing.
+    While gradients are recorded, this shortcut is taken only if the identity needs none.
     """
     if transformed():
         return w_val @ w_out

@@ -6,7 +6,7 @@ from construct.tokens import TokenGrid
 
 
 def of_block(layer: Layer, batch: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
-    """Bytes of the attention of so many ``rows`` (queries) and ``heads``, its values and operands, and the table of scores."""
+    """Bytes of the attention of ``rows`` queries and ``heads`` heads, its values and operands, and the table of scores."""
     size = working_dtype(layer.w_val.dtype).itemsize
     maps = batch if content else 1
     # Scores and softmax in float64, the probabilities in the working type; content terms add one float64 temporary.
@@ -18,14 +18,14 @@ def of_block(layer: Layer, batch: int, rows: int, heads: int, grid: TokenGrid, c
 
 
 def of_values(layer: Layer, batch: int, tokens: int, heads: int) -> int:
-    """Bytes of values and attended values, each with the copy that the batched product makes to line up heads and batch."""
+    """Bytes of values and attended values, each with the copy that aligns heads and batch for the batched product."""
     width = layer.groups * layer.w_val.shape[3]
     return 2 * batch * heads * tokens * width * working_dtype(layer.w_val.dtype).itemsize
 
 
 def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content: bool) -> int:
-    """Bytes of the tokens, gathered and in the working type, and of the operands of batched products: tokens and weights, cast
-    and copied, and projections; for a block of so many ``rows`` (queries) and ``heads``.
+    """Bytes of operands for a block of ``rows`` queries and ``heads`` heads: the tokens, gathered and in the working type, and
+    for the batched products tokens and weights, cast and copied, and projections.
     """
     size = working_dtype(layer.w_val.dtype).itemsize
     tokens = batch * keys * layer.in_channels * 2
@@ -35,20 +35,20 @@ def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content
     key_dim = layer.w_key_pos.shape[1]
     queries, projected = batch * rows * layer.in_channels, batch * heads * (rows + keys) * key_dim
     weights += 2 * heads * (layer.w_qry[0].numel() + layer.w_key[0].numel())
-    # Projected queries and keys, each once more for the product of the two, and queries once more in float64.
+    # Projected queries and keys, each copied for their product, and queries again in float64.
     return size * (tokens + weights + queries + 2 * projected) + 8 * batch * heads * rows * key_dim
 
 
 def _of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
-    """Bytes that a learned relative embedding takes besides: its rows for every shift, and the products with them.
+    """Additional bytes of a learned relative encoding: its rows for every shift, and the products with them.
 
-    ``maps`` is how many images have attention of their own; ``rows`` (queries) and ``heads`` are those of a block.
+    ``maps`` is the number of images with their own attention; ``rows`` (queries) and ``heads`` are those of a block.
     """
     encoding = layer.encoding
     if not isinstance(encoding, Relative):
         return 0
     tables = sum(table.numel() for table in encoding.tables)
-    # Once for each axis and once put together, in the type of the tables and in float64; and the numbers of the rows.
+    # The rows per axis and concatenated, in the tables' type and in float64; and the row numbers.
     needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(encoding.tables)) + 16 * tables
     if content:
         longest = max(len(table) for table in encoding.tables)
@@ -59,7 +59,7 @@ def _of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid,
 
 
 def multiplications(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and the scores of content."""
+    """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and the content scores."""
     heads, groups, channels, head_dim = layer.w_val.shape
     queries, tokens, width = grid.query_count, grid.token_count, layer.w_out.shape[3]
     total = batch * heads * groups * head_dim * (tokens * channels + queries * tokens + queries * width)

@@ -1,4 +1,4 @@
-"""Splits the heads of a layer on a grid into one-hot ones, with their shifts, and soft ones, from ``v`` and ``w_key_pos`` alone."""
+"""Splits a layer's heads on a grid into one-hot heads, with their shifts, and soft heads, from ``v`` and ``w_key_pos`` alone."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.execution.kernels.windows import Shifts
 from construct.execution.protocol import Layer
-from construct.execution.transforms import common, eagerly, plain, transformed
+from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
 from construct.heads import shifts_are_distinct
 from construct.tokens import TokenGrid
 
 CERTAIN = 746.0
-"""A score so far below the greatest one has the attention exp(−746), which is 0 in float64."""
+"""A score this far below the maximum gets attention exp(−746), which is 0 in float64."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What each head does on one grid.
+    """Which heads are pure shifts on one grid.
 
     Attributes:
         sharp: heads that are pure shifts.
@@ -38,27 +38,27 @@ class Plan:
 
 CACHE_SIZE = 1024
 _CACHE: dict[Any, Plan] = {}
-"""At most so many plans, by what they were made from."""
+"""At most ``CACHE_SIZE`` plans, keyed by everything that they depend on."""
 
 
 def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
-    """What each head does, if the attention factorises, or is established to be a shift, for every head; else None."""
+    """The plan, if the attention of every head factorises or is certain to be a shift; else None."""
     if layer.has_content():
         return None
     if transformed() and (layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None):
-        return None  # learned tables are not unwrapped, and members of a mapped call may look elsewhere each
+        return None  # learned tables are not unwrapped, and under vmap each member may look elsewhere
     plan = plan_for(layer, grid)
     return plan if layer.encoding.factorises or not plan.soft else None
 
 
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
-    """What each head does on this grid: looked up by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
+    """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
     v, w_key_pos, encoding = common(layer.v), common(layer.w_key_pos), layer.encoding
     assert v is not None
     assert w_key_pos is not None
     with nullcontext() if plain() else eagerly():
         bits = _bytes(v), _bytes(w_key_pos)
-    # A plan holds for this very code.
+    # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (*bits, v.dtype, w_key_pos.dtype, layer.heads, layer.radix, encoding.name, encoding.numbers())
     key = (numbers, grid.box, grid.common_box, grid.step, code)
@@ -76,21 +76,21 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
 def _bytes(t: Tensor) -> bytes:
     if t.device.type != "cpu" or t.dtype not in (torch.float32, torch.float64):
         t = t.cpu().view(torch.uint8)
-    return t.numpy().tobytes()
+    return shared_array(t).tobytes()
 
 
-@np.errstate(over="ignore", invalid="ignore")  # scores that overflow are no shift
+@np.errstate(over="ignore", invalid="ignore")  # a head whose scores overflow is not a shift
 def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
-    """Every head's shift, where it is established; c is float64 (heads, D_p)."""
+    """Find the heads that are certain to be shifts; c is float64 (heads, D_p)."""
     heads, box, common_box = len(c), grid.box, grid.common_box
     axes = [np.arange(least, most + 1, dtype=np.float64) for least, most in box]
     peaks = [np.full(heads, -1)] * len(box)
     if grid.step is None:
-        pass  # a shift is one only between evenly spaced queries and their keys
+        pass  # a shift requires evenly spaced queries
     elif isinstance(encoding, Quadratic):
         peaks = [_peak(encoding.along(c, n, axis)) for axis, n in enumerate(axes)]
     elif not isinstance(encoding, Parabola) or shifts_are_distinct(encoding.radix, box):
-        # One softmax over all shifts of the box: they are gone through.
+        # One softmax over all shifts of the box: enumerate them.
         r = encoding.r(encoding.argument(grid)).detach().cpu().numpy()
         at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1)) * (len(r) + 2) * 2.0**-52)
         places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
@@ -108,9 +108,9 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
 
 
 def _peak(scores: np.ndarray, doubt: np.ndarray | None = None) -> np.ndarray:
-    """Where each row has its maximum, if all else gets attention 0 in float64; else −1.  (heads, n) → (heads,).
+    """The index of each row's maximum if all else gets attention 0 in float64, else −1: (heads, n) → (heads,).
 
-    ``doubt`` (heads,) is what the difference of two scores may be off by; by default that of one axis of the quadratic encoding.
+    ``doubt`` (heads,) bounds the error of a difference of two scores; the default is that of one axis of the quadratic encoding.
     """
     at = scores.argmax(axis=1)
     rows = np.arange(len(scores))
@@ -126,11 +126,11 @@ def _peak(scores: np.ndarray, doubt: np.ndarray | None = None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sight:
-    """How the sharp heads see their tokens.
+    """What the sharp heads read, and at which shifts.
 
     Attributes:
-        shifts: between what is seen and the outputs.
-        padded: whether the padded input is seen, because padding copies inputs; else the input itself, with zeros around.
+        shifts: from outputs to the positions that they read.
+        padded: whether heads read the padded input, because padding copies inputs; else the input itself, with zeros around.
         stuffed: whether inputs are stuffed with zeros; the shifts then run from inputs to outputs.
     """
 
@@ -141,7 +141,7 @@ class Sight:
     @classmethod
     @lru_cache(maxsize=1024)
     def of(cls, grid: TokenGrid, plan: Plan, size: tuple[int, ...]) -> "Sight":
-        """For an input of spatial size ``size``."""
+        """Derive it for an input of spatial size ``size``."""
         affine, padded = grid.affine, False
         stuffed = affine is not None and any(step > 1 for _, step in affine)
         assert grid.step is not None  # else no head is a shift

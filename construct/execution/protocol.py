@@ -39,7 +39,7 @@ class Layer(Protocol):
         ...
 
     def frozen_now(self) -> Any:
-        """Where the heads look, which a compiler takes for a constant."""
+        """Where the heads look, which a compiler treats as a constant."""
         ...
 
     def position_vector(self) -> Tensor:
@@ -52,13 +52,13 @@ class Execution:
     """One way to evaluate Eq. 3: the same function by another route.
 
     Attributes:
-        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that type or the working one;
-            raises NotEnoughMemory before it allocates what does not fit.
+        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that type or the working type;
+            raises NotEnoughMemory before allocating what does not fit.
         memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters.
-        meaning: one line for people.
-        cost: (layer, batch, grid) → multiplications of a call, about.
-        picks: (layer, batch, grid) → the name of the execution that does the work; None where it is this one.
-        refuses: (layer) → why this execution cannot run a layer whatever the input is, in a few words; None if it can.
+        meaning: a description in one line.
+        cost: (layer, batch, grid) → approximate multiplications of a call.
+        picks: (layer, batch, grid) → the name of the execution that does the work; None if it is this one.
+        refuses: (layer) → why this execution cannot run a layer on any input, in a few words; None if it can.
     """
 
     run: Callable[[Any, Tensor, TokenGrid], Tensor]
@@ -84,5 +84,8 @@ def memory_format(x: Tensor) -> torch.memory_format:
     wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if wanted is None or is_batched(x):
         return torch.contiguous_format
-    last = x.is_contiguous(memory_format=wanted) and not x.is_contiguous()
+    if torch.compiler.is_compiling():  # which may map, and then torch answers for one format alone
+        last = x.movedim(1, -1).is_contiguous() and not x.is_contiguous()
+    else:
+        last = x.is_contiguous(memory_format=wanted) and not x.is_contiguous()
     return wanted if last else torch.contiguous_format

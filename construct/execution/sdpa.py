@@ -1,21 +1,21 @@
-"""Attention through torch's own ``scaled_dot_product_attention``: no map of T × T, memory O(T), content terms included.
+"""Attention through torch's ``scaled_dot_product_attention``: no T × T map, O(T) memory, content terms included.
 
-Expanded around a centre, so that q and k below are positions less the centre, the score of Eq. 6 is a dot product:
+With positions q and k relative to a centre, the score of Eq. 6 is a dot product:
 
     a_0 ‖k − q‖² + a·(k − q) = a_0 ‖k‖² + (a − 2 a_0 q)·k + (a term that is the same for every key),
 
-with (a_0, a) = Ŵ_keyᵀ v + Ŵ_keyᵀ W_qryᵀ X_q; and (X_q W_qry + u)·(X_k W_key) is one as it stands.  So each head has
+with (a_0, a) = Ŵ_keyᵀ v + Ŵ_keyᵀ W_qryᵀ X_q; and (X_q W_qry + u)·(X_k W_key) already is one.  So each head has
 
     Q = (a_0, a − 2 a_0 q, X_q W_qry + u),     K = (‖k‖², k, X_k W_key),     V = X W_val,
 
 of rank d + 1 + D_k, or d + 1 without content.  The softmax cancels what is the same for every key.  The parabola is the same
-with one axis: the number of a shift is linear, n(k − q) = n(k) − n(q).  Other encodings are refused: of a learned relative one
-the score is no product of features, and for the covariance no bound on the rounding is derived here.
+with one axis, as the number of a shift is linear: n(k − q) = n(k) − n(q).  Other encodings are refused: the score of a learned
+relative one is no product of features, and for the covariance no bound on the rounding is derived here.
 
-Scores are as exact as those of ``dense``, and what would be too coarse is refused: :mod:`construct.execution.precision` has the
-bound and its proof.  Everything is float64 for that, which on a CPU torch has a fused kernel for; elsewhere it has none, and
-the call is refused.  Torch would take a map of T × T without a word where sizes differ or strides do not suit, so only the
-fused kernel is let in.
+Scores are as exact as those of ``dense``, and heads whose scores would be too coarse are refused:
+:mod:`construct.execution.precision` has the bound and its proof.  This takes float64, for which torch has a fused kernel on the
+CPU alone; elsewhere the call is refused.  Torch would silently build a T × T map where sizes differ or strides do not fit, so
+only the fused kernel is allowed.
 """
 
 from functools import partial
@@ -40,7 +40,7 @@ from construct.heads import require_distinct
 from construct.tokens import TokenGrid
 
 KEYS_PER_BLOCK, QUERIES_PER_BLOCK = 512, 256
-"""The most scores that torch's kernel has at once, for each thread."""
+"""The largest block of scores that torch's kernel holds per thread."""
 
 
 def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
@@ -50,8 +50,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
 
     Raises:
         Coarse: (a NotImplementedError) rounding could turn a head to another key.
-        NotImplementedError: the device has no fused kernel for float64, or the scores of this encoding are no such product.
-        NotEnoughMemory: even so, it does not fit.
+        NotImplementedError: no fused float64 kernel on this device, vmap or forward mode, or an unsupported encoding.
+        NotEnoughMemory: the call does not fit in memory.
         ValueError: the grid has more shifts than the parabola's radix can number.
     """
     if not runs_on(x.device):
@@ -102,13 +102,13 @@ def factors(
     """Q and K of a block of heads: float64 (B or 1, heads, queries, rank) and (B or 1, heads or 1, T, rank).
 
     Args:
-        heads: which they are, for messages.
+        heads: their numbers, for messages.
         tokens: X, (B, T, D_in) in the working type.
         asking: X_q, (B, queries, D_in); None without content.
         keys: (T, D_p − 1), centred.
         queries: (queries, D_p − 1), centred.
         largest: max|r_p| over the shifts that occur, (D_p,).
-        w_qry: this and the rest are of these heads: (heads, D_in, D_k).
+        w_qry: (heads, D_in, D_k); this and all below are those of these heads.
         w_key: (heads, D_in, D_k).
         w_key_pos: (heads, D_k, D_p).
         u: (heads, D_k).
@@ -138,15 +138,15 @@ def _position_query(a: Tensor, queries: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q kᵀ) v by torch's fused kernel and no other: (B, heads, queries, width).
+    """softmax(q kᵀ) v by torch's fused kernel only: (B, heads, queries, width).
 
     All float64: q (B or 1, heads, queries, rank), k (B or 1, heads or 1, T, rank), v (B, heads, T, width).
 
     Raises:
-        RuntimeError: the fused kernel does not take these.
+        RuntimeError: the fused kernel does not accept these tensors.
     """
     batch, heads, _, width = v.shape
-    size = max(width, q.shape[3])  # all three alike, or torch takes the map of T × T
+    size = max(width, q.shape[3])  # equal for all three, or torch builds a T × T map
     q, k, v = (pad(t, (0, size - t.shape[3])).contiguous() for t in (q, k, v))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         q, k = (t.expand(batch, heads, -1, -1) for t in (q, k))
@@ -155,18 +155,18 @@ def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether torch has a fused kernel in float64 there."""
+    """Whether torch has a fused float64 kernel on this device."""
     return device.type == "cpu"
 
 
 def refuses(layer: Layer) -> str | None:
-    """Why the scores of a layer are no dot product of known rounding: its encoding; None if they are."""
+    """Why sdpa cannot run a layer: its encoding has no dot product of known rounding; None if it can."""
     name = layer.encoding.name
     return None if name in CLASSICAL else f"scores of the {name} encoding have no bound on their rounding there"
 
 
 def admits(layer: Layer, grid: TokenGrid) -> bool:
-    """Whether no head is refused as long as content does not move it."""
+    """Whether sdpa accepts every head, content aside."""
     if not runs_on(layer.v.device) or refuses(layer) is not None:
         return False
     try:
@@ -185,16 +185,16 @@ def _sizes(layer: Layer, content: bool) -> tuple[int, int, int]:
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Bytes of the queries, keys, values of a block of heads and what it saw, of the kernel's blocks, and of the output."""
+    """Bytes of a block of heads (queries, keys, values, attended values), of the kernel's blocks and of the output."""
     needed = partial(_needed, layer, batch, grid, layer.has_content())
     return needed(heads_per_block(layer, needed))
 
 
 def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int) -> int:
-    """As :func:`memory`, with so many heads at once."""
+    """As :func:`memory`, with ``heads`` heads at once."""
     size = working_dtype(layer.w_val.dtype).itemsize
     rank, width, head_size = _sizes(layer, content)
-    # Once as put together, once at the common size; with content, of which the projections are among the operands, once more.
+    # Once as concatenated, once at the common size; with content, once more (its projections count as operands).
     pairs = 8 * (grid.query_count * heads + grid.token_count) * (rank + head_size)
     if content:
         pairs = 8 * batch * heads * (grid.query_count + grid.token_count) * (2 * rank + head_size)
@@ -209,7 +209,7 @@ def _needed(layer: Layer, batch: int, grid: TokenGrid, content: bool, heads: int
 
 
 def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Multiplications: scores and their product with the values, at the common head size, and the projections."""
+    """Multiplications: the scores and their product with the values, at the common head size, and the projections."""
     heads, groups, channels, head_dim = layer.w_val.shape
     content = layer.has_content()
     total = 2 * grid.query_count * grid.token_count * _sizes(layer, content)[2]

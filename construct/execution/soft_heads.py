@@ -1,8 +1,8 @@
-"""Soft heads of position-only attention without autograd: one small softmax matrix for each axis, applied one after the other.
+"""Soft heads of position-only attention without autograd: one small softmax matrix per axis, applied one after the other.
 
-P^h = P_1^h ⊗ … ⊗ P_d^h (:mod:`construct.execution.axial`), evaluated for a range of queries of the first axis at a time.  Its
-factors are rows of one matrix product; along every other axis it is a batch of products with one matrix, and what comes out is
-what the next product reads.
+P^h = P_1^h ⊗ … ⊗ P_d^h (:mod:`construct.execution.axial`) is evaluated for a range of queries of the first axis at a time.
+The factors of that axis are rows of one matrix product; every other axis is a batch of products with one matrix, whose output
+is the input of the next.
 """
 
 from math import prod
@@ -17,14 +17,14 @@ from construct.execution.kernels.workspace import Workspace
 from construct.tokens import TokenGrid
 
 NEGLIGIBLE = 2.0**-100
-"""Entries of a factor below this are set to zero: products with numbers near the smallest are many times slower.  The
+"""Entries of a factor below this are set to zero: products with numbers near underflow are many times slower.  The
 certificate's bound counts them (:mod:`verify.rounding.model`)."""
 FACTOR_BYTES = 2**25
-"""The largest factor that is made whole (32 MiB)."""
+"""The largest factor that is computed as a whole (32 MiB)."""
 SCORES_AT_ONCE = 2**16
 """How many entries of factors are computed at a time; a single factor may have more."""
 FactorKey = tuple[float, ...]
-"""The components of c that a factor depends on: heads with equal ones share it."""
+"""The components of c that a factor depends on: heads with equal keys share the factor."""
 
 
 def fits(grid: TokenGrid) -> bool:
@@ -33,10 +33,10 @@ def fits(grid: TokenGrid) -> bool:
 
 
 def memory(grid: TokenGrid, heads: int, channels: int, dtype: torch.dtype, gpu: bool, recorded: bool) -> int:
-    """Bytes of the factors of so many heads, and of what is computed at a time; ``channels``: D_in of all images.
+    """Bytes of the factors of ``heads`` heads, and of what is computed at a time; ``channels`` is D_in times the batch size.
 
-    Of scores in float64 there are two terms and their sum for every head, and for all heads the shifts and their squares.
-    ``recorded``: as for factors that do not fit, rows of a single one are held.
+    Float64 scores take two terms and their sum for every head, and the shifts and their squares once for all heads.
+    If ``recorded``, as for factors that do not fit, only rows of a single factor are held.
     """
     total, size = 0, dtype.itemsize
     for n, queries in zip(grid.shape, grid.queries, strict=True):
@@ -53,13 +53,13 @@ def memory(grid: TokenGrid, heads: int, channels: int, dtype: torch.dtype, gpu: 
 
 
 def _numbers(grid: TokenGrid, heads: int, channels: int) -> int:
-    """Numbers computed for one query of the first axis: what each head reads, before and after the other axes; and two between."""
+    """Numbers computed per query of the first axis: each head's tokens before and after the other axes, and two buffers."""
     widest = prod(max(n, len(queries)) for n, queries in zip(grid.shape[1:], grid.queries[1:], strict=True))
     return (2 * heads + 2) * channels * widest
 
 
 def factor_keys(c: Tensor, encoding: Encoding, dims: int) -> list[list[FactorKey]]:
-    """The keys of the factors of every head, an axis each."""
+    """For each axis, the key of every head's factor."""
     values = c.tolist()
     return [[tuple(row[p] for p in encoding.components(axis)) for row in values] for axis in range(dims)]
 
@@ -67,7 +67,7 @@ def factor_keys(c: Tensor, encoding: Encoding, dims: int) -> list[list[FactorKey
 def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid) -> Tensor:
     """Σ_h P^h X W_h: x (B, D_in, *shape), padded, in the working type, and w (heads, groups, C, D) → (B, *o, groups, D).
 
-    c is float64 (heads, D_p), of an encoding that factorises.
+    c is float64 (heads, D_p), for an encoding that factorises.
     """
     (batch, total_channels), (heads, groups, channels, width), queries = x.shape[:2], w.shape, grid.query_shape
     tokens = x.movedim(1, -1).movedim(1, 0).flatten(1)  # (n_1, B · n_2 … n_d · D_in)
@@ -84,7 +84,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
             first = gemm.product(rows[:, part].flatten(0, 1), tokens, None, None, onednn).view(
                 len(rows), count, tokens.shape[1]
             )
-            # What the heads read stands side by side, as columns do in im2col, so that their sum is one product.
+            # The heads' tokens are adjacent, like im2col's columns, so that one product sums over the heads.
             columns = buffer[: count * lines * heads * total_channels].view(count * lines, groups, heads, channels)
             for head in range(heads):
                 read, leading, trailing = first[number[head]], count * batch, total_channels * prod(grid.shape[1:])
@@ -101,10 +101,10 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
 def _factors(
     c: Tensor, encoding: Encoding, grid: TokenGrid, axis: int, dtype: torch.dtype, keys: list[FactorKey]
 ) -> tuple[Tensor, list[int]]:
-    """P_i of every distinct key, (K, q_i, n_i), rows adding up to 1; and which of them is each head's."""
+    """P_i for every distinct key, (K, q_i, n_i), with rows summing to 1; and the number of each head's factor."""
     numbers: dict[FactorKey, int] = {}
     which = [numbers.setdefault(key, len(numbers)) for key in keys]
-    heads = [which.index(number) for number in numbers.values()]  # one for each key
+    heads = [which.index(number) for number in numbers.values()]  # one head per key
     tokens = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
     delta = tokens[None, :] - grid.queries[axis].to(c.device).double()[:, None]
     factors = torch.empty(len(heads), *delta.shape, dtype=dtype, device=c.device)

@@ -1,8 +1,8 @@
 """One-hot heads in plain tensor operations that ``torch.compile`` and ``torch.export`` can trace.
 
-A trace sees tensors without numbers, so where the heads look has to be known before: a trace freezes it.  What is traced is
-the shift itself, for any spatial size: pad, take what each head sees, multiply by its matrix; with channels first or last, as
-they lie in the input, so that nothing has to be transposed on the way in or out.
+A trace sees tensors without values, so where the heads look must be known beforehand: a trace freezes it.  It records the
+shift itself, for any spatial size: pad, take each head's tokens, multiply by its matrix.  Channels stay first or last, as in
+the input, so that nothing is transposed on the way in or out.
 """
 
 import logging
@@ -25,29 +25,29 @@ from construct.tokens import TokenGrid, output_size
 log = logging.getLogger(__name__)
 
 FROZEN = "_frozen_heads"
-"""The child in which the copy of a layer that is to be exported carries its :class:`FrozenHeads`; no other layer has it."""
+"""The submodule that holds the :class:`FrozenHeads` of a layer copied for export; no other layer has it."""
 FEW = ((12, 2), (32, 10))
-"""Outputs of fewer channels than the first number are few, if the input has so many times as many as the second says."""
+"""Pairs (n, m): the output channels are few if they are fewer than n, and the input has at least m times as many."""
 MANY = 9
-"""With more heads, what they see is gathered, not sliced head by head: 7×7 is compiled in a tenth of the time and runs 1.1 to 1.2
-times as long.  Where sizes are unknown to the compiler (``dynamic=True``), from two heads on."""
+"""With more heads, tokens are gathered, not sliced head by head: 7×7 compiles in a tenth of the time and runs 1.1 to 1.2
+times as long.  If the compiler does not know the sizes (``dynamic=True``), they are gathered for any number of heads."""
 EXAMPLE = 64
-"""Where no size is given, shifts are established on a grid this much longer than the kernel reaches."""
+"""Without a given size, shifts are read off on a grid this many steps longer than the kernel reaches."""
 
 
 Starts = tuple[tuple[int, ...], ...]
-"""For each head, the token that output 0 sees, an axis each."""
+"""For each head, the token that output 0 sees, as one position per axis."""
 
 
 class FrozenHeads(nn.Module):
-    """What an exported program has to know of a layer beforehand.
+    """What an exported program must know about a layer beforehand.
 
     Attributes:
-        start_1, …: on each axis the token that output 0 sees, (heads, 1, …); in no state dict, which has the eight tensors.
-        whole: as :func:`freeze` has it.
+        start_1, …: per axis, the token that output 0 sees, (heads, 1, …); not in the state dict, which has the eight tensors.
+        whole: as returned by :func:`freeze`.
 
     Raises:
-        ValueError: as :func:`freeze`.
+        ValueError: as for :func:`freeze`.
     """
 
     def __init__(self, layer: Layer):
@@ -64,7 +64,7 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
         The starts; and "w_val" or "w_out", because the other one is the identity, or "".
 
     Raises:
-        ValueError: some head is no shift that stays on the grid for every size of input.
+        ValueError: some head is not a shift that stays on the grid for every input size.
     """
     geometry = layer.geometry
     if layer.encoding.name not in CLASSICAL:
@@ -86,15 +86,16 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
 
 
 def frozen_now(layer: Layer) -> tuple[Starts, str] | None:
-    """As :func:`freeze`, carried out while ``torch.compile`` traces; None where nothing can be frozen."""
+    """As :func:`freeze`, called while ``torch.compile`` traces; None if the heads cannot be frozen."""
     try:
-        frozen = freeze(layer)
+        with eagerly():  # within a transform of torch.func, which the compiler follows, these tensors would be wrapped
+            frozen = freeze(layer)
     except ValueError as error:
         log.warning("not compiled, run as it is: %s", error)
         return None
     _say_once(
-        "compiled layers keep looking where their heads look now: after editing v or w_key_pos, call torch.compiler.reset() and "
-        "compile again"
+        "compiled layers keep looking where their heads look now: after editing v or w_key_pos, or W_val and W_out that are "
+        "frozen, call torch.compiler.reset() and compile again"
     )
     return frozen
 
@@ -105,10 +106,10 @@ def _say_once(message: str) -> None:
 
 
 def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
-    """Eq. 3 with attention known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's type; None if it is not.
+    """Eq. 3 if all heads are known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's type; else None.
 
     Raises:
-        NotImplementedError: torch.export traces tensors without numbers, from which no one knows where heads look.
+        NotImplementedError: torch.export traces tensors without values, which do not tell where heads look.
     """
     frozen, starts = getattr(layer, FROZEN, None), ()
     if frozen is not None:
@@ -120,14 +121,18 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
                 "construct.files.export.frozen_copy(network))"
             )
         with nullcontext() if torch.compiler.is_compiling() else eagerly():
-            id(layer)  # the compiler then guards on this very layer: what it takes for a constant holds for no other
+            id(layer)  # makes the compiler guard on this very layer: the constant holds for no other
             now = layer.frozen_now()
         if now is None:
             return None
         starts, whole = now
     dtype = working_dtype(x.dtype)
     identity = "w_out" if whole == "w_val" else "w_val"
-    if whole and not (torch.is_grad_enabled() and getattr(layer, identity).requires_grad):
+    # A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these too,
+    # and so is what functional_call puts in a parameter's place.
+    beside = getattr(layer, identity)
+    learns = beside.requires_grad if frozen is None else beside.requires_grad and torch.is_grad_enabled()
+    if whole and not learns and (frozen is not None or isinstance(beside, nn.Parameter)):
         w = _of(dtype, getattr(layer, whole))
     else:
         w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)
@@ -137,7 +142,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     tokens = padded(_of(dtype, x), geometry)
     bias = _of(dtype, layer.b_out)
     first = memory_format(x) == torch.contiguous_format
-    if frozen is not None:  # as many operations whatever the number of heads
+    if frozen is not None:  # the number of operations is independent of the heads
         y = _gathered(tokens, w, list(frozen.buffers()), bias, geometry)
     elif channels == width == 1:
         y = _by_channel(tokens, w, starts, geometry, bias)
@@ -158,7 +163,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
 
 
 def _is_static(x: Tensor) -> bool:
-    """Whether a compiler knows the sizes; each slice by one that it does not know costs it far more."""
+    """Whether a compiler knows the sizes; each slice by an unknown size costs it far more."""
     if not torch.compiler.is_dynamo_compiling():
         return True
     from torch.fx.experimental.symbolic_shapes import has_static_value
@@ -167,7 +172,7 @@ def _is_static(x: Tensor) -> bool:
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
-    """A call of a layer whose tensors have shapes and no numbers, fake or meta: (B, D_in, *n) → (B, D_out, *o), as abstract.
+    """Call a layer on fake or meta tensors, which have shapes but no values: (B, D_in, *n) → (B, D_out, *o), likewise.
 
     Raises:
         RuntimeError: this size has no output.
@@ -183,15 +188,15 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def _by_axis(starts: Starts, device: torch.device) -> list[Tensor]:
-    """On each axis the token that output 0 sees, (heads, 1, …)."""
+    """Per axis, the token that output 0 sees, (heads, 1, …)."""
     dims = len(starts[0])
     return [torch.tensor(along, device=device).view(-1, *(1,) * dims) for along in zip(*starts, strict=True)]
 
 
 def _gathered(tokens: Tensor, w: Tensor, starts: list[Tensor], bias: Tensor, geometry: ConvGeometry) -> Tensor:
-    """Channels first in memory: one gather of what all heads see, by position on each axis, and one product.
+    """Channels first in memory: gather the tokens of all heads, by position on each axis, then one product.
 
-    The size of every tensor is an expression that a program keeps, and works with: so few tensors; and sizes in the form
+    A program stores and evaluates an expression for every tensor size.  So there are few tensors, and sizes have the form
     (n − span − 1)//step + 1, in which a stride of a stride is one division, not two, and is known to be at least 1.
     """
     if len(starts[0]) == 1 and not any(geometry.span) and set(geometry.query_stride) == {1}:
@@ -223,14 +228,14 @@ def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
 
 
 def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """One channel a group: a product and a sum for each head, which a compiler fuses into one loop."""
+    """One channel per group: a product and a sum per head, which a compiler fuses into one loop."""
     views = (_head_view(tokens, start, geometry) for start in starts)
     start, *factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in (bias, *w.unbind()))
     return sum((part * factor for part, factor in zip(views, factors, strict=True)), start=start)
 
 
 def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """Outputs of few channels: one product a token, and sums of what the heads see, which a compiler fuses into one loop."""
+    """Few output channels: one product per token, then sums over the heads, which a compiler fuses into one loop."""
     heads, _, channels, width = w.shape
     matrix = w.transpose(2, 3).reshape(heads * width, channels)
     if memory_format(tokens) == torch.contiguous_format:
@@ -243,7 +248,7 @@ def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeo
 
 
 def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """Channels first in memory: one product of all heads, from the left, comes out with channels first."""
+    """Channels first in memory: one product for all heads, from the left, gives channels first."""
     _, groups, channels, _ = w.shape
     views = [_head_view(tokens, start, geometry) for start in starts]
     parts = [part.unflatten(1, (groups, channels)).flatten(3) for part in views]
@@ -253,10 +258,10 @@ def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvG
 
 
 def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """Channels last in memory: one product of all heads, from the right, comes out with channels last."""
+    """Channels last in memory: one product for all heads, from the right, gives channels last."""
     _, groups, channels, width = w.shape
     learning = torch.is_grad_enabled() and tokens.requires_grad
-    # Gradients of slices are added up head by head; those of what is looked up, number by number, and in no fixed order.
+    # Gradients of slices are summed head by head; those of indexing, number by number in no fixed order.
     gathered = (_sliced if learning or len(starts) == 1 else _looked_up)(tokens, starts, geometry)
     rows = gathered.unflatten(-1, (groups, channels)).movedim(-2, 0)  # (g, B, *o, heads, C)
     matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
@@ -265,12 +270,12 @@ def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeo
 
 
 def _sliced(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
-    """What all heads see, a slice each: (B, C, *tokens) → (B, *o, heads, C).  A compiler makes a loop for each."""
+    """The tokens of all heads, one slice per head: (B, C, *tokens) → (B, *o, heads, C).  A compiler makes a loop for each."""
     return torch.stack([_head_view(tokens, start, geometry).movedim(1, -1) for start in starts], dim=-2)
 
 
 def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
-    """As :func:`_sliced`, looked up by position.  A compiler makes a single loop, which writes memory once, in order."""
+    """As :func:`_sliced`, by indexing.  A compiler makes a single loop, which writes memory once, in order."""
     places = []
     for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
         queries = torch.arange(0, tokens.shape[axis + 2] - span, step, device=tokens.device)
@@ -282,7 +287,7 @@ def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor
 def padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
     """The padded grid in traceable operations: (B, C, *n) → (B, C, *tokens)."""
     for axis, stuff in enumerate(geometry.stuffing, start=2):
-        if stuff > 1:  # zeros after every input, and those after the last taken off again
+        if stuff > 1:  # zeros after every input; those after the last are removed
             x = nn.functional.pad(x.unsqueeze(axis + 1), (0, 0) * (x.dim() - axis - 1) + (0, stuff - 1)).flatten(
                 axis, axis + 1
             )
@@ -294,10 +299,10 @@ def padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def _head_view(tokens: Tensor, start: tuple[int, ...], geometry: ConvGeometry) -> Tensor:
-    """What one head sees: a strided slice of the tokens."""
+    """The tokens of one head, as a strided slice."""
     for axis, (t, span, step) in enumerate(zip(start, geometry.span, geometry.query_stride, strict=True), start=2):
         if span:
-            tokens = tokens.narrow(axis, t, tokens.shape[axis] - span)  # from where the whole kernel fits
+            tokens = tokens.narrow(axis, t, tokens.shape[axis] - span)  # as many positions as the whole kernel fits
         if step > 1:
             tokens = tokens[(..., slice(None, None, step), *(slice(None),) * (tokens.dim() - axis - 1))]
     return tokens

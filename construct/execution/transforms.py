@@ -1,11 +1,12 @@
 """Detects ``torch.func`` transforms, forward-mode derivatives, fake and meta tensors, and tracing.
 
-Where heads look is read off the numbers of ``v`` and ``w_key_pos``.  A transform wraps these numbers, and a fake tensor has none.
+Where heads look is read from the values of ``v`` and ``w_key_pos``.  A transform wraps these values, and a fake tensor has none.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
@@ -17,7 +18,7 @@ _MODES = torch._C._TorchDispatchModeKey
 
 
 def transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work, or derivatives are carried forward."""
+    """Whether a ``torch.func`` transform or forward-mode differentiation is active."""
     return _functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
@@ -31,30 +32,30 @@ def traced() -> bool:
 
 
 def jit_traced() -> bool:
-    """Whether ``torch.jit.trace`` is recording: sizes are then tensors."""
+    """Whether ``torch.jit.trace`` is recording; sizes are then tensors."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 def faked() -> bool:
-    """Whether all that operators make is fake."""
+    """Whether a fake-tensor mode is active, except under a compiler."""
     return not torch.compiler.is_compiling() and torch._C._get_dispatch_mode(_MODES.FAKE) is not None
 
 
 def abstract(*tensors: Tensor) -> bool:
-    """Whether any of these has a shape and no numbers: fake, or on the meta device."""
+    """Whether any of these tensors has a shape but no values: fake, or on the meta device."""
     if torch.compiler.is_compiling():
-        return False  # its tensors stand for ones with numbers
+        return False  # the compiler's tensors stand for real ones
     return any(t.device.type == "meta" or isinstance(_unwrapped(t)[0], FakeTensor) for t in tensors)
 
 
 def plain() -> bool:
-    """Whether operators run as they are: no transform, forward derivative, fake mode or trace but a compiler's is active."""
+    """Whether operators run normally: no transform, forward mode, fake mode or trace (other than a compiler's) is active."""
     return torch.compiler.is_compiling() or not (transformed() or traced() or faked())
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Switch traces, fake modes and transforms off within the block: results have numbers, and sizes are ints."""
+    """Disable traces, fake modes and transforms within the block: results have values, and sizes are ints."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[arg-type]
     try:
@@ -65,7 +66,7 @@ def eagerly() -> Iterator[None]:
 
 
 def numbers(t: Tensor) -> Tensor:
-    """A tensor's numbers without the wrappers of ``torch.func``; mapped axes come first."""
+    """A tensor's values without the wrappers of ``torch.func``; mapped axes come first."""
     if plain():
         return t.detach()
     t, axes = _unwrapped(t)
@@ -77,7 +78,7 @@ def numbers(t: Tensor) -> Tensor:
 
 
 def _unwrapped(t: Tensor) -> tuple[Tensor, list[int]]:
-    """What is in all wrappers of ``torch.func``; and from the innermost on, which of the axes left each of them maps over."""
+    """The tensor inside all ``torch.func`` wrappers; and, from the innermost, which of the remaining axes each maps over."""
     axes: list[int] = []
     while _functorch.is_functorch_wrapped_tensor(t):
         if _functorch.is_batchedtensor(t):
@@ -87,21 +88,31 @@ def _unwrapped(t: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def is_batched(t: Tensor) -> bool:
-    """Whether ``torch.func.vmap`` maps over it."""
+    """Whether ``torch.func.vmap`` maps over a tensor."""
     return not torch.compiler.is_compiling() and bool(_unwrapped(t)[1])
 
 
+def shared_array(t: Tensor) -> np.ndarray:
+    """The very memory of a tensor on the CPU that records nothing.
+
+    Not by ``numpy()``, after which torch never resizes the storage again: FSDP frees parameters that way.
+    """
+    if torch.compiler.is_compiling():
+        return t.numpy()  # a compiler knows this one alone
+    return np.from_dlpack(t.resolve_neg())  # type: ignore[arg-type]  # dlpack drops a sign kept apart
+
+
 def nonzero(t: Tensor) -> bool:
-    """Whether any number is not zero; asked in every call, and numpy is the quickest to tell."""
+    """Whether any value is nonzero; every call checks this, and numpy is the fastest way."""
     t = numbers(t)
     with nullcontext() if plain() else eagerly():
         if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
-            return bool(t.numpy().any())
+            return bool(shared_array(t).any())
         return bool(t.any())
 
 
 def common(t: Tensor) -> Tensor | None:
-    """The numbers that all members of a mapped tensor share; None if they differ."""
+    """The values that all members of a mapped tensor share; None if they differ."""
     values, dims = numbers(t), t.dim()
     if values.dim() > dims:
         with eagerly():

@@ -82,7 +82,7 @@ class Allowed:
     packages: tuple[str, ...] = ()
 
     def of(self, names: Iterable[str]) -> dict[str, Any]:
-        """The allowed ones among these names, imported."""
+        """Import those of these names that are allowed."""
         allowed = dict(self.exact)
         for name in names:
             module, _, last = name.rpartition(".")
@@ -91,7 +91,7 @@ class Allowed:
                 continue
             with contextlib.suppress(Exception, SystemExit):  # a module that cannot be imported has no class
                 kind = vars(import_module(module)).get(last)
-                # No function, and nothing that the package imports from elsewhere, which could be anything.
+                # Functions are excluded, and so is whatever the package imports from elsewhere.
                 if isinstance(kind, type) and _name(kind) == name:
                     allowed[name] = kind
         return allowed
@@ -149,10 +149,10 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
 
 
 def stand_in(name: str) -> type[nn.Module]:
-    """An inert class in place of one that is not imported: it keeps a module's children and tensors, and can compute nothing.
+    """An inert class to replace one that is not imported: it keeps a module's children and tensors, and computes nothing.
 
     Raises:
-        Malformed: by an object of it that would lose modules.
+        Malformed: raised by one of its objects that would lose modules.
     """
 
     def keep(self: nn.Module, *arguments: object) -> None:
@@ -175,12 +175,12 @@ def stand_in(name: str) -> type[nn.Module]:
 
 
 def unlisted_names(walker: Walker, allowed: Collection[str] = ()) -> list[str]:
-    """The names in a file that neither the allow-list has nor ``allowed``."""
+    """The names in a file that are neither on the allow-list nor in ``allowed``."""
     return sorted(walker.names - _listed().keys() - KNOWN - {*allowed})
 
 
 def walk_file(file: BinaryIO) -> Walker:
-    """Walk the pickles of a file of torch.save for its names and records; nothing is executed.
+    """Walk the pickles of a torch.save file for its names and records; nothing is executed.
 
     Raises:
         Malformed: a zip archive that torch.save did not write.

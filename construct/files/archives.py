@@ -36,9 +36,9 @@ class Entry:
     Attributes:
         name: its full name.
         flags: torch sets two: a descriptor follows; the name is UTF-8.
-        method: of compression; 0 for none.
+        method: the compression method; 0 for none.
         crc: its checksum.
-        size: of its content; ``packed`` is the stored size.
+        size: the size of its content; ``packed`` is the stored size.
         at: the offset of its local header.
         large: the zip64 extra field, which both headers have if a number needs more than 32 bits.
     """
@@ -59,7 +59,7 @@ class Record:
 
     Attributes:
         start: offset of the content.
-        size: of the content.
+        size: size of the content.
         aligned: bytes of padding that align it; -1 if it has no padding field.
         described: whether a data descriptor follows.
     """
@@ -158,7 +158,7 @@ def content(file: BinaryIO, record: Record) -> bytes:
 
 
 def _ends(file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """The begin and end of the directory, and the count of its entries, on which all end records must agree."""
+    """The start and end of the directory, and its number of entries, on which all end records must agree."""
     if size < _END.size or _read(file, size - _END.size, 4) != b"PK\5\6":
         tail = _read(file, max(0, size - 2**17), min(size, 2**17))
         end = tail.rfind(b"PK\5\6")

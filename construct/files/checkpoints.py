@@ -21,7 +21,7 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 WRAPPERS = ("module", "_orig_mod")
 """Path components that they insert where parts of a network are wrapped."""
 AVERAGED = "n_averaged"
-"""The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
+"""The counter that ``torch.optim.swa_utils.AveragedModel`` keeps next to the averages, ``module.*``."""
 
 
 def unwrap(content: object, place: str = "") -> tuple[object, tuple[str, ...]]:
@@ -104,13 +104,13 @@ _DICTS = ("dict", "OrderedDict")
 
 
 def _kind_of(record: object) -> str:
-    """What a record is of: a module, or a state dict; empty if it is neither."""
+    """What a record represents: a module or a state dict; empty if neither."""
     if isinstance(record, Instance) and isinstance(record.state, Container) and "_modules" in record.state.items[::2]:
         return f"module of class {record.name.rpartition('.')[2]}"
     if isinstance(record, Container) and record.kind in _DICTS:
         if not all(isinstance(key, str) for key in record.items[::2]):
             return ""
-        # By their names, for an optimizer's moments of one parameter are a dict of tensors, too.
+        # Judged by names, as an optimizer's moments of one parameter are a dict of tensors, too.
         names = [key for key, value in record.pairs() if isinstance(value, Instance) and value.name == "tensor"]
         weights = [name.rpartition(".")[2].startswith(("weight", "original", "w_key_pos")) for name in names]
         return "state dict" if any("." in name for name in names) or any(weights) else ""
@@ -118,7 +118,7 @@ def _kind_of(record: object) -> str:
 
 
 def matched_names(names: Collection[str], wanted: Collection[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The names of a state dict without wrapper prefixes, to match the network's (new → old); and notes on what was done."""
+    """Strip wrapper prefixes from a state dict's names to match the network's (new → old); and notes on what was done."""
     notes: list[str] = []
     old = {name: name for name in names}
     if AVERAGED in old and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in old):

@@ -19,7 +19,7 @@ from construct.files.pickle_records import Storage
 from construct.files.pickle_walk import LARGEST_PICKLE
 
 LONGEST_HEADER = 100_000_000
-"""Bytes of a safetensors header; the library's own limit."""
+"""The most bytes of a safetensors header; the library's own limit."""
 
 _FOREIGN = {
     b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
@@ -40,7 +40,7 @@ _WIDTHS = {f"{kind}{bits}": bits // 8 for kind in "IUF" for bits in (16, 32, 64)
 _WIDTHS |= {"BF16": 2, "C64": 8, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 _LARGEST_NOTE = 64
-"""Bytes of a small record such as ``byteorder``."""
+"""The most bytes of a small record such as ``byteorder``."""
 _WRITTEN = frozenset(
     {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
 )
@@ -70,7 +70,7 @@ def kind_of(file: BinaryIO, path: Path) -> str:
         return "pickle"
     if start[8:9] == b"{" or path.name.endswith(".safetensors"):
         return "safetensors"
-    # A message of protocol buffers whose first field is a small version number, and whose second one is known to ONNX.
+    # A protobuf message whose first field is a small version number, and whose second one is known to ONNX.
     if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
         raise BadModelFile("an ONNX model, which is not read", "give the PyTorch model that it was exported from")
     raise BadModelFile(f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote")
@@ -90,12 +90,12 @@ def _as_text(start: bytes) -> str:
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip archive of torch.save, checked to the last byte.
+    """A zip archive that torch.save wrote, checked to the last byte.
 
     Attributes:
         file: the open file.
         kind: "pt2" for a program of torch.export, or "torch.save".
-        records: by their names inside its top folder, in order.
+        records: its records by their names inside its top folder, in order.
     """
 
     file: BinaryIO
@@ -133,7 +133,7 @@ class Archive:
 
 
 def check_archive(file: BinaryIO) -> Archive:
-    """Check a zip archive: complete, uncompressed, with right checksums (torch ignores them), and unambiguous.
+    """Check that a zip archive is complete, uncompressed and unambiguous, with correct checksums (torch ignores them).
 
     Raises:
         BadModelFile: it is not.
@@ -222,7 +222,7 @@ def strict_json(text: str) -> Any:
     """Parse JSON, refusing duplicate keys.
 
     Raises:
-        ValueError: not such JSON.
+        ValueError: it is not such JSON.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

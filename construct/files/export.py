@@ -1,6 +1,6 @@
 """Export of a converted network to ``.pt2`` (torch.export) and ONNX, to run without this project.
 
-The program holds plain tensor operations: of the padded tokens those that all heads see are gathered, and multiplied by the heads'
+The program holds plain tensor operations: it gathers the padded tokens that all heads see, and multiplies them by the heads'
 matrices.  The shifts of the heads are constants in it, and it is as long for one head as for a thousand.
 """
 
@@ -24,7 +24,7 @@ from construct.modules.traversal import every_module
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode in which every attention layer has a child that says where its heads look.
+    """A copy in eval mode in which every attention layer has a submodule that says where its heads look.
 
     Raises:
         ValueError: a layer cannot be traced; the message has its path.
@@ -43,7 +43,7 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 def export_program(
     model: nn.Module, input_size: Sequence[int]
 ) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
-    """The network as a torch.export program, with batch and spatial axes dynamic where it allows that.
+    """Export the network as a torch.export program, with batch and spatial axes dynamic where possible.
 
     Args:
         model: a converted network that takes one tensor.
@@ -111,7 +111,7 @@ class Program:
     """An exported network.
 
     Attributes:
-        content: of the file.
+        content: the content of the file.
         fixed: the static axes of the input ("batch", "axis 1", ...).
         difference: the greatest difference from the converted network on a random input, run from ``content``; None if no
             runtime is installed.
@@ -133,7 +133,7 @@ def to_pt2(model: nn.Module, input_size: Sequence[int]) -> Program:
     """The network as a ``.pt2`` file, which ``torch.export.load`` reads without this project.
 
     Raises:
-        ValueError: as :func:`export_program`.
+        ValueError: see :func:`export_program`.
     """
     program, static = export_program(model, input_size)
     stream = io.BytesIO()
@@ -147,7 +147,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
     """The network as an ONNX file, run once with onnxruntime if that is installed.
 
     Raises:
-        ValueError: as :func:`export_program`; or a package is missing, or ONNX or onnxruntime does not support the network.
+        ValueError: see :func:`export_program`; or a package is missing, or ONNX or onnxruntime does not support the network.
     """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:

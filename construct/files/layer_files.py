@@ -32,7 +32,7 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
     """The geometry records in a state dict or in the metadata of a safetensors file, by layer path.
 
     Raises:
-        BadModelFile: the safetensors metadata are no JSON object.
+        BadModelFile: the safetensors metadata are not a JSON object.
     """
     if GEOMETRY in metadata:
         try:
@@ -83,7 +83,7 @@ def layers_of(state: Mapping[str, Tensor], records: Mapping[str, Any]) -> dict[s
 
 
 def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
-    """Bare modules nested by path, with the layers as leaves and no forward; a layer alone, with the path "", as it is.
+    """Bare modules nested by path, with the layers as leaves and no forward; a single layer at the path "" is returned as it is.
 
     Raises:
         BadModelFile: a layer's path lies inside another's.

@@ -57,10 +57,10 @@ def load(
     'MHSA'
 
     Args:
-        path: of a file that ``construct.save``, ``torch.save`` or ``python -m construct.from_conv`` wrote.
-        model: the network that was saved, before or after conversion; it is not changed.  A state dict needs it; of a whole
-            module, only the tensors are read then, and its classes need not be allowed.
-        layers: return only the attention layers, which needs no network and no class of its own.
+        path: a file that ``construct.save``, ``torch.save`` or ``python -m construct.from_conv`` wrote.
+        model: the network that was saved, before or after conversion; it is not changed.  A state dict needs it; if the file
+            holds a whole module, only its tensors are then read, and its classes need not be allowed.
+        layers: return only the attention layers, which needs neither the network nor its classes.
         allow: more classes that the file may hold: exact names (``package.module.Class``), or packages, which allow every class
             that they define; these packages are imported.
         trust: whether the file may run code.
@@ -71,8 +71,8 @@ def load(
         attention layer, or bare modules with every attention layer at its path.
 
     Raises:
-        BadModelFile: no such file, no model, damaged, with classes that are not allowed, a state dict without ``model``, or one
-            that does not fit ``model``.
+        BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not allowed; or a state dict
+            comes without ``model``, or does not fit it.
     """
     with naming(path):
         if layers and model is not None:
@@ -124,7 +124,7 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes; and notes on renamed tensors.
 
     Where the file has an attention layer in place of a convolution, the copy has one too: with the geometry in the file,
-    or else that of the convolution.  ``name`` is that of the network, for messages.
+    or else that of the convolution.  ``name`` is the network's name, for messages.
 
     Raises:
         BadModelFile: they do not fit.
@@ -177,7 +177,7 @@ def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], record
     """The file's attention layer for a convolution of the network.
 
     Raises:
-        ValueError: no convolution, or one with another geometry.
+        ValueError: not a convolution, or one with another geometry.
     """
     try:
         geometry = geometry_of(conv)

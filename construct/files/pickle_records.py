@@ -10,7 +10,7 @@ import torch
 from construct.files.archives import Malformed
 
 MOST_EXPANDED = 2**26
-"""Elements of all tensors beyond those stored (a stride of 0 repeats them)."""
+"""The most elements of all tensors beyond those stored (a stride of 0 repeats them)."""
 
 WIDTHS = {
     **{"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1},
@@ -31,7 +31,7 @@ class Global:
 
 @dataclass(eq=False, slots=True)
 class Container:
-    """A list, dict or set with its items (of a dict, keys and values in turn)."""
+    """A list, dict or set with its items (for a dict, keys and values in turn)."""
 
     kind: str
     items: list[Any] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Storage:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         return self.count * STORAGES[self.kind]
 
 
@@ -79,7 +79,7 @@ def fill(target: Any, kind: str, items: list[Any]) -> Any:
     """Append items to a list, or insert keys and values (in turn) into a dict; returns the target.
 
     Raises:
-        Malformed: the target is no such container, or a key is invalid or a duplicate.
+        Malformed: the target is not such a container, or a key is invalid or a duplicate.
     """
     if not isinstance(target, Container) or (target.kind != kind and not (kind == "dict" and target.kind in _DICTS)):
         raise Malformed(f"its pickle puts items of a {kind} into a {name_of(target)}, which torch does not read")
@@ -123,7 +123,7 @@ def _tensor(walker: Any, name: str, storage: Any, offset: Any, size: Any, stride
     counts("a tensor", (offset,), size, stride)
     if len(size) != len(stride):
         raise Malformed("a tensor has another number of strides than of axes")
-    dtypes = [x for x in rest if isinstance(x, Global)]  # of _v3, whose storages are bytes
+    dtypes = [x for x in rest if isinstance(x, Global)]  # from _v3, whose storages are bytes
     scale = max((_width(dtype.name) for dtype in dtypes), default=1)
     stored = storage.count // scale
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
@@ -162,7 +162,7 @@ def _container(kind: str) -> Callable[..., Container]:
         if len(arguments) > 1 or not all(isinstance(x, Container) for x in arguments):
             raise Malformed(f"its pickle makes a {kind} with unexpected arguments")
         items = [item for container in arguments for item in container.items]
-        if kind == "OrderedDict":  # of Python 2: a list of lists, a key and a value each
+        if kind == "OrderedDict":  # from Python 2: a list of [key, value] lists
             if not all(isinstance(pair, Container) and pair.kind == "list" and len(pair.items) == 2 for pair in items):
                 raise Malformed(f"its pickle makes a {kind} with unexpected arguments")
             items = [part for pair in items for part in pair.items]
@@ -213,4 +213,4 @@ CALLS: Mapping[str, Callable[..., Any]] = {
 }
 
 KNOWN = frozenset({*CALLS, *STORAGES, *DTYPES, "torch.Tensor"})
-"""All names that a model file may use beside its classes."""
+"""All names that a model file may use besides its classes."""

@@ -29,15 +29,15 @@ from construct.files.pickle_records import (
 )
 
 MOST_STEPS = 700_000
-"""Instructions of a pickle: a module takes about 150, a tensor 40; walking this many, and torch.load once, takes 5 s."""
+"""The most instructions of a pickle: a module takes about 150, a tensor 40; walking these, and torch.load, takes 5 s."""
 LARGEST_PICKLE = 2**27
-"""Bytes of a model's pickled structure, without its numbers."""
+"""The most bytes of a model's pickled structure, without its numbers."""
 LONGEST_TEXT = 2**26
-"""Bytes of one text."""
+"""The most bytes of one string."""
 DEEPEST, MOST_LEAVES = 500, 10**7
 """Limits on nested lists, tuples and dicts, counted as if nothing were shared."""
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-"""At the beginning of a file of torch.save before 1.6."""
+"""The first two values in a file of torch.save before 1.6."""
 
 
 class Walker:
@@ -46,7 +46,7 @@ class Walker:
     Attributes:
         names: all globals that the pickles look up.
         texts: all strings in them.
-        storages: of all tensors, by key, in order of appearance.
+        storages: the storages of all tensors, by key, in order of appearance.
         root: the record of the file's content; None if its pickle has no end.
         malformed: the first error; the walk continues after it to collect names.
     """
@@ -63,7 +63,7 @@ class Walker:
         self.objects: list[Instance] = []
 
     def walk(self, file: BinaryIO) -> Any:
-        """Interpret one pickle; the record of its content, or None if it has no end."""
+        """Interpret one pickle; returns the record of its content, or None if it has no end."""
         stream, root = _BoundedFile(file), None
         try:
             root = self._walk(stream)

@@ -40,12 +40,12 @@ class ModelFile:
     """A model file that was read.
 
     Attributes:
-        path: of the file.
-        sha256: of its bytes, in hexadecimal.
+        path: the file's path.
+        sha256: the digest of its bytes, in hexadecimal.
         content: a module, or a state dict.
         kind: its format: "torch.save", "pickle" (of torch.save before 1.6), "safetensors" or "pt2".
         notes: what was assumed or ignored, one sentence each.
-        metadata: of a safetensors file.
+        metadata: the metadata of a safetensors file.
         extra_names: the names in it that only ``allow`` or ``trust`` admitted.
     """
 
@@ -93,10 +93,10 @@ def read(path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, iner
     """Read a module or a state dict; code in the file runs only with ``trust``.
 
     ``allow`` and ``trust`` are those of :func:`construct.load`.  With ``inert``, objects of other classes are read without
-    importing these: as modules that hold what they held and compute nothing.
+    importing these classes: as modules that keep their content and compute nothing.
 
     Raises:
-        BadModelFile: no such file, no model, damaged, or with classes that are not allowed.
+        BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not allowed.
     """
     place, allowed = regular_file(path), import_allowed(allow)
     notes: list[str] = []
@@ -156,7 +156,7 @@ def read_inputs(path: FilePath) -> Any:
 
 
 LAZY = "torch.nn.parameter.UninitializedParameter"
-"""The class of weights that do not exist yet."""
+"""The class of weights that are not initialised yet."""
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
 _KINDS = {
     "safetensors": "safetensors",
@@ -167,7 +167,7 @@ _KINDS = {
 
 
 def _detect(file: BinaryIO, path: Path) -> tuple[str, Archive | None]:
-    """The format of a file, a key of ``_KINDS``; and its zip archive, checked, if it is one."""
+    """The format of a file, a key of ``_KINDS``; and, if it is a zip archive, the checked archive."""
     kind = kind_of(file, path)
     archive = check_archive(file) if kind == "zip" else None
     return kind if archive is None else archive.kind, archive
@@ -207,7 +207,7 @@ def _load_pickled(
 
 
 def _load_trusted(file: BinaryIO, kind: str) -> object:
-    """Load a pickle or a torch.export program with whatever code it holds, because the user said ``trust``.
+    """Load a pickle or a torch.export program, running any code in it, because the user said ``trust``.
 
     Raises:
         BadModelFile: it cannot be loaded.

@@ -33,14 +33,14 @@ def save(model: nn.Module, path: FilePath) -> None:
 
     Args:
         model: made of torch.nn classes and attention layers of this project.
-        path: of the file.  A name that ends in ``.safetensors`` stores only the tensors and the geometry of attention layers;
-            any other name is written with torch.save.
+        path: the file to write.  A name that ends in ``.safetensors`` stores only the tensors and the geometry of attention
+            layers; any other name is written with torch.save.
 
     Raises:
         BadModelFile: the module could not be read back safely; or the name is that of an exported program (``.pt2``,
             ``.onnx``), which needs an input size: see :mod:`construct.files.export`.
         OSError: the file cannot be written.
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
@@ -70,7 +70,7 @@ def is_own_output(path: FilePath) -> bool:
 
 
 def unlisted_names_in(path: Path) -> list[str]:
-    """The names in a file of torch.save that are not on the allow-list."""
+    """The names in a torch.save file that are not on the allow-list."""
     with path.open("rb") as file:
         return unlisted_names(walk_file(file))
 
@@ -82,10 +82,10 @@ def check_destination(
     ours: Callable[[Path], bool] = is_own_output,
     flag: str = "-o",
 ) -> Path:
-    """Check, before the long work, that the output can be written and replaces no file of the user's.
+    """Check, before the long work, that the output can be written and replaces none of the user's files.
 
     Args:
-        path: of the output.
+        path: the path of the output.
         source: the model file that is read.
         force: whether any file may be replaced.
         ours: whether a file is earlier output of this project, which may be replaced.
@@ -121,7 +121,7 @@ def check_destination(
 
 
 def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
-    """Write a module, a state dict or bytes atomically: into a temporary file beside ``path``, fsynced, then renamed.
+    """Write a module, a state dict or bytes atomically: into a temporary file next to ``path``, fsynced, then renamed.
 
     Raises:
         BadModelFile: the content could not be read back safely.

@@ -29,7 +29,7 @@ HOOKS = {
     "_backward_hooks": "backward hook",
 }
 CODE = ("forward", "_conv_forward", "_output_padding", "__call__", "_call_impl", "__getattr__", "__getattribute__")
-"""Methods that determine the result of a call; a subclass that overrides one is no plain convolution."""
+"""Methods that determine the result of a call; a subclass that overrides one is not a plain convolution."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -51,7 +51,7 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     """The geometry of a convertible convolution.
 
     Raises:
-        UnsupportedLayer: the module cannot be converted; with the reason.
+        UnsupportedLayer: the module cannot be converted; the error says why.
     """
     try:
         reason = _class_reason(conv)
@@ -108,7 +108,7 @@ def hook_reason(module: Any) -> str | None:
 
 
 def by_rule(module: nn.Module) -> str:
-    """The remedy for a class with a forward of its own: a rule."""
+    """The remedy for a class with its own forward: a rule."""
     return (
         f"in Python, construct.convert(model, rules={{{type(module).__name__}: function}}) takes the torch layers that "
         "compute the same"
@@ -148,7 +148,7 @@ def _value_reason(conv: Any) -> str | None:
 
 
 def _is_plain_parameter(kind: type) -> bool:
-    """Whether operations see nothing but numbers in such a parameter; a class may also take them over."""
+    """Whether operations see only numbers in parameters of this class; a class may also override operations."""
     hooks = ("__torch_function__", "__torch_dispatch__")
     return issubclass(kind, nn.Parameter) and all(
         inspect.getattr_static(kind, hook) is inspect.getattr_static(nn.Parameter, hook) for hook in hooks
@@ -198,7 +198,7 @@ def _read_geometry(conv: Any) -> ConvGeometry:
 
 
 def _tuple(value: Any, dims: int) -> Any:
-    """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses what is no integer."""
+    """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses non-integers."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     try:
         numbers = tuple(index(n) for n in values if not isinstance(n, bool | torch.Tensor))

@@ -1,10 +1,10 @@
-"""Parametrizations with which an MHSA layer learns the centre and sharpness of every head, or gated attention to content.
+"""Parametrizations with which an MHSA layer learns the centre and sharpness of every head, or gated content attention.
 
 ``torch.nn.utils.parametrize`` computes ``v`` (and a gated ``w_qry``) from new parameters; all other code reads ``v`` as
 usual.  :func:`settle` turns computed tensors into plain ones, for files.
 
-log α is learned: α stays positive, so every head keeps a centre, and a step scales it.  At full sharpness (α = 1024) attention is
-one-hot and the gradients of all scores are exactly zero: start from a moderate α to learn.
+The layer learns log α, so α stays positive, every head keeps a centre, and a step scales α.  At full sharpness (α = 1024)
+attention is one-hot and the gradients of all scores are exactly zero: start from a moderate α to learn.
 """
 
 import torch
@@ -68,7 +68,7 @@ class Gaussian(_HeadVector):
 
 
 class Gate(nn.Module):
-    """Parametrization g_h·W_qry^h: one learned gate per head for attention to content, 0 at first; of the type of W_qry."""
+    """Parametrization g_h·W_qry^h: one learned gate per head for content attention, 0 at first, in the dtype of W_qry."""
 
     def __init__(self, like: Tensor):
         super().__init__()
@@ -80,7 +80,7 @@ class Gate(nn.Module):
 
 
 def learned_quadratic(layer: MHSA) -> MHSA:
-    """Parametrize ``v`` by the sharpness α and the shift τ of every head, to learn them from their present values.
+    """Parametrize ``v`` by the sharpness α and the shift τ of every head, to learn them from their current values.
 
     >>> import torch, construct
     >>> layer = learned_quadratic(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
@@ -88,7 +88,7 @@ def learned_quadratic(layer: MHSA) -> MHSA:
     {'original0': (9,), 'original1': (9, 2)}
 
     Args:
-        layer: of the quadratic encoding, each head with a centre (α > 0); changed in place.
+        layer: a layer with the quadratic encoding, each head with a centre (α > 0); changed in place.
 
     Returns:
         The layer; ``parametrizations.v`` holds ``original0`` (log α, (heads,)) and ``original1`` (τ, (heads, d)).
@@ -100,7 +100,7 @@ def learned_quadratic(layer: MHSA) -> MHSA:
 
 
 def learned_covariance(layer: MHSA) -> MHSA:
-    """Parametrize ``v`` by the centre and the covariance of every head, to learn them from their present values.
+    """Parametrize ``v`` by the centre and the covariance of every head, to learn them from their current values.
 
     >>> import torch, construct
     >>> layer = with_covariance(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
@@ -108,7 +108,7 @@ def learned_covariance(layer: MHSA) -> MHSA:
     {'original0': (9, 2, 2), 'original1': (9, 2)}
 
     Args:
-        layer: of the covariance encoding (:func:`with_covariance` makes one), each head with a centre; changed in place.
+        layer: a layer with the covariance encoding (see :func:`with_covariance`), each head with a centre; changed in place.
 
     Returns:
         The layer; ``parametrizations.v`` holds ``original0`` (M, (heads, d, d), with Σ⁻¹ = MᵀM) and ``original1`` (τ, (heads, d)).
@@ -128,7 +128,7 @@ def with_covariance(layer: MHSA) -> MHSA:
     torch.Size([9, 5, 5])
 
     Args:
-        layer: of the quadratic encoding and without content (W_qry, W_key and u all zero); it is not changed.
+        layer: with the quadratic encoding and without content (W_qry, W_key and u all zero); it is not changed.
 
     Returns:
         A new layer with D_k = D_p = d(d + 3)/2.
@@ -172,7 +172,7 @@ def with_key_dim(layer: MHSA, key_dim: int) -> MHSA:
 
 
 def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MHSA:
-    """Add a learned gate per head to attention to content, W_qry = g_h·W, with g = 0 at first.
+    """Add content attention with a learned gate per head, W_qry = g_h·W, with g = 0 at first.
 
     With g = 0 and u = 0 only position scores remain, so the function is unchanged; but the gates, W_key and u have gradients from
     the first step on (W from the second), unless attention is one-hot.
@@ -184,7 +184,7 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
 
     Args:
         layer: changed in place; zero W_qry and W_key are initialised by Xavier's rule, and u must be zero.
-        generator: of the random numbers; by default torch's global one.
+        generator: the random number generator; by default torch's global one.
 
     Returns:
         The layer: ``parametrizations.w_qry`` holds W (``original``) and g (``[0].gate``).
@@ -208,7 +208,7 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
 
 
 def settle(layer: MHSA) -> MHSA:
-    """Remove all parametrizations of a layer in place, keeping the present values as plain parameters.
+    """Remove all parametrizations of a layer in place, keeping the current values as plain parameters.
 
     >>> import torch, construct
     >>> layer = learned_quadratic(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
@@ -236,7 +236,7 @@ def _padded(components: tuple[Tensor, ...], key_dim: int) -> Tensor:
 
 
 def _parametrize_v(layer: MHSA, name: str, kind: type[_HeadVector]) -> MHSA:
-    """Parametrize v, with trainable parameters, of a layer with this encoding and Ŵ_key = [1; 0], so that v is c itself."""
+    """Parametrize v by trainable parameters; the layer must have this encoding and Ŵ_key = [1; 0], so that v is c itself."""
     if layer.encoding.name != name:
         raise ValueError(f"MHSA: takes the {name} encoding, not the {layer.encoding.name} one")
     if parametrize.is_parametrized(layer, "v"):

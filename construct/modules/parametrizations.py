@@ -1,7 +1,7 @@
 """The eval-mode weight of a parametrized convolution: weight_norm, spectral_norm, orthogonal, pruning and other parametrizations.
 
-The weight is recomputed, because the attribute that the older, hook-based methods leave on the module may be stale.  The module is
-not changed.
+The weight is recomputed, because the attribute that the older, hook-based methods leave on the module may be stale.  The module
+is not changed.
 """
 
 from collections.abc import Iterator
@@ -67,10 +67,12 @@ def eval_mode(conv: nn.Module) -> Iterator[None]:
 def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
     """A convolution in eval mode with its eval-mode weight: the module itself, or a shallow copy of it.
 
-    Gradients are enabled, so that ``requires_grad`` of a computed weight is that of its parameters.
+    Gradients are enabled, so that ``requires_grad`` of a computed weight is that of its parameters.  Autocast, which would round
+    matrix products to half precision, is off.
     """
     hooks = weight_hooks(conv)
-    with eval_mode(conv), torch.enable_grad():
+    device = next((tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())), "cpu")
+    with eval_mode(conv), torch.enable_grad(), torch.autocast(device, enabled=False):
         if not hooks:
             yield conv
             return

@@ -1,7 +1,7 @@
 """Conversion rules for custom classes: a function that returns equivalent torch layers, and a test of it on samples.
 
-Samples can refute a rule and never prove it.  Their sizes have every residue modulo the stride, lie below and above the reach of
-the kernel, and differ between axes, so that padding which depends on the size shows.
+Samples can refute a rule but never prove it.  Their sizes cover every residue modulo the stride, lie below and above the reach
+of the kernel, and differ between axes, so that padding which depends on the size shows.
 """
 
 import copy
@@ -108,7 +108,7 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
 
 
 def _difference(part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module, relative: float) -> str | None:
-    """A difference in one call of more than ``relative`` times Σ|w||x|, in one clause; None if there is none."""
+    """A difference of more than ``relative`` times Σ|w||x| in one call, as a clause; None if there is none."""
     try:
         actual = part(x.clone())
     except Exception as error:

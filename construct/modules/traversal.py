@@ -21,7 +21,7 @@ Substitutes = Mapping[nn.Module, nn.Module]
 
 
 def every_module(model: nn.Module, substitutes: Substitutes = MappingProxyType({})) -> Iterator[tuple[str, nn.Module]]:
-    """Every module with its first path: registered ones first, then those reached in other ways."""
+    """Every module with its first path: first the registered ones, then those reached in other ways."""
     visited: set[int] = set()
     queue = list(_registered("", model, substitutes, visited))
     for path, module, inner_substitutes in queue:  # grows on the way
@@ -36,7 +36,7 @@ def _registered(
 ) -> Iterator[tuple[str, nn.Module, Substitutes]]:
     """The modules of ``named_modules`` that were not visited before, each with the substitutes that apply inside it."""
     stack = [(path, module, substitutes)]
-    while stack:  # no recursion: modules may lie deep
+    while stack:  # no recursion: modules may be nested deep
         path, module, substitutes = stack.pop()
         if module in substitutes:  # no substitution inside a substitute
             module, substitutes = substitutes[module], {}
@@ -103,7 +103,7 @@ def every_method(
 
 
 def name_of(method: MethodType) -> str:
-    """The name of a bound method; of one that is bound to a callable without a name, that callable's type."""
+    """The name of a bound method; if it binds a callable without a name, that callable's type."""
     return getattr(method.__func__, "__name__", type(method.__func__).__name__)
 
 

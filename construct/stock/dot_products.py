@@ -7,7 +7,7 @@ has the proof)
 
     q_h·k_h/√D = α(2(p_q + τ_h)·p_k − ‖p_k‖²) = −α‖δ − τ_h‖² + (a term that is the same for every key),
 
-D the head size, and the softmax sees Lemma 2's own scores.
+where D is the head size, so the softmax sees Lemma 2's own scores.
 
 Precision.  u is the unit roundoff, K_i the largest |p_i| of a token, and every partial sum of a score is at most α·S in size,
 
@@ -64,7 +64,7 @@ class HeadCentre:
         return all(t.denominator == 1 for t in self.tau) and self.alpha >= alpha_for(dtype)
 
     def sharpened(self, dtype: torch.dtype) -> "HeadCentre":
-        """The default sharpness for a sharp head, which computes the same at every sharpness; other heads as they are."""
+        """The default sharpness for a sharp head, which computes the same at every sharpness; other heads unchanged."""
         return HeadCentre(Fraction(ALPHA), self.tau) if self.is_sharp(dtype) else self
 
     def factor(self, dtype: torch.dtype, head_dim: int) -> Fraction:
@@ -156,7 +156,7 @@ def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
     """The tokens of an input of spatial size ``grid``.
 
     Raises:
-        ValueError: ``grid`` is no size that this geometry takes.
+        ValueError: this geometry accepts no input of size ``grid``.
         NotEnoughMemory: even the token numbers would not fit.
     """
     whole = isinstance(grid, tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in grid)

@@ -1,7 +1,7 @@
 """``construct.to_torch_mha`` and ``from_torch_mha``: an MHSA layer as one stock ``nn.MultiheadAttention``, and back.
 
-:mod:`construct.stock.dot_products` has the scores and the limits on the grid.  Rows of the projections of head h, with D the head
-size and β = √D·α:
+:mod:`construct.stock.dot_products` has the scores and the limits on the grid.  The rows of head h's projections, with head
+size D and β = √D·α:
 
     q: (β(−1, 2(p + τ_h)), 0 …)      k: (‖p‖², p, 0 …)      v: X W_val^h, all groups, 0 …      out: W_out^h, all groups
 """
@@ -47,7 +47,7 @@ class StockAttention(nn.Module):
 
     Attributes:
         attention: the nn.MultiheadAttention, ``batch_first``; queries, keys and values are all rows of :meth:`tokens`.
-        geometry: of the convolution.
+        geometry: the geometry of the convolution.
         grid: the spatial size of the input before padding.
         positions: (T, d + 1 or d + 2), the position channels.
         sources: int64 (T,), the source of each token: 0 for zeros, i + 1 for input position i.
@@ -93,7 +93,7 @@ class StockAttention(nn.Module):
 
         Raises:
             TypeError: ``output_size`` is given and the layer is not transposed.
-            ValueError: another ``output_size``.
+            ValueError: ``output_size`` is another size.
             RuntimeError: rank, channels, spatial size, dtype or device do not fit.
             NotEnoughMemory: the tokens and their projections would not fit.
         """
@@ -128,8 +128,8 @@ class StockAttention(nn.Module):
         if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
         tokens = self.tokens(x)
-        # On the way back fused attention works P out again, as exp of a difference of rounded scores: no longer 0 and 1.  Forward
-        # derivatives it has none.
+        # In the backward pass, fused attention recomputes P as exp of a difference of rounded scores, no longer 0 and 1.  It has
+        # no forward-mode derivatives.
         with sdpa_kernel(SDPBackend.MATH) if learning else nullcontext():
             y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
         y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
@@ -185,15 +185,15 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
 
     Returns:
         A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and mode.  Its state dict loads into
-        any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size; train such a one under
-        ``sdpa_kernel(SDPBackend.MATH)``, as this module trains itself, for the gradients of fused attention are wrong by the
-        rounding of large scores.  Value projections are trainable if the layer's are; queries and keys share a tensor with
+        any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size; train that one under
+        ``sdpa_kernel(SDPBackend.MATH)``, as this module does itself, because the rounding of large scores makes the gradients
+        of fused attention wrong.  Value projections are trainable if the layer's are; queries and keys share a tensor with
         them, and at full sharpness their gradients are exactly zero.  Training also changes entries that were zero (groups,
-        positions in the values), after which it is no convolution.
+        positions in the values), after which the module is not a convolution.
 
     Raises:
-        UnsupportedLayer: (a ValueError) the layer is none of these, or the dtype cannot hold the scores on this grid.
-        ValueError: ``grid`` is no spatial size of the layer's inputs.
+        UnsupportedLayer: (a ValueError) not such a layer, or the dtype cannot hold the scores on this grid.
+        ValueError: the layer accepts no input of spatial size ``grid``.
         NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
     """
     if not isinstance(layer, MHSA):
@@ -271,7 +271,7 @@ def from_torch_mha(
 
     Args:
         module: from :func:`to_torch_mha`, or a bare ``nn.MultiheadAttention`` with tokens as in :class:`StockAttention`.
-        geometry: for a bare attention: of the convolution, which fixes the content channels and the shifts of the taps.
+        geometry: for a bare attention: the convolution's geometry, which fixes content channels and the shifts of the taps.
         grid: for a bare attention: the spatial size of the input before padding.
 
     Returns:

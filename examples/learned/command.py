@@ -88,11 +88,11 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     """Train and measure, alone or with the other processes that ``torchrun`` started, and write the files.
 
     Returns:
-        The table; nothing from a process that writes no files.
+        The table; empty from a process that writes no files.
 
     Raises:
         BadInput: the options, the data or a checkpoint cannot be used.
-        Diverged: a loss is no number any more.
+        Diverged: a loss is no longer a number.
     """
     device = "cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu"
     with group.joined(device):
@@ -196,7 +196,7 @@ def written(runs: Sequence[Settings], pictures: Pictures, options: argparse.Name
 
 
 def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
-    """Build every variant once with one layer, so that sizes that do not fit fail before any training.
+    """Build every variant once with one layer, so that unsuitable sizes fail before any training.
 
     Raises:
         BadInput: the sizes of a run do not fit.
@@ -214,7 +214,7 @@ def read(data: Path | None) -> Pictures:
     """CIFAR-10 or Fashion-MNIST from a path, or scikit-learn's digits.
 
     Raises:
-        BadInput: the files are other ones, or damaged.
+        BadInput: the files are not these, or are damaged.
     """
     if data is None:
         return digits()
@@ -222,7 +222,7 @@ def read(data: Path | None) -> Pictures:
 
 
 def prepared(data: Path | None, threads: int, work: Callable[..., None]) -> Callable[[Settings, Tell], None]:
-    """The work of a process, with its pictures loaded."""
+    """Load the pictures of a process, and return its work function."""
     torch.set_num_threads(threads)
     return partial(work, pictures=read(data))
 
@@ -265,7 +265,7 @@ def one_run(
 
 
 def machine(device: str, threads: int) -> str:
-    """The machine of the runs, as far as it matters for their time."""
+    """A description of the machine, as far as it matters for the runs' time."""
     shared = f"{group.size()} processes, " if group.size() > 1 else ""
     if device == "cuda":
         return f"{shared}{torch.cuda.get_device_name()}, torch {torch.__version__}"

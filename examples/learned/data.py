@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 ARCHIVE_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-"""Of cifar-10-binary.tar.gz, as its authors publish it.  They publish none for the six files in it."""
+"""The MD5 of cifar-10-binary.tar.gz, as its authors publish it.  They publish none for the six files in it."""
 ARCHIVE_BYTES = 170_052_171
 FILES = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 RECORDS = 10_000
 """Pictures in each file of CIFAR-10."""
 SIDE = 32
 RECORD_BYTES = 1 + 3 * SIDE * SIDE
-"""A label, and a plane of red, of green and of blue."""
+"""One byte for the label, and a plane each of red, green and blue."""
 
 IDX_FILES = tuple(f"{split}-{part}-ubyte" for split in ("train", "t10k") for part in ("images-idx3", "labels-idx1"))
-"""Of Fashion-MNIST, as of MNIST: the pictures and the labels to train on, and those to test on."""
+"""The files of Fashion-MNIST, as of MNIST: pictures and labels of the train set, then of the test set."""
 IDX_HEADERS = tuple(
     b"".join(number.to_bytes(4, "big") for number in numbers)
     for count in (60_000, 10_000)
     for numbers in ((0x803, count, 28, 28), (0x801, count))
 )
-"""How each begins: a number for bytes along so many axes, and the length of each."""
+"""How each file begins: a number for the type and the number of axes, and the length of each axis."""
 
 
 class BadInput(ValueError):
@@ -41,12 +41,12 @@ class Pictures:
     """Pictures and labels, to train on and to test on.
 
     Attributes:
-        name: of the data set.
-        train: float32 (N, C, rows, columns), each channel of mean 0 and deviation 1 over the train set.
+        name: the name of the data set.
+        train: float32 (N, C, rows, columns), each channel with mean 0 and deviation 1 over the train set.
         train_labels: int64 (N,).
-        test: as ``train``, by the same mean and deviation.
+        test: as ``train``, normalised by the same mean and deviation.
         test_labels: int64.
-        classes: how many there are.
+        classes: the number of classes.
         digests: SHA-256 of every file read, by name.
     """
 
@@ -60,7 +60,7 @@ class Pictures:
 
 
 def digits() -> Pictures:
-    """Scikit-learn's 1797 digits of 8 × 8: 1437 to train and 360 to test, stratified, the same split whatever the seed of a run."""
+    """Scikit-learn's 1797 digits of 8 × 8: 1437 to train and 360 to test, stratified, the same split for every seed."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -76,9 +76,9 @@ def cifar10(place: str | Path, records: int = RECORDS) -> Pictures:
     """CIFAR-10 from the archive ``cifar-10-binary.tar.gz`` or from a folder with its six files.
 
     Args:
-        place: of either.  The archive has to have the size and the MD5 that its authors publish; the files of a folder, for
-            which there are none, the right size and labels.  Their SHA-256 is kept with the results.
-        records: pictures a file; CIFAR-10 has 10,000.
+        place: the path of either.  The archive must have the size and MD5 that its authors publish; files in a folder, for
+            which none are published, the right size and labels.  Their SHA-256 is kept with the results.
+        records: pictures per file; CIFAR-10 has 10,000.
 
     Raises:
         BadInput: a file is missing, damaged, or something else.
@@ -104,7 +104,7 @@ def fashion_mnist(place: str | Path, headers: Sequence[bytes] = IDX_HEADERS) -> 
 
     Args:
         place: the folder.
-        headers: how each file begins, which says how long it is.
+        headers: how each file begins, which determines its length.
 
     Raises:
         BadInput: a file is missing, damaged, or something else.

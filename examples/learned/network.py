@@ -12,7 +12,7 @@ from examples.learned.running.group import Dropout
 from examples.learned.starting import attention_to_learn, convolution_to_learn
 
 FEW_TOKENS = 64
-"""Up to so many, one softmax of all heads is quicker to train than a factor for each head and axis."""
+"""Up to this many tokens, one softmax over all heads trains faster than a factor for each head and axis."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Variant:
     """One row of the table.
 
     Attributes:
-        label: for people.
-        encoding: as :func:`examples.learned.starting.attention_to_learn` takes it; "resnet" for the baseline.
-        content: whether content is attended to.
+        label: its name in the table.
+        encoding: an argument of :func:`examples.learned.starting.attention_to_learn`; "resnet" for the baseline.
+        content: whether there is content attention.
         start: "paper", "local" or "convolution".
         absolute: whether learned positions are added to the tokens of the first layer.
     """
@@ -51,14 +51,14 @@ class Shape:
     """The sizes of a network.
 
     Attributes:
-        layers: of attention.
-        heads: of each.
-        width: of the tokens, D_in = D_h = D_out.
-        intermediate: of the dense layers that follow.
+        layers: the number of attention layers.
+        heads: the heads of each layer.
+        width: the width of the tokens, D_in = D_h = D_out.
+        intermediate: the width of the dense layers that follow.
         dropout: the share of numbers dropped.
-        key_dim: D_k of content; 0 for width / heads.
+        key_dim: D_k of content attention; 0 for width / heads.
         alpha: the sharpness of local starts and of those from a convolution.
-        resnet: channels of the first stage of the ResNet.
+        resnet: the channels of the ResNet's first stage.
     """
 
     layers: int
@@ -72,13 +72,13 @@ class Shape:
 
 
 class Downsample(nn.Module):
-    """2 × 2 pixels become four times the channels; no number is changed, so that it can be undone exactly."""
+    """Turn 2 × 2 pixels into four times the channels; no number changes, so it can be undone exactly."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, rows, columns) → (B, 4C, rows/2, columns/2).
 
         Raises:
-            BadInput: an odd number of rows or columns.
+            BadInput: the number of rows or columns is odd.
         """
         rows, columns = x.shape[2:]
         if rows % 2 or columns % 2:
@@ -103,7 +103,7 @@ class AbsolutePositions(nn.Module):
         """(B, C, *grid) → the same shape.
 
         Raises:
-            ValueError: an input of another size.
+            ValueError: the input has another size.
         """
         if x.shape[1:] != self.places.shape:
             raise ValueError(
@@ -117,8 +117,8 @@ class Block(nn.Module):
 
     Args:
         attention: (B, width, rows, columns) → the same shape.
-        shape: of the network.
-        tokens: of an input.
+        shape: the sizes of the network.
+        tokens: the number of tokens of an input.
     """
 
     def __init__(self, attention: MHSA, shape: Shape, tokens: int):
@@ -143,16 +143,16 @@ class Block(nn.Module):
 
 
 class AttentionNet(nn.Module):
-    """Pictures to classes, by attention alone.
+    """Classify pictures by attention alone.
 
     Args:
         variant: what learns.
-        shape: of the network.
+        shape: the sizes of the network.
         picture: C, rows, columns of the pictures.
-        classes: how many.
+        classes: the number of classes.
 
     Raises:
-        BadInput: heads, width, keys or pictures that do not go together.
+        BadInput: heads, width, keys or pictures do not fit together.
     """
 
     def __init__(self, variant: Variant, shape: Shape, picture: tuple[int, int, int], classes: int):
@@ -174,7 +174,7 @@ class AttentionNet(nn.Module):
         """(B, C, rows, columns) → (B, classes).
 
         Raises:
-            BadInput: pictures of another size.
+            BadInput: the pictures have another size.
         """
         return self.classify(self.states(x)[-1].mean((2, 3)))
 
@@ -194,7 +194,7 @@ class AttentionNet(nn.Module):
 
 
 def _attention(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA:
-    """One layer."""
+    """One attention layer."""
     width, heads = shape.width, shape.heads
     if variant.start == "convolution":
         side = round(heads**0.5)
@@ -208,7 +208,7 @@ def _attention(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA:
         if not shape.key_dim and width % heads:
             raise BadInput(f"{heads} heads do not divide the width {width} (keys of content are width / heads wide)")
         key_dim = shape.key_dim or width // heads
-        # The score of positions has room in the keys of the quadratic encoding too.
+        # Here too, the keys leave room for the position score of the quadratic encoding.
         key_dim = max(key_dim, 3) if variant.encoding == "none" else key_dim
     try:
         return attention_to_learn(

@@ -1,16 +1,16 @@
-"""Attention to train with on many tokens: what a layer computes, within rounding, in the dtype of its input.
+"""Faster attention for training on many tokens: what a layer computes, up to rounding, in the dtype of its input.
 
-``MHSA``'s own executions keep scores in float64 and look for sharp heads, as a converted convolution has them; heads that learn are
-soft, and do without.  Three kinds of layers have a quicker way:
+``MHSA``'s own executions keep scores in float64 and look for sharp heads, as converted convolutions have them; heads that learn
+are soft and need neither.  Three kinds of layers have a faster way:
 
-* where attention to positions factorises, P^h = P_1^h ⊗ P_2^h, the sum over heads and rows is one product;
-* attention to positions that does not factorise is one map for all pictures, and the sum over heads and keys one product;
-* the score of content and learned rows r_δ = (e_1[δ_1], e_2[δ_2]) is a dot product, which torch's fused kernel takes:
+* where position attention factorises, P^h = P_1^h ⊗ P_2^h, the sum over heads and rows is one product;
+* position attention that does not factorise is one map for all pictures, and the sum over heads and keys is one product;
+* the score of content and learned rows r_δ = (e_1[δ_1], e_2[δ_2]) is a dot product, which torch's fused kernel accepts:
 
       (X_q W_qry + u)·(X_k W_key) + Σ_i (X_q W_qry + v) Ŵ_key,i e_i[k_i − q_i],
 
-  for of the second term each axis has one number for every row or column of keys: Q holds these numbers, and K says in which the
-  key is.
+  because in the second term each axis has one number for every row or column of keys: Q holds these numbers, and K selects the
+  key's.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from construct.tokens import TokenGrid
 
 
 def quick(layer: MHSA) -> Callable[[MHSA, Tensor], Tensor] | None:
-    """The quicker way to run a layer of stride 1 on images; None if there is none."""
+    """The faster way to run a layer of stride 1 on images; None if there is none."""
     if layer.groups > 1 or layer.geometry.dims != 2 or set(layer.geometry.stride) != {1} or layer.geometry.transposed:
         return None
     if not layer.w_key.requires_grad:
@@ -36,10 +36,10 @@ def quick(layer: MHSA) -> Callable[[MHSA, Tensor], Tensor] | None:
 
 
 def by_axes(layer: MHSA, x: Tensor) -> Tensor:
-    """Attention to positions alone: (B, D_in, rows, columns) → (B, D_out, rows, columns).
+    """Position-only attention that factorises: (B, D_in, rows, columns) → (B, D_out, rows, columns).
 
-    Pictures are the last axis but one until the end, so that every product is one of large matrices, and none is of a copy.
-    Probabilities below ε² are lost beside the 1 of their row, and left out: they lead to subnormal numbers, with which some
+    Pictures are the last axis but one until the end, so that every product has large matrices, and none needs a copy.
+    Probabilities below ε² vanish next to the 1 of their row, and are left out: they lead to subnormal numbers, which some
     processors multiply many times more slowly.
     """
     grid, c, factors = TokenGrid.of(layer.geometry, tuple(x.shape[2:])), layer.position_vector(), []
@@ -58,7 +58,7 @@ def by_axes(layer: MHSA, x: Tensor) -> Tensor:
 
 
 def by_map(layer: MHSA, x: Tensor) -> Tensor:
-    """Attention to positions alone that does not factorise, one map for all pictures: shapes as of :func:`by_axes`."""
+    """Position-only attention that does not factorise, one map for all pictures: shapes as for :func:`by_axes`."""
     grid = TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
     tokens = grid.gather(x)  # (B, T, D_in)
     p = torch.softmax(Scores(layer, tokens, grid)()[0], 2).to(x.dtype)  # (heads, queries, T)
@@ -69,7 +69,7 @@ def by_map(layer: MHSA, x: Tensor) -> Tensor:
 
 
 def with_content(layer: MHSA, x: Tensor) -> Tensor:
-    """Attention to content, and to positions by learned rows or not at all: shapes as of :func:`by_axes`."""
+    """Content attention, with learned rows for positions or without positions: shapes as for :func:`by_axes`."""
     grid, tokens = x.shape[2:], x.flatten(2).mT
     asked, key = (torch.einsum("bti,hik->bhtk", tokens, w) for w in (layer.w_qry, layer.w_key))
     queries, keys = [asked + layer.u[:, None]], [key]
@@ -83,7 +83,7 @@ def with_content(layer: MHSA, x: Tensor) -> Tensor:
             keys.append(one_hot(at, n).to(x.dtype).expand(*key.shape[:3], n))
     values = torch.einsum("bti,hie->bhte", tokens, layer.w_val[:, 0])
     q, k = torch.cat(queries, 3), torch.cat(keys, 3)
-    size = max(q.shape[3], values.shape[3])  # all alike, or torch takes the map of T × T
+    size = max(q.shape[3], values.shape[3])  # equal for all, or torch builds a T × T map
     q, k, v = (pad(t, (0, size - t.shape[3])) for t in (q, k, values))
     attended = scaled_dot_product_attention(q, k, v, scale=1.0)[..., : values.shape[3]]
     y = torch.einsum("bhte,heo->bto", attended, layer.w_out[:, 0]) + layer.b_out

@@ -11,12 +11,12 @@ def _conv(channels: int, width: int, side: int, stride: int) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut.
+    """Two 3 × 3 convolutions with a shortcut.
 
     Args:
         channels: C.
         width: D.
-        stride: of the first.
+        stride: the stride of the first.
     """
 
     def __init__(self, channels: int, width: int, stride: int):
@@ -36,8 +36,8 @@ def resnet18(channels: int, classes: int, width: int = 64) -> nn.Sequential:
 
     Args:
         channels: C of the pictures.
-        classes: how many.
-        width: channels of the first of four stages; each has twice those of the one before.
+        classes: the number of classes.
+        width: channels of the first of four stages; each has twice as many as the one before.
     """
     stages: list[nn.Module] = []
     channels_in = width

@@ -1,4 +1,4 @@
-"""The settings of a run: the presets, and everything that decides its numbers."""
+"""The settings of a run: the presets, and everything that determines its numbers."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,19 +11,19 @@ class Preset:
     """How networks are made and trained.
 
     Attributes:
-        shape: of the attention networks and the ResNet.
+        shape: the sizes of the attention networks and the ResNet.
         epochs: passes over the train set.
-        batch: pictures a step.
+        batch: pictures per step.
         optimiser: "sgd" with momentum 0.9, or "adamw".
         rate: the greatest learning rate.
-        decay: of weights; never of α, Σ and τ, which it would pull towards 1 and 0.
+        decay: weight decay, never of α, Σ and τ, which it would pull towards 1 and 0.
         warmup: the share of the steps over which the rate rises; then it falls along a cosine to 0.
         augment: whether train pictures are shifted by up to 4 pixels and mirrored.
-        audited: of how many channels an audit reads the map of a layer.
-        validation: train pictures held back, on which epochs are measured; the test pictures are then read once, after the
-            last.  With 0 of them epochs are measured on the test pictures.
-        shuffled: whether the labels to learn from are in a random order: a control, from which nothing can be learned of how
-            pictures look.
+        audited: the number of channels on which an audit reads the map of a layer.
+        validation: train pictures held out, on which epochs are measured; the test pictures are then read once, after the
+            last.  If it is 0, epochs are measured on the test pictures.
+        shuffled: whether the train labels are in a random order: a control, from which nothing about pictures can be
+            learned.
     """
 
     shape: Shape
@@ -44,23 +44,23 @@ PRESETS = {
     "digits": Preset(Shape(6, 9, 36, 48, 0.1, 0, 2.0, 12), 12, 64, "adamw", 2e-3, 1e-2, 0.1, False, 8),
     # The paper's pictures, tokens, layers and heads, as narrow as two cores can train; see docs/learned.md for the cost of a step.
     "cifar": Preset(Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12), 10, 100, "adamw", 2e-3, 1e-2, 0.1, True, 2, validation=5000),
-    # As the paper's appendix has it: 6 layers, 9 heads, D_h = D_out = 400, 512 between, SGD at 0.1, cosine and warm-up.
+    # As in the paper's appendix: 6 layers, 9 heads, D_h = D_out = 400, 512 between, SGD at 0.1, cosine and warm-up.
     "paper": Preset(Shape(6, 9, 400, 512, 0.1, 400, 2.0, 64), 300, 100, "sgd", 0.1, 1e-4, 0.05, True, 4),
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides the numbers of one run, on one machine.
+    """All that determines the numbers of one run, on one machine.
 
     Attributes:
         preset: its name.
         variant: a key of ``VARIANTS``.
-        seed: of the start, of the order of pictures and of dropout.
-        threads: of torch on the CPU.
+        seed: the seed of the start, of the order of pictures and of dropout.
+        threads: torch's threads on the CPU.
         device: "cpu" or "cuda".
         data: the SHA-256 of every file of data.
-        how: the preset, with what the command changed in it.
+        how: the preset, with the command's changes.
     """
 
     preset: str
@@ -75,7 +75,7 @@ class Settings:
         return f"{self.variant}, seed {self.seed}"
 
     def record(self) -> dict[str, Any]:
-        """In JSON's types."""
+        """The settings in JSON's types."""
         return asdict(self)
 
     def differences(self, other: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from construct.modules.learning import learned_covariance, learned_quadratic, wi
 from construct.weights import MHSAWeights
 
 ENCODINGS = ("quadratic", "covariance", "relative", "none")
-"""What attention to positions learns: α and τ; Σ and τ; rows for offsets; nothing, for content alone."""
+"""What position attention learns: α and τ; Σ and τ; rows for offsets; nothing, for content alone."""
 STARTS = ("paper", "local")
 SPREAD = 2.0
 """The standard deviation of the centres at the start, in pixels, as in the paper's own code."""
@@ -41,7 +41,7 @@ def attention_to_learn(
     dims: int = 2,
     generator: torch.Generator | None = None,
 ) -> MHSA:
-    """A layer of which everything learns that its kind of attention uses.
+    """A layer in which everything that its kind of attention uses is trainable.
 
     Args:
         in_channels: D_in.
@@ -49,19 +49,19 @@ def attention_to_learn(
         heads: N_h.
         encoding: one of ``ENCODINGS``.
         content: whether W_qry, W_key and u learn too.
-        start: where heads of the quadratic encoding and the covariance look at first: "paper" draws τ ~ N(0, SPREAD²);
+        start: where heads of the quadratic and the covariance encoding look at first: "paper" draws τ ~ N(0, SPREAD²);
             "local" puts a head on every shift of a kernel of heads^(1/d) taps along each axis.
-        alpha: their sharpness at first.
-        head_dim: D_h, with W_val and W_out both learned; by default W_val is the identity of D_in and stays so, and W_out
-            the matrices of the heads, as conv_to_mhsa makes them and as the paper's own code has it.
-        key_dim: D_k; by default D_p, or with content D_in / heads if that is more.  A relative embedding may have fewer than
-            its D_p, and then learns Ŵ_key too.
-        reach: of a relative embedding, the largest offset along each axis, and half as many components as D_in for each.
+        alpha: their initial sharpness.
+        head_dim: D_h, with W_val and W_out both learned; by default W_val stays the identity of D_in, and W_out holds the
+            matrices of the heads, as in conv_to_mhsa and in the paper's own code.
+        key_dim: D_k; by default D_p, or with content D_in / heads if that is more.  For a relative encoding it may be less
+            than D_p; then Ŵ_key is learned too.
+        reach: for a relative encoding, the largest offset along each axis; each axis has half as many components as D_in.
         dims: d.
-        generator: of the random numbers; by default torch's own.
+        generator: the random number generator; by default torch's own.
 
     Raises:
-        ValueError: there is no such encoding or start; heads that are no d-th power on a local start; an α that is not
+        ValueError: no such encoding or start; a local start whose number of heads is not a d-th power; an α that is not
             positive; an encoding that needs a reach without one; or attention to nothing.
     """
     if encoding not in ENCODINGS or start not in STARTS:
@@ -90,7 +90,7 @@ def attention_to_learn(
     if encoding == "none":
         w_key_pos = torch.zeros_like(w_key_pos)
     elif encoding == "relative":
-        # Ŵ_key = [1; 0] where that fits, for then the rows and W_qry, W_key and v can still be anything.
+        # Ŵ_key = [1; 0] where that fits, as the rows and W_qry, W_key and v can then still be anything.
         w_key_pos = w_key_pos if d_k >= d_p else xavier(heads, d_k, d_p)
         vectors = torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
     else:
@@ -154,16 +154,16 @@ def convolution_to_learn(conv: nn.Module, *, alpha: float, encoding: str = "quad
     """Start from a convolution: its attention layer, soft enough to learn where it looks.
 
     Args:
-        conv: as :func:`construct.conv_to_mhsa` takes it; the tokens are its padded grid.
+        conv: a convolution for :func:`construct.conv_to_mhsa`; the tokens are its padded grid.
         alpha: the sharpness; the sharper, the nearer to the convolution and the smaller the gradients of the scores.
         encoding: "quadratic" or "covariance".
 
     Raises:
         UnsupportedLayer: the convolution cannot be converted.
-        ValueError: there is no such encoding, or α is not positive.
+        ValueError: no such encoding, or α is not positive.
     """
     layer = conv_to_mhsa(conv, alpha=alpha)
-    # The tap is in one factor and the identity in the other, which stays: as many matrices learn as the convolution has.
+    # One factor holds the tap, the other the identity, which stays: only the convolution's own matrices are learned.
     for factor in (layer.w_val, layer.w_out):
         if is_identity(factor):
             factor.requires_grad_(False)

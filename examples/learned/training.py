@@ -27,10 +27,10 @@ CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
 
 
 def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
-    """The untrained network, from torch's random numbers as they stand.
+    """The untrained network, from the current state of torch's random numbers.
 
     Raises:
-        BadInput: its sizes do not go together, or the pictures do not suit it.
+        BadInput: its sizes do not fit together, or the pictures do not fit it.
     """
     channels, rows, columns = pictures.train.shape[1:]
     variant = VARIANTS[settings.variant]
@@ -63,7 +63,7 @@ def augmented(x: Tensor, whole: int) -> Tensor:
 
     Args:
         x: the pictures of this process.
-        whole: how many all processes have together.
+        whole: the number of pictures of all processes together.
     """
     (batch, _, rows, columns), padded = x.shape, nn.functional.pad(x, (4, 4, 4, 4))
     down, right = group.part(torch.randint(0, 9, (whole, 2, 1), device=x.device)).unbind(1)
@@ -80,8 +80,8 @@ def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor,
     """The indices of the pictures to learn from, and the pictures and labels that epochs are measured on.
 
     Args:
-        pictures: of a data set.
-        validation: train pictures held back, always the same ones; 0 for the test pictures in their place.
+        pictures: the data set.
+        validation: train pictures held out, always the same ones; 0 for the test pictures instead.
 
     Raises:
         BadInput: nothing is left to learn from.
@@ -96,18 +96,18 @@ def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor,
 
 
 class Run:
-    """One run, from its checkpoint or from the start; on several processes, each of them has one.
+    """One run, from its checkpoint or from the start; if there are several processes, each has its own ``Run``.
 
-    A run goes on on the device that it began on; one that is trained may be measured on any.
+    A run resumes on the device on which it began; once trained, it may be measured on any.
 
     Args:
-        settings: what decides its numbers.
-        pictures: to learn from.
-        folder: of its files.
-        every: steps from one checkpoint to the next; there is one at the end of each epoch too.
+        settings: what determines its numbers.
+        pictures: the pictures to learn from.
+        folder: the folder of its files.
+        every: steps between checkpoints; there is one at the end of each epoch too.
 
     Raises:
-        BadInput: a checkpoint that is damaged or of other settings, or sizes that do not go together.
+        BadInput: a checkpoint is damaged or from other settings, or sizes do not fit together.
     """
 
     def __init__(self, settings: Settings, pictures: Pictures, folder: Path, every: int):
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def batches(self) -> int:
-        """Steps of an epoch."""
+        """Steps per epoch."""
         return math.ceil(len(self.learned) / self.settings.how.batch)
 
     @property
@@ -154,11 +154,11 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Steps of the whole run."""
         return self.settings.how.epochs * self.batches
 
     def _go_on(self, state: dict[str, Any]) -> None:
-        if state.get("epoch") == self.settings.how.epochs:  # where it was trained does not matter to what is left
+        if state.get("epoch") == self.settings.how.epochs:  # once trained, its device no longer matters
             self.settings = replace(self.settings, device=state["settings"].get("device"))
         changes = self.settings.differences(state["settings"])
         if changes:
@@ -186,7 +186,7 @@ class Run:
         checkpoints.set_random_states(state["random"])
 
     def save(self) -> None:
-        """Write a checkpoint, from which any number of processes can go on."""
+        """Write a checkpoint, from which any number of processes can resume."""
         if group.rank():
             return
         state = {
@@ -229,7 +229,7 @@ class Run:
             self.save()
 
     def untrained(self) -> nn.Module:
-        """The network as it was before the first step, which the seed alone decides."""
+        """The network as it was before the first step, which the seed alone determines."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
             return network_of(self.settings, self.pictures)
@@ -249,7 +249,7 @@ class Run:
             reason = f"the loss is {value} at step {self.position + 1} of epoch {self.epoch + 1}"
             raise Diverged(f"{self.settings}: {reason} (try a smaller --rate)")
         self.optimiser.zero_grad()
-        (loss * group.size()).backward()  # of which the mean over all processes is taken
+        (loss * group.size()).backward()  # gradients are averaged over all processes
         stepped(self.optimiser, f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)")
         self.sums = [self.sums[0] + value * len(chosen), self.sums[1] + int(right), self.sums[2] + len(chosen)]
         self.position += 1
@@ -274,12 +274,12 @@ class Run:
 
     @torch.no_grad()
     def accuracy(self, pictures: Tensor, labels: Tensor) -> float:
-        """The fraction of pictures whose largest logit is right."""
+        """The fraction of pictures whose largest logit is that of the right class."""
         self.network.eval()
         right = broken = 0
         for x, answers in zip(group.part(pictures).split(500), group.part(labels).split(500), strict=True):
             logits = self.network(x.to(self.device))
-            broken += int(not logits.isfinite().all())  # the loss of the last step was that before it
+            broken += int(not logits.isfinite().all())  # the last step's loss was computed before that step
             right += int((logits.argmax(1).cpu() == answers).sum())
         self.network.train()
         right, broken = group.total([right, broken], self.device)

@@ -19,9 +19,9 @@ from examples.taught.networks import cnn_of, read_once, trained_cnn, trained_on
 from examples.taught.parts import Part
 
 LAYERS = ("stem", "context", "shrink", "depthwise", "mix", "head")
-"""Of the demo network, in order."""
+"""The layers of the demo network, in order."""
 LARGE = ("stem", "shrink", "context", "shrink_again", "mix", "head")
-"""Of the network of CIFAR-10 and Fashion-MNIST."""
+"""The layers of the network for CIFAR-10 and Fashion-MNIST."""
 DIGITS = 1437
 """Pictures to train on."""
 
@@ -58,10 +58,10 @@ def options_of(parser: argparse.ArgumentParser) -> None:
 
 
 def parts_of(options: argparse.Namespace) -> list[Part]:
-    """For every seed one part for its network before fine-tuning, and one for every task and way.
+    """For every seed, one part for its network before fine-tuning, and one for every task and way.
 
     Raises:
-        BadInput: more pictures than there are, or the data or a layer's name cannot be used.
+        BadInput: too many pictures, or the data or a layer's name cannot be used.
     """
     layers, content, most, pretrained, data = LAYERS, LAYERS[2:], DIGITS, 30, {}
     execution, audited = "dense", 8
@@ -69,7 +69,7 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
         pictures = read_once(options.data)
         cnn_of(pictures, options.width)
         layers, content, most, pretrained = LARGE, ("context", "mix", "head"), len(pictures.train), 3
-        execution, audited = "auto", 2  # of many tokens, where positions factorise
+        execution, audited = "auto", 2  # many tokens, where positions factorise
         data = {"data": str(options.data.resolve()), "files": pictures.digests, "width": options.width}
     if options.train > most:
         raise BadInput(f"--train is {options.train}, and there are {most} train pictures")
@@ -105,7 +105,7 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
 
 @lru_cache(maxsize=1)
 def _first(seed: int, epochs: int, data: str | None, width: int | None) -> tuple[nn.Sequential, list[Tensor]]:
-    """The CNN of a seed, which several parts begin with and none of them changes; its pictures and labels."""
+    """The CNN of a seed, with which several parts start and which none changes; its pictures and labels."""
     if data is None:
         return trained_cnn(seed, epochs)
     pictures = read_once(Path(data))
@@ -114,11 +114,11 @@ def _first(seed: int, epochs: int, data: str | None, width: int | None) -> tuple
 
 
 def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
-    """Train the CNN of a seed, convert it, and go on in one way.
+    """Train the CNN of a seed, convert it, and continue training in one way.
 
     Args:
-        part: one of those that :func:`parts_of` makes.
-        tell: gets the epochs done, and a word.
+        part: a part from :func:`parts_of`.
+        tell: progress callback with the epochs done and a status.
 
     Returns:
         ``first``: the measurements of a seed before fine-tuning; or ``run``: those after it.
@@ -140,14 +140,14 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
 
 
 def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary, and the lines of the metrics, of all parts."""
+    """The summary and the metrics lines of all parts."""
     runs = [part["run"] for part in results if "run" in part]
     lines = [{**{key: run[key] for key in ("seed", "task", "way")}, **row} for run in runs for row in run["epochs"]]
     return {"first": [part["first"] for part in results if "first" in part], "runs": runs}, lines
 
 
 def ladder_table(firsts: list[dict[str, Any]]) -> list[str]:
-    """What lowering α does to converted networks before anything learns, line by line."""
+    """The lines of the table on what lowering α does to converted networks before training."""
     lines = [
         "| α of all layers, nothing learned | greatest difference of a logit, relative | predictions that differ | accuracy, % |",
         "|---:|---|---:|---:|",

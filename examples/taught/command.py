@@ -25,7 +25,7 @@ from examples.taught.parts import run_all
 METRICS, SUMMARY, TABLE = "metrics.jsonl", "summary.json", "table.md"
 COMMANDS = {"teacher": teacher, "cnn": cnn, "convert": convert}
 MOST = {"alpha": 2**20, "alphas": 2**20, "sharpen": 2**20, "threads": 1024}
-"""Attention is one-hot long before, and no machine has more cores."""
+"""The largest values: attention is one-hot long before, and no machine has more cores."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,7 +89,7 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
 
     Raises:
         BadInput: the options cannot be used, or the folder cannot be written.
-        Diverged: a loss is no number any more.
+        Diverged: a loss is no longer a number.
     """
     checked(options)
     module = COMMANDS[options.command]

@@ -21,7 +21,7 @@ def options_of(parser: argparse.ArgumentParser) -> None:
 
 
 def parts_of(options: argparse.Namespace) -> list[Part]:
-    """One for every seed.
+    """One part for every seed.
 
     Raises:
         BadInput: the data cannot be used.
@@ -37,8 +37,8 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
     """Train the CNN of a seed, convert it, and compare the two.
 
     Args:
-        part: one of those that :func:`parts_of` makes.
-        tell: gets the parts done, and a word.
+        part: a part from :func:`parts_of`.
+        tell: progress callback with the parts done and a status.
 
     Returns:
         The accuracy of the CNN, its seconds of training, the number of test pictures, and the ladder of α.
@@ -63,7 +63,7 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
 
 
 def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary, and the lines of the metrics, of all parts."""
+    """The summary and the metrics lines of all parts."""
     return {"runs": results}, results
 
 

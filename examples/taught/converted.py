@@ -18,11 +18,11 @@ class Way:
     """One way to fine-tune a trained CNN.
 
     Attributes:
-        label: for people.
+        label: its name in tables.
         attention: whether its convolutions become attention.
         soft: whether α is lowered, so that α and τ learn.
-        content: whether content is switched on behind a gate.
-        longer: how many times as many epochs it gets.
+        content: whether gated content attention is added.
+        longer: a factor on the number of epochs.
     """
 
     label: str
@@ -34,7 +34,7 @@ class Way:
 
 WAYS = {
     "cnn": Way("the CNN itself", attention=False, soft=False),
-    # About as many seconds as attention takes: a baseline for as long by the clock, where the other is so by epochs.
+    # About as many seconds as attention takes: the baseline for equal time, as the other is for equal epochs.
     "cnn-longer": Way("the CNN itself, ten times as many epochs", attention=False, soft=False, longer=10),
     "sharp": Way("attention at α = 1024, values alone learn", soft=False),
     "positions": Way("attention that learns α and τ"),
@@ -48,9 +48,9 @@ def attentions(network: nn.Module) -> dict[str, MHSA]:
 
 
 def as_attention(cnn: nn.Sequential) -> nn.Module:
-    """The same function, bit by bit what the CNN trains: the taps and its own biases learn, and nothing else does.
+    """The same function, with exactly the CNN's trainable parameters: the taps and its own biases learn, and nothing else.
 
-    Of W_val and W_out one is the identity and stays so; the biases that the convolution does not have stay zero.
+    One of W_val and W_out is the identity and stays so; biases that the convolution does not have stay zero.
     """
     network = construct.convert(cnn)
     for name, layer in attentions(network).items():
@@ -65,7 +65,7 @@ def as_attention(cnn: nn.Sequential) -> nn.Module:
 
 @torch.no_grad()
 def softened(network: nn.Module, alpha: float) -> nn.Module:
-    """A copy whose heads all have this α, and look where they looked; its α and τ are still fixed."""
+    """A copy whose heads all have this α and look where they looked before; its α and τ are still fixed."""
     network = copy.deepcopy(network)
     for layer in attentions(network).values():
         layer.v.mul_(alpha / layer.centres()[0][:, None].to(layer.v.dtype))
@@ -84,16 +84,16 @@ def network_for(
     """The network of one way in eval mode, before its first step.
 
     Args:
-        cnn: trained; not changed.
-        way: to go on.
-        alpha: the sharpness at first, where it is lowered.
-        key_dim: D_k of content, at least d + 1.
-        seed: of W_qry and W_key.
+        cnn: the trained CNN; not changed.
+        way: how to continue.
+        alpha: the initial sharpness, where it is lowered.
+        key_dim: D_k of content attention, at least d + 1.
+        seed: the seed of W_qry and W_key.
         content_layers: the layers that may learn content, by the first part of their names.
-        execution: of the layers that learn; on small pictures "dense", for content does not factorise.
+        execution: of the layers that learn; "dense" on small pictures, as content does not factorise.
 
     Returns:
-        It stays in eval mode when it is trained: batch normalisation by batches would change the function by itself.
+        The network; it stays in eval mode in training, as batch normalisation by batches would itself change the function.
     """
     if not way.attention:
         return copy.deepcopy(cnn).eval()
@@ -113,7 +113,7 @@ def network_for(
 
 
 def trainable(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trainable parameters: (values, biases and norms, as in a CNN; those of the attention)."""
+    """The trainable parameters: (values, biases and norms, as in a CNN; the attention's)."""
     own, layers = ("w_val", "w_out", "b_out"), attentions(network).values()
     positional = {p for layer in layers for name, p in layer.named_parameters() if name not in own}
     learned = [p for p in network.parameters() if p.requires_grad]

@@ -1,7 +1,7 @@
 """Count the attention centres that reached the shifts of a kernel, within a fixed tolerance.
 
 A head is *placed* if every component of its centre τ is within 0.25 of the nearest integer shift and that shift is in Δ_K.
-What is asked of the placed heads depends on how many there are:
+What the placed heads must satisfy depends on the number of heads:
 
     N_h = K²    bijection: all are placed, on different shifts; then all of Δ_K is covered
     N_h > K²    cover: every shift of Δ_K has a head placed on it; the spare heads may be anywhere
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NEAR = 0.25
-"""How far from an integer shift a component of a centre may be."""
+"""The largest distance of a centre's component from an integer shift."""
 NEAREST = 0.5
-"""The same, for a count of the nearest shifts alone: what a head would look at if it became sharp where it is."""
+"""The same, to count by the nearest shifts alone: where a head would look if it became sharp at its place."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Count:
     """The counts of one student.
 
     Attributes:
-        asked: "bijection", "cover" or "injective".
-        found: whether it is one.
+        asked: the requirement: "bijection", "cover" or "injective".
+        found: whether it is met.
         covered: how many shifts of Δ_K have a head placed on them.
         shared: how many shifts of Δ_K have two heads or more placed on them.
         between: how many heads are not within the tolerance of any integer shift.
@@ -45,12 +45,12 @@ def count(centres: Sequence[Sequence[float]], kernel: int, near: float = NEAR) -
     Args:
         centres: τ_h, (heads, 2).
         kernel: K, odd.
-        near: how far from a shift a component of a centre may be.
+        near: the largest distance of a centre's component from a shift.
     """
     reach = kernel // 2
     placed, between, outside = Counter[tuple[int, ...]](), 0, 0
     for tau in centres:
-        # Not |t − round(t)| > near, which a t that is not a number would pass.
+        # Not |t − round(t)| > near, which NaN would pass.
         if not all(abs(t) < 2**31 and abs(t - round(t)) <= near for t in tau):
             between += 1
         elif any(abs(round(t)) > reach for t in tau):

@@ -16,11 +16,11 @@ from examples.taught.converted import WAYS, as_attention, attentions, inputs_of,
 
 TASKS = {"same": "the pictures that the CNN learned from", "shifted": "pictures shifted by up to 2 pixels"}
 LADDER = (1024.0, 16.0, 8.0, 4.0, 2.0)
-"""The α at which the converted network is looked at before anything learns."""
+"""The α at which the converted network is measured before training."""
 LOOKED = 60
-"""Test pictures over which attention is compared."""
+"""The number of test pictures over which attention is compared."""
 REACH = 2
-"""Digits are shifted by up to so many pixels along each axis."""
+"""The most pixels by which digits are shifted along each axis."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Course:
     Attributes:
         task: a key of ``TASKS``.
         epochs: passes over the train pictures.
-        batch: pictures a step.
+        batch: pictures per step.
         rate: the learning rate of taps, biases and norms, for the CNN and for attention.
-        aim_rate: the learning rate of what decides where heads look.
-        alpha: the sharpness at first, where it is lowered.
-        key_dim: D_k of content.
+        aim_rate: the learning rate of the parameters that determine where heads look.
+        alpha: the initial sharpness, where it is lowered.
+        key_dim: D_k of content attention.
         content_layers: the layers that may learn content, by the first part of their names.
         execution: of the attention layers that learn where to look.
-        audited: of so many channels an audit reads the map of a layer.
+        audited: the number of channels on which an audit reads the map of a layer.
     """
 
     task: str
@@ -61,23 +61,23 @@ def shifted(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shifted_test(test: Tensor) -> Tensor:
-    """The test pictures shifted, the same for all runs."""
+    """The test pictures, shifted in the same way for all runs."""
     return shifted(test, torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
 def logits_of(network: nn.Module, x: Tensor) -> Tensor:
-    """(B, 10), in batches."""
+    """Compute the logits (B, 10) in batches."""
     return torch.cat([network(batch) for batch in x.split(120)])
 
 
 def accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
-    """The share of pictures whose largest logit is right."""
+    """The share of pictures whose largest logit is that of the right class."""
     return float((logits_of(network, x).argmax(1) == labels).double().mean())
 
 
 def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any]]:
-    """The converted network before anything learns, at every α of the ladder, beside the CNN.
+    """Compare the converted network before training with the CNN, at every α of the ladder.
 
     Returns:
         For each α: the greatest difference of a logit, over the greatest logit; how many predictions differ; the accuracy.
@@ -103,12 +103,12 @@ def continue_training(
     """Fine-tune a trained CNN.
 
     Args:
-        cnn: where to start; not changed.
+        cnn: the CNN to start from; not changed.
         parts: train and test pictures, train and test labels.
         way: a key of ``WAYS``.
-        course: how.
-        seed: of the order of pictures, of shifts, and of W_qry and W_key.
-        tell: gets the epochs done, and a word.
+        course: the hyperparameters.
+        seed: the seed of the order of pictures, of shifts, and of W_qry and W_key.
+        tell: progress callback with the epochs done and a status.
 
     Returns:
         The network, and a record for every epoch; the first, 0, is before the first step.
@@ -167,20 +167,20 @@ def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str,
     """How convolution-like each attention layer is.
 
     Args:
-        network: with attention layers; a CNN has no rows.
+        network: a network with attention layers; a CNN has no rows.
         x: pictures, for the layers' real inputs.
-        audited: of so many channels an audit reads the map of a layer.
+        audited: the number of channels on which an audit reads the map of a layer.
 
     Returns:
-        For each layer: by audit as a black box, on white noise, the distance to the nearest convolution and how far other
-        inputs move the attention of the heads, on average; the same (``swayed``) for what the layer is given by the
-        pictures, as the mean distance to the average attention; the least and the greatest α; how far a centre is from the
-        nearest whole shift at most.
+        For each layer: by black-box audit, on white noise, the distance to the nearest convolution and how far other inputs
+        move the attention of the heads, on average; the same (``swayed``) for the layer's inputs from the pictures, as the
+        mean distance to the average attention; the least and the greatest α; the largest distance of a centre from the
+        nearest integer shift.
     """
     rows = []
     for name, given in inputs_of(network, x[:LOOKED]).items():
         layer = attentions(network)[name]
-        # No larger a kernel than the CNN's own, with the pixels between its taps: what leaks out of it is distance.
+        # The kernel is no larger than the CNN's, pixels between its taps included: leakage beyond it counts as distance.
         kernel_size = [span + 1 for span in layer.geometry.span]
         audit = verify.audit(
             copy.deepcopy(layer), tuple(given.shape[2:]), kernel_size=kernel_size, most_channels=audited

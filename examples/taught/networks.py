@@ -1,4 +1,4 @@
-"""The CNNs that attention begins with: the demo network of digits, and a larger one for CIFAR-10 and Fashion-MNIST."""
+"""The CNNs that attention starts from: the demo network for digits, and a larger one for CIFAR-10 and Fashion-MNIST."""
 
 from collections import OrderedDict
 from functools import lru_cache
@@ -10,12 +10,12 @@ from examples.learned.command import read
 from examples.learned.data import BadInput, Pictures
 
 read_once = lru_cache(maxsize=1)(read)
-"""The pictures of a folder, which all seeds learn from."""
+"""The pictures of a folder, from which all seeds learn."""
 
 
 def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
-    """The demo network, trained as ``examples/train_digits_cnn.py`` does it, and its data: train and test pictures and labels."""
-    from examples import train_digits_cnn  # and with it scikit-learn, which processes that teach on noise do without
+    """The demo network, trained as in ``examples/train_digits_cnn.py``, and its data: train and test pictures and labels."""
+    from examples import train_digits_cnn  # imports scikit-learn, which processes that teach on noise do not need
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -26,10 +26,10 @@ def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
 
 
 def cnn_for(channels: int, size: tuple[int, int], classes: int, width: int) -> nn.Sequential:
-    """The untrained CNN, (B, C, rows, columns) → (B, classes): kernels of 3 × 3, even ones with a stride, one of a head's size.
+    """The untrained CNN, (B, C, rows, columns) → (B, classes): 3 × 3 kernels, even ones with a stride, one of its input's size.
 
     Raises:
-        BadInput: pictures whose sides four does not divide.
+        BadInput: the pictures' sides are not divisible by four.
     """
     from examples.train_digits_cnn import block
 
@@ -52,7 +52,7 @@ def cnn_of(pictures: Pictures, width: int) -> nn.Sequential:
     """The untrained CNN for these pictures.
 
     Raises:
-        BadInput: as :func:`cnn_for`.
+        BadInput: see :func:`cnn_for`.
     """
     channels, rows, columns = pictures.train.shape[1:]
     return cnn_for(channels, (rows, columns), pictures.classes, width)

@@ -1,7 +1,7 @@
 """A command's work in parts, each stored as soon as it is done and read back by the same command later.
 
-An interrupted command loses only the parts under way.  Parts may run in parallel processes: each has its own seeds, so its numbers
-are the same.
+An interrupted command loses only the unfinished parts.  Parts may run in parallel processes: each has its own seeds, so its
+numbers are the same.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ class Part:
     """One unit of work.
 
     Attributes:
-        label: for people.
+        label: its name in the progress bar.
         steps: how many it takes.
-        about: all that decides its numbers, in JSON's types.
+        about: everything that determines its numbers, in JSON's types.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Part:
         return self.label
 
     def path(self, folder: Path) -> Path:
-        """The file of its result: named by a digest of what decides its numbers."""
+        """The file of its result, named by a digest of what determines its numbers."""
         digest = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()
         return folder / FOLDER / f"{digest[:24]}.json"
 
@@ -51,7 +51,7 @@ class Part:
         """The stored result; None if there is none.
 
         Raises:
-            BadInput: the file is damaged, or of another part.
+            BadInput: the file is damaged, or belongs to another part.
         """
         path = self.path(folder)
         if not path.exists():
@@ -69,18 +69,18 @@ def run_all(
 
     Args:
         parts: all of them.
-        do: one of them; a function of a module, for other processes import it.
-        folder: of all output.
-        jobs: processes at once.
-        threads: of torch, for each of them.
-        tell: gets a part, its steps taken and in all, a word, and whether it is done.
+        do: runs one part; a function of a module, as other processes import it.
+        folder: the folder of all output.
+        jobs: the number of parallel processes.
+        threads: torch's threads in each of them.
+        tell: progress callback with a part, its steps taken, its total steps, a status, and whether it is done.
 
     Returns:
         The stored results, in the order of the parts.
 
     Raises:
         BadInput: a file or an option cannot be used, or a process died.
-        Diverged: a loss is no number any more.
+        Diverged: a loss is no longer a number.
     """
     pending = []
     for part in parts:
@@ -103,7 +103,7 @@ def run_all(
 
 
 def _prepared(do: Do, folder: Path, threads: int) -> Callable[[Part, Tell], None]:
-    """The work of a process."""
+    """Set up a process, and return its work function."""
     torch.set_num_threads(threads)
     return partial(_done, do=do, folder=folder)
 

@@ -10,15 +10,15 @@ from examples.learned.data import BadInput
 
 DATA = ("images", "noise")
 LEARNED = 0.75
-"""The share of the columns of each photograph to learn from; patches of the rest share no pixel with them."""
+"""The share of each photograph's columns to learn from; patches of the rest share no pixel with them."""
 
 
 @dataclass(frozen=True)
 class Patches:
-    """Where patches are drawn from.
+    """The images from which patches are drawn.
 
     Attributes:
-        learn: float32 images (3, rows, columns), each channel of mean 0 and deviation 1; none for noise.
+        learn: float32 images (3, rows, columns), each channel with mean 0 and deviation 1; none for noise.
         held: the same, held out.
         side: pixels along each axis of a patch.
     """
@@ -28,7 +28,7 @@ class Patches:
     side: int
 
     def draw(self, count: int, generator: torch.Generator, held_out: bool = False) -> Tensor:
-        """(count, 3, side, side), at random places."""
+        """Draw patches (count, 3, side, side) at random positions."""
         images = self.held if held_out else self.learn
         if not images:
             return torch.randn(count, 3, self.side, self.side, generator=generator)
@@ -47,10 +47,10 @@ def patches(data: str, side: int) -> Patches:
 
     Args:
         data: one of ``DATA``.
-        side: of a patch.
+        side: pixels along each axis of a patch.
 
     Raises:
-        BadInput: the photographs hold no such patch.
+        BadInput: the photographs are too small for such a patch.
     """
     if data == "noise":
         return Patches((), (), side)

@@ -12,11 +12,11 @@ from verify.plots.drawing import COLOURS, FAINT, INK, Figure, colours, new_figur
 
 Summary = dict[str, Any]
 MOST = 12
-"""Groups whose centres are drawn."""
+"""The most groups whose centres are drawn."""
 
 
 def centres(summary: Summary) -> Figure:
-    """Where the centres of the first seed's student went, on top of Δ_K: a line from the ring to the dot, a colour a head."""
+    """The paths of the centres of the first seed's student, over Δ_K: a line from the ring to the dot, one colour per head."""
     groups = summary["groups"][:MOST]
     columns = min(len(groups), 4)
     rows = -(-len(groups) // columns)
@@ -87,7 +87,7 @@ def accuracy(summary: Summary) -> Figure:
             for place, way in enumerate(ways):
                 runs = [run["epochs"] for run in summary["runs"] if (run["task"], run["way"]) == (task, way)]
                 percent = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
-                # Who has more epochs is drawn over the same width.
+                # Runs with more epochs are drawn over the same width.
                 x, colour = np.linspace(0, shortest, percent.shape[1]), COLOURS[place]
                 ax.plot(x, percent.mean(0), ".-", ms=4, color=colour, lw=1.3, label=way)
                 ax.fill_between(x, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
@@ -103,11 +103,11 @@ FIGURES: dict[str, dict[str, Callable[[Summary], Figure]]] = {
     "cnn": {"accuracy": accuracy},
     "convert": {},
 }
-"""By command and name."""
+"""The figures by command and name."""
 
 
 def write(figures: dict[str, Callable[[Summary], Figure]], summary: Path, folder: Path) -> None:
-    """Draw all of them from a summary file."""
+    """Draw all figures from a summary file."""
     read = json.loads(summary.read_text(encoding="utf-8"))
     for name, draw in figures.items():
         write_figure(draw(read), folder / f"{name}.svg")

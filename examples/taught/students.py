@@ -1,11 +1,11 @@
 """Teachers (random convolutions) and students (attention layers that learn them from patches).
 
-**The tokens.** The teacher has no padding, and the student asks only where the teacher answers: queries are the positions whose
-window lies in the patch, keys are all positions of it.  So q + τ is a token of the image for every τ ∈ Δ_K, and a student with
-sharp heads on Δ_K and the teacher's taps is the teacher.  With padding tokens it could be that too; but a head that looks
-at nothing but zeros is switched off, and one could not tell whether it had learned that or merely got lost.
+**The tokens.** The teacher has no padding, and the student has queries only where the teacher has outputs: at the positions
+whose window lies in the patch; keys are all its positions.  So q + τ is a token of the image for every τ ∈ Δ_K, and a student
+with sharp heads on Δ_K and the teacher's taps is the teacher.  Padding tokens would allow that too; but a head that looks only
+at zeros is off, and one could not tell whether it had learned that or merely got lost.
 
-**Side by side.** The students of all seeds are one MHSA layer, each with heads and output channels of its own: W_out of a head is
+**Side by side.** The students of all seeds are one MHSA layer, each with its own heads and output channels: W_out of a head is
 zero at the channels of all others, and stays so.  As Adam steps each number by itself, every student learns as if it were alone.
 """
 
@@ -34,15 +34,15 @@ class Setting:
         heads: N_h.
         kernel: K of the teacher, odd.
         start: "paper" or "local".
-        alpha: the sharpness at first.
+        alpha: the initial sharpness.
         rate: the learning rate of τ and log α.
         data: what patches are cut from.
-        side: of a patch.
+        side: pixels along each axis of a patch.
         out_channels: D_out of the teacher.
-        steps: of gradient descent.
-        batch: patches a step.
+        steps: the steps of gradient descent.
+        batch: patches per step.
         value_rate: the learning rate of W_out and b_out.
-        floor: None to let α go where it goes; else a least α, which rises to this over the second half of the steps.
+        floor: None to leave α free; else a least α, which rises to this over the second half of the steps.
     """
 
     heads: int
@@ -60,12 +60,12 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Its name in tables and figures."""
         floor = "" if self.floor is None else f", driven to α ≥ {self.floor:g}"
         return f"{self.heads} heads, {self.start} start, α = {self.alpha:g} at first, rate {self.rate:g}, {self.data}{floor}"
 
     def least_alpha(self, step: int) -> float:
-        """What α may not fall below after a step: 0 in the first half, then rising in equal factors from ``alpha``."""
+        """The least α allowed after a step: 0 in the first half, then rising in equal factors from ``alpha``."""
         share = 2 * step / self.steps - 1
         if self.floor is None or share <= 0:
             return 0.0
@@ -73,7 +73,7 @@ class Setting:
 
 
 def teachers_of(setting: Setting, seeds: list[int]) -> nn.Module:
-    """The teachers of all seeds as one convolution (3 → seeds · D_out): numbers drawn from N(0, 1/(3K²)), the bias from N(0, 1)."""
+    """The teachers of all seeds as one convolution (3 → seeds · D_out): weights from N(0, 1/(3K²)), the bias from N(0, 1)."""
     drawn = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -97,11 +97,11 @@ class Students:
     """The students of all seeds, side by side in one layer.
 
     Args:
-        setting: what they have in common.
-        seeds: one student each; the seed draws its start, as that of its teacher draws the teacher.
+        setting: their common hyperparameters.
+        seeds: one per student; the seed draws its start, and that of its teacher draws the teacher.
 
     Attributes:
-        layer: the one layer, with learned τ and log α.
+        layer: the layer, with learned τ and log α.
         log_alpha: (seeds · heads,); tau: (seeds · heads, 2): its parameters.
         mask: (seeds · heads, 1, 3, seeds · D_out): where W_out may be other than zero.
 
@@ -113,7 +113,7 @@ class Students:
         self.setting, self.seeds = setting, seeds
         alone = []
         for seed in seeds:
-            generator = torch.Generator().manual_seed(10_000 + seed)  # not the teacher's numbers again
+            generator = torch.Generator().manual_seed(10_000 + seed)  # not the teacher's random numbers
             try:
                 student = attention_to_learn(
                     CHANNELS,
@@ -133,7 +133,7 @@ class Students:
         )
         width, k = len(seeds) * setting.out_channels, (setting.kernel, setting.kernel)
         geometry = ConvGeometry(CHANNELS, width, k, (1, 1), (0, 0), "zeros", (1, 1), 1)
-        # All pairs of a small patch: one softmax of all heads is quicker to train than a factor for each axis.
+        # All pairs of a small patch: one softmax over all heads trains faster than a factor for each axis.
         self.layer = learned_quadratic(MHSA(geometry, MHSAWeights(**joined), "dense"))
         self.layer.w_val.requires_grad_(False)
         self.layer.w_out.register_hook(lambda gradient: gradient * self.mask)
@@ -169,7 +169,7 @@ class Students:
         """The relative mean squared error of every student on some patches: (seeds,).
 
         Args:
-            teachers: of the same seeds.
+            teachers: the teachers of the same seeds.
             x: (B, 3, side, side).
             scale: the variance of each teacher's outputs, (seeds,).
         """
@@ -177,7 +177,7 @@ class Students:
         return square.mean((0, 2, 3, 4)) / scale
 
     def alone(self, place: int) -> MHSA:
-        """The student of one seed, as a layer of its own with plain tensors."""
+        """The student of one seed, as a separate layer with plain tensors."""
         setting, heads = self.setting, slice(place * self.setting.heads, (place + 1) * self.setting.heads)
         width = slice(place * setting.out_channels, (place + 1) * setting.out_channels)
         held = {name: getattr(self.layer, name).detach() for name in NAMES}

@@ -36,7 +36,7 @@ def options_of(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> list[Setting]:
-    """Every combination that was asked for, the slowest last.
+    """Every requested combination, the slowest last.
 
     Raises:
         BadInput: an option is invalid.
@@ -73,7 +73,7 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
     """
     seeds, parts = [*dict.fromkeys(options.seeds)], []
     for setting in settings_of(options):
-        Students(setting, seeds[:1])  # refuses heads that do not suit the start, before anything takes its time
+        Students(setting, seeds[:1])  # refuses heads that do not suit the start, before any long work
         patches(setting.data, setting.side)
         about = {"command": "teacher", "setting": asdict(setting), "seeds": seeds}
         parts.append(Part(setting.label, setting.steps, about))
@@ -84,11 +84,11 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
     """Teach and measure a group.
 
     Args:
-        part: one of those that :func:`parts_of` makes.
-        tell: gets the steps taken, and a word.
+        part: a part from :func:`parts_of`.
+        tell: progress callback with the steps taken and a status.
 
     Returns:
-        ``group``: a record, with what figures are drawn from; ``lines``: those of the metrics.
+        ``group``: a record that includes the data of the figures; ``lines``: the metrics lines.
     """
     setting = Setting(**part.about["setting"])
     students, looks = taught(setting, part.about["seeds"], patches(setting.data, setting.side), tell)
@@ -104,13 +104,13 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
 
 
 def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary, and the lines of the metrics, of all parts."""
+    """The summary and the metrics lines of all parts."""
     lines = [{"group": number, **line} for number, part in enumerate(results) for line in part["lines"]]
     return {"groups": [part["group"] for part in results]}, lines
 
 
 def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is drawn: error and median α of every student, and at every other look where the heads of the first were."""
+    """The data of the figures: error and median α of every student, and at every other look the first student's centres."""
     return {
         "step": [look["step"] for look in looks],
         "error": [[_short(e) for e in look["error"]] for look in looks],
@@ -120,7 +120,7 @@ def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rounded(record: Any) -> Any:
-    """The same record with three digits of every number: no more of them mean anything."""
+    """The same record with every number rounded to three digits: no more are meaningful."""
     if isinstance(record, dict):
         return {key: rounded(value) for key, value in record.items()}
     if isinstance(record, list):
@@ -133,11 +133,11 @@ def _short(value: float) -> float:
 
 
 LEARNED = 0.01
-"""A student whose nearest convolution's kernel is as close to the teacher's has learned the convolution."""
+"""A student whose nearest convolution's kernel is this close to the teacher's has learned the convolution."""
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The groups as a table: medians over seeds, and in brackets the least and the greatest."""
+    """The groups as a table: medians over seeds, with the least and the greatest in brackets."""
     groups = summary["groups"]
     lines = [
         "| patches | heads | start | asked of centres | found | by nearest shifts | kernel within 1 % | shared, between, outside | "

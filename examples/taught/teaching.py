@@ -18,9 +18,9 @@ from examples.taught.students import Setting, Students, scale_of, teachers_of
 HELD_OUT = 256
 """Held-out patches on which the distance to the teacher is measured."""
 LOOKS = 30
-"""How often students are looked at on their way."""
+"""How often students are measured during training."""
 RISE = 0.05
-"""The share of the steps over which the rates rise; then they fall along a cosine to nothing."""
+"""The share of the steps over which the rates rise; then they fall along a cosine to 0."""
 
 
 def share_of_rate(step: int, steps: int) -> float:
@@ -34,19 +34,19 @@ def share_of_rate(step: int, steps: int) -> float:
 def taught(
     setting: Setting, seeds: list[int], patches: Patches, tell: Callable[[int, str], None]
 ) -> tuple[Students, list[dict[str, Any]]]:
-    """Teach the students of all seeds, and look at them on their way.
+    """Teach the students of all seeds, and measure them during training.
 
     Args:
-        setting: what they have in common.
-        seeds: one student each.
-        patches: to learn from.
-        tell: gets the steps taken, and a word on how it goes.
+        setting: their common hyperparameters.
+        seeds: one per student.
+        patches: the patches to learn from.
+        tell: progress callback with the steps taken and a status.
 
     Returns:
         The students, and a record for every look: step, and by seed the held-out error, α and τ.
 
     Raises:
-        BadInput: heads and start do not go together.
+        BadInput: heads and start do not fit together.
         Diverged: a loss is no longer a number.
     """
     students, teachers = Students(setting, seeds), teachers_of(setting, seeds)
@@ -56,9 +56,9 @@ def taught(
 def teach(
     students: Students, teachers: nn.Module, patches: Patches, tell: Callable[[int, str], None]
 ) -> list[dict[str, Any]]:
-    """Teach these students from where they are; see :func:`taught`."""
+    """Teach these students from their current state; see :func:`taught`."""
     setting, layer = students.setting, students.layer
-    # The patches are the same for all settings and seeds; what a seed decides is its teacher and its start.
+    # The patches are the same for all settings and seeds; a seed determines its teacher and its start.
     held = patches.draw(HELD_OUT, torch.Generator().manual_seed(1), held_out=True)
     scale = scale_of(teachers, len(students.seeds), held)
     order = torch.Generator().manual_seed(2)
@@ -117,15 +117,15 @@ def inside(alpha: torch.Tensor, tau: torch.Tensor, kernel: int, side: int) -> fl
 
 
 def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of every student: its counts, its distance to the teacher, and the audit of it as a black box.
+    """Measure every trained student: its counts, its distance to the teacher, and a black-box audit.
 
     Returns:
         By seed: ``error`` on held-out patches; ``count`` and ``nearest`` (by the nearest shifts alone), and ``first`` before
-        learning; ``to_convolution``, the distance to the nearest K × K convolution, and ``kernel_apart``, the distance of
-        that one's kernel to the teacher's, relative (None if the audit saw another size); ``inside``; and the sorted α.
+        learning; ``to_convolution``, the distance to the nearest K × K convolution, and ``kernel_apart``, the relative distance
+        of its kernel from the teacher's (None if the audit found another size); ``inside``; and the sorted α.
 
     Raises:
-        Diverged: a held-out error is no number.
+        Diverged: a held-out error is not a number.
     """
     setting, teachers = students.setting, teachers_of(students.setting, students.seeds)
     kernels = teachers.get_parameter("weight").double().unflatten(0, (len(students.seeds), -1))
@@ -135,7 +135,7 @@ def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, 
         error = looks[-1]["error"][place]
         if not math.isfinite(error):
             raise Diverged(f"{setting.label}, seed {seed}: the held-out error is no number (try a smaller --rate)")
-        # The map itself, whatever patches taught it: white noise has all the directions that photographs hardly have.
+        # The map itself, whatever patches taught it: white noise covers all the directions that photographs hardly have.
         audit = verify.audit(students.alone(place), (setting.side, setting.side), kernel_size=setting.kernel)
         apart = None
         if audit.kernel.shape == tuple(kernels[place].shape):

@@ -28,7 +28,7 @@ from verify.rounding.elements import (
 )
 from verify.rounding.model import gamma
 from verify.samples.call_counter import convolution_calls
-from verify.samples.sampling import check_call, generated_inputs
+from verify.samples.sampling import check_call, check_outputs, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
 from verify.verdict import Verdict
 
@@ -274,6 +274,18 @@ def test_check_call_says_checked_refuted_or_undecided():
     merged = good.merged(bad)
     assert (merged.verdict.name, merged.calls, merged.ratio) == ("REFUTED", 2, bad.ratio)
     assert bad.merged(good).verdict.name == "REFUTED"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_a_number_in_one_call_is_not_forgotten(number: float):
+    """Wherever it comes: a certificate is held against the greatest difference of all calls, and their greatest input."""
+    conv, x = nn.Conv1d(1, 1, 1), torch.ones(1, 1, 4)
+    expected = conv(x).detach()
+    good = check_outputs(conv, conv_to_mhsa(conv), x, expected, expected, "good")
+    bad = check_outputs(conv, conv_to_mhsa(conv), x * number, expected, expected * number, "bad")
+    for merged in (good.merged(bad), bad.merged(good)):
+        figures = (merged.discrepancy.max_abs, merged.interior, merged.ratio, merged.largest_input)
+        assert np.allclose(figures, [bad.discrepancy.max_abs, bad.interior, bad.ratio, number], equal_nan=True)
 
 
 def test_check_call_of_a_head_off_the_kernel():

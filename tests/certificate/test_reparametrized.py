@@ -251,6 +251,19 @@ def a_pruning_of_another_class(conv: Any) -> None:
     Adding.apply(conv, "weight")
 
 
+def a_pruning_of_whatever_a_property_says(conv: Any) -> None:
+    class Aiming(EveryOther):
+        @property
+        def _tensor_name(self) -> str:  # type: ignore[override]
+            return self.aim
+
+        @_tensor_name.setter
+        def _tensor_name(self, name: str) -> None:
+            self.aim = name
+
+    Aiming.apply(conv, "weight")
+
+
 def a_pruned_stride(conv: Any) -> None:
     prune.random_unstructured(conv, "weight", 0.3)
     hook_of(conv)._tensor_name = "stride"
@@ -304,7 +317,14 @@ def a_parametrization_by_chance(conv: Any) -> None:
     parametrize.register_parametrization(conv, "weight", Chance(), unsafe=True)
 
 
-HOOKS = [a_method_replaced, a_subclass_of_the_hook, a_pruning_that_adds, a_pruning_of_another_class, a_pruned_stride]
+HOOKS = [
+    a_method_replaced,
+    a_subclass_of_the_hook,
+    a_pruning_that_adds,
+    a_pruning_of_another_class,
+    a_pruning_of_whatever_a_property_says,
+    a_pruned_stride,
+]
 
 
 @pytest.mark.parametrize(

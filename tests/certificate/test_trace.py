@@ -394,6 +394,7 @@ UNTRACED: dict[str, tuple[Callable[..., Any], str]] = {
     "DLPack": (lambda x: torch.from_dlpack(x) + x, "a tensor of unknown origin goes into add"),
     "a thread": (in_a_thread, "a tensor of unknown origin is returned"),
     "vmap": (lambda x: torch.vmap(lambda row: row * 2 + row.sum())(x), "a tensor of unknown origin is returned"),
+    "address": (lambda x: x + (x.data_ptr() == 0), "data_ptr in the network hands out an address"),
     "storage": (lambda x: x + len(x.untyped_storage()), "untyped_storage hands out a UntypedStorage"),
     "an object": (lambda x: Opaque(x), "Opaque, which is not looked into"),
     "nothing": (lambda x: None, "there is no tensor in it"),

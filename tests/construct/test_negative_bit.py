@@ -106,6 +106,17 @@ def test_weights_are_read_with_their_sign(conv: Any, data: st.DataObject):
     assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
 
 
+def test_a_weight_that_gets_it_after_a_call_is_seen():
+    """Its memory holds what it held when the call was prepared."""
+    layer, x = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, bias=False)), torch.randn(1, 2, 5, 4)
+    with torch.no_grad():
+        before = [layer(x) for _ in range(2)][-1]
+        for sign in (-1, 1):  # and of one that had it, no call is prepared
+            layer.w_out.data = torch.ops.aten._neg_view(layer.w_out.data)
+            for _ in range(3):
+                assert torch.allclose(layer(x), sign * before, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_attention_layer_made_of_such_tensors(dtype: torch.dtype):
     conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)

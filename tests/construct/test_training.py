@@ -86,6 +86,37 @@ def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> Non
     assert torch.equal(*derivatives)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, the first time
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("lying", ["channels first", "channels last"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_several_gradients_at_once_are_the_convolution_s(name: str, lying: str) -> None:
+    """Which torch maps over with its older vmap; once more for second derivatives, and carried forward."""
+    conv, layer, x = whole_numbers(name, 5, 2, alone=False)
+    x = LAYOUTS[lying](x).requires_grad_()
+    results = []
+    for run in (layer, conv):
+        y = run(x)
+        given = LAYOUTS[lying](torch.arange(3 * y.numel()).view(-1, *y.shape[1:]).remainder(5) - 2.0).unflatten(
+            0, (3, -1)
+        )
+        given.requires_grad_()
+        first = torch.autograd.grad(y, [x, run.bias], given, is_grads_batched=True, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), given)
+
+        def few(part: Tensor, run: nn.Module = run) -> Tensor:
+            return run(x + part)[:, 0].sum((0, -1))
+
+        part = torch.zeros(2, 1, 1, 5)
+        jacobians = [
+            torch.autograd.functional.jacobian(few, part, vectorize=True, strategy=strategy)
+            for strategy in ("reverse-mode", "forward-mode")
+        ]
+        results.append([*first, *second, *jacobians])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients_lie_as_the_input_does(name: str, form: Any) -> None:

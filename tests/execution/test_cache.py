@@ -134,6 +134,19 @@ def test_what_is_to_be_learned_is_recorded() -> None:
     assert layer(x).requires_grad
 
 
+def test_a_geometry_that_is_changed_in_place_counts() -> None:
+    """It is frozen, but not to ``vars``; and it is the same object, which equals itself."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    other = nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate")
+    other.load_state_dict(conv.state_dict())
+    layer, x = conv_to_mhsa(conv), torch.randn(1, 2, 5, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            layer(x)
+        vars(layer.geometry)["padding_mode"] = "replicate"
+        assert torch.allclose(layer(x), other(x), atol=1e-5)
+
+
 def test_other_types_and_places_are_refused_as_ever() -> None:
     layer, x = called("3x3")
     with pytest.raises(RuntimeError, match="must be the same"):
@@ -234,6 +247,24 @@ def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
         before = getattr(layer, tensor)
         torch.utils.swap_tensors(before, nn.Parameter(before * 2, requires_grad=False))
         torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_memory_of_a_layer_that_was_called_can_be_freed_and_filled_again(name: str, dtype: torch.dtype) -> None:
+    """As FSDP does to parameters between calls; ``Tensor.numpy`` would forbid it."""
+    layer, x = called(name)
+    layer, x = layer.to(dtype), x.to(dtype)
+    layer(x)
+    layer.requires_grad_()(x).sum().backward()
+    wanted = layer.requires_grad_(False)(x)
+    for parameter in layer.parameters():
+        before, storage = parameter.clone(), parameter.untyped_storage()
+        size = storage.nbytes()
+        storage.resize_(0)
+        storage.resize_(size)
+        parameter.copy_(before)
+    assert torch.equal(layer(x), wanted)
 
 
 @pytest.mark.parametrize("name", ["w_val", "w_out", "b_out"])

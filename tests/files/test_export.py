@@ -3,6 +3,7 @@
 import copy
 import io
 import random
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -11,7 +12,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import verify
 from commands import Command, contents, names, python
@@ -413,6 +414,68 @@ def test_layers_of_one_geometry_are_compiled_each_for_itself():
     in_turn = torch.compile(lambda layer, x: layer(x), backend="eager")
     for layer in layers:
         torch.testing.assert_close(in_turn(layer, x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_layer_compiled_without_gradients_follows_what_it_learns_since():
+    """The factor that was the identity then learns too, whether or not it was frozen at first."""
+    torch._dynamo.reset()
+    layer, x = conv_to_mhsa(nn.Conv2d(3, 4, 3)), torch.randn(1, 3, 6, 6)
+    compiled = torch.compile(layer, backend="eager")
+    for learning in (False, True):
+        for name in ("w_val", "w_out"):
+            layer.get_parameter(name).requires_grad_(learning)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x))
+    compiled(x).square().sum().backward()
+    torch.optim.SGD([layer.w_val, layer.w_out], lr=0.1).step()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+TRANSFORMS: dict[str, Callable[[MHSA], Callable[[Tensor], Tensor]]] = {
+    "vmap": torch.vmap,
+    "vmap, channels last": lambda layer: (
+        lambda x: torch.vmap(layer)(x[None].movedim(2, -1).contiguous().movedim(-1, 2))
+    ),
+    "gradients of each": lambda layer: torch.vmap(torch.func.grad(lambda x: layer(x).square().sum())),
+    "jvp": lambda layer: lambda x: torch.func.jvp(layer, (x,), (x,))[1],
+    "other tensors": lambda layer: (
+        lambda x: (
+            torch.func.functional_call(layer, {"w_val": layer.w_val * 2}, (x,))
+            + torch.func.functional_call(layer, {"w_out": layer.w_out * 2}, (x,))
+        )
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_functions_are_compiled_with_a_layer(name: str):
+    """What a transform wraps has no numbers, and torch maps over channels first alone."""
+    torch._dynamo.reset()
+    function = TRANSFORMS[name](conv_to_mhsa(nn.Conv2d(3, 2, 3)).requires_grad_(False))
+    x = torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(torch.compile(function, backend="eager")(x), function(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("soft", [0, slice(None)], ids=["one", "all"])
+def test_a_layer_that_is_not_compiled_runs_as_it_is(soft: int | slice):
+    """With gradients, and also once its heads are sharp."""
+    torch._dynamo.reset()
+    layer, x = conv_to_mhsa(nn.Conv2d(3, 2, 3)), torch.randn(2, 3, 6, 6)
+    layer.v.data[soft] /= 1000
+    compiled = torch.compile(layer, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), layer(x))
+        assert compiled(x).requires_grad
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x))
+        layer.v.data[soft] *= 1000
 
 
 @pytest.mark.deep

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import os
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -233,6 +235,22 @@ def test_exit_codes(files, verify_command):
     assert verify_command.refuses(*words).startswith("error: layer '': says PROVED, but ")
     files.mhsa.write_bytes(b"")
     verify_command.refuses(*words)
+
+
+@pytest.mark.parametrize("place", ["certificate", "conv", "mhsa"])
+def test_pipes_and_devices_are_refused_at_once(place, files, verify_command):
+    files.write_case("2-D")
+    os.mkfifo(pipe := files.certificate.with_name("pipe"))
+    for path in (pipe, Path("/dev/zero")):
+        setattr(files, place, path)
+        words = ("check", files.certificate, "--conv", files.conv, "--mhsa", files.mhsa)
+        assert verify_command.refuses(*words) == f"error: {path}: is not a regular file"
+
+
+def test_numpy_that_raises_changes_nothing(files):
+    files.write_case("soft")
+    with np.errstate(all="raise"):
+        assert files.check().verdict.name == "PROVED"
 
 
 @pytest.mark.parametrize("arguments", [(), ("chekc",), ("check",), ("check", "a", "--conv", "b", "--mhsa", "\n\x1bc")])

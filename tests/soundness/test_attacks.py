@@ -127,6 +127,88 @@ def test_a_transposed_one_with_another_output_padding_is_refused():
         certify(Stretched(2, 2, 3, stride=2), conv_to_mhsa(nn.ConvTranspose2d(2, 2, 3, stride=2)), grid=(4, 4))
 
 
+class Later(nn.Conv2d):
+    """Another padding from the thousandth reading on; what is set lies elsewhere."""
+
+    reads = 0
+
+    @property
+    def padding(self) -> tuple[int, int]:  # type: ignore[override]
+        Later.reads += 1
+        return self.first if Later.reads < 1000 else (0, 2)
+
+    @padding.setter
+    def padding(self, value: tuple[int, int]) -> None:
+        self.first = value
+
+
+class Undeletable:
+    """Python takes what can delete for a property, which comes before the instance's own, also if it cannot set."""
+
+    def __get__(self, conv: Any, kind: Any = None) -> tuple[int, int]:
+        return (1, 1)
+
+    def __delete__(self, conv: Any) -> None: ...
+
+
+class Hidden(nn.Conv2d):
+    """Its padding is not the one that was set."""
+
+    padding = Undeletable()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Later, Hidden])
+def test_a_field_that_is_a_property_of_a_subclass_is_refused(kind: type[nn.Conv2d]):
+    conv, layer = pair()
+    if kind is Later:
+        conv.first = vars(conv).pop("padding")
+    conv.__class__ = kind
+    with pytest.raises(Unreadable, match=f"{kind.__name__} has a padding of its own"):
+        certify(conv, layer, grid=(4, 4))
+
+
+def test_a_property_that_no_call_reads_is_no_override():
+    class Measured(nn.Conv2d):
+        @property
+        def fan_in(self) -> int:
+            return self.weight[0].numel()
+
+    conv = Measured(2, 3, 3)
+    assert certify(conv, conv_to_mhsa(conv), grid=(4, 4)).verdict.name == "PROVED"
+
+
+@pytest.mark.parametrize("name", ["weight", "w_out"])
+def test_a_tensor_with_a_method_of_its_own_is_refused(name: str):
+    """It could tell another number than is in its memory."""
+    conv, layer = pair()
+    tensor = getattr(conv if name == "weight" else layer, name)
+    before = tensor.detach().clone()
+    tensor.data.view(-1)[0] += 1
+    tensor.detach = lambda: before
+    with pytest.raises(Unreadable, match=f"{name} of .* has methods of its own"):
+        certify(conv, layer, grid=(4, 4))
+
+
+@pytest.mark.parametrize("bias", [None, 3.0, np.zeros(3)])
+def test_a_convolution_without_a_bias_that_is_one_is_refused(bias: Any):
+    conv, layer = pair()
+    del conv.bias
+    if bias is not None:
+        vars(conv)["bias"] = bias
+    with pytest.raises(Unreadable, match="Conv2d has no tensor for a bias, nor None"):
+        certify(conv, layer, grid=(4, 4))
+
+
+@pytest.mark.parametrize(
+    "field", [{"padding": np.array([1, 1])}, {"transposed": torch.tensor([0, 0])}, {"transposed": 0}]
+)
+def test_geometry_of_other_types_is_refused(field: dict[str, Any]):
+    conv, layer = pair()
+    vars(conv).update(field)
+    with pytest.raises(Unreadable, match=r"padding is .*, transposed is "):
+        certify(conv, layer, grid=(4, 4))
+
+
 # ---- the attention layer is not what its fields say ---------------------------------------------------------------------------
 
 
@@ -182,6 +264,35 @@ def _shadowed(layer: MHSA) -> None:
     vars(layer)["b_out"] = layer.b_out.detach().clone()
 
 
+class Elsewhere(MHSA):
+    """May take another geometry at any reading."""
+
+    @property
+    def geometry(self) -> Any:  # type: ignore[override]
+        return self.first
+
+
+def _a_property(layer: MHSA) -> None:
+    layer.first = vars(layer).pop("geometry")
+    layer.__class__ = Elsewhere
+
+
+def _no_heads(layer: MHSA) -> None:
+    del layer.heads
+
+
+def _no_geometry(layer: MHSA) -> None:
+    del layer.geometry
+
+
+def _no_execution(layer: MHSA) -> None:
+    del layer._execution
+
+
+def _no_v(layer: MHSA) -> None:
+    layer.v = None  # type: ignore[assignment]
+
+
 PLANTED = [
     _subclass,
     _own_forward,
@@ -192,6 +303,11 @@ PLANTED = [
     _another_anchor,
     _other_tensor,
     _shadowed,
+    _a_property,
+    _no_heads,
+    _no_geometry,
+    _no_execution,
+    _no_v,
 ]
 
 
@@ -400,6 +516,14 @@ def test_an_execution_that_raises_leaves_it_undecided(monkeypatch: pytest.Monkey
     assert "no kernel for this" in certificate.verdict.sentence
 
 
+@pytest.mark.parametrize("radix", [[9, 1], (0, 0), (2**70 + 1, 1)])
+def test_a_radix_with_which_nothing_runs_leaves_it_undecided(radix: Any):
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv, encoding="parabola")
+    layer.radix = radix
+    assert certify(conv, layer, grid=(4, 4)).verdict.name == "UNDECIDED"
+
+
 def test_want_of_memory_is_noted_but_nothing_run_is_undecided(monkeypatch: pytest.MonkeyPatch):
     def full(*args: Any) -> Any:
         raise MemoryError("needs 1 TiB")
@@ -605,6 +729,39 @@ def test_autocast_around_the_call_changes_nothing():
     assert certificate.to_json() == certify(conv, layer, grid=(4, 4)).to_json()
 
 
+class Added(nn.Module):
+    """A parametrization that multiplies matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = torch.randn(3, 2), torch.randn(2, 18)
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + (self.left @ self.right).view_as(weight)
+
+
+def test_autocast_does_not_come_into_a_weight_that_is_worked_out():
+    """It would round the product to half precision, and what is claimed of is the convolution outside of it."""
+    conv, _ = pair()
+    parametrize.register_parametrization(conv, "weight", Added())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer = conv_to_mhsa(conv)
+        certificate = certify(conv, layer, grid=(4, 4))
+    assert certificate.verdict.name == "PROVED"
+    assert torch.equal(layer.weight, conv.weight)
+    assert certificate.to_json() == certify(conv, layer, grid=(4, 4)).to_json()
+
+
+@pytest.mark.parametrize("name", ["w_out", "w_val"])
+def test_numpy_that_raises_changes_nothing(name: str):
+    conv, layer = pair()
+    with torch.no_grad():
+        getattr(layer, name).mul_(1 if name == "w_out" else 2)
+    expected = certify(conv, layer, grid=(4, 4)).to_json()
+    with np.errstate(all="raise"):
+        assert certify(conv, layer, grid=(4, 4)).to_json() == expected
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_flushing_to_zero_is_noticed(dtype: torch.dtype):
     """The assumption that nothing is flushed is tested, not only printed."""
@@ -622,13 +779,18 @@ def test_flushing_to_zero_is_noticed(dtype: torch.dtype):
 def test_winograd_is_noticed(monkeypatch: pytest.MonkeyPatch):
     """Sums in any order are covered, but Winograd and FFT are not: NNPACK takes over if oneDNN is off."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    for conv, taken in ((nn.Conv2d(1, 1, 3), True), (nn.Conv1d(1, 1, 3), False), (nn.Conv2d(1, 1, 3).double(), False)):
-        layer = conv_to_mhsa(conv)
+    for conv, taken in (
+        (nn.Conv2d(1, 1, 3), True),
+        (nn.Conv1d(1, 1, 3), True),  # which torch evaluates as one in 2-D
+        (nn.Conv3d(1, 1, 3), False),
+        (nn.Conv2d(1, 1, 3).double(), False),
+    ):
+        layer, grid = conv_to_mhsa(conv), (4,) * (conv.weight.dim() - 2)
         if taken and torch.backends.nnpack.is_available():
             with pytest.raises(ValueError, match="NNPACK's Winograd"):
-                certify(conv, layer, grid=(4, 4))
+                certify(conv, layer, grid=grid)
         with torch.backends.nnpack.flags(enabled=False):
-            assert certify(conv, layer, grid=(4,) * (conv.weight.dim() - 2)).verdict.name == "PROVED"
+            assert certify(conv, layer, grid=grid).verdict.name == "PROVED"
 
 
 def test_reduced_precision_is_switched_off_for_the_runs_and_back_on():

@@ -63,6 +63,7 @@ def certify(
     return certified(conv, mhsa, grid, input_bound, within)
 
 
+@np.errstate(all="ignore")  # the caller's numpy may raise where numbers round to zero
 def certified(
     conv: Any, mhsa: Any, grid: Iterable[int], input_bound: float, within: float | None, leaking: bool = False
 ) -> Certificate:
@@ -172,7 +173,7 @@ def _positive(value: float, what: str) -> float:
         raise TypeError(f"{what} is {value!r}, not a number")
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor without numbers
         number = nan
     if not 0 < number < inf:
         shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"

@@ -141,7 +141,7 @@ def run_executions(
             except (MemoryError, NotImplementedError) as error:
                 probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
                 continue
-            except (RuntimeError, ValueError, IndexError) as error:  # although the convolution has an output
+            except Exception as error:  # where the convolution has an output; attributes may be of any type at all
                 note = f"{type(error).__name__}: {error}"
                 probes.append(Probe(name, 0, grid, nothing, 0.0, note, broken=True))
                 continue

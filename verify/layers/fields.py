@@ -69,6 +69,8 @@ class Geometry:
         if stated["padding_mode"] not in PADDING_MODES:
             raise Unreadable(f"padding_mode is {stated['padding_mode']!r}")
         padding = stated["padding"]
+        if not isinstance(padding, str | list) or not isinstance(stated["transposed"], bool):
+            raise Unreadable(f"padding is {padding!r}, transposed is {stated['transposed']!r}")
         if stated["transposed"] and (isinstance(padding, str) or stated["padding_mode"] != "zeros"):
             raise Unreadable(f"transposed with padding {padding!r}, padding_mode {stated['padding_mode']!r}")
         if padding == "same" and any(s != 1 for s in vectors["stride"]):
@@ -88,7 +90,7 @@ class Geometry:
             pads=pads,
             padding_mode=stated["padding_mode"],
             groups=stated["groups"],
-            transposed=bool(stated["transposed"]),
+            transposed=stated["transposed"],
             **vectors,
         )
 
@@ -215,6 +217,8 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     g = Geometry.read(conv)
     if not isinstance(getattr(conv, "weight", None), torch.Tensor):
         raise Unreadable(f"{type(conv).__name__} has no weight")
+    if not isinstance(getattr(conv, "bias", conv), torch.Tensor | None):
+        raise Unreadable(f"{type(conv).__name__} has no tensor for a bias, nor None")
     weight = exact_array(conv.weight, "weight of the convolution")
     if conv.bias is not None:
         exact_array(conv.bias, "bias of the convolution")

@@ -24,7 +24,11 @@ HARMLESS = frozenset(
     "__getstate__ __setstate__ __deepcopy__ __reduce__ __dir__ __init_subclass__ __class_getitem__ _get_name train eval apply "
     "_apply state_dict load_state_dict _load_from_state_dict _save_to_state_dict get_extra_state set_extra_state _version".split()
 )
-"""What an instance or a subclass may override, because no call of the layer uses it."""
+"""What an instance or a subclass may override: no call of the layer reaches it."""
+OF_MODULES = frozenset(vars(nn.Module()))
+"""What every module of torch holds, which its call reads."""
+ATTRIBUTES = ("geometry", "heads", "radix", "_execution")
+"""What an attention layer holds beside its tensors, and its call reads."""
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -33,7 +37,11 @@ class Unreadable(ValueError):
 
 
 def require_no_overrides(
-    layer: nn.Module, base: type[nn.Module], tensors: Iterable[str], known_hooks: Collection[object] = ()
+    layer: nn.Module,
+    base: type[nn.Module],
+    tensors: Iterable[str],
+    attributes: Iterable[str],
+    known_hooks: Collection[object] = (),
 ) -> None:
     """Refuse a layer whose call may run code other than ``base``'s, or whose tensors are of another class.
 
@@ -41,6 +49,7 @@ def require_no_overrides(
         layer: an instance of ``base``.
         base: the class whose code is known.
         tensors: the names of its tensors; parametrized ones are skipped.
+        attributes: what else that code reads of an instance.
         known_hooks: forward pre-hooks that change nothing but these tensors.
 
     Raises:
@@ -59,13 +68,16 @@ def require_no_overrides(
             raise Unreadable(f"{name} has a {own} of its own")
         if any(own in fields[registry] for registry in ("_parameters", "_buffers", "_modules")):
             raise Unreadable(f"{name} has a {own} beside the {own} that is registered")
-    known = {*dir(base), *fields, *tensors}
+    # A property of a subclass may keep what it stands for elsewhere, so that the instance has no field of that name.
+    registered = (own for registry in ("_parameters", "_buffers", "_modules") for own in fields[registry])
+    known = {*dir(base), *OF_MODULES, *fields, *registered, *tensors, *attributes}
     for cls in type(layer).__mro__:
         if cls in base.__mro__:
             continue
         for own in vars(cls):
-            # The instance's attribute is found first, unless the class holds a property.
-            met = own not in fields or hasattr(base, own) or hasattr(vars(cls)[own], "__set__")
+            # The instance's own is met first, unless the class holds a property, or what Python takes for one.
+            is_property = any(hasattr(vars(cls)[own], method) for method in ("__set__", "__delete__"))
+            met = own not in fields or hasattr(base, own) or is_property
             if not met or is_parametrized(layer, own):
                 continue
             if own in known and own not in HARMLESS:
@@ -74,6 +86,8 @@ def require_no_overrides(
         tensor = None if is_parametrized(layer, own) else getattr(layer, own, None)
         if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
+        if isinstance(tensor, torch.Tensor) and any(hasattr(torch.Tensor, method) for method in vars(tensor)):
+            raise Unreadable(f"{own} of {name} has methods of its own, which may not tell its numbers")
 
 
 def is_parametrized(layer: nn.Module, name: str) -> bool:
@@ -84,13 +98,18 @@ def is_parametrized(layer: nn.Module, name: str) -> bool:
 
 
 def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
-    """:func:`require_no_overrides` for an attention layer, whose ``heads`` and ``geometry`` must also fit its tensors."""
+    """As :func:`require_no_overrides`, of an attention layer, whose ``heads`` and ``geometry`` must fit its tensors too."""
+    missing = next((own for own in ATTRIBUTES if not hasattr(layer, own)), None)
+    if missing is not None:
+        raise Unreadable(f"{type(layer).__name__} has no {missing.strip('_')}")
     require_known_encoding(layer)
     if parametrize.is_parametrized(layer):
         # Any parametrization is refused, because it may depend on whether the layer is in training.
         names = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
         raise Unreadable(f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first")
-    require_no_overrides(layer, MHSA, tensors)
+    require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
+    if not isinstance(getattr(layer, "v", None), torch.Tensor):
+        raise Unreadable("the attention layer has no tensor v")
     name, geometry = type(layer).__name__, layer.geometry
     if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
         raise Unreadable(f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}")

@@ -52,8 +52,8 @@ def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
             return False
     if any(hasattr(kind, own) for own in vars(hook)):  # an overridden method
         return False
-    name = _tensor_name(hook)
-    return name not in COPIED and not hasattr(type(conv), name)
+    name = vars(hook).get("_tensor_name" if issubclass(kind, BasePruningMethod) else "name")  # a property may tell any
+    return isinstance(name, str) and name not in COPIED and not hasattr(type(conv), name)
 
 
 def _tensor_name(hook: Any) -> str:
@@ -80,7 +80,7 @@ def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
             computes), or its tensors cannot be recomputed, or differ between two evaluations.
     """
     base = base_of(conv)
-    require_no_overrides(conv, base, ("weight", "bias"), recomputing_hooks(conv))
+    require_no_overrides(conv, base, ("weight", "bias"), COPIED, recomputing_hooks(conv))
     hooks, chains = recomputing_hooks(conv), _chains(conv)
     if not hooks and not chains:
         return conv, ()
@@ -110,8 +110,10 @@ def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
 def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None]:
     """Weight and bias as a call in eval mode recomputes them."""
     chains, tensors = _chains(conv), {}
-    with keeping_modes(conv), torch.no_grad():
-        for module in conv.modules():  # in training mode, every read changes spectral_norm
+    device = next((tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())), "cpu")
+    # Autocast would round matrix products on the way to half precision, and no claim is about what it does.
+    with keeping_modes(conv), torch.no_grad(), torch.autocast(device, enabled=False):
+        for module in conv.modules():  # in training, spectral_norm changes whenever it is read
             module.training = False
         copied: Any = type(conv).__new__(type(conv))  # the hooks write to this copy
         vars(copied).update({name: dict(held) if isinstance(held, dict) else held for name, held in vars(conv).items()})

@@ -9,13 +9,12 @@ import math
 import os
 import re
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from verify.recheck.pickles import Rejected
-from verify.recheck.weight_files import strict_json
+from verify.recheck.weight_files import opened, strict_json
 
 FORMAT, VERSION = "conv-as-attention certificate", 4
 STEPS = ("tokens", "content", "target", "leakage", "taps", "rounding", "runs")
@@ -87,7 +86,8 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         Rejected: the file was edited or is malformed.
         OSError: it cannot be read.
     """
-    document = strict_json(Path(path).read_bytes(), str(path))
+    with opened(path) as file:
+        document = strict_json(file.read(), str(path))
     if not isinstance(document, dict):
         raise Rejected(f"{path}: no certificate, as it holds no JSON object but {json.dumps(document)[:40]}")
     try:
@@ -195,8 +195,8 @@ def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
 
 
 def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndarray) -> bool:
-    """Check measurements for consistency only; repeating them would need torch."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+    """Check measurements for consistency only; repeating them would take torch."""
+    with np.errstate(all="ignore"):
         tightness = float(np.where((observed > 0) & (bound < np.inf), bound / observed, np.inf).min(initial=np.inf))
     claimed = _measured(record["tightness"])
     plausible = claimed == tightness or abs(claimed - tightness) <= 1e-9 * tightness

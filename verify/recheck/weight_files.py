@@ -11,9 +11,12 @@ Every checksum, length, offset and stride is checked, and any other content is r
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from functools import partial
+from io import BufferedReader
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -82,6 +85,19 @@ def numbers(bits: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return (bits.astype("<u4") << 16).view("<f4").astype(np.float64)
     return bits.view(f"<f{BYTES[dtype]}").astype(np.float64)
+
+
+def opened(path: str | os.PathLike[str]) -> BufferedReader:
+    """A file to read.
+
+    Raises:
+        Rejected: a pipe or a device, which may have no end.
+        OSError: it cannot be read.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise Rejected(f"{path}: is not a regular file")
+    return path.open("rb")
 
 
 def strict_json(text: bytes, what: str) -> Any:

@@ -57,18 +57,23 @@ class LayerCheck:
         """Merge the records of two sets of calls of one layer: the worse of each figure and of the verdicts."""
         severity = {"REFUTED": 2, "UNDECIDED": 1, "CHECKED": 0}
         worse = max(self, other, key=lambda check: severity[check.verdict.name])
-        wider = max(self, other, key=lambda check: check.discrepancy.max_abs)
+        wider = max(self, other, key=lambda check: np.nan_to_num(check.discrepancy.max_abs, nan=np.inf))
         return replace(
             wider,
-            interior=max(self.interior, other.interior),
-            border=max(self.border, other.border),
-            ratio=max(self.ratio, other.ratio),
+            interior=_greater(self.interior, other.interior),
+            border=_greater(self.border, other.border),
+            ratio=_greater(self.ratio, other.ratio),
             calls=self.calls + other.calls,
             grid=tuple(max(sides) for sides in zip(self.grid, other.grid, strict=True)),
-            largest_input=max(self.largest_input, other.largest_input),
+            largest_input=_greater(self.largest_input, other.largest_input),
             verdict=worse.verdict,
             convolution_off=self.convolution_off or other.convolution_off,
         )
+
+
+def _greater(a: float, b: float) -> float:
+    """The greater of two; not a number if either is none."""
+    return float(np.maximum(a, b))
 
 
 def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -> LayerCheck:

@@ -4,9 +4,10 @@ The function mode sees the torch functions that Python code calls (``F.relu``, `
 operators, what bypasses it (TorchScript, an ``autograd.Function``, code that disables function modes).  A convolution, or the
 attention layer in its place, counts as one call, named by its path, whatever it does inside.
 
-Activations are named by the call that returned them, so two networks can be compared call by call without comparing rounded
-numbers.  What neither mode sees is listed: tensors changed by another thread (not through ``.data``), memory shared with numpy or
-through DLPack, Python code passed to a call, or run inside one by an operator, a hook or a tensor subclass.
+Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded
+numbers.  What neither mode sees is listed: tensors changed by another thread (not through ``.data``), memory shared with numpy,
+through DLPack or by its address, Python code that a call is given or that an operator, a hook or a class of tensors runs inside
+one.
 """
 
 import dataclasses
@@ -211,6 +212,8 @@ class _Tracer(TorchFunctionMode):
             output = function(*args, **kwargs)
         finally:
             self.inside -= 1
+        if getattr(function, "__name__", "") == "data_ptr":  # numbers can be changed there past torch
+            self.note_untraced(f"data_ptr in {self.paths[-1] or 'the network'} hands out an address")
         results = tree_flatten(output)[0]
         changed = [t for t, version in versions if _version(t) != version]
         if any(isinstance(value, Activation) for value in arguments) or getattr(function, "__name__", "") in EMPTY:

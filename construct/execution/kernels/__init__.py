@@ -18,16 +18,16 @@ from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Kerne
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, strides_of
 
 KERNELS: tuple[Kernel, ...] = (Pointwise(), Depthwise(), GemmScatter(), Im2colGemm())
-"""In order of preference."""
+"""The kernels, in order of preference."""
 
 
 def select(problem: Problem) -> Task:
-    """The task of the first kernel that takes the problem."""
+    """The task of the first kernel that accepts the problem."""
     for kernel in KERNELS:
         task = kernel.plan(problem)
         if task is not None:
             return task
-    return Polyphase(problem, select)  # an adjoint, in place of which the kernels are asked for its phases
+    return Polyphase(problem, select)  # an adjoint: kernels are selected for its phases instead
 
 
 Call = Callable[[Tensor, Tensor | None], Tensor]
@@ -55,21 +55,21 @@ def _planned(
 
 
 def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.dtype, last: bool) -> Call:
-    """Select how to compute one of two maps, for images like these.
+    """Prepare one of two maps for images like these.
 
         FORWARD    y[o] = b + Σ_h x[s·o + e_h] w_h
         ADJOINT    x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] w_hᵀ
 
     Args:
         kind: FORWARD or ADJOINT.
-        images: x (B, groups·C, *n), or of the adjoint y (B, groups·D, *o).
+        images: x (B, groups·C, *n), or y (B, groups·D, *o) for the adjoint.
         w: (heads, groups, C, D), in the type to compute in.
         shifts: where the heads look.
         dtype: of the result.
-        last: whether its channels are to be last in memory.
+        last: whether the result has channels last in memory.
 
     Returns:
-        A function of images of this shape, strides and type, and of the bias.  It reads w as it is when it is called.
+        A function of images of this shape, strides and type, and of the bias.  It reads w at call time.
     """
     heads, groups, channels, width = w.shape
     size, depth = (shifts.size, groups * channels) if kind == ADJOINT else (shifts.output, groups * width)
@@ -115,7 +115,7 @@ def workspace_of(
     device: torch.device,
     most: int | None,
 ) -> int:
-    """Bytes that a call on images of type ``stored`` takes besides its arguments, however these lie in memory."""
+    """Bytes that a call on images of type ``stored`` takes besides its arguments, whatever their memory layout."""
     layouts = (FIRST, LAST, OTHER) if stored == dtype else (OTHER,)
     if not prod(w_shape) or not images or 0 in shifts.output or 0 in shifts.size:
         return 0

@@ -10,8 +10,8 @@ from construct.execution.kernels.windows import OTHER, Shifts, phases
 
 
 class Polyphase:
-    """The adjoint, a phase of the stride at a time: inputs t ≡ r modulo s are seen by some heads only, and for these it is
-    ``forward`` with stride 1 and flipped offsets, from outputs to inputs.
+    """The adjoint, one phase of the stride at a time: only some heads see the inputs t ≡ r modulo s, and for these the adjoint
+    is ``forward`` with stride 1 and flipped offsets, from outputs to inputs.
 
     Args:
         problem: an adjoint.
@@ -61,7 +61,7 @@ class Polyphase:
 
 
 def fill(out: Tensor, bias: Tensor | None) -> None:
-    """Images of nothing but the bias."""
+    """Fill images with the bias."""
     if bias is None:
         out.zero_()
     else:

@@ -16,23 +16,23 @@ _MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", de
 
 
 def most_queries() -> int | None:
-    """The limit of :func:`smaller_blocks`; None outside of it."""
+    """The limit set by :func:`smaller_blocks`; None outside it."""
     return _MOST_QUERIES.get()
 
 
 def queries_per_block(fitting: int, most: int | None) -> int:
-    """How many queries a block takes, at least 1: as many as fit, or ``most`` if these are fewer."""
+    """The number of queries per block, at least 1: as many as fit, but at most ``most``."""
     return max(1, fitting if most is None else min(fitting, most))
 
 
 def at_once(dtype: torch.dtype, gpu: bool) -> int:
-    """Numbers that are laid out, or made, at a time: as many bytes in every dtype."""
+    """How many numbers are copied or computed at a time: the same number of bytes for every dtype."""
     return (constants.AT_ONCE_ON_GPU if gpu else constants.AT_ONCE) * 4 // dtype.itemsize
 
 
 @contextmanager
 def smaller_blocks(queries: int) -> Iterator[None]:
-    """Limit blocks to so many queries within the ``with`` block, so that small inputs take several blocks, as large ones do."""
+    """Limit blocks to ``queries`` queries within the ``with`` block, so that small inputs take several blocks too."""
     token = _MOST_QUERIES.set(queries)
     try:
         yield
@@ -42,18 +42,18 @@ def smaller_blocks(queries: int) -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def pieces(length: int, most: int) -> tuple[slice, ...]:
-    """0 … length in equal pieces of at most so many, but for the last one."""
+    """Split 0 … length into equal pieces of at most ``most``; the last may be shorter."""
     size = ceil(length / max(1, ceil(length / most))) or 1
     return tuple(slice(start, min(length, start + size)) for start in range(0, length, size))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Queries of one image that follow each other in row-major order.
+    """Consecutive queries of one image in row-major order.
 
     Attributes:
-        box: which, along each axis.
-        first: the row-major number of the first of them.
+        box: their range along each axis.
+        first: the row-major number of the first one.
     """
 
     box: tuple[slice, ...]
@@ -61,18 +61,18 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many along each axis."""
+        """The number of queries along each axis."""
         return tuple(part.stop - part.start for part in self.box)
 
     @property
     def flat(self) -> slice:
-        """Their row-major numbers."""
+        """The queries' row-major numbers."""
         return slice(self.first, self.first + prod(self.shape))
 
 
 @lru_cache(maxsize=256)
 def blocks(output: tuple[int, ...], most: int) -> tuple[Block, ...]:
-    """An image's queries in blocks of at most so many: whole trailing axes, a range of one axis, one place on those before."""
+    """An image's queries in blocks of at most ``most``: whole trailing axes, a range of one axis, one position on the others."""
     axis = len(output)
     while axis and prod(output[axis - 1 :]) <= most:
         axis -= 1

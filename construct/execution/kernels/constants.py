@@ -1,7 +1,7 @@
-"""Tuned constants of the kernels, in float32 on one core of an AMD EPYC (Zen 5, AVX-512, 1 MiB of second cache), 2026-11-26.
+"""Tuned constants of the kernels, in float32 on one core of an AMD EPYC (Zen 5, AVX-512, 1 MiB of L2 cache), 2026-11-26.
 
-What a call took with half of a constant and with twice as much, by what it takes; nothing else at work, and two runs were alike to
-0.03.  "grad" is forward and backward, "first" channels first.
+The time of a call with half and with twice each constant, relative to the tuned one; the machine was idle, and two runs agreed
+to 0.03.  "grad" is forward and backward, "first" channels first.
 
 | constant               | unit             | layer                            | half | twice |
 |------------------------|------------------|----------------------------------|------|-------|
@@ -21,40 +21,40 @@ What a call took with half of a constant and with twice as much, by what it take
 | MIN_QUERIES_TRANSPOSED | queries          | 256 → 64, 1 × 1 at 56²: first    | 0.98 | 0.99  |
 
 Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of 2**16 numbers took 10 to 16 % longer than those of
-2**17 to 2**19, which were alike to 7 %.  With MIN_SLAB_TERMS 64 in place of 96, 64 → 64, 3 taps at 4096, takes 0.91 of the
+2**17 to 2**19, which agreed to 7 %.  With MIN_SLAB_TERMS 64 instead of 96, 64 → 64, 3 taps at 4096, takes 0.91 of the
 time, and 24 → 24, 3 × 3 at 56² with channels last, 0.78; with 48, 48 channels take 0.90, and 16, 3 × 3, 1.06.
 
-COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are weighed against SCATTER_NS alone; KEPT_BYTES is what AT_ONCE and its window take.
-Without AVX-512 AT_ONCE is measured at 2**17 to 2**19 alone.
+COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are only compared with SCATTER_NS; KEPT_BYTES holds AT_ONCE and its window.
+Without AVX-512, AT_ONCE was measured at 2**17 to 2**19 only.
 """
 
 ONEDNN = 2**23
-"""Multiplications of a product from which oneDNN's inner product is quicker than ``torch.mm``."""
+"""Multiplications of a product from which oneDNN's inner product is faster than ``torch.mm``."""
 FEW_COLUMNS = 2**7
-"""Columns of a product up to which oneDNN multiplies the transposes, if the left matrix lies transposed."""
+"""Columns of a product up to which oneDNN multiplies the transposes, if the left matrix is stored transposed."""
 MIN_TERMS = 96
-"""Terms of a sum from which oneDNN's product is worth it, whose result is copied."""
+"""Terms of a sum from which oneDNN's product pays off although its result is copied."""
 MIN_SLAB_TERMS = 64
-"""Terms of a sum from which a product of BLAS is worth it that is added to what is there, that of a slab of heads."""
+"""Terms of a sum from which a slab of heads pays off: a BLAS product that accumulates into its output."""
 AT_ONCE = 2**20
-"""Numbers of float32 laid out or made at a time, 4 MiB: columns of im2col, products of col2im, outputs of a depthwise layer."""
+"""Float32 numbers copied or computed at a time, 4 MiB: im2col's columns, col2im's products, a depthwise layer's outputs."""
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
 QUERIES = 2**8
-"""Queries of a block at the least: every product reads all weights."""
+"""The least queries per block: every product reads all weights."""
 FEW_QUERIES = 2**6
-"""An image, or a block, with fewer queries is small: a product with channels first is not worth it."""
+"""An image or block with fewer queries is small: a product with channels first does not pay off."""
 RECTANGLE = 2**6
-"""Numbers of a run up to which all runs of a rectangle are copied in one step."""
+"""Numbers per run up to which all runs of a rectangle are copied in one step."""
 COPY_NS, TRANSPOSE_NS, SCATTER_NS = 0.09, 0.6, 0.3
-"""Nanoseconds a number: a copy into columns, a weight transposed on the way, and a product added to what it belongs to."""
+"""Nanoseconds per number: to copy it into columns, to transpose a weight, and to add a product to its output."""
 MIN_CHANNELS_LAST = 2**4
-"""Channels from which col2im adds to images with channels last."""
+"""Channels from which col2im accumulates into channels-last images."""
 MIN_CONTIGUOUS = 2**4
-"""Numbers that follow each other in memory from which a depthwise layer reads its input in place."""
+"""Contiguous numbers from which a depthwise layer reads its input in place."""
 KEPT_BYTES = 2**23
-"""Bytes of the largest workspace that a thread keeps from call to call."""
+"""Bytes of the largest workspace that a thread keeps between calls."""
 NARROW_PRODUCT_NS = 2.5
-"""Nanoseconds a number of the columns, divided by the columns of the product: what a product with few columns loses."""
+"""What a product with few columns loses: nanoseconds per number of the im2col columns, divided by the product's columns."""
 MIN_QUERIES_TRANSPOSED = 2**9
-"""Queries of an image from which the weights of a 1 × 1 layer are transposed for a product with channels first."""
+"""Queries per image from which the weights of a 1 × 1 layer are transposed for a product with channels first."""

@@ -1,9 +1,9 @@
 """The kernel of depthwise convolutions: one multiply-add for each head over a block of outputs, y[o] = b + Σ_h x[s·o + e_h]·w_h.
 
-There is no matrix to multiply by; what costs time is reading the tokens once a head.  So a block of queries is as large as a core's
-cache holds, and every head adds its part to the whole block.  The input is read where it lies, and a head only adds to the queries
-that see a token, if enough numbers follow each other in memory to make a loop: channels, or the tokens of a row.  Else the
-tokens of a block are laid out with channels last.
+There is no matrix to multiply by; the time goes into reading the tokens once per head.  So a block of queries is as large as a
+core's cache holds, and every head adds its part to the whole block.  If enough numbers are contiguous to make a loop (channels,
+or the tokens of a row), the input is read in place, and a head only adds to the queries that see a token.  Otherwise the tokens
+of a block are copied with channels last.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
 class Depthwise:
-    """The kernel of groups of one channel; each may have several outputs."""
+    """The kernel for groups of one channel; each group may have several outputs."""
 
     name = "depthwise"
 
     def plan(self, problem: Problem) -> Task | None:
-        """Plans forwards and weight gradients of groups of one channel; None for adjoints, and for other layers."""
+        """Plan forwards and weight gradients for groups of one channel; None for adjoints and other layers."""
         if problem.kind == ADJOINT or problem.channels > 1 or problem.groups == 1:
             return None
         return ByChannel(problem)
@@ -34,17 +34,17 @@ class Depthwise:
 
 @dataclass(frozen=True)
 class DepthwiseBlockPlan:
-    """One block of queries of some images.
+    """One block of queries, in some of the images.
 
     Attributes:
-        block: which queries.
-        shape: of the tokens that they see, laid out: (images, *axes, C).
-        inside: of these, what is input.
-        source: of the input, what that is.
+        block: the queries.
+        shape: the shape of their tokens when copied: (images, *axes, C).
+        inside: the part of these tokens that is input, not padding.
+        source: where that part lies in the input.
         every: the block's outputs, (images, *queries, C).
-        taps: of the heads that see any token, one that every query sees one by first: its number, the queries that do, and these
-            tokens; in images of no gaps, or in the block's outputs and the tokens as they are laid out.
-        whole: whether there is such a one.
+        taps: for each head that sees any token: its number, and views of the queries that see one and of these tokens, in images
+            without gaps, or in the block's outputs and the copied tokens.  A head that serves every query, if any, is first.
+        whole: whether there is such a head.
     """
 
     block: Block
@@ -57,7 +57,7 @@ class DepthwiseBlockPlan:
 
 
 class ByChannel:
-    """Outputs, or the gradient of the weights."""
+    """The depthwise task: outputs, or the gradient of the weights."""
 
     def __init__(self, problem: Problem):
         self.problem, shifts, channels = problem, problem.shifts, problem.groups
@@ -73,7 +73,7 @@ class ByChannel:
         every = [plan for plans in self.plans.values() for plan in plans]
         outputs = max(prod(plan.every[0]) for plan in every)
         self.window = 0 if self.in_place else max(prod(plan.shape) for plan in every)
-        # Outputs of a block before they are copied to where they belong, or a head's products of tokens and y.
+        # A block's outputs before they are copied into place, or a head's products of tokens and y.
         self.staging = 0 if self.in_place and problem.kind != WEIGHTS else outputs
         self.y_block = outputs if problem.kind == WEIGHTS and not self.in_place else 0
         self.workspace = bytes_of(problem.dtype, self.window, self.staging, self.y_block, channels)
@@ -127,7 +127,7 @@ class ByChannel:
         return out
 
     def _outputs(self, x: Tensor, w: Tensor, out: Tensor, bias: Tensor | None) -> None:
-        """X (B, C, *n), w (heads, C), bias (C,), into (B, C, *o)."""
+        """Compute out (B, C, *o) from x (B, C, *n), w (heads, C) and bias (C,)."""
         factors = w.unbind()
         if len(self.problem.heads) < len(factors):
             factors = [factors[head] for head in self.problem.heads]
@@ -147,7 +147,7 @@ class ByChannel:
                     out[images].movedim(1, -1)[(slice(None), *plan.block.box)].copy_(at(staging, plan.every))
 
     def _weights(self, x: Tensor, y: Tensor, out: Tensor) -> None:
-        """X (B, C, *n) and y (B, C, *o), added to (heads, C)."""
+        """Add the gradient for x (B, C, *n) and y (B, C, *o) to out (heads, C)."""
         axes = tuple(range(x.dim() - 1))
         with Workspace(out, self.window, self.staging, self.y_block) as (window, staging, y_block):
             for images in self.images:
@@ -165,7 +165,7 @@ class ByChannel:
                         out[head] += products.sum(axes)
 
     def _tokens(self, x: Tensor, plan: DepthwiseBlockPlan, window: Tensor) -> Tensor:
-        """What a block sees, laid out: (images, *tokens, C)."""
+        """Copy the tokens that a block sees: (images, *tokens, C)."""
         tokens = window[: prod(plan.shape)].view(plan.shape)
         if any(part.stop - part.start < n for part, n in zip(plan.inside, plan.shape[1:], strict=False)):
             tokens.zero_()
@@ -182,7 +182,7 @@ def _add_up(
     factors: Sequence[Tensor],
     bias: Tensor | None,
 ) -> None:
-    """What all heads add to a block of outputs; x and out are read and written from these places in memory on."""
+    """Sum all heads over a block of outputs; x and out are accessed from these storage offsets on."""
     accumulate = not plan.whole
     if accumulate:
         block = at(out, plan.every, out_start - int(out.storage_offset()))

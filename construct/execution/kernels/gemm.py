@@ -1,8 +1,8 @@
-"""GEMM: matrix products by BLAS or by oneDNN, whichever is quicker for the shapes.
+"""GEMM: matrix products by BLAS or by oneDNN, whichever is faster for the shapes.
 
-With AVX-512 oneDNN's inner product is faster where matrices exceed a core's cache (97 against 77 GFLOP/s on Zen 4, 200 against 100
-on Zen 5) or have few columns (18 against 5 for three), and allocates its result; the BLAS behind ``torch.mm`` has less overhead,
-adds to what is there, and without AVX-512 is as fast (both at 70 GFLOP/s).  Both sum the same terms, in different orders.
+With AVX-512, oneDNN's inner product is faster if matrices exceed a core's cache (97 against 77 GFLOP/s on Zen 4, 200 against
+100 on Zen 5) or have few columns (18 against 5 for three), but allocates its result.  The BLAS behind ``torch.mm`` has less
+overhead, can accumulate, and without AVX-512 is as fast (both at 70 GFLOP/s).  Both sum the same terms, in different orders.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from construct.execution.kernels import constants
 INNER: Callable[..., Tensor] | None = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 )
-"""oneDNN's inner product, which has no name of its own in torch but this one; None where torch was built without it."""
+"""oneDNN's inner product, which torch exposes under this name alone; None if torch was built without it."""
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""Of the processor that runs."""
+"""Whether this processor has it, for torch's kernels."""
 
 
 def uses_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN multiplies, unless it is switched off: float32, on a CPU with AVX-512."""
+    """Whether oneDNN multiplies unless it is disabled: float32, on a CPU with AVX-512."""
     return INNER is not None and dtype == torch.float32 and device.type == "cpu" and AVX512
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
-    """a b + bias, into ``out``, or as a new matrix: (M, K), (K, N), (N,), (M, N); ``onednn``: whether that may multiply."""
+    """a b + bias, into ``out`` or a new matrix: (M, K), (K, N), (N,) → (M, N); ``onednn`` says whether oneDNN may be used."""
     if onednn and a.shape[0] * b.numel() >= constants.ONEDNN and (out is None or b.shape[0] >= constants.MIN_TERMS):
         if torch._C._get_mkldnn_enabled() and _whole(a) and _whole(b):
             assert INNER is not None
@@ -40,7 +40,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onedn
 def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
     """Σ_j a_j b_j + bias for each group: (groups, M, K), (groups, K, N), bias (groups, N), out (groups, M, N) or None.
 
-    Several terms, or no ``out``, are for one group alone.
+    Several terms, or no ``out``, require a single group.
     """
     if a[0].shape[0] == 1:
         total = product(a[0][0], b[0][0], None if bias is None else bias[0], None if out is None else out[0], onednn)
@@ -55,7 +55,7 @@ def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out:
 def add_product(total: Tensor, a: Tensor, b: Tensor, accumulate: bool, onednn: bool) -> None:
     """total += a b for each group, or total = a b unless ``accumulate``: (groups, M, N), (groups, M, K), (groups, K, N)."""
     if a.shape[0] > 1:
-        total.baddbmm_(a, b, beta=1 if accumulate else 0)  # 0: whatever was there is not read
+        total.baddbmm_(a, b, beta=1 if accumulate else 0)  # 0: the old content is not read
         return
     one, other = a[0], b[0]
     large = one.numel() * other.shape[1] >= constants.ONEDNN
@@ -71,5 +71,5 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, accumulate: bool, onednn: b
 
 
 def _whole(matrix: Tensor) -> bool:
-    """Whether a matrix lies without gaps, by rows or by columns: of any other, oneDNN's product takes a thousand times as long."""
+    """Whether a matrix is contiguous by rows or by columns; oneDNN's product takes a thousand times as long for any other."""
     return matrix.is_contiguous() or matrix.mT.is_contiguous()

@@ -1,11 +1,11 @@
-"""The kernel of few output channels: one GEMM with the matrices of all heads, then col2im.
+"""The kernel for few output channels: one GEMM with the matrices of all heads, then col2im.
 
     x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] w_hᵀ
 
-Nothing is copied side by side, and the weights are read as they lie; what is made is as much as there are heads and channels of x.
-So this is the quick way where x has few channels, for which a product with few columns would be slow, and where weights outnumber
-tokens, for which turning the weights would be.  A forward without a stride is the same with x and y exchanged.  With a stride,
-sums are made for each of its phases apart, where tokens that one head sees lie side by side, and then put where they belong.
+No tokens are copied side by side, and the weights are read in place; the products take one number per query, head and channel of
+x.  So this is fast if x has few channels, where a product with few columns would be slow, or if weights outnumber tokens, where
+transposing the weights would be.  A forward without a stride is the same with x and y exchanged.  With a stride, each of its
+phases is summed separately, so that the tokens of a head are adjacent, and then copied into place.
 """
 
 from collections.abc import Iterator
@@ -24,20 +24,20 @@ from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
 class GemmScatter:
-    """The kernel for outputs of few channels, and for the adjoint of few tokens."""
+    """The kernel for outputs with few channels, and for adjoints of few tokens."""
 
     name = "gemm_scatter"
 
     def plan(self, problem: Problem) -> Task | None:
-        """A task for one group of channels and at least two heads, if fewer numbers are moved here than by im2col."""
+        """Plan one group of channels and at least two heads, if estimated to be faster than im2col; else None."""
         shifts, kind, heads = problem.shifts, problem.kind, len(problem.shifts.offsets)
         if kind == WEIGHTS or problem.groups > 1 or heads < 2 or (kind == FORWARD and max(shifts.step) > 1):
             return None
-        read, written = problem.width, problem.channels  # channels of what is read, and of what is written
+        read, written = problem.width, problem.channels  # channels read and channels written
         if kind == FORWARD:
             read, written = written, read
         if problem.at_once // (heads * written) < constants.FEW_QUERIES:
-            return None  # blocks of few queries, and an addition for each head of each of them
+            return None  # blocks of few queries, each with an addition per head
         # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
         tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
         scatter_time = heads * tokens * written * constants.SCATTER_NS
@@ -49,11 +49,11 @@ class GemmScatter:
 
 
 Sum = tuple[View, View]
-"""What one head adds: its products for the queries that see a token, and these tokens, (*axes, C)."""
+"""One head's sum: views of its products for the queries that see a token, and of these tokens, (*axes, C)."""
 
 
 class Scattered:
-    """The sum above; of a forward, with x and y exchanged and offsets negated."""
+    """The sum in the module's docstring; for a forward, with x and y exchanged and offsets negated."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -67,7 +67,7 @@ class Scattered:
         layout = LAST if wanted == LAST and channels >= constants.MIN_CHANNELS_LAST else FIRST
         self.rows = layout == LAST  # products (queries, heads·C), else transposed
         self.direct = max(shifts.step) == 1 and wanted == layout
-        self.between = prod(shifts.size) * channels  # from image to image
+        self.between = prod(shifts.size) * channels  # stride between images
         self.planes = _planes(shifts, layout, channels)
         queries = queries_per_block(problem.at_once // (heads * channels), problem.most)
         self.blocks = _blocks(shifts, layout, channels, queries)
@@ -104,7 +104,7 @@ class Scattered:
         return out
 
     def _tokens(self, y: Tensor, block: Block, like: Tensor) -> Tensor:
-        """The queries of a block (queries, D), in the type to compute in: a view where they lie so, or transposed."""
+        """A block's queries (queries, D) in the type to compute in; a view, maybe transposed, if the layout allows it."""
         if self.given == FIRST:
             return y.view(self.width, -1)[:, block.flat].mT
         if self.given == LAST:
@@ -114,7 +114,7 @@ class Scattered:
 
 @lru_cache(maxsize=256)
 def _planes(shifts: Shifts, layout: str, channels: int) -> dict[Ints, tuple[Box, View]]:
-    """For each phase of the stride which tokens it has, and where these lie in a buffer of all phases, (*axes, C)."""
+    """For each phase of the stride: its tokens, and their view in a buffer of all phases, (*axes, C)."""
     planes, first = {}, 0
     for phase, (places, size) in phases(shifts.step, shifts.size).items():
         planes[phase] = places, ((*size, channels), strides_of(layout, channels, size)[1:], first)
@@ -124,20 +124,20 @@ def _planes(shifts: Shifts, layout: str, channels: int) -> dict[Ints, tuple[Box,
 
 @lru_cache(maxsize=256)
 def _blocks(shifts: Shifts, layout: str, channels: int, queries: int) -> tuple[tuple[Block, tuple[Sum, ...]], ...]:
-    """The blocks of so many queries, and what every head adds of them; those that see nothing are left out."""
+    """The blocks of at most ``queries`` queries, each with its heads' sums; heads that see nothing are left out."""
     return tuple((block, tuple(_sums(shifts, layout, channels, block))) for block in blocks(shifts.output, queries))
 
 
 def _sums(shifts: Shifts, layout: str, channels: int, block: Block) -> Iterator[Sum]:
     planes, heads = _planes(shifts, layout, channels), len(shifts.offsets)
-    rows = strides_of(layout, heads * channels, block.shape)[1:]  # of the products, (*queries, heads·C)
+    rows = strides_of(layout, heads * channels, block.shape)[1:]  # strides of the products, (*queries, heads·C)
     for head, offset in enumerate(shifts.offsets):
         lows, counts, tokens = [], [], []
         for e, step, box, size in zip(offset, shifts.step, block.box, shifts.size, strict=True):
             low, high = clip(step * box.start + e, step, box.stop - box.start, size)
             lows.append(low)
             counts.append(high - low)
-            tokens.append(box.start + low + e // step)  # the first one's number in its phase
+            tokens.append(box.start + low + e // step)  # the first token's number in its phase
         if all(counts):
             shape = (*counts, channels)
             _, (_, strides, first) = planes[tuple(e % step for e, step in zip(offset, shifts.step, strict=True))]

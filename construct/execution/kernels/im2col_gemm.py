@@ -1,13 +1,13 @@
-"""im2col and GEMM: the tokens that all heads see copied side by side into a workspace, and one matrix product a block of queries.
+"""im2col and GEMM: copy the tokens of all heads side by side into a workspace, then multiply, one block of queries at a time.
 
-With channels last the columns are (queries, heads·C), and the W_h below each other (heads·C, D); with channels first all is
-transposed, (heads·C, queries), so that the product comes out as it is to lie.  The window of tokens that a block sees is laid out
-with the zeros around it first, unless all of it lies in the input; from there a run of heads is one strided view.
+With channels last the columns are (queries, heads·C), and the stacked W_h (heads·C, D); with channels first everything is
+transposed, (heads·C, queries), so that the product already has the output's layout.  The window of tokens that a block sees is
+first copied with its zero padding, unless it lies inside the input; a run of heads is then one strided view of it.
 
-Where BLAS multiplies, which can add to what is there, the axis that blocks are ranges of is not laid out: the columns of the heads
-that look at its first offset, laid out for some more places, hold those of its other offsets too, some rows later.  So a 3 × 3
-kernel copies every token three times instead of nine, and makes three products, a *slab* of heads each.  The gradient of the
-weights, layers with groups, and products by oneDNN have one slab of all heads.
+BLAS can accumulate.  Where it multiplies, the axis that blocks are ranges of is not unrolled: the columns of the heads at its
+first offset, copied for some more positions, also contain those of its other offsets, some rows later.  So a 3 × 3 kernel copies
+every token three times instead of nine, and takes three products, one per *slab* of heads.  The gradient of the weights, layers
+with groups, and products by oneDNN have one slab of all heads.
 """
 
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ from construct.execution.kernels.workspace import Workspace, bytes_of
 
 @dataclass(frozen=True)
 class Im2colBlockPlan:
-    """One block of queries, of some images.
+    """One block of queries, in some of the images.
 
     Attributes:
-        block: which queries.
-        rows: how many, of all these images: rows of the product.
-        column_rows: rows of the columns: as many, or more if an axis is not laid out.
-        window: numbers of the tokens that they see.
-        inside: of the window, what is input.
-        source: of the input, what that is: a view, or where it lies otherwise, a box.
-        zeros: what the window has zeros around; None where it has none.
-        copies: for each run, its columns, and its tokens in the window, or in the input if that needs no window.
+        block: the queries.
+        rows: their number in all these images: rows of the product.
+        column_rows: rows of the columns: the same number, or more if an axis is not unrolled.
+        window: how many numbers their window of tokens has.
+        inside: the part of the window that is input, not padding.
+        source: where that part lies in the input: a view, or a box for other layouts.
+        zeros: a key of the window's zero padding; None if it has none.
+        copies: for each run, views of its columns and of its tokens, in the window or, if there is none, in the input.
         matrices: the columns of each slab, (groups, queries, heads·C).
-        result: where the product belongs in an output without gaps, (groups, queries, D), or transposed.
+        result: the product's view in an output without gaps, (groups, queries, D), or transposed.
     """
 
     block: Block
@@ -54,27 +54,27 @@ class Im2colBlockPlan:
 
 
 class Im2colGemm:
-    """The kernel for every shape.  It plans no adjoint: ``select`` then asks for each phase of the stride (``Polyphase``)."""
+    """The kernel for every shape, except adjoints, which ``select`` splits into phases of the stride (``Polyphase``)."""
 
     name = "im2col_gemm"
 
     def plan(self, problem: Problem) -> Task | None:
-        """Plans forwards and weight gradients; None for adjoints."""
+        """Plan forwards and weight gradients; None for adjoints."""
         if problem.kind == ADJOINT:
             return None
         return Im2colWeightGradient(problem) if problem.kind == WEIGHTS else Im2colForward(problem)
 
 
 class _Columns:
-    """What both tasks do: lay out the columns of a block.
+    """What both tasks share: the columns of a block.
 
     Attributes:
-        axis: that is not laid out; None for none.
-        offsets: of the slabs along it.
-        slabs: the heads of each; all heads are one slab, if every axis is laid out.
+        axis: the axis that is not unrolled, or None.
+        offsets: the slabs' offsets along it.
+        slabs: the heads of each slab; one slab of all heads if every axis is unrolled.
         depth: columns of a slab in each group, heads·C.
-        transposed: whether columns are (heads·C, queries): channels are first, in x and y.
-        window_is_columns: so that no columns are copied: a head a slab, and no stride.
+        transposed: whether columns are (heads·C, queries), as x and y have channels first.
+        window_is_columns: whether no columns are copied: one head per slab, and no stride.
     """
 
     def __init__(self, problem: Problem):
@@ -109,16 +109,16 @@ class _Columns:
         self.single_block = len(every) == 1
 
     def _queries(self, slabs: int, more: int = 0) -> int:
-        """Queries of a block, if the columns hold one of so many slabs, and that for so many queries more."""
+        """Queries per block, if the columns hold one of ``slabs`` slabs, for ``more`` queries more."""
         depth = len(self.problem.heads) // slabs * self.problem.channels
         fitting = self.problem.at_once // (self.problem.groups * depth) - more
         return queries_per_block(max(constants.QUERIES, fitting), self.problem.most)
 
     def _axis_and_blocks(self) -> tuple[int | None, tuple[Block, ...]]:
-        """The axis that is not laid out, if that is worth it for one, and the blocks, which are ranges of it.
+        """The axis that is not unrolled, or None if that pays off for none, and the blocks, which are ranges of it.
 
-        It takes one group and no step along the axis, and heads that are all pairs of an offset along it and one along the others;
-        and it is worth it where a third of the columns is saved, and a product is large enough to read the outputs once more.
+        It needs one group, no stride along the axis, and heads that are all pairs of an offset along it and one along the
+        others.  It pays off if a third of the columns is saved, and a product is large enough to read the outputs once more.
         """
         problem, shifts = self.problem, self.problem.shifts
         every = {*shifts.offsets}
@@ -132,7 +132,7 @@ class _Columns:
             parts = blocks(shifts.output, min(queries, max(constants.QUERIES, line)))
             length = parts[0].shape[axis]
             saved = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
-            large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # without other images beside it
+            large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # a block then holds one image only
             if saved and large and len(others) * problem.channels >= max(constants.MIN_SLAB_TERMS, problem.width // 2):
                 return axis, parts
         return None, blocks(shifts.output, self._queries(1))
@@ -153,7 +153,7 @@ class _Columns:
         begin = starts if self.in_place else (0,) * len(starts)
         copies = [self._copy(run, lines, images, begin, own) for run in self.runs]
         depth, along = self.depth, every if self.window_is_columns else self.depth
-        between = channels * own[-1] if self.window_is_columns else column_rows * depth  # groups
+        between = channels * own[-1] if self.window_is_columns else column_rows * depth  # between groups
         strides = (between, *((1, column_rows) if self.transposed else (along, 1)))
         later = 0 if self.axis is None else strides[1] * prod(lines[self.axis + 1 :])
         matrices: list[View] = [
@@ -176,7 +176,7 @@ class _Columns:
         )
 
     def _copy(self, run: Run, queries: Ints, images: int, begin: Ints, own: Ints) -> tuple[View, View]:
-        """The columns of a run and its tokens: (images, *queries, groups, *heads, C)."""
+        """Views of a run's columns and of its tokens: (images, *queries, groups, *heads, C)."""
         shifts, channels, groups = self.problem.shifts, self.problem.channels, self.problem.groups
         image, *along, channel = self.x_strides if self.in_place else own
         shape = (images, *queries, groups, *run.counts, channels)
@@ -200,9 +200,9 @@ class _Columns:
     def laid_out(
         self, x: Tensor, images: slice, plan: Im2colBlockPlan, columns: Tensor, window: Tensor, before: object
     ) -> list[Tensor]:
-        """The columns of one block of x (B, groups·C, *n), of each slab: (groups, queries, heads·C).
+        """The columns of one block of x (B, groups·C, *n) for each slab: (groups, queries, heads·C).
 
-        ``columns`` and ``window`` are buffers; ``before`` is what the window has zeros around, from the block before.
+        ``columns`` and ``window`` are buffers; ``before`` is the key of the zero padding that the previous block left.
         """
         x_offset = images.start * self.x_strides[0]
         if self.in_place:
@@ -228,24 +228,24 @@ class Im2colForward(_Columns):
     def __init__(self, problem: Problem):
         super().__init__(problem)
         groups = problem.groups
-        # Products are written where they belong, if that is a matrix.
+        # Products are written directly into the output if it is a matrix.
         self.direct = problem.groups == 1 and (self.transposed or problem.y_layout == LAST)
         self.staging = 0 if self.direct else self.rows * problem.groups * problem.width
         large = self.rows * self.depth * problem.width >= constants.ONEDNN
         self.contiguous_weights = groups > 1 or (problem.onednn and large)
-        weights = len(problem.heads) * problem.groups * problem.channels * problem.width  # in another order
-        new = self.rows * problem.width * problem.groups  # oneDNN's, or those of groups
+        weights = len(problem.heads) * problem.groups * problem.channels * problem.width  # a reordered copy
+        new = self.rows * problem.width * problem.groups  # oneDNN's products, or those of groups
         self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.staging, weights, new)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, onednn, direct = self.problem, self.problem.onednn, self.direct
         groups, width = problem.groups, problem.width
-        # Transposed weights are copied for oneDNN and for groups; small products take them as they lie.
+        # Transposed weights are copied for oneDNN and for groups; small products read them in place.
         matrices = [stacked(second, heads, self.transposed and self.contiguous_weights) for heads in self.slabs]
         if self.transposed and not self.contiguous_weights:
             matrices = [matrix.mT for matrix in matrices]
-        plain = type(first) is Tensor  # else outputs are to be of its type
+        plain = type(first) is Tensor  # else outputs must have its type
         single_product = (
             plain and out is None and direct and self.single_block and not self.transposed and len(self.images) == 1
         )
@@ -289,7 +289,7 @@ class Im2colWeightGradient(_Columns):
         self.y_block = 0 if self.transposed or (problem.groups == 1 and problem.y_layout == LAST) else 1
         self.y_block *= self.rows * problem.groups * problem.width
         total = problem.groups * self.depth * problem.width
-        turned = self.rows * (self.depth + problem.width) * problem.onednn  # what oneDNN multiplies, in its own order
+        turned = self.rows * (self.depth + problem.width) * problem.onednn  # oneDNN's reordered operands
         self.workspace = bytes_of(problem.dtype, self.columns, self.window, self.y_block, 2 * total, turned)
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
-"""The kernel of 1 × 1 convolutions: one matrix product over the tokens where they lie in memory.
+"""The kernel of 1 × 1 convolutions: one matrix product over the tokens, read in place.
 
-Of the gradient of the weights, oneDNN copies the tokens that it multiplies: these are products of blocks of tokens.
+For the gradient of the weights, oneDNN copies the tokens that it multiplies, so they are multiplied in blocks.
 """
 
 from math import prod
@@ -17,12 +17,12 @@ from construct.execution.kernels.workspace import bytes_of
 
 
 class Pointwise:
-    """The kernel of 1 × 1 convolutions without a stride, where x and y lie alike."""
+    """The kernel of 1 × 1 convolutions without a stride, with x and y in the same layout."""
 
     name = "pointwise"
 
     def plan(self, problem: Problem) -> Task | None:
-        """Plans 1 × 1 forwards and weight gradients on tokens where they lie, or in one small image; else None."""
+        """Plan 1 × 1 forwards and weight gradients on tokens in place, or in one small image; else None."""
         if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
             return None
         if problem.groups * problem.channels == 1:
@@ -40,7 +40,7 @@ class Rows:
     def __init__(self, problem: Problem):
         self.problem, groups = problem, problem.groups
         rows, channels, width = problem.images * prod(problem.shifts.size), problem.channels, problem.width
-        # Of groups (groups, rows, C), of one group (rows, C).
+        # For several groups (groups, rows, C), for one group (rows, C).
         self.x = (groups, rows, channels), (channels, groups * channels, 1), 0
         self.y = (groups, rows, width), (width, groups * width, 1), 0
         if groups == 1:
@@ -73,13 +73,13 @@ class Rows:
 
 
 class Images:
-    """Channels first: tokens are the columns of a matrix for each image."""
+    """Channels first: tokens are the columns of one matrix per image."""
 
     def __init__(self, problem: Problem):
         self.problem, groups = problem, problem.groups
         self.tokens = prod(problem.shifts.size)
         both = groups * problem.channels * problem.width
-        # A small image, which is a single one, is quicker with its tokens as rows, there and back.
+        # A single small image is faster with its tokens as rows, transposed there and back.
         self.small = groups == 1 and self.tokens < constants.FEW_QUERIES and problem.kind != WEIGHTS
         large = self.tokens >= constants.MIN_QUERIES_TRANSPOSED and both * self.tokens >= constants.ONEDNN
         self.transposed_weight = groups == 1 and problem.onednn and large and problem.channels >= constants.MIN_TERMS

@@ -12,7 +12,7 @@ from construct.execution.kernels.blocks import at_once
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, View, strides_of
 
 FORWARD, ADJOINT, WEIGHTS = "forward", "adjoint", "weights"
-"""The three maps; each is linear in both of its arguments, and the two others are its derivatives:
+"""The three maps; each is linear in both of its arguments, and its derivatives are the other two:
 
     forward(x, w)    y[o]  = Σ_h x[s·o + e_h] w_h
     adjoint(y, w)    x[t]  = Σ_{h, o: s·o + e_h = t} y[o] w_hᵀ
@@ -27,17 +27,17 @@ class Problem:
     Attributes:
         kind: FORWARD, ADJOINT or WEIGHTS.
         shifts: where the heads look.
-        heads: which of the weights they have, a number each.
+        heads: each head's index into the weights.
         images: B.
-        groups: of channels.
-        channels: C, of x in each group.
-        width: D, of y in each group.
-        dtype: to compute in.
-        x_layout: how x lies, the input or what the adjoint makes.
-        y_layout: how y lies.
+        groups: the number of channel groups.
+        channels: C, the channels of x in each group.
+        width: D, the channels of y in each group.
+        dtype: the type to compute in.
+        x_layout: the memory layout of x, the input or the adjoint's result.
+        y_layout: the memory layout of y.
         onednn: whether oneDNN multiplies matrices of this type on this device.
-        most: queries of a block, at most; None for any number.
-        gpu: whether it runs on a GPU, or on anything but a CPU, where a call costs more than memory.
+        most: the most queries per block; None for any number.
+        gpu: whether it runs on anything but a CPU, where a call costs more than memory.
     """
 
     kind: str
@@ -56,12 +56,12 @@ class Problem:
 
     @property
     def at_once(self) -> int:
-        """Numbers that are laid out, or made, at a time."""
+        """How many numbers are copied or computed at a time."""
         return at_once(self.dtype, self.gpu)
 
     @cached_property
     def _result(self) -> tuple[Ints, Ints]:
-        """Shape and strides of what is computed, of the adjoint x, if it lies without gaps."""
+        """Shape and strides of the result (x for the adjoint), if it has no gaps."""
         if self.kind == WEIGHTS:
             shape = len(self.heads), self.groups, self.channels, self.width
             return shape, strides_of(FIRST, 1, shape)[1:-1]
@@ -77,11 +77,11 @@ class Problem:
 
     @property
     def result_shape(self) -> Ints:
-        """The result's."""
+        """The result's shape."""
         return self._result[0]
 
     def as_images(self, matrix: Tensor) -> Tensor:
-        """The result with channels last, made as a matrix of tokens (B·queries, D)."""
+        """View a result with channels last that was computed as a matrix of tokens (B·queries, D)."""
         return matrix.as_strided(*self._result)
 
 
@@ -92,13 +92,13 @@ class Task(Protocol):
     """Bytes that ``run`` takes besides its arguments and its result."""
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-        """Compute.
+        """Compute the map.
 
         Args:
-            first: x (B, groups·C, *n), for the adjoint y (B, groups·D, *o): images, of any strides and type.
-            second: w (heads, groups, C, D) in the type to compute in, for the gradient of the weights y.
-            bias: (groups·D,), for the adjoint (groups·C,); None for none.
-            out: y or x to be written to, if the problem has it lie as ``OTHER``; else None, for a new one.
+            first: x (B, groups·C, *n), or y (B, groups·D, *o) for the adjoint: images, of any strides and type.
+            second: w (heads, groups, C, D) in the type to compute in, or y for the gradient of the weights.
+            bias: (groups·D,), or (groups·C,) for the adjoint; None for none.
+            out: y or x to write to, if its layout in the problem is ``OTHER``; else None, for a new one.
 
         Returns:
             ``out``, or the new y, x or w.
@@ -107,17 +107,17 @@ class Task(Protocol):
 
 
 class Kernel(Protocol):
-    """One way to compute."""
+    """An algorithm for some of the problems."""
 
     name: str
 
     def plan(self, problem: Problem) -> Task | None:
-        """The task; None where the shapes are not for this kernel, or another one was measured to be quicker."""
+        """The task; None if this kernel does not support the shapes, or another one was measured to be faster."""
         ...
 
 
 def layout_of(images: Tensor, dtype: torch.dtype) -> str:
-    """How (B, C, *n) lies."""
+    """The memory layout of (B, C, *n)."""
     if images.dtype != dtype:
         return OTHER
     if images.is_contiguous():
@@ -126,15 +126,15 @@ def layout_of(images: Tensor, dtype: torch.dtype) -> str:
 
 
 def at(tensor: Tensor, view: View, start: int = 0) -> Tensor:
-    """A strided view of what a tensor holds, so many numbers after its first."""
+    """A strided view of a tensor's storage, starting ``start`` numbers after its first."""
     shape, strides, offset = view
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset + start)
 
 
 def stacked(w: Tensor, heads: Sequence[int], transposed: bool = False) -> Tensor:
-    """The matrices of some heads, one below the other: w (heads, groups, C, D) → (groups, heads·C, D).
+    """The stacked matrices of some heads: w (heads, groups, C, D) → (groups, heads·C, D).
 
-    A view where they lie so; else copied head by head, several times quicker than at once if w is a transposed view.
+    A view if the layout allows it; else copied head by head, several times faster than at once if w is a transposed view.
     ``transposed`` gives (groups, D, heads·C) instead, contiguous.
     """
     total, groups, channels, width = w.shape
@@ -150,7 +150,7 @@ def stacked(w: Tensor, heads: Sequence[int], transposed: bool = False) -> Tensor
     out = w.new_empty(groups, count, channels, width)
     for place, head in enumerate(heads):
         if groups == 1:
-            out[0, place].copy_(w[head, 0])  # of two axes: torch has a quick way to transpose these
+            out[0, place].copy_(w[head, 0])  # 2-D: torch transposes these fast
         else:
             out[:, place].copy_(w[head])
     return out.view(groups, count * channels, width)

@@ -1,4 +1,4 @@
-"""Where one-hot heads look: offsets into the input, which of them lie inside it, and heads that one strided view serves."""
+"""Where one-hot heads look: offsets into the input, which of them lie inside it, and heads that share one strided view."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,11 +10,11 @@ View = tuple[Ints, Ints, int]
 """Shape, strides and offset of a strided view."""
 Box = tuple[slice, ...]
 FIRST, LAST, OTHER = "channels first", "channels last", "other"
-"""How a batch of images lies in memory: without gaps and in the type to compute in, or otherwise."""
+"""Memory layouts of a batch of images: without gaps and in the type to compute in, or any other."""
 
 
 def strides_of(layout: str, channels: int, size: Ints) -> Ints:
-    """Of images without gaps: from image to image, along each axis, and from channel to channel."""
+    """Strides of images without gaps: from image to image, along each axis, and from channel to channel."""
     every = prod(size)
     between = tuple(prod(size[axis + 1 :]) for axis in range(len(size)))
     if layout == FIRST:
@@ -27,8 +27,8 @@ class Shifts:
     """Where one-hot heads look: output o sees input position s·o + e_h, or zeros where that lies outside.
 
     Attributes:
-        offsets: a head each, e_h, an axis each.
-        step: s, an axis each.
+        offsets: e_h for each head, one number per axis.
+        step: s, one number per axis.
         size: spatial size of the input, *n.
         output: spatial size of the output, *o.
     """
@@ -52,16 +52,16 @@ class Shifts:
 
     @cached_property
     def reach(self) -> Ints:
-        """The greatest offset less the least, an axis each."""
+        """The greatest offset minus the least on each axis."""
         return tuple(max(axis) - min(axis) for axis in zip(*self.offsets, strict=True))
 
     @cached_property
     def identity(self) -> bool:
-        """Whether there is one head, and it sees for every output the input at the same place."""
+        """Whether there is one head, and every output sees the input at its own position."""
         return self.offsets == ((0,) * len(self.step),) and set(self.step) == {1} and self.output == self.size
 
     def window(self, box: Box) -> tuple[Ints, Ints, tuple[tuple[int, int], ...]]:
-        """What a box of outputs sees of the input, on each axis: where that begins, its length, and which of it lies inside."""
+        """The window that a box of outputs sees, per axis: where it begins, its length, and which part lies inside the input."""
         starts = tuple(s * part.start + e for s, part, e in zip(self.step, box, self.least, strict=True))
         lengths = tuple(
             s * (part.stop - part.start - 1) + reach + 1
@@ -70,14 +70,14 @@ class Shifts:
         return starts, lengths, tuple(map(clip, starts, (1,) * len(starts), lengths, self.size))
 
     def flipped(self) -> "Shifts":
-        """For stride 1, the same pairs of input and output seen from the input: what o sees at o + e_h is seen by t − e_h."""
+        """For stride 1, the same pairs seen from the input: output o sees o + e_h, so input t is seen by t − e_h."""
         return Shifts(tuple(tuple(-e for e in offset) for offset in self.offsets), self.step, self.output, self.size)
 
 
 def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
-    """Which of ``count`` positions start, start + step, … lie in 0 … size − 1: the first one's number, and that behind the last.
+    """Which of ``count`` positions start, start + step, … lie in 0 … size − 1: the number of the first, and of the last plus 1.
 
-    Two numbers of 0 … count, equal where there is none.
+    Both are in 0 … count, and equal if there are none.
 
     >>> clip(-3, 2, 5, 4)  # of −3, −1, 1, 3, 5
     (2, 4)
@@ -87,9 +87,9 @@ def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
 
 
 def phases(step: Ints, size: Ints) -> dict[Ints, tuple[Box, Ints]]:
-    """Polyphase decomposition: for each residue r of positions modulo the stride, which they are and how many, an axis each.
+    """Polyphase decomposition: for each residue r of positions modulo the stride, a slice and a count of them per axis.
 
-    Those that have no positions are left out.
+    Residues without positions are left out.
 
     >>> phases((2,), (3,))
     {(0,): ((slice(0, None, 2),), (2,)), (1,): ((slice(1, None, 2),), (1,))}
@@ -104,13 +104,13 @@ def phases(step: Ints, size: Ints) -> dict[Ints, tuple[Box, Ints]]:
 
 @dataclass(frozen=True)
 class Run:
-    """Heads at evenly spaced offsets, in the order of these: one strided view of the tokens is what they all see.
+    """Heads at evenly spaced offsets, in this order: one strided view of the tokens serves them all.
 
     Attributes:
         head: the number of the first one, in the order of offsets.
         offset: where it looks.
         counts: heads along each axis.
-        steps: how far apart, along each axis.
+        steps: their spacing along each axis.
     """
 
     head: int
@@ -120,13 +120,13 @@ class Run:
 
 
 def order_of(offsets: tuple[Ints, ...], axis: int) -> Ints:
-    """The heads in the order of where they look, first along one axis."""
+    """The heads sorted by where they look, first along one axis."""
     return tuple(sorted(range(len(offsets)), key=lambda head: (offsets[head][axis], offsets[head])))
 
 
 @lru_cache(maxsize=1024)
 def runs_of(offsets: tuple[Ints, ...], whole: bool) -> tuple[Run, ...]:
-    """All heads, in the order of their offsets, in runs along the last axis; ``whole``: in one run if they form a rectangle."""
+    """All heads, sorted by offset, in runs along the last axis; with ``whole``, in one run if they form a rectangle."""
     offsets = tuple(sorted(offsets))
     rectangle = _rectangle(offsets) if whole else None
     if rectangle is not None:
@@ -145,7 +145,7 @@ def runs_of(offsets: tuple[Ints, ...], whole: bool) -> tuple[Run, ...]:
 
 
 def _rectangle(offsets: tuple[Ints, ...]) -> Run | None:
-    """The heads as a rectangle, evenly spaced along every axis; None if they are none."""
+    """The heads as one run, if they form a rectangle, evenly spaced along every axis; else None."""
     axes = [sorted(set(axis)) for axis in zip(*offsets, strict=True)]
     if prod(map(len, axes)) != len(offsets) or len(set(offsets)) < len(offsets):
         return None

@@ -1,4 +1,4 @@
-"""The workspace of the kernels: one buffer for each thread, reused from call to call."""
+"""The workspace of the kernels: one buffer per thread, reused between calls."""
 
 import threading
 
@@ -10,7 +10,7 @@ from construct.execution.kernels import constants
 
 
 class _Kept(threading.local):
-    """One buffer for each thread."""
+    """One buffer per thread."""
 
     buffer: Tensor | None = None
 
@@ -21,8 +21,8 @@ _KEPT = _Kept()
 class Workspace:
     """Flat, uninitialised buffers for a ``with`` block, of the type and device of ``like``, each at least as long as its count.
 
-    The system hands over new memory page by page, which takes longer than copying as many numbers.  Under a dispatch mode it is
-    new nevertheless: the mode may wrap tensors, or record a graph, in which a kept buffer would be a constant.
+    The system provides new memory page by page, which takes longer than copying as many numbers.  Under a dispatch mode, memory
+    is new all the same: the mode may wrap tensors, or record a graph, in which a kept buffer would be a constant.
     """
 
     def __init__(self, like: Tensor, *counts: int):
@@ -35,9 +35,9 @@ class Workspace:
         if not like.is_cpu or size > constants.KEPT_BYTES or type(like) is not Tensor or is_in_torch_dispatch_mode():
             flat = like.new_empty(total)
         else:
-            kept, _KEPT.buffer = _KEPT.buffer, None  # whoever asks while it is in use gets another one
+            kept, _KEPT.buffer = _KEPT.buffer, None  # nested requests get another one
             if kept is None or kept.shape[0] < size:
-                with torch.inference_mode(False):  # a buffer made there could be written to nowhere else
+                with torch.inference_mode(False):  # an inference tensor could not be written elsewhere
                     kept = torch.empty(max(size, 2**20), dtype=torch.uint8, device="cpu")
             self.kept = kept
             flat = kept[:size].view(like.dtype)
@@ -49,5 +49,5 @@ class Workspace:
 
 
 def bytes_of(dtype: torch.dtype, *counts: int) -> int:
-    """Bytes of a :class:`Workspace`."""
+    """Bytes of a :class:`Workspace` with these counts."""
     return sum(-(-count // 16) * 16 for count in counts) * dtype.itemsize

@@ -1,1 +1,1 @@
-"""What is measured of trained layers, and how it is shown: audits, the ruler, the table, the figures."""
+"""Measurements of trained layers and their presentation: audits, the ruler, the table, the figures."""

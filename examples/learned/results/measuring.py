@@ -15,15 +15,15 @@ PICTURES = 100
 
 
 def distances(network: AttentionNet, channels: int) -> list[dict[str, Any]]:
-    """Every attention layer audited as a black box: its distance to the nearest convolution with as many taps as it has heads.
+    """Audit every attention layer as a black box: its distance to the nearest convolution with as many taps as it has heads.
 
     Args:
-        network: in any mode.
-        channels: the number of channels to measure at most.
+        network: the network, in any mode.
+        channels: the most channels to measure.
 
     Returns:
-        For each layer: the distance over all outputs with the padding that fits best, over the interior alone (None if
-        there is none), and how far other inputs move the attention of the head that they move most.
+        For each layer: the distance over all outputs with the best-fitting padding, over the interior alone (None if there is
+        none), and how far other inputs move the attention of the head that they move most.
     """
     rows = []
     for layer in network.attentions():
@@ -35,9 +35,9 @@ def distances(network: AttentionNet, channels: int) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def maps_of(network: AttentionNet, x: torch.Tensor) -> Iterator[np.ndarray]:
-    """The attention of one layer after the other, for every picture: (B or 1, heads, queries, keys).
+    """The attention of each layer in turn, for every picture: (B or 1, heads, queries, keys).
 
-    Padding tokens, which a layer that began as a convolution has, are left out.
+    Padding tokens, which a layer that started as a convolution has, are left out.
     """
     network.eval()
     for layer, state in zip(network.attentions(), network.states(x), strict=False):
@@ -57,7 +57,7 @@ def centres_of(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the heads of a layer look from the middle query: mean shift (heads, 2) and covariance of the shift (heads, 2, 2).
 
     Args:
-        attention: as :func:`attention_of` has it.
+        attention: as returned by :func:`attention_of`.
     """
     rows, columns = attention.shape[2:]
     middle = (rows // 2, columns // 2)

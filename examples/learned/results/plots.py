@@ -16,7 +16,7 @@ Summary = dict[str, Any]
 
 
 def accuracy(summary: Summary) -> "Figure":
-    """Accuracy by epoch, on the pictures held back: the mean over seeds, and a band from the least to the greatest."""
+    """Accuracy by epoch on the held-out pictures: the mean over seeds, and a band from the least to the greatest."""
     with style():
         figure = new_figure(8.0, 3.8)
         ax, least, most = figure.subplots(), 100.0, 0.0
@@ -28,7 +28,7 @@ def accuracy(summary: Summary) -> "Figure":
             ax.plot(epochs, percent.mean(0), label=VARIANTS[variant].label, color=colour, lw=1.3)
             ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
             least, most = min(least, percent[:, shortest // 4 :].min()), max(most, percent.max())
-        # What the first quarter of the epochs begins with, down to nothing learned, would take most of the room.
+        # The low accuracies of the first quarter of the epochs would take up most of the plot.
         ax.set(xlabel="epoch", ylabel=f"{summary['held']} accuracy, %", ylim=(5 * (least // 5), 5 * (most // 5) + 5.5))
         ax.locator_params("x", integer=True)
         figure.legend(loc="outside right center")
@@ -36,7 +36,7 @@ def accuracy(summary: Summary) -> "Figure":
 
 
 def seconds(summary: Summary) -> "Figure":
-    """Training time by variant: a bar for the mean of the seeds, a dot for each."""
+    """Training time by variant: a bar for the mean over seeds, a dot for each seed."""
     variants = summary["variants"]
     with style():
         figure = new_figure(8.0, 0.6 + 0.35 * len(variants))
@@ -62,7 +62,7 @@ def centres(summary: Summary, variant: str) -> "Figure":
         for number, (ax, layer) in enumerate(zip(axes, layers, strict=True), start=1):
             palette = colours(len(layer["mean"]))
             for colour, mean, covariance in zip(palette, layer["mean"], layer["covariance"], strict=True):
-                # Axis 0 runs down and axis 1 to the right: a picture has them the other way round.
+                # Axis 0 runs down and axis 1 to the right: a plot has them the other way round.
                 values, vectors = np.linalg.eigh(np.array(covariance)[::-1, ::-1])
                 turn = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
                 across, along = 2 * np.sqrt(values.clip(min=0))
@@ -85,7 +85,7 @@ def centres(summary: Summary, variant: str) -> "Figure":
 def maps(summary: Summary, variant: str) -> "Figure":
     """Attention averaged over images, from the middle query: a row for each layer, a column for each head.
 
-    Every map is as dark as its own greatest number; a square marks the query.
+    Every map is scaled to its own maximum; a square marks the query.
     """
     looks = summary["variants"][variant]["looks"]
     (rows, columns), layers = looks["grid"], looks["layers"]
@@ -118,7 +118,7 @@ def _title(summary: Summary, variant: str) -> str:
 
 
 def write(summary: Summary, folder: Path) -> None:
-    """Draw all of them: of the runs together, and of each attention variant."""
+    """Draw all figures: those of all runs together, and those of each attention variant."""
     drawn = {"accuracy": accuracy(summary), "seconds": seconds(summary)}
     for variant, results in summary["variants"].items():
         if results["looks"] is not None:

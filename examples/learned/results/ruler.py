@@ -1,13 +1,13 @@
 """A ruler for attention layers: how far from a convolution by kernel size, where heads look, how equivariant.
 
 Averaged over inputs, a layer maps token i to token o by the matrix A[o, i] = Σ_h P̄^h[o, i] W_h.  The nearest convolution with a
-window of shifts takes for each shift δ the mean of A[o, o + δ] over all o, and the distance is what it leaves,
+window of shifts has, for each shift δ, the mean of A[o, o + δ] over all o, and the distance is the relative residual,
 
-    √(Σ ‖A[o, i] − K[i − o]‖² / Σ ‖A[o, i]‖²),    K zero outside of the window:
+    √(Σ ‖A[o, i] − K[i − o]‖² / Σ ‖A[o, i]‖²),    K zero outside the window:
 
 0 for the same map, 1 for nothing in common, exact and over all channels.  With the window of all shifts it says how far A is from
 translating with its input at all.  The null is the same layer with the queries and the keys of each head in random orders:
-attention of the same spectrum, the same entropy and the same W_h, without a grid.
+attention with the same spectrum, the same entropy and the same W_h, but without a grid.
 """
 
 from typing import Any
@@ -22,19 +22,19 @@ from examples.learned.results.measuring import centres_of, maps_of
 SIZES = (1, 3, 5, 7, 9, None)
 """Taps along each axis; None for all shifts."""
 DRAWS = 8
-"""Random orders that the null is the mean of."""
+"""The number of random orders over which the null is averaged."""
 
 
 def measured(network: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
-    """Of every attention layer the distances by size, the null, the share of position, and the error of equivariance.
+    """Measure every attention layer: the distances by size, the null, the share of position, and the error of equivariance.
 
     Args:
-        network: in any mode.
+        network: the network, in any mode.
         x: pictures over which attention is averaged, (B, C, rows, columns).
 
     Returns:
         For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a number for each of
-        ``SIZES``; ``position``; ``equivariance``; and what :func:`where_heads_look` gives.
+        ``SIZES``; ``position``; ``equivariance``; and the result of :func:`where_heads_look`.
     """
     errors, rows = equivariance(network, x), []
     for layer, p, error in zip(network.attentions(), maps_of(network, x), errors, strict=True):
@@ -54,7 +54,7 @@ def measured(network: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def middle(grid: tuple[int, int]) -> np.ndarray:
-    """Whether a token is four tokens from the border, or as far as the grid goes: bool (tokens,)."""
+    """Whether a token is four tokens from the border, or as far as the grid allows: bool (tokens,)."""
     margin = min(4, (min(grid) - 1) // 2)
     inside = np.zeros(grid, dtype=bool)
     inside[margin : grid[0] - margin, margin : grid[1] - margin] = True
@@ -67,7 +67,7 @@ def by_size(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.nda
     Args:
         p: attention, (heads, tokens, tokens), from queries to keys.
         w: the matrices of the heads, (heads, C, D).
-        grid: of the tokens.
+        grid: the grid of the tokens.
         queries: bool (tokens,), the outputs that count; by default all.
 
     >>> eye = np.eye(9)[None]  # one head, which looks at its own token
@@ -83,7 +83,7 @@ def by_size(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.nda
     shifts, which = np.unique(delta, axis=0, return_inverse=True)
     which = which.reshape(-1)
     sums = np.stack([np.bincount(which, weights=row, minlength=len(shifts)) for row in a])
-    means = np.square(sums).sum(0) / np.bincount(which)  # what the mean of each shift takes off
+    means = np.square(sums).sum(0) / np.bincount(which)  # what the mean of each shift explains
     total = float(np.square(a).sum())
     reach = np.abs(shifts).max(1)
     left = [1 - means[reach <= (size // 2 if size else max(grid))].sum() / total if total else 0.0 for size in SIZES]
@@ -100,14 +100,14 @@ def null(p: np.ndarray, w: np.ndarray, grid: tuple[int, int]) -> list[float]:
 
 
 def where_heads_look(attention: np.ndarray) -> dict[str, float]:
-    """Where the heads of a layer look from the middle query, each the mean of all heads.
+    """Where the heads of a layer look from the middle query, averaged over the heads.
 
     Args:
         attention: averaged over pictures, (heads, queries, rows, columns).
 
     Returns:
-        ``reach``, how far a head's mean key is from the query; ``width``, how far its keys are from that mean, the root of the
-        mean square; both in tokens; ``peak``, the weight of its greatest key.
+        ``reach``, how far a head's mean key is from the query; ``width``, the root mean square distance of its keys from that
+        mean; both in tokens; ``peak``, the weight of its greatest key.
 
     >>> where_heads_look(np.eye(9).reshape(1, 9, 3, 3))  # one head, which looks at its own token
     {'reach': 0.0, 'width': 0.0, 'peak': 1.0}
@@ -132,10 +132,10 @@ def position_share(p: np.ndarray) -> float:
 
 @torch.no_grad()
 def equivariance(network: AttentionNet, x: torch.Tensor) -> list[float]:
-    """After every layer, how far tokens of pictures that are moved by one token are from the moved tokens.
+    """After every layer, the distance of the tokens of pictures moved by one token from the moved tokens.
 
     √(Σ ‖a − b‖² / Σ (‖a‖² + ‖b‖²)) over the middle of the grid, around the mean token: 0 for an equivariant network, 1 for
-    nothing in common.  Pictures are moved around the edge, and the worse of the two axes counts.
+    nothing in common.  Pictures are moved circularly, and the worse of the two axes counts.
     """
     network.eval()
     inside = torch.from_numpy(middle(network.grid)).to(x.device)

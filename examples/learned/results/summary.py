@@ -11,20 +11,20 @@ from examples.learned.results.measuring import PICTURES, attention_of, centres_o
 from examples.learned.training import Run
 
 DIGITS = 4
-"""Of every number that is drawn."""
+"""The digits of every number that is drawn."""
 
 
 def summary_of(results_of: dict[str, list[dict[str, Any]]], run_of: Callable[[str, int], Run]) -> dict[str, Any]:
     """The summary, in JSON's types.
 
     Args:
-        results_of: the results of each variant, one a seed.
-        run_of: the run of a variant and a seed; one at a time, for networks may be large.
+        results_of: the results of each variant, one per seed.
+        run_of: returns the run of a variant and a seed; called one at a time, as networks may be large.
 
     Returns:
-        ``commands`` that made the runs; ``held``, "validation" or "test", the pictures of all that follows; by variant
-        ``seeds``, ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``: what :func:`looks_of` finds with the first
-        seed, None for a network without attention.
+        ``commands`` that made the runs; ``held``, "validation" or "test", the pictures for all that follows; by variant
+        ``seeds``, ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``: the result of :func:`looks_of` for the
+        first seed, None for a network without attention.
     """
     variants, held = {}, "test"
     for variant, runs in results_of.items():
@@ -49,7 +49,7 @@ def looks_of(network: AttentionNet, x: Tensor) -> dict[str, Any]:
     """Where the heads look from the middle query, averaged over pictures.
 
     Args:
-        network: in any mode.
+        network: the network, in any mode.
         x: pictures, (B, C, rows, columns).
 
     Returns:
@@ -66,5 +66,5 @@ def looks_of(network: AttentionNet, x: Tensor) -> dict[str, Any]:
 
 
 def folder_of(out: Path, variant: str, seed: int) -> Path:
-    """Of the files of one run."""
+    """The folder for the files of one run."""
     return out / variant / f"seed-{seed}"

@@ -34,7 +34,7 @@ MEASURED = (
     ("layers", "peak", "The weight of the key that a head looks at most, the mean of all heads:"),
     ("untrained", "peak", "The same before training:"),
 )
-"""The tables by layer: when, which figure, and the heading."""
+"""The tables by layer: when it was measured, which figure, and the heading."""
 BY_SIZE = (
     (
         "layers",
@@ -63,7 +63,7 @@ def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> d
 
 
 def mean_and_deviation(numbers: Sequence[float], digits: int = 2, scale: float = 1.0) -> str:
-    """Mean ± sample deviation; of one number, itself."""
+    """Mean ± sample deviation; for one number, that number."""
     mean = scale * statistics.fmean(numbers)
     if len(numbers) < 2:
         return f"{mean:.{digits}f}"
@@ -71,7 +71,7 @@ def mean_and_deviation(numbers: Sequence[float], digits: int = 2, scale: float =
 
 
 def interval(numbers: Sequence[float]) -> str:
-    """Mean [bootstrap interval over the numbers]; of one number, itself."""
+    """Mean [bootstrap interval over the numbers]; for one number, that number."""
     if len(numbers) < 2:
         return mean_and_deviation(numbers)
     means = np.random.default_rng(0).choice(numbers, (10_000, len(numbers))).mean(1)
@@ -80,7 +80,7 @@ def interval(numbers: Sequence[float]) -> str:
 
 
 def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
-    """The results as tables, and beneath them the command, seed and time of every run."""
+    """The results as tables, followed by the command, seed and time of every run."""
     layers = max(len(run["layers"]) for runs in results.values() for run in runs)
     numbered = " | ".join(f"layer {n}" for n in range(1, layers + 1))
     rule = "|".join(["---", *["---:"] * layers])

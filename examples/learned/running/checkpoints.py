@@ -13,7 +13,7 @@ from examples.learned.running.files import replacing
 
 def random_states() -> dict[str, Any]:
     """The states of all random number generators, in types that ``weights_only`` loads."""
-    kind, keys, position, gauss, cached = np.random.get_state()  # noqa: NPY002  whoever uses it, it has to go on
+    kind, keys, position, gauss, cached = np.random.get_state()  # noqa: NPY002  restored for whoever uses it
     version, numbers, spare = random.getstate()
     return {
         "torch": torch.get_rng_state(),
@@ -30,7 +30,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Restore these states."""
+    """Restore the states of all random number generators."""
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])

@@ -39,14 +39,14 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
         stopped: the message of an interrupted run.
 
     Returns:
-        The exit code: 0, or 1 if a loss was no number, 2 for bad input or a full disk, 130 if it was interrupted.
+        The exit code: 0, or 1 if a loss was not a number, 2 for bad input or a full disk, 130 if it was interrupted.
     """
     console = Console(stderr=True)
     try:
         text = work(console)
     except KeyboardInterrupt:
         if first_to_end():
-            console.quiet = False  # as it is in all processes but one
+            console.quiet = False  # it is quiet in all processes but one
             console.print(stopped)
         return 130
     except (BadInput, Diverged, OSError, RuntimeError) as error:
@@ -63,7 +63,7 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
 
 @contextmanager
 def bars(console: Console, what: str, total: int) -> Iterator[Callable[..., None]]:
-    """Show a progress bar for all runs together, and one for each that is under way.
+    """Show a progress bar for all runs together, and one for each run in progress.
 
     Args:
         console: for the bars.

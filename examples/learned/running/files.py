@@ -15,10 +15,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write a file atomically: a killed process leaves the old file or the new one.
 
     Args:
-        path: of the file, in an existing folder.
+        path: the file to write, in an existing folder.
 
     Yields:
-        A temporary file beside it, renamed at the end.
+        A temporary file next to it, renamed at the end.
     """
     temporary = path.with_name(path.name + ".part")
     with temporary.open("wb") as file:
@@ -40,7 +40,7 @@ def replaced(path: Path, text: str) -> None:
 
 
 def records(path: Path, keys: Iterable[str], lines: bool = False) -> list[dict[str, Any]]:
-    """Read JSON objects with these keys, one a line or one alone.
+    """Read JSON objects with these keys, one per line or a single one.
 
     Raises:
         BadInput: the file is damaged.

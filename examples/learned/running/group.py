@@ -1,7 +1,7 @@
 """The processes of ``torchrun`` that train a network together: each computes its part of a batch, and one alone computes all.
 
-Every process draws the random numbers of the whole batch and takes its part of them, so that a run has the same numbers, up to
-rounding, on any number of processes, and its checkpoint goes on on any other.
+Every process draws the random numbers of the whole batch and uses its part of them, so that a run has the same numbers, up to
+rounding, on any number of processes, and can resume from its checkpoint on any other number.
 """
 
 import gc
@@ -23,7 +23,7 @@ from examples.learned.data import BadInput
 T = TypeVar("T")
 KILLED = "a process of this run was killed or stopped (the same command goes on from the last checkpoint)"
 _store: Any = None
-"""Of torchrun, which the processes share."""
+"""torchrun's store, which the processes share."""
 
 
 def size() -> int:
@@ -32,13 +32,13 @@ def size() -> int:
 
 
 def rank() -> int:
-    """The number of this one; 0 writes all files."""
+    """The number of this process; 0 writes all files."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 @contextmanager
 def joined(device: str) -> Iterator[None]:
-    """Join the other processes, where ``torchrun`` started this one.
+    """Join the other processes if ``torchrun`` started this one.
 
     Raises:
         BadInput: another of them ended before its work was done.
@@ -51,7 +51,7 @@ def joined(device: str) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise BadInput(KILLED)
 
-    before = signal.signal(signal.SIGTERM, stop)  # which torchrun sends to all when one has ended
+    before = signal.signal(signal.SIGTERM, stop)  # torchrun sends it to all when one has ended
     try:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -66,18 +66,18 @@ def joined(device: str) -> Iterator[None]:
         yield
         signal.signal(signal.SIGTERM, before)
     except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends now, but says why first
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # first say why this process ends
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             raise BadInput(KILLED) from None
         raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        gc.collect()  # frees what still holds gloo's threads: freed as Python exits, they abort the process
+        gc.collect()  # frees gloo's threads: freed only as Python exits, they abort the process
 
 
 def first_to_end() -> bool:
-    """Whether no other process has said why the run ends."""
+    """Whether this process is the first to say why the run ends."""
     try:
         return _store is None or _store.add("ended", 1) == 1
     except RuntimeError:  # the process that held the store is gone
@@ -90,7 +90,7 @@ def part(whole: Tensor) -> Tensor:
 
 
 def agreed(value: Callable[[], T]) -> T:
-    """What process 0 computes, on every process."""
+    """Compute a value on process 0, and return it on every process."""
     values: list[Any] = [value() if rank() == 0 else None]
     if size() > 1:
         dist.broadcast_object_list(values)
@@ -98,7 +98,7 @@ def agreed(value: Callable[[], T]) -> T:
 
 
 def total(numbers: Sequence[float], device: torch.device) -> list[float]:
-    """The sum of each over all processes."""
+    """Sum each number over all processes."""
     sums = torch.tensor(numbers, dtype=torch.float64, device=device)
     if size() > 1:
         dist.all_reduce(sums)
@@ -114,7 +114,7 @@ class Dropout(nn.Dropout):
     """Dropout that draws for the whole batch."""
 
     whole = 0
-    """Pictures of the batch under way, set at every step where there are several processes."""
+    """Pictures in the current batch, set at every step if there are several processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, …) → the same shape."""
@@ -125,7 +125,7 @@ class Dropout(nn.Dropout):
 
 
 class Sum(torch.autograd.Function):
-    """The sum over all processes, whose gradient is the sum of theirs."""
+    """The sum over all processes; its gradient is the sum of theirs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
