@@ -194,8 +194,8 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
         ("PROVED", None, "CHECKED", 1.0, False, "PROVED"),
         ("PROVED", None, "UNDECIDED", 1.5, False, "REFUTED"),
         ("PROVED", None, "UNDECIDED", math.nan, False, "REFUTED"),
-        ("PROVED", None, "UNDECIDED", 1.5, True, "UNDECIDED"),  # that is torch's own convolution
-        ("PROVED", None, "REFUTED", 1.5, True, "REFUTED"),  # and the attention is off besides
+        ("PROVED", None, "UNDECIDED", 1.5, True, "UNDECIDED"),  # torch's own convolution is at fault
+        ("PROVED", None, "REFUTED", 1.5, True, "REFUTED"),  # the attention is at fault as well
         (
             "PROVED",
             None,
@@ -203,8 +203,8 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
             0.5,
             False,
             "REFUTED",
-        ),  # where less is allowed than where the difference is greatest
-        ("PROVED", 1.0, "REFUTED", 1.5, True, "UNDECIDED"),  # of the same sums, which are not claimed
+        ),  # where less is allowed than at the largest difference
+        ("PROVED", 1.0, "REFUTED", 1.5, True, "UNDECIDED"),  # REFUTED for "same sums", which is not claimed
         ("PROVED", 1.0, "REFUTED", 1.5, False, "REFUTED"),
         ("PROVED", 1.0, "REFUTED", 0.5, False, "PROVED"),
         ("UNDECIDED", None, "CHECKED", 0.5, False, "UNDECIDED"),

@@ -141,7 +141,7 @@ def run_executions(
             except (MemoryError, NotImplementedError) as error:
                 probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
                 continue
-            except Exception as error:  # where the convolution has an output; attributes may be of any type at all
+            except Exception as error:  # although the convolution has an output; attributes may have any type
                 note = f"{type(error).__name__}: {error}"
                 probes.append(Probe(name, 0, grid, nothing, 0.0, note, broken=True))
                 continue

@@ -46,14 +46,14 @@ def certify_layer(
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
     """The verdict on a layer from both: samples may contradict a certificate, or refute what it leaves undecided."""
     name, difference, within = certificate.verdict.name, check.discrepancy, certificate.within
-    refuted = check.verdict.name == "REFUTED"  # of the same sums
+    refuted = check.verdict.name == "REFUTED"  # the claim "same sums"
     if name == "PROVED" and _covers(certificate, check):
         limit = float(certificate.bound[difference.worst[-len(check.grid) - 1]]) if difference.worst else 0.0
         if not difference.max_abs <= limit:
             beyond = f"the samples differ by {difference.max_abs:.3g}, beyond the certificate's {limit:.3g}"
             excused = check.convolution_off and not (refuted and within is None)  # the error may be torch's own
             return Verdict("UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}")
-        if refuted and within is None:  # at another output, where less is allowed than where the difference is greatest
+        if refuted and within is None:  # at another output, where less is allowed than at the largest difference
             return check.verdict
     elif name == "UNDECIDED" and refuted:
         if within is None or not (difference.max_abs <= within or check.convolution_off):

@@ -24,11 +24,11 @@ HARMLESS = frozenset(
     "__getstate__ __setstate__ __deepcopy__ __reduce__ __dir__ __init_subclass__ __class_getitem__ _get_name train eval apply "
     "_apply state_dict load_state_dict _load_from_state_dict _save_to_state_dict get_extra_state set_extra_state _version".split()
 )
-"""What an instance or a subclass may override: no call of the layer reaches it."""
+"""What an instance or a subclass may override, because no call of the layer uses it."""
 OF_MODULES = frozenset(vars(nn.Module()))
-"""What every module of torch holds, which its call reads."""
+"""The attributes of every torch module, which its call reads."""
 ATTRIBUTES = ("geometry", "heads", "radix", "_execution")
-"""What an attention layer holds beside its tensors, and its call reads."""
+"""The attributes of an attention layer other than its tensors, which its call reads."""
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -75,7 +75,7 @@ def require_no_overrides(
         if cls in base.__mro__:
             continue
         for own in vars(cls):
-            # The instance's own is met first, unless the class holds a property, or what Python takes for one.
+            # The instance's attribute is found first, unless the class holds a property or another data descriptor.
             is_property = any(hasattr(vars(cls)[own], method) for method in ("__set__", "__delete__"))
             met = own not in fields or hasattr(base, own) or is_property
             if not met or is_parametrized(layer, own):
@@ -98,7 +98,7 @@ def is_parametrized(layer: nn.Module, name: str) -> bool:
 
 
 def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
-    """As :func:`require_no_overrides`, of an attention layer, whose ``heads`` and ``geometry`` must fit its tensors too."""
+    """:func:`require_no_overrides` for an attention layer, whose ``heads`` and ``geometry`` must also fit its tensors."""
     missing = next((own for own in ATTRIBUTES if not hasattr(layer, own)), None)
     if missing is not None:
         raise Unreadable(f"{type(layer).__name__} has no {missing.strip('_')}")

@@ -111,9 +111,9 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
     """Weight and bias as a call in eval mode recomputes them."""
     chains, tensors = _chains(conv), {}
     device = next((tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())), "cpu")
-    # Autocast would round matrix products on the way to half precision, and no claim is about what it does.
+    # Autocast would round matrix products to half precision, which no claim covers.
     with keeping_modes(conv), torch.no_grad(), torch.autocast(device, enabled=False):
-        for module in conv.modules():  # in training, spectral_norm changes whenever it is read
+        for module in conv.modules():  # in training mode, every read changes spectral_norm
             module.training = False
         copied: Any = type(conv).__new__(type(conv))  # the hooks write to this copy
         vars(copied).update({name: dict(held) if isinstance(held, dict) else held for name, held in vars(conv).items()})

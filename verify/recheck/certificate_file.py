@@ -195,7 +195,7 @@ def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
 
 
 def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndarray) -> bool:
-    """Check measurements for consistency only; repeating them would take torch."""
+    """Check measurements for consistency only; repeating them would need torch."""
     with np.errstate(all="ignore"):
         tightness = float(np.where((observed > 0) & (bound < np.inf), bound / observed, np.inf).min(initial=np.inf))
     claimed = _measured(record["tightness"])

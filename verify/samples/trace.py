@@ -4,10 +4,9 @@ The function mode sees the torch functions that Python code calls (``F.relu``, `
 operators, what bypasses it (TorchScript, an ``autograd.Function``, code that disables function modes).  A convolution, or the
 attention layer in its place, counts as one call, named by its path, whatever it does inside.
 
-Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded
+Activations are named by the call that returned them, so two networks can be compared call by call without comparing rounded
 numbers.  What neither mode sees is listed: tensors changed by another thread (not through ``.data``), memory shared with numpy,
-through DLPack or by its address, Python code that a call is given or that an operator, a hook or a class of tensors runs inside
-one.
+through DLPack or by its address, Python code passed to a call, or run inside one by an operator, a hook or a tensor subclass.
 """
 
 import dataclasses
