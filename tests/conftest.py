@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, deterministic property tests, warnings as errors."""
+"""Settings of every test: one thread, deterministic property tests, warnings as errors."""
 
 import os
 import re
@@ -28,15 +28,15 @@ settings.register_profile("search", settings.get_profile("deterministic"), deran
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "deterministic")
 settings.load_profile(PROFILE)
 
-# A shell that starts this in the background has Ctrl-C ignored, in all that is started from here too.
+# A shell that starts this in the background ignores Ctrl-C, also in all child processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """All tests, asked for without a number of workers, run in one worker a core, where pytest-xdist is installed."""
-    if hasattr(config, "workerinput"):  # a worker itself, which starts none
+    """Run all tests, if no number of workers is given, in one worker per core where pytest-xdist is installed."""
+    if hasattr(config, "workerinput"):  # a worker starts no workers
         return
     everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if everything and config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses") is None:
@@ -59,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Torch warns about an even kernel under padding='same'; that is a remark on its own speed."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # what runs tests itself
+    """Ignore torch's warning about even kernels under padding='same', which concerns only its speed."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # this process runs tests itself
         import torch
 
         torch.set_num_threads(1)  # pytest-xdist already uses every core
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """A module that loads a profile of its own would change how much every other test looks at."""
+    """A module that loads its own profile would change the number of examples of every other test."""
     assert settings.get_current_profile_name() == PROFILE
 
 

@@ -54,9 +54,9 @@ __all__ = [
 
 
 def _require_our_construct() -> None:
-    """Refuse to run beside the parsing library ``construct``, which overwrites our package of that name.
+    """Refuse to run if the parsing library ``construct`` has overwritten our package of that name.
 
-    The file is read and not imported, because that would import torch.
+    The file is read rather than imported, because importing it would import torch.
 
     Raises:
         ImportError: the package is another one; ``python -m verify`` prints this line and exits.
@@ -81,7 +81,7 @@ _require_our_construct()
 
 
 def __dir__() -> list[str]:
-    """The public names too, for completion."""
+    """List the lazily loaded public names too, for tab completion."""
     return sorted({*globals(), *__all__})
 
 

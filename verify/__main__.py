@@ -41,7 +41,7 @@ EXAMPLES = {
         "plot leakage -o leakage.svg",
     ),
 }
-"""Three commands each, for the help."""
+"""Three example command lines for each help page."""
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution,
        as far as experiments tell; no verdict of a random sweep is false
@@ -87,7 +87,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         result = check(options.certificate, options.conv, options.mhsa, *judges)
         print(result)
-    except NotConfirmed:  # the verified checker may have said something of the layers before
+    except NotConfirmed:  # the verified checker may have judged some layers already
         print(*judges, sep="\n", end="\n" * bool(judges))
         raise
     for judge in judges:
@@ -191,7 +191,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _help(name: str, summary: str) -> dict[str, Any]:
-    """Of a parser: three examples first, then what it is for, in 80 columns."""
+    """Keyword arguments for a parser: its description, with three examples first, and its format, 80 columns wide."""
     examples = "".join(f"  python -m verify {example}\n" for example in EXAMPLES[name])
     return {
         "description": f"examples:\n{examples}\n{fill(f'{summary[0].upper()}{summary[1:]}.', 79)}",
@@ -201,7 +201,7 @@ def _help(name: str, summary: str) -> dict[str, Any]:
 
 
 def parser_of_commands() -> argparse.ArgumentParser:
-    """The parser of the command line, with one of its own for each command."""
+    """The parser of the command line, with a subparser for each command."""
     parser = _Parser(
         prog="python -m verify",
         **_help("", "recheck certificates, print proofs, judge the claims, audit layers, draw figures"),
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return COMMANDS[options.command].run(options)
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)
-    except KeyboardInterrupt as stop:  # with what is kept, perhaps
+    except KeyboardInterrupt as stop:  # its message may say what was kept
         print("interrupted", *stop.args, file=sys.stderr)
         return 130
     except BrokenPipeError:  # a reader that stops early (``| head``) is no error

@@ -1,8 +1,8 @@
 """The independent checker: recomputes a certificate from the two weight files, without torch and without the builder.
 
-It uses numpy, fractions and the standard library, and none of the certifier's code.  Every number is computed again and then
-compared: a certified bound may exceed the one computed here by a thousandth, because the certifier widens more, and may never
-fall below it.
+It uses numpy, fractions and the standard library, and none of the certifier's code.  It recomputes every number and compares:
+a certified bound may exceed the one computed here by a thousandth, because the certifier widens more, but may never fall
+below it.
 """
 
 import hashlib
@@ -35,11 +35,11 @@ FORMATS = {  # u and log2(1/η) of the arithmetic; u and η of the stored number
     "float64": (2.0**-53, 1074, 0.0, 0.0, (2 - 2.0**-52) * 2.0**1023),
 }
 Checker = Callable[[LayerPair], None]
-WIDEN = 1 + 2.0**-24  # more than float64 loses in sums of fewer than 2^26 numbers, none negative, a few levels deep
+WIDEN = 1 + 2.0**-24  # exceeds float64's relative error in a few nested sums of fewer than 2^26 nonnegative numbers
 
 
 class Result(NamedTuple):
-    """The verdict of a recheck: PROVED only if every layer is, and the certificate covers every layer of both files."""
+    """The result of a recheck: PROVED only if every layer is and the certificate covers every layer of both files."""
 
     verdict: Verdict
     layers: dict[str, Verdict]
@@ -61,7 +61,7 @@ def check(
 ) -> Result:
     """Recheck a certificate file against the file with the convolutions and the file with the attention layers.
 
-    ``second``, another checker, gets every layer's numbers before they are judged.
+    ``second`` is another checker, called with each layer's numbers before they are judged here.
 
     Raises:
         Rejected: a file is damaged or malformed; `NotConfirmed` if the certificate states something false.
@@ -93,7 +93,7 @@ def check(
                 remarks.update(pair.notes)
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
-    except Exception as error:  # fail closed on whatever a malformed file raises
+    except Exception as error:  # fail closed, whatever a malformed file raises
         what = f"malformed file: {type(error).__name__}: {error}"
         raise error if isinstance(error, Rejected) else Rejected(what) from None
     covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
@@ -109,7 +109,7 @@ def check(
 
 
 def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
-    """Recompute one layer's bound and compare."""
+    """Recompute one layer's bound and compare it with the stated one."""
     prefix, failure, parts, exact = f"layer {stated.name!r}: says {stated.verdict}, but ", "", {}, False
     try:
         parts, exact = parts_of(pair)
@@ -117,7 +117,7 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
         failure = str(failed)
     if stated.verdict == "PROVED" and (failure or not stated.holds):
         raise NotConfirmed(prefix + (failure or "a step of its own fails, or a run exceeds the bound"))
-    tolerance = 2.0 ** (80 - FORMATS[stated.dtype][1])  # the certifier may count η more often
+    tolerance = 2.0 ** (80 - FORMATS[stated.dtype][1])  # the certifier may count more underflows (η each)
     for name, own in parts.items():
         claimed = stated.parts[name]
         if claimed.shape != own.shape or (claimed < own).any():
@@ -162,7 +162,7 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
     leaks = np.array([leak(centre, log_eta) if centre else 0.0 for centre in centres])
     (heads, _, d_in, head_dim), taps = weights["w_val"].shape, len(pair.kernel)
     tokens, soft, eta = math.prod(len(axis.tokens) for axis in axes), bool(leaks.any()), 2.0**-log_eta
-    # B Σ|W_val||W_out| of every head, and the size of all that is added up, per output channel.
+    # B Σ|W_val||W_out| for each head, and the sum of the magnitudes of all terms, per output channel.
     w_val, w_out = np.abs(weights["w_val"]), np.abs(weights["w_out"])
     into = bound * w_val.sum(axis=2)
     through = np.matmul(into[:, :, None], w_out).reshape(heads, -1)
@@ -174,12 +174,12 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
     content = [bound * np.abs(weights[name]).sum(axis=1).max(initial=0) for name in ("w_qry", "w_key")]
     if not 2 * float(np.max([bound, folded, *content, into.max(initial=0), *size_c, *size_a])) < largest:
         raise StepFails("step 5 (rounding): an intermediate may overflow")
-    # Operations that a term passes: (X W_val) W_out, or X (W_val W_out) folded.  Soft: sums over keys, at most T + d of them,
-    # with d softmaxes, whose weights below 2^−100 may be dropped.
+    # Rounded operations per term: (X W_val) W_out, or X (W_val W_out) folded.  Soft heads add sums over at most T + d keys and
+    # d softmaxes, whose weights below 2^−100 may be dropped.
     dims, n_conv = len(axes), d_in * taps + 1
     n_att = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1 + (2 * tokens + 4 + 12 * dims) * soft
     rounding = gamma(n_conv, u) * size_c + gamma(n_att, u) * size_a
-    # A product that underflows is off by η, and what becomes of it; η at the T − 1 keys where 0 is meant.
+    # An underflow errs by η, times the factors that follow; the softmax may give η instead of 0 at T − 1 keys.
     lost = n_conv + heads * head_dim + d_in * outward + heads * d_in * (1 + head_dim * bound)
     if soft:
         carried = np.matmul(w_val.sum(axis=2)[:, :, None], w_out).sum(axis=0).reshape(-1)
@@ -202,7 +202,7 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
 
 
 def same_tokens(pair: LayerPair) -> list[Axis]:
-    """Step 0: both geometries agree, and every tap reads the same input as the head at its shift."""
+    """Step 0: the two geometries agree, and every tap reads the same input as the head at its shift."""
     g = pair.conv
     if g != pair.mhsa:
         raise StepFails("step 0 (tokens): the two layers have different geometries")
@@ -219,7 +219,7 @@ def same_tokens(pair: LayerPair) -> list[Axis]:
 
 
 def centre_at(pair: LayerPair, head: int, axes: list[Axis]) -> Centre | None:
-    """Step 2: where a head looks; None if its values are zero, because finite attention times 0 is 0."""
+    """Step 2: where a head looks; None if it carries only zeros, because finite attention times 0 is 0."""
     widest = [max(int(axis.queries[-1]), len(axis.tokens) - 1 - int(axis.queries[0])) for axis in axes]
     numbers = (pair.a["v"][head], pair.a["w_key_pos"][head], pair.radix, widest)
     try:
@@ -249,7 +249,7 @@ def differences(pair: LayerPair, centres: list[Centre | None]) -> np.ndarray:
 
 
 def refuted(pair: LayerPair, counter: dict[str, Any]) -> Verdict:
-    """Step 7: evaluate both layers exactly on the counterexample, every head at its key or the nearest one on the grid."""
+    """Step 7: evaluate both layers exactly on the counterexample; each head reads its key, or the nearest on the grid."""
     prefix = f"layer {pair.stated.name!r}: the counterexample "
     if "shapes" in counter:
         sizes = tuple(sizes_of(g, pair.stated.grid) for g in (pair.conv, pair.mhsa))
@@ -295,5 +295,5 @@ def refuted(pair: LayerPair, counter: dict[str, Any]) -> Verdict:
 
 
 def above(value: np.ndarray, nonzero: np.ndarray | bool) -> np.ndarray:
-    """The value widened by more than its own rounding where it can be nonzero; else exactly 0."""
+    """The value widened by more than its rounding error where it can be nonzero; else exactly 0."""
     return np.where(nonzero, np.nextafter(value * WIDEN, np.inf), 0.0)

@@ -1,10 +1,10 @@
-"""Convolution from its definition in numpy, in any dimension and exactly on integers: the reference for all checks.
+"""Convolution by its definition, in numpy, in any dimension, exact on integers: the reference for all checks.
 
-Nothing of torch's convolutions and nothing of ``construct`` is used: tokens are padded by numpy, a convolution gathers,
-and a transposed convolution scatters matrix products, each as its definition says.  On integer or object arrays (Python
-integers, fractions) the result is exact; on float64 it is as good as float64.
+It uses neither torch's convolutions nor ``construct``: numpy pads the input, a convolution gathers matrix products and a
+transposed convolution scatters them, each by its definition.  On integer or object arrays (Python integers, fractions) the
+result is exact; on float64 arrays it has float64's rounding errors.
 
-Also the settings of torch under which arithmetic is as precise as its format.
+Also here: the torch settings under which arithmetic has the full precision of its format.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ PADDING_MODES = tuple(NUMPY_PAD)
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution as raw fields, in torch's words and layouts; geometry has one number an axis.
+    """A convolution as raw fields, with torch's names and layouts; geometry has one number per axis.
 
     Attributes:
         weight: (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).
         bias: (D_out,) or None.
-        padding: an axis each, or "same" or "valid".
+        padding: one per axis, or "same" or "valid".
         stride, dilation, groups, padding_mode, transposed, output_padding: as in torch.
     """
 
@@ -45,7 +45,7 @@ class Convolution:
 
     @classmethod
     def read(cls, conv: Any, weight: np.ndarray | None = None) -> "Convolution":
-        """The raw fields of a torch convolution, numbers as float64; of its weight, where it was read already."""
+        """The raw fields of a torch convolution, as float64; ``weight`` is its weight, if already read."""
         dims = conv.weight.dim() - 2
         return cls(
             weight=float64(conv.weight) if weight is None else weight,
@@ -60,7 +60,7 @@ class Convolution:
         )
 
     def reaching(self, size: tuple[int, ...], output: tuple[int, ...]) -> "Convolution":
-        """The same transposed convolution with the output padding that turns ``size`` into ``output``; others unchanged."""
+        """A transposed convolution with the output padding that turns ``size`` into ``output``; any other, unchanged."""
         if not self.transposed:
             return self
         bare = replace(self, output_padding=(0,) * len(size))._full_size(size)
@@ -69,7 +69,7 @@ class Convolution:
         return replace(self, output_padding=extra)
 
     def _full_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        """Output positions of a transposed convolution before it is cropped by the padding."""
+        """Output size of a transposed convolution before the padding crops it."""
         return tuple(
             s * (n - 1) + dil * (k - 1) + 1 + extra
             for n, k, dil, s, extra in zip(
@@ -94,7 +94,7 @@ class Convolution:
 
     @property
     def contraction(self) -> int:
-        """D_in/groups, the channels that one output adds up."""
+        """D_in/groups, the number of input channels that one output sums over."""
         return self.in_channels // self.groups
 
     @property
@@ -103,7 +103,7 @@ class Convolution:
         return self.weight.shape[2:]
 
     def pads(self) -> list[tuple[int, int]]:
-        """Padding before and after each axis, for a convolution that is not transposed."""
+        """Padding before and after each axis, of a convolution that is not transposed."""
         spans = [dil * (k - 1) for k, dil in zip(self.kernel_size, self.dilation, strict=True)]
         if self.padding == "same":
             return [(span // 2, span - span // 2) for span in spans]
@@ -125,7 +125,7 @@ class Convolution:
     def _gather(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
         widths: Any = [(0, 0), (0, 0), *self.pads()]
-        # A zero of numpy's integers among Python's would overflow beside a large one.
+        # Padding object arrays with a numpy integer zero would overflow beside a large Python integer.
         zero: Any = {"constant_values": np.zeros((), x.dtype)} if self.padding_mode == "zeros" else {}
         bare = not any(map(any, widths))
         padded = x if bare else np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
@@ -176,7 +176,7 @@ class Convolution:
         return np.abs(self.matrices)
 
     def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
-        """Which outputs read real positions only, no padding: bool, of shape ``output``."""
+        """Which outputs read no padding, only real positions: bool, of shape ``output``."""
         mask = np.ones(output, dtype=bool)
         for axis, (n, o, k, dil, s) in enumerate(
             zip(size, output, self.kernel_size, self.dilation, self.stride, strict=True)
@@ -194,7 +194,7 @@ class Convolution:
 
 
 def per_axis(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """One number an axis; torch reads one number, also one in a list, for all axes."""
+    """One number per axis; torch takes a single number, even in a list, for all axes."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * dims if len(values) == 1 else values
 
@@ -205,7 +205,7 @@ def float64(tensor: torch.Tensor) -> np.ndarray:
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Matrix product; of floats by torch, because numpy's threads keep a core busy long after each product."""
+    """Matrix product; torch multiplies floats, because numpy's threads keep a core busy long after each product."""
     if a.dtype == b.dtype and a.dtype in (np.float32, np.float64):
         first, second = (torch.from_numpy(np.require(part, requirements=["C", "W"])) for part in (a, b))
         with torch.autocast("cpu", enabled=False), full_precision():
@@ -217,16 +217,16 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def flushes_to_zero(like: torch.Tensor) -> bool:
-    """Whether arithmetic with tensors of this type and device loses subnormal numbers: see ``torch.set_flush_denormal``."""
+    """Whether arithmetic on tensors of this type and device flushes subnormals to 0: see ``torch.set_flush_denormal``."""
     if not like.dtype.is_floating_point or like.is_meta:
         return False
     info = torch.finfo(like.dtype)
     smallest = torch.full((16,), info.tiny * info.eps, dtype=like.dtype, device=like.device)
-    return not bool((smallest * 1).view(torch.uint8).any())  # its bits: compared as a number, it might be flushed again
+    return not bool((smallest * 1).view(torch.uint8).any())  # its bits: comparing it as a number might flush it again
 
 
 def winograd_may_run(conv: Any) -> bool:
-    """Whether torch may hand this convolution to NNPACK for large batches, whose Winograd and FFT round by more than sums do."""
+    """Whether torch may give large batches to NNPACK, whose Winograd and FFT algorithms round by more than sums do."""
     weight, backends = conv.weight, torch.backends
     taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() in (3, 4)  # 1-D as 2-D
     instead = backends.mkldnn.is_available() and backends.mkldnn.enabled
@@ -234,7 +234,7 @@ def winograd_may_run(conv: Any) -> bool:
 
 
 def reduced_precision() -> list[tuple[Any, str, Any]]:
-    """The settings of torch under which products may be less precise than their format: (where, name, full precision)."""
+    """The torch settings in force that let products be less precise than their format: (where, name, full precision)."""
     backends: Any = torch.backends
     places = [backends, backends.cuda.matmul]
     for library, parts in ((backends.cudnn, ("conv", "rnn")), (backends.mkldnn, ("matmul", "conv"))):
@@ -249,7 +249,7 @@ def reduced_precision() -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch TF32 and its like off, and back on afterwards."""
+    """Switch TF32 and similar modes off, then restore them."""
     with ExitStack() as stack:
         for where, name, full in reduced_precision():
             stack.callback(setattr, where, name, getattr(where, name))

@@ -1,13 +1,13 @@
-"""Hypothesis strategies: convolutions over every geometry that torch has, and inputs that they accept.
+"""Hypothesis strategies: convolutions of every geometry that torch allows, and inputs that they accept.
 
-For this project's own tests and for users' tests of their own layers (docs/your_own_tests.md).
+They serve this project's tests, and users' tests of their own layers (docs/your_own_tests.md).
 
 Only legal combinations are generated: torch accepts every call.  Everything shrinks toward the simplest convolution: 1-D,
 kernel 1, one channel, no padding, float32, on one contiguous input.
 
-Numbers are seeded normal ones, or small integers.  Small integers make every partial sum exact whatever the order of
-summation: Σ|w||x| + |b| stays below the first whole number that the format cannot hold, so that two correct evaluations
-agree bit for bit and no tolerance is needed.
+Numbers are seeded normal samples or small integers.  Small integers make every partial sum exact in any order of
+summation: Σ|w||x| + |b| stays below the first integer that the format cannot hold, so two correct evaluations agree
+bit for bit and no tolerance is needed.
 """
 
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ LAYOUTS = ("contiguous", "channels_last", "strided", "channels_last", "reversed"
 BATCHES = (1, 2, 3, None, 1, 2, None, 0)
 
 EXACT_BELOW = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
-"""Whole numbers are exact in the format while they are smaller than this."""
+"""Integers of smaller magnitude are exact in the format."""
 
 LARGEST = {torch.float16: 7, torch.bfloat16: 3, torch.float32: 127, torch.float64: 2**20}
-"""Weights, biases and inputs made of small integers are at most this large."""
+"""The largest magnitude of small-integer weights, biases and inputs."""
 
 TOKENS = {1: 48, 2: 256, 3: 256}
-"""By dimension: about as many positions on the padded grid as an input should lead to, so that T×T attention stays fast."""
+"""About how many positions the padded grid should have at most, by dimension, so that T×T attention stays fast."""
 
 _LONGEST_KERNEL = {1: 12, 2: 5, 3: 3}
-_MOST = {1: 3, 2: 3, 3: 2}  # of stride, dilation and padding
+_MOST = {1: 3, 2: 3, 3: 2}  # the largest stride, dilation and padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Case:
         conv: a torch convolution.
         x: an input, (B, D_in, *size) or unbatched (D_in, *size).
         integers: whether all numbers are small integers, so that every partial sum is exact.
-        description: everything but the numbers, in one line.
+        description: one line that says everything but the numbers.
     """
 
     conv: Any
@@ -75,19 +75,19 @@ def convolutions(
     bias: Sequence[bool] = (False, True),
     integers: Sequence[bool] = (False, True),
 ) -> Any:
-    """Convolutions of torch, with every option that it has.
+    """Convolutions of torch, with all its options.
 
-    Each argument lists the values to choose from, the simplest first; one that is listed twice comes twice as often.
-    Options that exclude each other are never combined: padding "same" comes without stride, and a transposed convolution
-    pads with zeros and by numbers.
+    Each argument lists the values to choose from, the simplest first; a value listed twice is drawn twice as often.
+    Options that exclude each other are never combined: padding "same" has no stride, and a transposed convolution has zero
+    padding given as numbers.
 
     Args:
-        draw: given by hypothesis.
+        draw: supplied by hypothesis.
         dims: numbers of spatial dimensions.
-        transposed: whether nn.ConvTransposeNd is wanted.
+        transposed: whether to draw nn.ConvTransposeNd.
         dtypes: of weights and inputs.
         padding_modes: as in torch.
-        paddings: "none", "numbers" (one for all axes, or one an axis), "same", "valid".
+        paddings: "none", "numbers" (one for all axes, or one per axis), "same", "valid".
         channels: "one" (1 → 1), "dense" (one group), "grouped", "depthwise", "multiplier" (depthwise, several outputs each).
         bias: with or without.
         integers: whether the numbers are small integers; see the module.
@@ -107,7 +107,7 @@ def convolutions(
     padding = draw(st.sampled_from(paddings))
     if padding != "none":
         options["padding"] = padding if padding != "numbers" else draw(_per_axis(d, 0, _MOST[d]))
-    stride = draw(_per_axis(d, 1, _MOST[d]))  # drawn in any case: hypothesis takes fewer draws for simpler
+    stride = draw(_per_axis(d, 1, _MOST[d]))  # always drawn: hypothesis regards fewer draws as simpler
     if padding != "same":
         options["stride"] = stride
     if flip:
@@ -141,13 +141,13 @@ def inputs_for(
     """Inputs that a convolution accepts.
 
     Args:
-        draw: given by hypothesis.
+        draw: supplied by hypothesis.
         conv: a torch convolution.
         integers: whether the numbers are small integers.
         batches: batch sizes to choose from; None stands for an unbatched input.
         layouts: "contiguous", "channels_last", "strided" (every other number of a larger tensor), "reversed" (axes in the
             opposite order in memory), "expanded" (the batch repeated with stride 0).
-        size: the spatial size; by default any that fits and leads to few tokens.
+        size: the spatial size; by default any that fits and gives few tokens.
         tokens: about how many positions the padded grid should have at most; by default ``TOKENS``.
 
     >>> from hypothesis import find
@@ -183,16 +183,16 @@ def cases(
     """A convolution with an input that it accepts.
 
     Args:
-        draw: given by hypothesis.
-        dims: numbers of spatial dimensions, as all up to ``bias`` in :func:`convolutions`.
-        transposed: whether nn.ConvTransposeNd is wanted.
+        draw: supplied by hypothesis.
+        dims: numbers of spatial dimensions; this and all up to ``bias`` are as in :func:`convolutions`.
+        transposed: whether to draw nn.ConvTransposeNd.
         dtypes: of weights and inputs.
         padding_modes: as in torch.
         paddings: "none", "numbers", "same", "valid".
         channels: "one", "dense", "grouped", "depthwise", "multiplier".
         bias: with or without.
         integers: whether all numbers are small integers, so that a correct layer is equal bit for bit.
-        batches: batch sizes to choose from, as the rest in :func:`inputs_for`; None stands for an unbatched input.
+        batches: batch sizes to choose from; None stands for an unbatched input.  This and the rest are as in :func:`inputs_for`.
         layouts: of the input in memory.
         tokens: about how many positions the padded grid should have at most.
 
@@ -235,9 +235,9 @@ def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> tuple[in
 
 
 def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
-    """Whether torch's own convolution may end the process, on some processors (seen on one with AVX512-FP16).
+    """Whether torch's own convolution may crash the process, on some processors (seen on one with AVX512-FP16).
 
-    In torch 2.13 and float16 it may, if the outputs read nothing but zeros of padding along the last axis.
+    In torch 2.13 and float16 it may, if the outputs read only padded zeros along the last axis.
 
     >>> conv = nn.Conv1d(1, 1, 1, stride=2, padding=1, dtype=torch.float16)  # the outputs read x[-1] and x[1]
     >>> crashes_torch(conv, (1,)), crashes_torch(conv, (2,))
@@ -252,7 +252,7 @@ def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
 
 
 def least_size(conv: Any) -> tuple[int, ...]:
-    """The smallest spatial size that a convolution accepts, each axis by itself, and that does not crash torch."""
+    """The smallest spatial size, axis by axis, that a convolution accepts and that does not crash torch."""
     size = []
     for axis in _axes_of(conv):
         widest = max(axis.before, axis.after)
@@ -265,7 +265,7 @@ def least_size(conv: Any) -> tuple[int, ...]:
 
 
 def numbers(shape: Sequence[int], dtype: torch.dtype, integers: bool, generator: torch.Generator) -> Tensor:
-    """Seeded normal numbers, or integers between −``LARGEST`` and ``LARGEST`` of the format."""
+    """Seeded normal samples, or integers between −``LARGEST`` and ``LARGEST`` of the format."""
     if integers:
         largest = LARGEST[dtype]
         return torch.randint(-largest, largest + 1, tuple(shape), generator=generator).to(dtype)
@@ -279,7 +279,7 @@ _SEEDS = st.integers(0, 2**16)
 
 @cache
 def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | tuple[int, ...]]:
-    """One number for all axes, or one an axis, as torch takes it."""
+    """One number for all axes, or one per axis, both of which torch accepts."""
     one = st.integers(least, most)
     return st.one_of(one, st.tuples(*(one for _ in range(d))))
 
@@ -306,15 +306,15 @@ def _channels(draw: st.DrawFn, kinds: Sequence[str]) -> tuple[int, int, int]:
 
 
 class _Axis(NamedTuple):
-    """One axis of the grid on which the kernel slides; a transposed convolution slides over a stuffed one."""
+    """One axis of the grid on which the kernel slides, zero-stuffed for a transposed convolution."""
 
-    step: int  # from one input to the next
-    before: int  # positions that padding adds; a negative number crops
+    step: int  # distance between neighbouring inputs
+    before: int  # positions that padding adds; negative crops
     after: int
-    span: int  # from the first to the last tap
+    span: int  # distance from the first to the last tap
 
     def padded(self, n: int) -> int:
-        """Positions for ``n`` inputs."""
+        """The padded length for ``n`` inputs."""
         return self.step * (n - 1) + 1 + self.before + self.after
 
 
@@ -335,7 +335,7 @@ def _axes_of(conv: Any) -> list[_Axis]:
 
 @torch.no_grad()
 def _fill(conv: Any, integers: bool, seed: int) -> None:
-    """Give a convolution its numbers; small integers are thinned out until no output can reach ``EXACT_BELOW``."""
+    """Fill in weight and bias; enough small integers become 0 that no output can reach ``EXACT_BELOW``."""
     generator, dtype = torch.Generator().manual_seed(seed), conv.weight.dtype
     if conv.bias is not None:
         conv.bias.copy_(numbers(conv.bias.shape, dtype, integers, generator))
@@ -347,7 +347,7 @@ def _fill(conv: Any, integers: bool, seed: int) -> None:
         order = torch.rand(flat.shape, generator=generator).argsort(1)
         spent = torch.empty_like(flat)
         spent.scatter_(1, order, (flat.abs() * LARGEST[dtype]).gather(1, order).cumsum(1))
-        flat[spent >= EXACT_BELOW[dtype] - LARGEST[dtype]] = 0  # the bias has its share
+        flat[spent >= EXACT_BELOW[dtype] - LARGEST[dtype]] = 0  # leaves room for the bias
         rows = flat.to(dtype).view(rows.shape).unflatten(0, (conv.groups, -1))
         weight = (rows.transpose(1, 2) if conv.transposed else rows).flatten(0, 1)
     conv.weight.copy_(weight)
@@ -357,7 +357,7 @@ def _laid_out(x: Tensor, layout: str) -> Tensor:
     """The same numbers in another memory layout."""
     if layout == "contiguous":
         return x
-    if layout == "channels_last":  # in any dimension: channels vary fastest
+    if layout == "channels_last":  # channels vary fastest, in any dimension
         return x.movedim(1, -1).contiguous().movedim(-1, 1)
     if layout == "strided":
         wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), float("nan"))

@@ -1,4 +1,4 @@
-"""``Verdict``: PROVED, CHECKED, REFUTED or UNDECIDED, with a sentence; and how such sentences are printed."""
+"""``Verdict``: PROVED, CHECKED, REFUTED or UNDECIDED, with a sentence that explains it; and how such sentences are printed."""
 
 import math
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Literal
 
 
 def as_html(value: object) -> str:
-    """The text of an object, lines "name: sentence", as an HTML table under its first line; all of it is escaped.
+    """The text of an object as escaped HTML: its first line as a heading, its other lines "name: sentence" as a table.
 
-    Classes take it as their ``_repr_html_``, which notebooks show.
+    Classes use it as their ``_repr_html_``, which notebooks show.
 
     >>> as_html("PROVED: for all |x| < 1")
     '<b>PROVED: for all |x| &lt; 1</b>'
@@ -59,7 +59,7 @@ class Verdict:
 
 
 def escaped(text: str) -> str:
-    r"""The text with all letters that do not print written as escapes: names of layers and files may be anything.
+    r"""The text with unprintable characters escaped, because names of layers and files may contain any character.
 
     >>> print(escaped("a\x1b[31m"))
     a\x1b[31m
@@ -67,11 +67,11 @@ def escaped(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
-# ---- numbers in sentences: a bound may be said too large but not too small, and a condition not too wide -------------
+# ---- numbers in sentences: a printed bound may be too large but never too small, a condition never too wide ----------
 
 
 def from_above(bound: float, digits: int = 3) -> str:
-    """So many digits of a bound, rounded up.
+    """A bound rounded up to ``digits`` significant digits.
 
     >>> from_above(0.123401), from_above(0.123401, digits=2)
     ('0.124', '0.13')
@@ -83,6 +83,6 @@ def from_above(bound: float, digits: int = 3) -> str:
 
 
 def exactly(value: float) -> str:
-    """A number in as few digits as say it exactly."""
+    """A short decimal that reads back as exactly this number."""
     text = f"{value:g}"
     return text if float(text) == value else repr(float(value))

@@ -1,4 +1,4 @@
-"""Whatever α is, a layer is judged alike: one function where no head leaks, else a difference within the derived bound."""
+"""For any α, a layer is judged by one rule: the same function if no head leaks, else a difference within the derived bound."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -36,7 +36,7 @@ GEOMETRIES = {
 
 
 def judged(conv: Any, layer: Any, grid: tuple[int, ...], **claimed: Any) -> tuple[Any, Any]:
-    """The certificate and the last word, on a sample of this size."""
+    """The certificate and the final verdict, on a sample of this size."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, conv.in_channels, *grid, generator=generator, dtype=torch.float64).clamp(-2, 2)
     return certify_layer(conv, layer, check_call(conv, layer, x.to(conv.weight.dtype), "x"), 2.0, **claimed)
@@ -45,7 +45,7 @@ def judged(conv: Any, layer: Any, grid: tuple[int, ...], **claimed: Any) -> tupl
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_every_sharpness_is_proved_and_rechecked(name: str, dtype: torch.dtype, tmp_path: Path):
-    """The same function from the format's threshold on; below it a difference within the bound, which is no secret."""
+    """The same function from the format's threshold on; below it, a difference within the stated bound."""
     torch.manual_seed(0)
     make, grid = GEOMETRIES[name]
     conv = make(dtype)
@@ -71,7 +71,7 @@ def test_every_sharpness_is_proved_and_rechecked(name: str, dtype: torch.dtype, 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("alpha", [1e-3, 1.0, 46.0, 103.0])
 def test_undecided_for_leakage_says_what_to_do(alpha: float, dtype: torch.dtype):
-    """Either remedy that it names is one."""
+    """Both remedies that it names work."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
     verdict = certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=(6, 5)).verdict
@@ -85,14 +85,14 @@ def test_undecided_for_leakage_says_what_to_do(alpha: float, dtype: torch.dtype)
 
 
 def test_within_is_claimed_where_it_is_wanted():
-    """More than the bound, less, and where nothing leaks."""
+    """With T above the bound, below it, and where nothing leaks."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, padding=1)
     soft, sharp = conv_to_mhsa(conv, alpha=3.0), conv_to_mhsa(conv)
     certificate, verdict = judged(conv, soft, (6, 5), within=100.0, leaking=True)
     assert (verdict.name, certificate.within, certificate.claim) == ("PROVED", 100.0, "within")
     certificate, verdict = judged(conv, soft, (6, 5), within=1.0, leaking=True)
-    assert verdict.name == "UNDECIDED"  # the samples differ by more than rounding, but by less than was wanted
+    assert verdict.name == "UNDECIDED"  # the samples differ by more than rounding but less than T
     assert "exceeds the wanted 1" in verdict.sentence
     certificate, verdict = judged(conv, soft, (6, 5), within=1e-6)
     assert verdict.name == "REFUTED"
@@ -105,7 +105,7 @@ def test_within_is_claimed_where_it_is_wanted():
 @pytest.mark.parametrize("alpha", [1.0, 46.0, 1024.0])
 @pytest.mark.parametrize("fault", ["taps", "one ulp", "bias", "a head", "padding"])
 def test_a_derived_bound_excuses_no_other_fault(alpha: float, fault: str):
-    """A bound that is derived covers what leaks, and not whatever else is wrong."""
+    """The derived bound covers leakage and no other fault."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, padding=1)
     layer = conv_to_mhsa(conv, alpha=alpha)
@@ -147,7 +147,7 @@ def test_heads_that_differ_by_rounding_share_one_bound_on_what_they_leak():
 
 
 def heavy(alpha: float, encoding: str = "quadratic") -> tuple[Any, Any]:
-    """Weights of 1e10, so that e^−α beside an input of 1e3 is a number of float32."""
+    """Weights of 1e10, so that e^−α times an input of 1e3 is nonzero in float32."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 2, 3, padding=1, bias=False)
     conv.weight.data *= 1e10
@@ -172,7 +172,7 @@ def test_what_float64_keeps_of_weights_that_float32_has_no_number_for_refutes_no
 
 
 def test_at_full_sharpness_a_zero_is_still_a_zero(monkeypatch: pytest.MonkeyPatch):
-    """There float64 keeps nothing either: what heads of α = 104 may leave beside an impulse is over the bound."""
+    """At full sharpness float64 keeps nothing either, so a remainder allowed for heads of α = 104 exceeds the bound."""
     for alpha, verdict in ((1024.0, "REFUTED"), (104.0, "PROVED")):
         conv, layer = heavy(alpha)
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What a certificate says: PROVED for what the builder makes and for its symmetries, refusals, and the record."""
+"""Certificates: PROVED for built layers and their symmetries, refusals, and the record."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ TOKENS = 60
 
 
 def proved(conv: Any, layer: MHSA, grid: Any, bound: float = 1.0) -> Any:
-    """The certificate, which must say PROVED and all that belongs to it."""
+    """The certificate, after asserting that it is PROVED and complete."""
     certificate = certify(conv, layer, grid=grid, input_bound=bound)
     assert certificate.verdict.name == "PROVED", certificate
     assert [step.number for step in certificate.steps if step.holds] == [0, 1, 2, 3, 4, 5, 6]
@@ -51,7 +51,7 @@ def altered(layer: MHSA, **tensors: torch.Tensor) -> MHSA:
     return other
 
 
-# ---- what the builder makes ----------------------------------------------------------------------------------------------
+# ---- layers as built -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.hypothesis
@@ -76,7 +76,7 @@ def test_whatever_the_builder_makes_is_proved_and_every_option_occurs():
 @settings(max_examples=EXAMPLES // 8)
 @given(convolutions(), st.data())
 def test_symmetries_stay_proved(conv: Any, data: st.DataObject):
-    """Other layers that compute the same function: each way of writing it down is recognised."""
+    """Other parametrisations of the same function are recognised."""
     grid = data.draw(sizes_for(conv, tokens=TOKENS))
     assume(is_quick(conv, grid))
     plain = conv_to_mhsa(conv)
@@ -89,13 +89,13 @@ def test_symmetries_stay_proved(conv: Any, data: st.DataObject):
     proved(conv, conv_to_mhsa(conv, head_dim=least + data.draw(st.integers(1, 3))), grid)
     proved(conv, conv_to_mhsa(conv, head_dim="rank"), grid)
     proved(conv, conv_to_mhsa(conv, encoding="parabola"), grid)
-    # Scaled by powers of two, head by head and component by component, while nothing under- or overflows.
+    # Scale by powers of two, per head and component, without under- or overflow.
     powers = torch.tensor(data.draw(st.lists(st.integers(-3, 3), min_size=least, max_size=least)))
     factors = (2.0**powers).to(plain.w_val.dtype)
     scaled = altered(plain, w_val=plain.w_val * factors, w_out=plain.w_out / factors[:, None])
     assert torch.equal(scaled.w_val / factors, plain.w_val)
     proved(conv, scaled, grid)
-    # A head cut in two, and two heads that cancel.
+    # Split a head in two, and add two cancelling heads.
     first = [*range(plain.heads), 0, 0]
     share = torch.ones(len(first), 1, 1, 1, dtype=plain.w_val.dtype)
     share[0], share[-2], share[-1] = 0.5, 0.25, 0.25
@@ -107,7 +107,7 @@ def test_symmetries_stay_proved(conv: Any, data: st.DataObject):
 @settings(max_examples=EXAMPLES // 2)
 @given(convolutions(dtypes=[torch.float32]), st.data())
 def test_only_the_product_of_position_weights_counts(conv: Any, data: st.DataObject):
-    """Ŵ_key = M and v = M^{−T} v for a triangular M; and D_k above D_p, the rest of v reaching zeros only."""
+    """Ŵ_key = M and v = M^{−T} v for a triangular M; and D_k above D_p, where the rest of v is multiplied only by zeros."""
     grid = data.draw(sizes_for(conv, tokens=TOKENS))
     assume(is_quick(conv, grid))
     layer = conv_to_mhsa(conv)
@@ -124,7 +124,7 @@ def test_only_the_product_of_position_weights_counts(conv: Any, data: st.DataObj
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_heads_that_cancel_are_allowed_the_rounding_of_their_size(dtype: torch.dtype):
-    """Two heads of any large numbers at one tap, of which nothing is left: runs differ by more than the kernel explains."""
+    """Two large cancelling heads at one tap make runs differ by more than the kernel alone explains."""
     generator = torch.Generator().manual_seed(0)
     conv = nn.Conv2d(3, 2, 3, padding=1, dtype=dtype)
     plain = conv_to_mhsa(conv)
@@ -140,7 +140,7 @@ def test_heads_that_cancel_are_allowed_the_rounding_of_their_size(dtype: torch.d
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: torch.dtype):
-    """α from ``alpha_for``: half precision is computed in single, and every gap is less by the rounding of the scores."""
+    """For α from ``alpha_for``: half precision computes in single, and score rounding reduces every gap."""
     conv = nn.Conv2d(2, 2, 3, padding=1, dtype=dtype)
     alpha = alpha_for(torch.promote_types(dtype, torch.float32))
     proved(conv, conv_to_mhsa(conv, alpha=alpha * (1 + 1e-6)), (5, 6))
@@ -151,7 +151,7 @@ def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: t
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_may_reach_half_of_the_largest_number(dtype: torch.dtype):
-    """The other half is for rounding on the way."""
+    """The other half is room for the rounding of intermediates."""
     conv = nn.Conv1d(2, 1, 1, dtype=dtype, bias=False)
     conv.weight.data.fill_(1)
     most = torch.finfo(dtype).max / 4  # of each of two channels
@@ -162,7 +162,7 @@ def test_sums_may_reach_half_of_the_largest_number(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_the_gap_is_just_enough_the_rounding_of_the_scores_counts(dtype: torch.dtype):
-    """On a long image scores are large, and round by more than is left of the gap; on a short one they do not."""
+    """On a long image the large scores round by more than the remaining gap; on a short one they do not."""
     conv = nn.Conv1d(1, 1, 3, padding=1, dtype=dtype)
     layer = conv_to_mhsa(conv, alpha=alpha_for(torch.promote_types(dtype, torch.float32)) * (1 + 1e-6))
     proved(conv, layer, (9,))
@@ -339,7 +339,7 @@ def test_a_certificate_reads_as_sentences():
 
 
 def test_digests_change_with_every_bit_and_every_attribute():
-    """Of either layer: any number's least bit, the sign of a zero, the shape, the type and each geometry attribute."""
+    """In either layer: any number's lowest bit, the sign of a zero, the shape, the type and each geometry attribute."""
     digests = [digest(LAYER, TENSORS)]
     for name in TENSORS:
         tensor = getattr(LAYER, name).detach()

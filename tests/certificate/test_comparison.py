@@ -1,4 +1,4 @@
-"""What is observed (compare), what rounding explains (bounds), and how the two are judged."""
+"""Observed differences (compare), rounding bounds, and the judgement of one by the other."""
 
 import copy
 import math
@@ -36,7 +36,7 @@ EXAMPLES = settings().max_examples
 
 
 def changed(conv: nn.Module, places: dict[tuple[int, ...], float]) -> Any:
-    """The convolution with numbers added to its output, by place."""
+    """The convolution with numbers added at given places of its output."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         y = conv(x).clone()
@@ -49,7 +49,7 @@ def changed(conv: nn.Module, places: dict[tuple[int, ...], float]) -> Any:
 
 @pytest.fixture
 def conv() -> nn.Conv2d:
-    """3×3 with padding 1, so that on 5×6 the outer ring reads padding; all outputs are zero."""
+    """A zero 3×3 convolution with padding 1, so that on 5×6 the outer ring reads padding."""
     conv = nn.Conv2d(2, 3, 3, padding=1).requires_grad_(False)
     for tensor in conv.parameters():
         tensor.zero_()
@@ -77,7 +77,7 @@ def test_compare_of_equals_and_of_nothing(conv: nn.Conv2d):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"])
 def test_compare_never_hides_what_is_not_finite(conv: nn.Conv2d, value: float):
-    """One odd output among many shows, wherever the greatest finite difference may be; the same infinity twice is equal."""
+    """One non-finite output among many shows, wherever the largest finite difference is; equal infinities are equal."""
     layer = changed(conv, {(0, 0, 2, 2): value, (0, 1, 0, 0): 1.0})
     result = verify.compare(conv, layer, torch.ones(1, 2, 5, 6))
     assert result.worst == (0, 0, 2, 2)
@@ -99,7 +99,7 @@ def test_compare_refuses_outputs_of_different_shape(conv: nn.Conv2d):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -3.0, 1024.0, 1e-4], ids=str)
 def test_one_step_to_the_next_number_is_one_ulp(dtype: torch.dtype, value: float):
-    """Away from zero, in every type; also from zero to the smallest number that there is."""
+    """In every type, away from zero, and from zero to the smallest number."""
     conv = nn.Conv1d(1, 1, 1).to(dtype).requires_grad_(False)
     here = torch.full((1, 1, 3), value, dtype=dtype)
     away = torch.tensor(-math.inf if value < 0 else math.inf, dtype=dtype)
@@ -119,7 +119,7 @@ def test_gamma():
 
 
 def one_output(weight: torch.Tensor, bias: float) -> nn.Conv1d:
-    """A convolution of one channel whose kernel is as long as its input."""
+    """A one-channel convolution with a kernel as long as its input."""
     conv = nn.Conv1d(1, 1, len(weight), dtype=weight.dtype).requires_grad_(False)
     conv.weight.copy_(weight.view(1, 1, -1))
     conv.bias.copy_(torch.tensor([bias]))  # type: ignore[union-attr]
@@ -147,7 +147,7 @@ ORDERS = ["as they come", "backwards", "large first", "small first", "positive f
 
 @given(st.integers(1, 200), st.integers(0, 2**16), st.sampled_from(ORDERS), st.sampled_from([0, 4, 12]))
 def test_every_order_of_summation_stays_within_the_bound(n: int, seed: int, order: str, spread: int):
-    """Against the exact value as a fraction; with numbers of one size, and of sizes that differ by powers of two."""
+    """Against the exact fraction, with numbers of similar size and with sizes that differ by powers of two."""
     rng = np.random.default_rng(seed)
     w, x = (np.ldexp(rng.standard_normal(n), rng.integers(-spread, spread + 1, n)).astype(np.float32) for _ in "wx")
     b = np.float32(rng.standard_normal())
@@ -159,7 +159,7 @@ def test_every_order_of_summation_stays_within_the_bound(n: int, seed: int, orde
 
 @pytest.mark.parametrize("n", [10, 100, 1000])
 def test_the_bound_of_the_convolution_is_tight(n: int):
-    """1 + u + u + … from the left loses every u: no valid bound is much below ours."""
+    """Summing 1 + u + u + … from the left loses every u, so no valid bound is much below ours."""
     u = 2.0**-24
     x = torch.tensor([1.0] + [u] * n)
     lost = n * u - (summed(np.asarray(x), "as they come") - 1)
@@ -171,12 +171,12 @@ def test_the_bound_of_the_convolution_is_tight(n: int):
 def test_products_that_underflow_are_in_the_bound_of_the_convolution():
     conv, x = one_output(torch.full((3,), 2.0**-80), 0.0), torch.full((1, 1, 3), 2.0**-75)
     error = 3 * 2.0**-155 - conv(x).item()
-    assert error > 0  # torch returns less than the exact value, by more than any relative error explains
+    assert error > 0  # torch's result is too small by more than any relative error explains
     assert error <= convolution_bound(conv, x).item() < 1e-43
 
 
 def test_an_underflow_that_the_second_factor_magnifies_is_in_the_bound_of_the_attention():
-    """X W_val underflows to 0, and W_out would have made it visible."""
+    """X W_val underflows to 0, though W_out would have made it visible."""
     conv, x = one_output(torch.tensor([2.0**-10]), 0.0), torch.full((1, 1, 1), 2.0**-80)
     layer = conv_to_mhsa(conv, execution="dense").requires_grad_(False)
     layer.w_val.fill_(2.0**-80)
@@ -189,7 +189,7 @@ def test_an_underflow_that_the_second_factor_magnifies_is_in_the_bound_of_the_at
 
 @given(cases(integers=[False], dtypes=[torch.float32], batches=[1, 2]))
 def test_bounds_are_small(case: Case):
-    """Tightness: a bound that let a wrong tap pass would be no use.  Far below Σ|W||x|, in units of the rounding."""
+    """The bounds are far below Σ|W||x|, so that a wrong tap cannot pass."""
     layer = conv_to_mhsa(case.conv)
     fields = Convolution.read(case.conv)
     sizes = copy.deepcopy(case.conv).double()
@@ -203,7 +203,7 @@ def test_bounds_are_small(case: Case):
 
 @given(convolutions(), st.data())
 def test_the_absolute_kernel_has_the_size_of_the_kernel(conv: Any, data: st.DataObject):
-    """Read from the eight tensors alone, in any order of the heads."""
+    """It is read from the eight tensors alone, for any order of the heads."""
     layer = conv_to_mhsa(conv)
     layer = permuted(layer, data.draw(st.permutations(range(layer.heads))))
     np.testing.assert_array_equal(absolute_kernel(Attention.read(layer)), np.abs(Convolution.read(conv).weight))
@@ -223,7 +223,7 @@ def test_heads_at_one_tap_add_up_in_the_absolute_kernel():
     [([0, 1, 2], True), ([2, 0, 1], True), ([0, 1], False), ([0, 1, 2, 0, 0], False), ([0, 0, 0, 1, 2], False)],
 )
 def test_sizes_are_those_of_the_kernel_where_each_tap_has_one_head(order: list[int], held: bool):
-    """Of three heads at a tap two cancel: the kernel is the same, and what may be rounded is three times as much."""
+    """Two of three heads at a tap cancel: the kernel is the same, but the rounded magnitude is three times as large."""
     conv = nn.Conv1d(2, 3, 3, bias=False)
     layer = permuted(conv_to_mhsa(conv), order)
     if len(order) > 3:
@@ -252,7 +252,7 @@ def test_a_head_off_the_kernel_has_no_bound(v: list[float]):
 
 
 def test_check_call_says_checked_refuted_or_undecided():
-    """CHECKED within rounding; REFUTED with the place beyond; UNDECIDED where nothing can be told."""
+    """CHECKED within rounding; REFUTED, with the place, beyond it; UNDECIDED if neither can be shown."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         conv, x = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False), torch.randn(2, 3, 5, 6)
@@ -289,7 +289,7 @@ def test_what_is_not_a_number_in_one_call_is_not_forgotten(number: float):
 
 
 def test_check_call_of_a_head_off_the_kernel():
-    """REFUTED if the outputs differ; if they do not, nothing is known; and a head that only adds zeros is no matter."""
+    """REFUTED if the outputs differ, UNDECIDED if they do not; a head that only adds zeros does not matter."""
     conv, x = nn.Conv1d(1, 1, 1).requires_grad_(False), torch.arange(5.0).view(1, 1, 5)
     conv.weight.fill_(2.0)
     layer = conv_to_mhsa(conv)
@@ -305,7 +305,7 @@ def test_check_call_of_a_head_off_the_kernel():
 
 @given(convolutions(), st.integers(0, 2**16))
 def test_generated_inputs_fit_and_have_an_interior(conv: Any, seed: int):
-    """For every geometry: accepted, repeatable, and not all of the output is border."""
+    """For every geometry the inputs are accepted, repeatable, and give some interior output."""
     x = generated_inputs(conv, 2, seed)
     assert torch.equal(x, generated_inputs(conv, 2, seed))
     assert not torch.equal(x, generated_inputs(conv, 2, seed + 1))
@@ -324,7 +324,7 @@ def test_products_with_an_identity_are_the_other_factor(groups, rows, columns, s
         second = second.copy()
         np.testing.assert_array_equal(scaled_permutation_product(first, second), a)
         place = tuple(rng.integers(0, n) for n in second.shape)
-        second[place] = 0.5 if second[place] != 0.5 else 1.0  # no identity any more
+        second[place] = 0.5 if second[place] != 0.5 else 1.0  # no longer the identity
         product = scaled_permutation_product(first, second)
         assert product is None or np.array_equal(product, np.matmul(first, second))
 
@@ -338,7 +338,7 @@ def test_verdicts_are_four_words():
 
 
 def test_calls_are_counted_wherever_they_come_from():
-    """Functional, transposed and Fourier; a change of type is none, whatever its name."""
+    """Functional, transposed and Fourier calls are counted; a type conversion is not, despite its name."""
     x, w = torch.ones(1, 1, 4), torch.ones(1, 1, 2)
     assert convolution_calls(nn.functional.conv1d, x, w).total() >= 1
     assert convolution_calls(nn.functional.conv_transpose1d, x, w).total() >= 1

@@ -1,4 +1,4 @@
-"""REFUTED: one number one ulp off, and an input that shows it, evaluated here again by other means."""
+"""REFUTED: for one number off by one ulp, the counterexample is confirmed here by independent means."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ EXAMPLES = 2 * settings().max_examples
 
 
 def nudged(tensor: torch.Tensor, place: int, up: bool) -> torch.Tensor:
-    """The tensor with one number moved to the next of its format."""
+    """The tensor with one number moved to the next number of its format."""
     other = tensor.detach().clone()
     flat = other.view(-1)
     info = torch.finfo(other.dtype)
@@ -41,7 +41,7 @@ def nudged(tensor: torch.Tensor, place: int, up: bool) -> torch.Tensor:
 
 
 def confirm(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, certificate: Any) -> None:
-    """The counterexample is an allowed input, both exact outputs are as told and differ, and so do real runs in float64."""
+    """The counterexample is an allowed input, its exact outputs are as stated and differ, and so do actual float64 runs."""
     counter = certificate.counterexample
     x = counter.input(conv.in_channels, grid)
     stored = torch.from_numpy(x).to(conv.weight.dtype)
@@ -58,7 +58,7 @@ def confirm(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, certifi
     size = abs(counter.convolution) + abs(counter.attention)
     size += 2 * abs(Fraction(0 if conv.bias is None else conv.bias[counter.output[0]].item()))
     if gap < size * Fraction(1, 2**49):
-        return  # less than float64 shows beside such a bias
+        return  # too small to show in float64 next to such a bias
     with torch.no_grad():
         expected = double(image)[0][counter.output]
         for doubled.execution in EXECUTIONS:
@@ -68,7 +68,7 @@ def confirm(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, certifi
 @pytest.mark.deep
 @pytest.mark.parametrize("part", ["taps", "bias"])
 def test_one_ulp_of_a_tap_or_a_bias_is_refuted_wherever_it_can_be_seen(part: str):
-    """In every format; where a tap reads padding only, no input can show it, and the word is UNDECIDED."""
+    """In every format; if a tap reads only padding, no input can show it and the verdict is UNDECIDED."""
     verdicts = Counter[str]()
 
     @settings(max_examples=2 * EXAMPLES if part == "taps" else EXAMPLES // 2)
@@ -102,7 +102,7 @@ def test_one_ulp_of_a_tap_or_a_bias_is_refuted_wherever_it_can_be_seen(part: str
 @settings(max_examples=EXAMPLES // 2)
 @given(convolutions(), st.data())
 def test_swapped_values_are_refuted_exactly_where_the_function_changed(conv: Any, data: st.DataObject):
-    """Circular and replicate padding on small grids alias taps: then the functions are equal, and REFUTED would be false."""
+    """Circular and replicate padding alias taps on small grids; the functions are then equal, and REFUTED would be false."""
     layer = conv_to_mhsa(conv)
     grid = data.draw(sizes_for(conv, tokens=20))
     assume(is_quick(conv, grid))
@@ -119,7 +119,7 @@ def test_swapped_values_are_refuted_exactly_where_the_function_changed(conv: Any
 
 
 def test_aliased_taps_cannot_refute():
-    """Kernel 3 wrapped around one position: all taps read it, and swapping two changes nothing there."""
+    """A kernel of 3 wrapped around one position: all taps read that position, so swapping two changes nothing."""
     conv = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular")
     layer = conv_to_mhsa(conv)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_aliased_taps_cannot_refute():
 @settings(max_examples=EXAMPLES // 4)
 @given(st.floats(1, 2), st.sampled_from([3.0, 0.1, 1.0, 2.0**40]), st.sampled_from([0, -530]))
 def test_a_weight_that_is_the_rounded_product_of_two_is_another_function(x: float, scale: float, exponent: int):
-    """Also where the product is subnormal: to evaluate the factors in the layer's own type would show nothing."""
+    """Also if the product is subnormal, where evaluating the factors in the layer's type would show nothing."""
     a, b = math.ldexp(scale, exponent), math.ldexp(x, exponent)
     conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float64)
     conv.weight.data.fill_(a * b)
@@ -160,7 +160,7 @@ def test_what_no_input_of_the_format_can_show_is_not_refuted(bound: float):
 
 @given(st.sampled_from(DTYPES), st.floats(1e-60, 1e60))
 def test_the_amplitude_is_the_largest_number_that_is_allowed(dtype: torch.dtype, bound: float):
-    """``Format.below``: a number of the format, not above the bound, and the next one is."""
+    """``Format.below`` returns a number of the format that is at most the bound, and the next number exceeds it."""
     info = torch.finfo(dtype)
     below = FORMATS[str(dtype).removeprefix("torch.")].below(bound)
     assert torch.tensor(below, dtype=torch.float64).to(dtype).item() == below

@@ -1,4 +1,4 @@
-"""Both leakage bounds against the exact leakage of finite grids, and the sharpness that is derived from them."""
+"""Both leakage bounds hold against the exact leakage of finite grids and are tight, as is the sharpness derived from them."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from verify.rounding.leakage import leakage, leakage_on_lattice
 DIGITS = 200
 """1 − ϑ^{−d} at α = 300 loses 130 of them."""
 ALPHAS = st.floats(-3, 2.3).map(lambda exponent: float(10**exponent))
-"""From 0.001 to 200, every order of magnitude as often."""
+"""From 0.001 to 200, with every order of magnitude equally likely."""
 OFFSETS = st.fractions(Fraction(-31, 64), Fraction(31, 64), max_denominator=64)
 BOXES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=3)
-"""Keys on each axis before and after the one that is looked at."""
+"""The numbers of keys before and after the attended one, on each axis."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def exact(value: Any) -> Any:
 
 
 def leaked(alpha: Any, offsets: Sequence[Any], box: Sequence[tuple[int, int]]) -> Any:
-    """1 − softmax at δ = round(τ), summed over every key of the box: no product over axes, no formula."""
+    """1 − softmax at δ = round(τ), summed over every key of the box, without products over axes or formulas."""
     a, fs = exact(alpha), [exact(f) for f in offsets]
 
     def weight(delta: Sequence[int]) -> Any:
@@ -51,7 +51,7 @@ def leaked(alpha: Any, offsets: Sequence[Any], box: Sequence[tuple[int, int]]) -
 
 
 def wide(alpha: float) -> int:
-    """So many keys on either side that the rest weighs nothing beside a double."""
+    """A number of keys on either side beyond which the rest is negligible in double precision."""
     return math.isqrt(int(80 / alpha)) + 2
 
 
@@ -60,20 +60,20 @@ def wide(alpha: float) -> int:
 
 @given(ALPHAS, BOXES)
 def test_bound_on_the_lattice_holds_on_every_finite_grid(alpha: float, box: list[tuple[int, int]]):
-    """Whatever keys are missing, at a border or a corner, no more leaks than 1 − ϑ(α)^{−d}."""
+    """Whichever keys are missing at a border or corner, at most 1 − ϑ(α)^{−d} leaks."""
     assert leaked(alpha, [0] * len(box), box) <= leakage_on_lattice(alpha, len(box))
 
 
 @given(ALPHAS, BOXES, st.data())
 def test_bound_off_the_lattice_holds_on_every_finite_grid(alpha: float, box: list[tuple[int, int]], data):
-    """For any real τ, past the key nearest to it."""
+    """For any real τ, the leakage past the nearest key is within the bound."""
     offsets = data.draw(st.lists(OFFSETS, min_size=len(box), max_size=len(box)))
     assert leaked(alpha, offsets, box) <= leakage(alpha, offsets)
 
 
 @given(st.floats(0.5, 40), st.integers(1, 2), st.data())
 def test_the_layer_leaks_no_more_than_the_bound(alpha: float, dims: int, data):
-    """The layer's own softmax, τ on the lattice and off it, at every query: borders too."""
+    """The layer's own softmax, for τ on and off the lattice, at every query including borders."""
     kind = [torch.nn.Conv1d, torch.nn.Conv2d][dims - 1]
     layer = conv_to_mhsa(kind(1, 1, 3, padding=1, dtype=torch.float64), alpha=alpha)
     offset = data.draw(st.sampled_from([0.0, 0.25, -0.375, 0.46875]))
@@ -90,7 +90,7 @@ def test_the_layer_leaks_no_more_than_the_bound(alpha: float, dims: int, data):
 @example(0.0101, 1)
 @given(st.floats(0.05, 300), st.integers(1, 3))
 def test_bound_on_the_lattice_is_one_minus_theta(alpha: float, dims: int):
-    """1 − ϑ(α)^{−d} with Jacobi's ϑ from mpmath, to within a few units of the last place, and from above."""
+    """The bound equals 1 − ϑ(α)^{−d} with Jacobi's ϑ from mpmath, within a few ulps and from above."""
     theta = mp.jtheta(3, 0, mp.exp(-exact(alpha)))
     truth = 1 - theta**-dims
     assert truth <= leakage_on_lattice(alpha, dims) <= truth * (1 + 2**-45)
@@ -98,7 +98,7 @@ def test_bound_on_the_lattice_is_one_minus_theta(alpha: float, dims: int):
 
 @given(st.floats(0.05, 300), st.lists(OFFSETS, min_size=1, max_size=3))
 def test_bound_off_the_lattice_is_reached_on_a_large_grid(alpha: float, offsets: list[Fraction]):
-    """Over the axes the weights multiply, so each axis is summed alone; beyond its reach nothing weighs anything."""
+    """The weights multiply over the axes, so each axis is summed separately, as far as weights are not negligible."""
     reach = wide(alpha)
     odds = [leaked(alpha, [f], [(reach, reach)]) for f in offsets]
     truth = 1 - mp.fprod(1 - part for part in odds)
@@ -107,7 +107,7 @@ def test_bound_off_the_lattice_is_reached_on_a_large_grid(alpha: float, offsets:
 
 @given(st.floats(1e-4, 0.01) | st.floats(0.3, 0.5), OFFSETS)
 def test_poisson_and_the_sum_itself_agree(alpha: float, offset: Fraction):
-    """The two ways to evaluate s(α, f), either side of ``SOFT``, contain one number; above it e^{−π²/α} shows."""
+    """The enclosures of s(α, f) by the two methods, on either side of ``SOFT``, overlap; above it, e^{−π²/α} is visible."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leakages, "SOFT", 0)
         summed = leakages.tail(alpha, offset)
@@ -120,13 +120,13 @@ def test_poisson_and_the_sum_itself_agree(alpha: float, offset: Fraction):
 
 @pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-30, 1e-9, Fraction(1, 10**400)], ids=str)
 def test_the_softest_heads_leak_nearly_everything(alpha):
-    """Answered at once, and never above 1."""
+    """The leakage is computed quickly and never exceeds 1."""
     assert 0.999 < leakage(alpha, [Fraction(1, 3)]) <= 1
 
 
 @given(ALPHAS, st.floats(1.001, 3), st.integers(1, 3), OFFSETS)
 def test_bounds_are_monotone(alpha: float, factor: float, dims: int, offset: Fraction):
-    """Sharper heads leak less, more axes leak more, and so does a head that looks farther from its key."""
+    """Sharper heads leak less; more axes, or a target farther from its key, leak more."""
     assert leakage_on_lattice(alpha * factor, dims) <= leakage_on_lattice(alpha, dims)
     assert leakage_on_lattice(alpha, dims) <= leakage_on_lattice(alpha, dims + 1)
     assert leakage(alpha, [0]) <= leakage(alpha, [offset]) * (1 + 2**-40)
@@ -136,14 +136,14 @@ def test_bounds_are_monotone(alpha: float, factor: float, dims: int, offset: Fra
 
 @given(st.floats(0.001, 5), BOXES)
 def test_a_larger_grid_leaks_more(alpha: float, box: list[tuple[int, int]]):
-    """What the bound is monotone in, the exact leakage is: so no finite grid reaches it."""
+    """The exact leakage grows with the grid, so no finite grid attains the bound."""
     larger = [(lo + 1, hi + 1) for lo, hi in box]
     assert leaked(alpha, [0] * len(box), box) < leaked(alpha, [0] * len(box), larger)
 
 
 @pytest.mark.parametrize("alpha", [0.001, 1, 40, 1024, 1e300], ids=str)
 def test_halfway_between_two_keys_half_leaks_however_sharp(alpha: float):
-    """Bound and truth alike."""
+    """Both the bound and the exact leakage are ½."""
     assert leakage(alpha, [0.5]) >= 0.5
     assert leakage(alpha, [0, Fraction(-1, 2)]) >= 0.5
     assert leaked(alpha, [Fraction(1, 2)], [(0, 1)]) == mp.mpf(1) / 2
@@ -169,7 +169,7 @@ def test_no_bound_without_a_dimension():
 
 @given(st.floats(-12, -0.01).map(lambda exponent: float(10**exponent)), st.integers(1, 3))
 def test_alpha_for_a_tolerance_leaks_at_most_that_and_not_much_less(tolerance: float, dims: int):
-    """Exactly, over an infinite grid; and α is not wastefully large: it leaks at least a third of what is allowed."""
+    """The exact leakage on an infinite grid is at most the tolerance and at least a third of it, so α is not wasteful."""
     alpha = alpha_for(tolerance=tolerance, dims=dims)
     truth = 1 - mp.jtheta(3, 0, mp.exp(-exact(alpha))) ** -dims
     assert truth <= exact(tolerance)
@@ -183,7 +183,7 @@ def test_alpha_for_a_tolerance_leaks_at_most_that_and_not_much_less(tolerance: f
     ids=str,
 )
 def test_alpha_for_a_format_is_where_torch_gives_exact_zeros(dtype: torch.dtype, documented: float):
-    """From α on, torch's softmax of [0, −α] rounds to [1, 0] in the format; a little below it does not."""
+    """From α on, torch's softmax of [0, −α] rounds to [1, 0] in the format; slightly below, it does not."""
     alpha = alpha_for(dtype)
     assert documented - 0.9 < alpha <= documented
     for more in (1, 1 + 2**-30, 1.01, 2, ALPHA / alpha):
@@ -227,7 +227,7 @@ def test_alpha_for_nonsense(arguments: dict, complaint: str):
 
 @given(st.floats(-2, 2.3).map(lambda exponent: float(10**exponent)), OFFSETS)
 def test_what_lies_beyond_the_last_term_is_counted(alpha: float, offset: Fraction):
-    """Beside a double it vanishes; in numbers of 500 bits it does not."""
+    """The remainder is negligible in double precision but visible with 500 bits."""
     a, f = exact(alpha), exact(offset)
     truth = mp.fsum(mp.exp(-a * (n * n + sign * 2 * n * f)) for n in range(1, 4 * wide(alpha)) for sign in (1, -1))
     with pytest.MonkeyPatch.context() as patch:
@@ -237,7 +237,7 @@ def test_what_lies_beyond_the_last_term_is_counted(alpha: float, offset: Fractio
 
 
 def test_interval_arithmetic_rounds_outwards():
-    """What all of this stands on: mpmath's intervals contain the exponential, and ``upper`` does not come down."""
+    """The basis of all bounds: mpmath's intervals contain the exponential, and ``upper`` never rounds down."""
     assert mpmath.iv.exp(-1).a < mp.exp(-1) < mpmath.iv.exp(-1).b
     third: Any = mpmath.iv.mpf(1)
     third = third / 3

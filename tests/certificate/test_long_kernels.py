@@ -1,4 +1,4 @@
-"""Kernels of thousands of taps over tens of thousands of samples: what each tap reads is shown without a table of all pairs."""
+"""Kernels of thousands of taps over tens of thousands of samples are certified without a table of all pairs."""
 
 import time
 from pathlib import Path
@@ -42,7 +42,7 @@ LONG = 2**31
     [
         (lambda: nn.Conv1d(1, 2, 220), (60_000,)),
         (lambda: nn.Conv1d(1, 2, 256, stride=64, padding=128, padding_mode="reflect"), (60_000,)),
-        pytest.param(lambda: nn.Conv1d(1, 2, 220), (310_000,), marks=pytest.mark.deep),  # places squared go over 2³²
+        pytest.param(lambda: nn.Conv1d(1, 2, 220), (310_000,), marks=pytest.mark.deep),  # places squared exceed 2³²
         (lambda: nn.ConvTranspose1d(2, 1, 60, stride=15), (2000,)),
         (lambda: nn.Conv2d(1, 1, 11), (64, 64)),
         (lambda: nn.Conv3d(4, 4, 3, padding=1), (32, 32, 32)),
@@ -50,7 +50,7 @@ LONG = 2**31
     ids=["220 taps", "a spectrogram", "a long sound", "transposed", "121 heads", "27 heads"],
 )
 def test_long_layers_get_a_verdict(conv: Any, grid: tuple[int, ...], tmp_path: Path):
-    """Of both, from both sides; one head that is off by an ulp among all of them is found."""
+    """From the certifier and the checker; a single head off by an ulp is found."""
     torch.manual_seed(0)
     conv = conv()
     layer = conv_to_mhsa(conv)
@@ -79,13 +79,13 @@ def test_a_front_end_of_4096_taps_over_40_000_samples_in_seconds(stride: int, tm
     assert time.process_time() - begun < 30
 
 
-# ---- what is shown of all taps and outputs at once, against each of them -------------------------------------------------------
+# ---- the argument for all taps and outputs at once, checked for each of them ----------------------------------------------------
 
 
 @settings(max_examples=EXAMPLES)
 @given(convolutions(dtypes=[torch.float32], channels=["one"]), st.data())
 def test_each_tap_reads_what_torch_reads(conv: Any, data: st.DataObject):
-    """By an impulse at every input: the certifier's reading, and the checker's."""
+    """An impulse at every input confirms the certifier's and the checker's receptive fields."""
     grid = data.draw(sizes_for(conv, tokens=30))
     g, other = Geometry.read(conv), grids.geometry_of(stated_geometry(conv))
     outputs = output_size(g, grid)
@@ -114,7 +114,7 @@ def test_each_tap_reads_what_torch_reads(conv: Any, data: st.DataObject):
 
 @given(convolutions(dtypes=[torch.float32], channels=["one"]), st.data())
 def test_a_token_or_a_shift_that_is_wrong_is_seen(conv: Any, data: st.DataObject):
-    """Exactly where some tap and its head then read different inputs."""
+    """Exactly if some tap and its head then read different inputs."""
     grid = data.draw(sizes_for(conv, tokens=30))
     g = Geometry.read(conv)
     axis = data.draw(st.integers(0, g.dims - 1))
@@ -147,7 +147,7 @@ def test_a_token_or_a_shift_that_is_wrong_is_seen(conv: Any, data: st.DataObject
                 odd = tap if odd is None else odd
     if fault == "tokens":
         assert mismatch == odd
-    else:  # replicated tokens may be alike; then nothing is claimed of them
+    else:  # replicated tokens may be equal; then nothing is claimed
         assert mismatch is not None or odd is None
 
 

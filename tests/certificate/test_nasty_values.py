@@ -1,4 +1,4 @@
-"""Numbers to survive: not finite, huge, subnormal, zero, all alike, and images so large that positions are."""
+"""Extreme numbers: non-finite, huge, subnormal, zero, all equal, and images so large that positions are large."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ def noise(*shape: int) -> Tensor:
 
 
 def pair(fill: float | None = None) -> tuple[Any, Any]:
-    """A convolution, its weights all of one value if one is given, and its attention layer."""
+    """A convolution, with all weights equal to ``fill`` if given, and its attention layer."""
     torch.manual_seed(3)
     conv = nn.Conv2d(2, 3, 3, padding=1)
     if fill is not None:
@@ -62,7 +62,7 @@ def test_row_45_one_huge_pixel_is_held_against_a_bound_that_scales(pixel: float)
     assert check.verdict.name == "CHECKED"
     assert 0 < check.ratio <= 1
     with torch.no_grad():
-        layer.w_out[[0, 1]] = layer.w_out[[1, 0]]  # and the bound is no excuse for a wrong layer
+        layer.w_out[[0, 1]] = layer.w_out[[1, 0]]  # and the bound does not excuse a wrong layer
     assert check_call(conv, layer, x, "noise").verdict.name == "REFUTED"
 
 
@@ -103,10 +103,10 @@ def test_row_48_heads_of_one_kernel_are_told_apart_by_where_they_look() -> None:
     assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "PROVED"
     assert len({tuple(tau) for tau in layer.centres()[1].tolist()}) == 9
     with torch.no_grad():
-        layer.v[:2] = layer.v[[1, 0]]  # which of two equal kernels looks where makes no difference
+        layer.v[:2] = layer.v[[1, 0]]  # exchanging equal kernels makes no difference
     assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "PROVED"
     with torch.no_grad():
-        layer.v[0] = layer.v[1]  # two heads at one place are another function
+        layer.v[0] = layer.v[1]  # two heads at one place give another function
     assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "REFUTED"
 
 
@@ -131,7 +131,7 @@ def test_row_49_a_certificate_names_its_largest_grid_and_stops_where_scores_roun
 
 
 def test_row_49_every_head_finds_its_pixel_across_a_long_image() -> None:
-    """At n = 4096 the logits reach α·n² = 1.7e10, and a float32 could not tell neighbours apart."""
+    """At n = 4096 the logits reach α·n² = 1.7e10, where float32 could not distinguish neighbours."""
     conv = nn.Conv1d(1, 1, 3, padding=1)
     layer = conv_to_mhsa(conv)
     x = noise(1, 1, 4096)

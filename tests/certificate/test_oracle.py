@@ -1,4 +1,4 @@
-"""The oracle: against torch where torch has a word, against loops over the definition where it has none."""
+"""The oracle agrees with torch where torch has the operation, and with loops over the definition elsewhere."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -23,14 +23,14 @@ EXAMPLES = settings().max_examples
 @settings(max_examples=2 * EXAMPLES)
 @given(cases(integers=[True]))
 def test_small_integers_bit_for_bit_as_torch(case: Case):
-    """Every option that torch has, in every type."""
+    """With every option of torch, in every type."""
     with torch.no_grad():
         assert torch.equal(exact(case.conv, case.x), case.conv(case.x).double())
 
 
 @given(cases(integers=[False], dtypes=[torch.float64]))
 def test_float64_as_torch_within_rounding(case: Case):
-    """Numbers of any kind; both are evaluations in float64, each within the bound of any order of summation."""
+    """For arbitrary numbers, both float64 evaluations are within the bound for any order of summation."""
     with torch.no_grad():
         expected = case.conv(case.x)
     x, expected = batched(case.conv, case.x, expected)
@@ -40,7 +40,7 @@ def test_float64_as_torch_within_rounding(case: Case):
 
 
 def by_loops(conv: Convolution, x: np.ndarray) -> np.ndarray:
-    """The definition as loops over single numbers; zeros mode.  Plain: gather.  Transposed: scatter, then crop."""
+    """The definition as scalar loops, in zeros mode: gather; if transposed, scatter and then crop."""
     d, g = len(conv.kernel_size), conv.groups
     taps = list(product(*map(range, conv.kernel_size)))
     size, padding = x.shape[2:], conv.padding
@@ -107,7 +107,7 @@ def any_dimension(draw: st.DrawFn) -> tuple[Convolution, np.ndarray]:
 
 @given(any_dimension())
 def test_any_dimension_as_the_definition_in_loops(problem: tuple[Convolution, np.ndarray]):
-    """Up to five dimensions, where torch has no word."""
+    """In up to five dimensions, beyond what torch offers."""
     conv, x = problem
     output = conv(x)
     assert output.dtype == np.int64
@@ -116,7 +116,7 @@ def test_any_dimension_as_the_definition_in_loops(problem: tuple[Convolution, np
 
 @given(convolutions(transposed=[False], padding_modes=["zeros"], bias=[False], integers=[True]), st.data())
 def test_a_transposed_convolution_is_the_adjoint(conv: nn.Conv2d, data: st.DataObject):
-    """⟨conv(x), y⟩ = ⟨x, convᵀ(y)⟩ for every x and y: this pins one half of the oracle to the other, in exact integers."""
+    """⟨conv(x), y⟩ = ⟨x, convᵀ(y)⟩ in exact integers for all x and y, which ties the two halves of the oracle together."""
     x = data.draw(inputs_for(conv, integers=True, batches=[1], tokens=60))
     fields = Convolution.read(conv)
     numbers = x.double().numpy().astype(object)
@@ -134,7 +134,7 @@ def test_a_transposed_convolution_is_the_adjoint(conv: nn.Conv2d, data: st.DataO
 
 
 def test_fractions_are_exact():
-    """Object arrays stay what they are."""
+    """Object arrays keep their exact numbers."""
     third = np.array([[[Fraction(1, 3), Fraction(1, 7)]]], dtype=object)
     conv = Convolution(third, None, (1,), (1,), (1,), 1)
     y = conv(np.array([[[Fraction(3), Fraction(7, 2)]]], dtype=object))
@@ -143,12 +143,12 @@ def test_fractions_are_exact():
 
 @given(convolutions(dtypes=[torch.float64], integers=[True], padding_modes=["zeros"]), st.data())
 def test_interior_is_where_no_padding_is_read(conv: Any, data: st.DataObject):
-    """Counted: with a kernel of ones on an image of ones an output is the number of real positions (or holes) it reads."""
+    """By counting: with a kernel of ones on an image of ones, an output is the number of real positions (or holes) it reads."""
     x = data.draw(inputs_for(conv, batches=[1], layouts=["contiguous"], tokens=100))
     fields = Convolution.read(conv)
     ones = replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)
     size, taps = tuple(x.shape[2:]), int(np.prod(fields.kernel_size))
-    if conv.transposed:  # the same on the stuffed grid, where holes are no padding
+    if conv.transposed:  # the same on the stuffed grid, where holes are not padding
         stuffed = [s * (n - 1) + 1 for s, n in zip(fields.stride, size, strict=True)]
         reads = replace(ones, stride=(1,) * len(size))(np.ones((1, 1, *stuffed)))
     else:
@@ -160,7 +160,7 @@ def test_interior_is_where_no_padding_is_read(conv: Any, data: st.DataObject):
 
 @pytest.mark.parametrize("output", [(7, 6), (8, 6), (7, 7)], ids=str)
 def test_reaching_an_output_size(output: tuple[int, int]):
-    """The output padding is found that gives the size, as torch finds it."""
+    """``reaching`` finds the output padding for a size, as torch does."""
     conv = nn.ConvTranspose2d(2, 2, (3, 2), stride=2, padding=1, bias=False, dtype=torch.float64)
     x = torch.arange(32.0).view(1, 2, 4, 4).double()
     fields = Convolution.read(conv).reaching((4, 4), output)
@@ -173,7 +173,7 @@ def test_reaching_an_output_size(output: tuple[int, int]):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_are_in_full_precision_whatever_the_caller_has_set(dtype: type, monkeypatch: pytest.MonkeyPatch):
-    """Bounds rest on them: switches of torch that round more are off, and as they were afterwards."""
+    """Bounds rely on these products: torch's reduced-precision settings are off during them and restored afterwards."""
     a, modes = np.random.default_rng(0).uniform(0, 1, (8, 64)).astype(dtype), []
     switch: Any = torch.backends.mkldnn
     before, right = switch.matmul.fp32_precision, torch.matmul
@@ -196,7 +196,7 @@ def test_products_are_in_full_precision_whatever_the_caller_has_set(dtype: type,
 
 
 def test_products_take_what_numpy_takes():
-    """Arrays that are not to be written, or lie backwards, or hold no floats."""
+    """Read-only arrays, arrays with negative strides, and arrays that are not of floats."""
     a = np.arange(12.0).reshape(3, 4)
     a.flags.writeable = False
     assert (matmul(a[::-1], a.T) == a[::-1] @ a.T).all()

@@ -1,4 +1,4 @@
-"""The runs of a certificate: which inputs, how much each output is allowed, and that a run can fail."""
+"""The runs of a certificate: their inputs, the bound for each output, and that a run can fail."""
 
 import copy
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from verify.strategies import convolutions, sizes_for
 
 @given(convolutions(padding_modes=["zeros"], dtypes=[torch.float64]), st.data())
 def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
-    """With any stride, transposed or not: |W| over all taps that read an input there."""
+    """With any stride, transposed or not, the middle output is Σ|W| over all taps that read an input."""
     fields, grid = Convolution.read(conv), data.draw(sizes_for(conv, tokens=60))
     channel = data.draw(st.integers(0, conv.out_channels - 1))
     signs = sign_pattern(fields, Geometry.read(conv), channel, grid)
@@ -43,7 +43,7 @@ def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
 
 @given(convolutions(), st.data())
 def test_impulses_are_alone_and_of_full_size(conv: Any, data: st.DataObject):
-    """The first input is zero; of every other, all channels of one place are ±B."""
+    """The first input is zero; each other has ±B in all channels of one place."""
     grid, bound = data.draw(sizes_for(conv)), data.draw(st.sampled_from([1.0, 0.1, 2.0**20]))
     zero, *others = impulses(Convolution.read(conv), grid, bound)
     assert not zero.any()
@@ -56,7 +56,7 @@ def test_impulses_are_alone_and_of_full_size(conv: Any, data: st.DataObject):
 
 
 def allowed(conv: Any, layer: Any, inputs: np.ndarray, as_stored: bool = False) -> np.ndarray | None:
-    """What a certificate allows a run on these inputs."""
+    """The difference that a certificate allows on these inputs."""
     attention = Attention.read(layer)
     tokens = token_count(Geometry.read(layer), inputs.shape[2:])
     fmt = Format.of(conv.weight.dtype)
@@ -65,7 +65,7 @@ def allowed(conv: Any, layer: Any, inputs: np.ndarray, as_stored: bool = False) 
 
 @given(convolutions(dtypes=[torch.float32, torch.float64], padding_modes=["zeros"]), st.data())
 def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st.DataObject):
-    """Not less than the bound of that input, which is worked out apart; and little more."""
+    """At least the separately computed bound for that input, and little more."""
     layer = conv_to_mhsa(conv)
     cancels = data.draw(st.booleans())
     if cancels:  # |W_val||W_out| is more than |W|
@@ -82,7 +82,7 @@ def test_an_impulse_is_allowed_the_rounding_of_what_it_meets(conv: Any, data: st
 
 @pytest.mark.parametrize("carries", [True, False])
 def test_of_a_head_between_the_taps_no_impulse_is_judged_by_channel(carries: bool):
-    """Unless it carries nothing."""
+    """If it carries nothing, impulses are judged."""
     conv = nn.Conv1d(1, 1, 3, dilation=2)
     layer = permuted(conv_to_mhsa(conv), [0, 1, 2, 1])
     layer.v.data[3, 1] = -2 * layer.v.data[3, 0]
@@ -92,7 +92,7 @@ def test_of_a_head_between_the_taps_no_impulse_is_judged_by_channel(carries: boo
     assert (bounds is None) == carries
 
 
-# Difference, bound, and whether the run is over it.
+# Difference, bound, and whether the run exceeds it.
 JUDGED = [
     ([1.0, 1.0], [1.0, 2.0], False),
     ([2.0, 1.0], [1.0, 2.0], True),
@@ -113,7 +113,7 @@ JUDGED = [
 @pytest.mark.parametrize(("difference", "bound", "over"), JUDGED)
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_what_is_over_a_bound(difference: list[float], bound: list[float], over: bool, everywhere: bool):
-    """One bound a channel, or one for every output of every input: whatever is not a number is over it."""
+    """With one bound per channel, or one per output of every input, NaN exceeds the bound."""
     differences = np.array(difference).reshape(1, 2, 1)
     limits = np.array(bound)
     per_channel, worst = judged_by_channel(differences, limits.reshape(1, 2, 1) if everywhere else limits)
@@ -124,7 +124,7 @@ def test_what_is_over_a_bound(difference: list[float], bound: list[float], over:
 @pytest.mark.parametrize("name", EXECUTIONS)
 @pytest.mark.parametrize("value", [nan, 1.0])
 def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatch: pytest.MonkeyPatch):
-    """Where one is wrong, that one is told, with the input and what it made of it."""
+    """The wrong execution is named, with the input and its output."""
     conv = nn.Conv2d(2, 2, 3, padding=1)
     layer = conv_to_mhsa(conv)
     inputs, bound = np.ones((1, 2, 4, 4)), np.full(2, 1e-3)
@@ -150,7 +150,7 @@ def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatc
 
 
 def without_head(number: int) -> Callable[..., Any]:
-    """One head's values are left out."""
+    """Leave out one head's values."""
 
     def wrong(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
         less = copy.deepcopy(layer)
@@ -162,29 +162,29 @@ def without_head(number: int) -> Callable[..., Any]:
 
 
 def next_output(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """The last position gives what the one before it gives."""
+    """Give the last position the output of the one before."""
     output = right(layer, x, grid).clone()
     output[..., -1, -1] = output[..., -1, -2]
     return output
 
 
 def other_channel(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """Two channels of the output change places."""
+    """Swap two output channels."""
     return right(layer, x, grid)[:, [1, 0, *range(2, layer.out_channels)]]
 
 
 def in_bfloat16(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """The input is rounded to bfloat16 first."""
+    """Round the input to bfloat16 first."""
     return right(layer, x.bfloat16().to(x.dtype), grid)
 
 
 def in_tf32(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """The input is cut to eleven digits first."""
+    """Truncate the input to eleven bits first."""
     return right(layer, (x.view(torch.int32) & -(2**13)).view(torch.float32), grid)
 
 
 def of_one_image(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """All images of a batch are taken for the first."""
+    """Treat all images of a batch as the first."""
     return right(layer, x[:1].expand_as(x), grid)
 
 
@@ -204,7 +204,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, monkeypatch: pytest.MonkeyPatch):
-    """In the one execution that has it."""
+    """In exactly the execution that has it."""
     torch.manual_seed(0)
     conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
     assert conv.weight.numel() >= HEAVY
@@ -218,7 +218,7 @@ def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, m
 
 @pytest.mark.parametrize(("stride", "size"), [(1, 4), (2, 6)])
 def test_heavy_layers_are_run_by_every_execution(stride: int, size: int):
-    """On more than one image, some of them impulses; within the bound; on one grid, where a stride leaves inputs over."""
+    """On several images, including impulses, within the bound, and on one grid, where a stride leaves inputs over."""
     conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
     certificate = certify(conv, conv_to_mhsa(conv), grid=(20, 20))
     assert certificate.verdict.name == "PROVED"
@@ -231,7 +231,7 @@ def test_heavy_layers_are_run_by_every_execution(stride: int, size: int):
     ("channels", "grid", "other"), [(2, (9, 9), (9, 9)), (2, (99, 99), (5, 5)), (400, (9, 9), (5, 5))]
 )
 def test_a_whole_grid_is_run_where_all_of_it_is_cheap(channels: int, grid: tuple[int, int], other: tuple[int, int]):
-    """Neither many tokens nor many weights."""
+    """The whole grid is run if neither tokens nor weights are many."""
     layer = conv_to_mhsa(nn.Conv2d(channels, channels, 3, padding=1))
     attention = Attention.read(layer)
     assert probe_grids(attention.geometry, grid, attention) == ((4, 4), other)

@@ -1,4 +1,4 @@
-"""Convolutions whose numbers torch works out from others: what ``convert`` takes, ``certify`` takes, and says what it is about."""
+"""Convolutions whose tensors torch computes from others: ``certify`` accepts what ``convert`` accepts, and says what it judges."""
 
 import copy
 import warnings
@@ -20,7 +20,7 @@ from verify.layers.reparametrized import plain_convolution
 
 
 class Renamed(nn.Conv2d):
-    """Harmless: nothing of this is met in a call."""
+    """Harmless: no call uses these attributes."""
 
     kind = "mine"
 
@@ -42,14 +42,14 @@ class Renamed(nn.Conv2d):
 
 
 class Doubling(nn.Module):
-    """A parametrization of somebody's own."""
+    """A user-defined parametrization."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return 2 * value
 
 
 class EveryOther(prune.BasePruningMethod):
-    """A method of pruning of somebody's own, which says what to keep and nothing else."""
+    """A user-defined pruning method, which only says what to keep."""
 
     PRUNING_TYPE = "unstructured"
 
@@ -60,7 +60,7 @@ class EveryOther(prune.BasePruningMethod):
 
 
 def old(function: str, **options: Any) -> Callable[[Any], Any]:
-    """One of the older functions, which torch advises against."""
+    """One of torch's deprecated functions."""
 
     def reparametrized(conv: Any) -> Any:
         with warnings.catch_warnings():
@@ -133,14 +133,14 @@ WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """All that a module holds."""
+    """A copy of a module's state dict."""
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_what_convert_takes_certify_takes(way: str, kind: Any):
-    """And of the same numbers; it says by what they are worked out, and leaves the module as it was."""
+    """With the same numbers; the certificate names the parametrizations, and the module is unchanged."""
     torch.manual_seed(0)
     reparametrize, worked_out = WAYS[way]
     conv = reparametrize(kind(3, 4, 3))
@@ -177,7 +177,7 @@ def test_it_is_the_function_of_eval_mode(way: str):
 
 
 def a_weight_of_an_earlier_call(conv: Any) -> MHSA:
-    """The attribute that weight_norm leaves behind is not what the next call takes."""
+    """The attribute that weight_norm stores is not what the next call uses."""
     old("weight_norm")(conv)
     stale: Any = nn.Conv2d(3, 4, 3)
     stale.load_state_dict({"weight": conv.weight.detach(), "bias": conv.bias.detach()})
@@ -205,7 +205,7 @@ def test_what_an_earlier_call_left_behind_is_not_certified(lie: Callable[[Any], 
 
 
 class Sliding(nn.Conv2d):
-    """A property comes before what the instance holds."""
+    """A property takes precedence over the instance's attribute."""
 
     stride = property(lambda self: (1, 1) if torch.is_grad_enabled() else (2, 2), lambda self, value: None)  # type: ignore[assignment]
 
@@ -287,11 +287,11 @@ def a_property_of_ones_own(conv: Any) -> None:
 
 
 class Liar(torch.Tensor):
-    """May do anything at all."""
+    """A tensor subclass that might do anything."""
 
 
 def a_list_of_parametrizations(conv: Any) -> None:
-    """A name in a dictionary that looks like torch's does not make a weight that is worked out."""
+    """A dictionary that imitates torch's does not make the weight a parametrized one."""
     conv.parametrizations = nn.ModuleDict({"weight": nn.Identity()})
     conv._parameters["weight"] = conv.weight.detach().as_subclass(Liar)
 

@@ -1,4 +1,4 @@
-"""REFUTED takes an output that differs beyond rounding: heads that look between keys, nowhere, or softly are no proof of it."""
+"""REFUTED needs an output that differs beyond rounding; heads that look between keys, nowhere, or softly do not suffice."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ from verify.strategies import convolutions
 
 
 def halfway() -> tuple[nn.Conv1d, Any]:
-    """Two equal taps are one head that looks halfway between them, with twice the matrix."""
+    """Two equal taps, as one head that looks halfway between them with twice the matrix."""
     conv = nn.Conv1d(2, 2, 2, bias=False)
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():
@@ -37,7 +37,7 @@ def halfway() -> tuple[nn.Conv1d, Any]:
 
 
 def cancelling() -> tuple[nn.Conv2d, Any]:
-    """Two heads that average everything, and whose matrices cancel."""
+    """Two heads that average all tokens and whose matrices cancel."""
     conv = nn.Conv2d(3, 4, 3, padding=1)
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def cancelling() -> tuple[nn.Conv2d, Any]:
 
 
 def softly_cancelling() -> tuple[nn.Conv1d, Any]:
-    """The same with heads that aim at the tap, softly: what they read is not what lies there."""
+    """The same with soft heads aimed at the tap, which read a mixture rather than its token."""
     layer = construct.conv_to_mhsa(nn.Conv1d(3, 2, 2), alpha=2**-6)
     conv = nn.Conv1d(3, 2, 2)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_a_head_that_looks_elsewhere_is_refuted_with_the_place(v: list[float]) -
 
 @given(convolutions(), st.integers(0, 2**16), st.sampled_from([0.0, 0.5, 40.0, 1024.0]), st.booleans())
 def test_the_bound_covers_what_rounding_does(conv: Any, seed: int, scale: float, content: bool) -> None:
-    """Any v, any content: the layer in its own type beside itself in float64."""
+    """For any v and content, the layer in its own type is within the bound of its float64 run."""
     x = verify.samples.sampling.generated_inputs(conv, 1, seed)
     assume(is_quick(conv, tuple(x.shape[2:])))
     layer = construct.conv_to_mhsa(conv)

@@ -1,4 +1,4 @@
-"""Where each head looks: against every shift of a box, in exact arithmetic; and the rounding of the scores."""
+"""Where each head looks agrees with an exact search over every shift of a box; and the rounding bound of the scores holds."""
 
 from fractions import Fraction
 from itertools import product
@@ -32,7 +32,7 @@ MODEST = st.sampled_from([0.0, 1.0, -1.0, 0.5, -2.0, 3.0, -0.75, 2.0**-30, 1e-3,
 
 
 def layer_of(v: torch.Tensor, w_key_pos: torch.Tensor, dims: int, radix: Any = None) -> MHSA:
-    """A layer of kernel 7 with these positions, one channel."""
+    """A one-channel layer of kernel 7 with these positional weights."""
     geometry = ConvGeometry(1, 1, (7,) * dims, (1,) * dims, (3,) * dims, "zeros", (1,) * dims, 1)
     heads, key_dim = v.shape
     nothing = torch.zeros(heads, 1, key_dim)
@@ -42,7 +42,7 @@ def layer_of(v: torch.Tensor, w_key_pos: torch.Tensor, dims: int, radix: Any = N
 
 
 def exact_score(layer: MHSA, delta: tuple[int, ...]) -> Fraction:
-    """v·Ŵ_key r_δ of the one head."""
+    """v·Ŵ_key r_δ of its only head."""
     if layer.radix is not None:
         delta = (sum(r * x for r, x in zip(layer.radix, delta, strict=True)),)
     r = (sum(x * x for x in delta), *delta)
@@ -55,7 +55,7 @@ def exact_score(layer: MHSA, delta: tuple[int, ...]) -> Fraction:
 
 @st.composite
 def aimed(draw: st.DrawFn) -> MHSA:
-    """One head: v and Ŵ_key random, or a head at a random τ, on the lattice or off it, blurred by the format."""
+    """One head with random v and Ŵ_key, or at a random τ on or off the lattice, rounded to the format."""
     dims = draw(st.integers(1, 3))
     radix = tuple(7 ** (dims - 1 - i) for i in range(dims)) if draw(st.booleans()) else None
     d_p = dims + 1 if radix is None else 2
@@ -77,11 +77,11 @@ def aimed(draw: st.DrawFn) -> MHSA:
 
 @given(aimed())
 def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_one(layer: MHSA):
-    """Every shift of a box as wide as the kernel or twice: the best is unique and is the target, and the next is a gap below."""
+    """Over a box as wide as the kernel or twice, the unique best shift is the target, and the next is at least the gap below."""
     attention = Attention.read(layer)
     goal = target(attention, 0)
     dims = len(layer.kernel_size)
-    # With the parabola, the box that the radix can number; the first axis may go on.
+    # With the parabola, the box that the radix can number; the first axis may extend further.
     side = REACH if layer.radix or dims == 3 else 2 * REACH
     sides = [range(-side, side + 1)] * dims
     scores = {delta: exact_score(layer, delta) for delta in product(*sides)}
@@ -98,7 +98,7 @@ def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_on
         return
     assert goal.gap > 0
     if goal.shift not in scores:
-        return  # it looks past the box
+        return  # it looks outside the box
     assert scores[goal.shift] == best
     assert best - second >= goal.gap
     if not any(goal.offset):
@@ -107,7 +107,7 @@ def test_the_aim_is_the_one_best_shift_and_the_gap_is_no_larger_than_the_true_on
 
 @given(aimed(), st.integers(4, 9), st.sampled_from([0, 0, 520, 537]))
 def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, small: int):
-    """What the layer works out in float64, less its greatest, against the exact difference; products may underflow."""
+    """The layer's float64 scores minus their maximum against the exact difference; products may underflow."""
     layer = layer.double()
     for part in (layer.v, layer.w_key_pos):
         part.data *= 2.0**-small
@@ -132,7 +132,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
 
 @given(st.lists(st.tuples(st.integers(-4, 0), st.integers(0, 4)), min_size=1, max_size=3))
 def test_the_largest_encoding_is_that_of_the_farthest_shift(box: list[tuple[int, int]]):
-    """Of either encoding, component by component, against every shift of the box."""
+    """For both encodings, per component, against every shift of the box."""
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))
     radix = tuple(9 ** (len(box) - 1 - axis) for axis in range(len(box)))
     numbers = [sum(r * x for r, x in zip(radix, delta, strict=True)) for delta in deltas]
@@ -148,7 +148,7 @@ def test_the_largest_encoding_is_that_of_the_farthest_shift(box: list[tuple[int,
 
 @given(aimed(), st.integers(0, 3))
 def test_no_number_on_the_way_to_a_score_is_larger(layer: MHSA, side: int):
-    """Where there is one key alone, its encoding is 0, but what meets it may have overflowed."""
+    """If there is only one key, its encoding is 0, but its factor may have overflowed."""
     attention = Attention.read(layer)
     most = largest_score(attention, 0, ((-side, side),) * len(layer.kernel_size))
     for column in layer.w_key_pos[0].T.tolist():
@@ -157,7 +157,7 @@ def test_no_number_on_the_way_to_a_score_is_larger(layer: MHSA, side: int):
 
 
 def test_rounding_is_not_far_above_what_happens():
-    """Off the lattice, in three dimensions, on a wide grid: the bound is within a factor of 100 of what is seen."""
+    """Off the lattice, in 3-D on a wide grid, the bound is within a factor of 100 of the observed error."""
     worst = 0.0
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -178,7 +178,7 @@ def test_rounding_is_not_far_above_what_happens():
 
 @given(st.integers(1, 3), st.sampled_from([1.0, 1024.0, 1e6, 1e9]), st.data())
 def test_every_shift_has_its_number_and_every_number_its_shift(dims: int, alpha: float, data: st.DataObject):
-    """The certifier's radix, worked out apart from the builder's: it accepts what the builder makes, and reads it back."""
+    """The certifier's radix, derived independently of the builder's, accepts and reads back what the builder makes."""
     geometry = ConvGeometry(1, 1, (3,) * dims, (1,) * dims, (0,) * dims, "zeros", (1,) * dims, 1)
     radix = balanced_radix(geometry, alpha)
     most = radix[-2] // 2 if dims > 1 else 5
@@ -192,7 +192,7 @@ def test_every_shift_has_its_number_and_every_number_its_shift(dims: int, alpha:
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=3), st.integers(0, 3))
 def test_a_radix_that_aliases_is_never_accepted(radix: list[int], side: int):
-    """Any integers for a radix: if it is accepted, by the certifier or the layer, no two shifts of the box share a number."""
+    """If the certifier or the layer accepts a radix of any integers, no two shifts of the box share a number."""
     box = ((-side, side),) * len(radix)
     numbers = [
         sum(r * x for r, x in zip(radix, d, strict=True)) for d in product(*(range(lo, hi + 1) for lo, hi in box))

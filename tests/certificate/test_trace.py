@@ -1,4 +1,4 @@
-"""Two networks on the same inputs: the calls that they make, and their numbers beside a float64 run."""
+"""Comparison of two networks on the same inputs: their calls, and their outputs against a float64 run."""
 
 import copy
 import dataclasses
@@ -32,7 +32,7 @@ SCALE = torch.tensor([2.0])
 
 
 class After(nn.Module):
-    """A convolution, and then something."""
+    """A convolution followed by some operation."""
 
     def __init__(self, then: Callable[..., Any]):
         super().__init__()
@@ -71,7 +71,7 @@ def compared(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> Ca
 
 
 def difference(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> str:
-    """What differs in the calls, or nothing."""
+    """The first difference in the calls, or an empty string."""
     return compared(model, *inputs, net=net).difference or ""
 
 
@@ -162,7 +162,7 @@ def raising(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_calls_are_seen_as_such(name: str) -> None:
-    """And nothing is left behind: no hook, no number changed."""
+    """And no hook is left behind and no number changed."""
     model = After(SAME[name])
     before = copy.deepcopy(model.state_dict())
     calls = compared(model, noise(2, 4, 9), noise(1, 4, 9))
@@ -182,7 +182,7 @@ def test_common_networks_make_the_same_calls(name: str) -> None:
 
 
 def test_a_layer_is_one_call_whatever_is_in_it() -> None:
-    """Padding, parametrizations and the attention's own products do not show."""
+    """Padding, parametrizations and the attention's own products do not appear in the trace."""
     conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"))
     model = nn.Sequential(conv, nn.ReLU())
     ours, theirs, _ = runs(model, [noise(1, 2, 5, 5)])
@@ -221,7 +221,7 @@ def test_attention_that_was_there_before_is_one_call_too() -> None:
 
 
 class Counting(nn.Module):
-    """Looks for what it is made of."""
+    """Inspects its own modules."""
 
     def __init__(self, kind: str):
         super().__init__()
@@ -267,7 +267,7 @@ def test_other_calls_are_named(kind: str) -> None:
 
 
 class Odd(nn.Module):
-    """Python code that does something only where it counts a convolution."""
+    """Python code that acts only if it finds a convolution."""
 
     def __init__(self, then: Callable[..., Any]):
         super().__init__()
@@ -357,7 +357,7 @@ def test_a_fault_between_the_layers_is_named(fault: str) -> None:
 
 
 def test_large_constants_are_compared_to_the_last_place_but_for_the_sign_of_zero() -> None:
-    """Of these no copy is kept, only a digest."""
+    """Only a digest of these is kept, no copy."""
 
     class Adds(nn.Module):
         def __init__(self) -> None:
@@ -402,7 +402,7 @@ UNTRACED: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 class Opaque:
-    """What nobody can look into."""
+    """An object of a class that cannot be inspected."""
 
     def __init__(self, scores: Tensor):
         self.scores = scores
@@ -515,7 +515,7 @@ def test_a_method_of_a_layer_held_elsewhere_is_said_to_hide_the_rest() -> None:
 
 @dataclasses.dataclass
 class Answer:
-    """A network's output, as people like to have it."""
+    """A network's output in a common dataclass form."""
 
     scores: Tensor
     name: str = "answer"
@@ -595,7 +595,7 @@ def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> N
         assert not same_expression(dataclasses.replace(calls, **other), certificates, checks)
 
 
-# ---- numbers beside float64 ------------------------------------------------------------------------------------------------------
+# ---- numbers against float64 -----------------------------------------------------------------------------------------------------
 
 
 def numbers_of(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> Any:
@@ -665,7 +665,7 @@ def rows(*values: Any) -> list[list[Tensor]]:
 
 
 def test_the_rule_is_what_it_says() -> None:
-    """For the tensor that is nearest to the limit, with a floor of the largest output."""
+    """The rule applies to the tensor nearest to the limit, with a floor from the largest output."""
     exact = [[torch.tensor([1.0, 100.0], dtype=torch.float64), torch.tensor([2.0**-10], dtype=torch.float64)]]
     ours = rows([1.0, 100.001], [2.0**-10])
     for off, name in ((0.0159, "CHECKED"), (0.0165, "REFUTED")):
@@ -717,7 +717,7 @@ def test_what_is_finite_on_one_side_only_refutes(leaking: bool) -> None:
 
 @given(st.floats(0, 1e-3), st.floats(0, 1e-1), st.integers(-60, 60))
 def test_the_rule_scales(own: float, theirs: float, power: int) -> None:
-    """Powers of two change every distance alike, and so no verdict."""
+    """Powers of two scale all distances equally and change no verdict."""
     exact = torch.tensor([1.0, -2.0], dtype=torch.float64)
     ours, other = exact.float() * (1 + own), exact.float() * (1 + theirs)
     verdicts = {accuracy([[ours * s]], [[other * s]], [[exact * s]]).verdict.name for s in (1.0, 2.0**power)}
@@ -738,7 +738,7 @@ def random_network(rng: random.Random) -> tuple[nn.Module, Tensor]:
 
 
 def worst_excess(seeds: range) -> float:
-    """The greatest converted/(original + ε·largest) of random networks, which the two constants have to cover."""
+    """The largest converted/(original + ε·largest) over random networks, which the two constants must cover."""
     worst = 0.0
     for seed in seeds:
         torch.manual_seed(seed)

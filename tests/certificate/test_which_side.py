@@ -1,4 +1,4 @@
-"""Where the two differ by more than rounding explains, the exact value says which is off; only the attention can be refuted."""
+"""If the two differ by more than rounding explains, the exact value decides which is wrong; only the attention can be refuted."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ TINY = 2.0**-126
 
 @pytest.fixture
 def flushing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's convolutions take subnormal numbers for zero, as some processors' instructions for bfloat16 do."""
+    """Make torch's convolutions treat subnormal numbers as zero, as some processors' bfloat16 instructions do."""
 
     def flushed(tensor: Tensor) -> Tensor:
         return torch.where(tensor.abs() < TINY, 0.0, tensor)
@@ -56,7 +56,7 @@ def small(scale: float) -> tuple[Any, Any]:
 @pytest.mark.usefixtures("flushing")
 @pytest.mark.parametrize(("scale", "bound"), [(1e-40, 1.0), (1.0, 1e-40), (1e-40, 1e30), (1e-20, 1e-19)])
 def test_a_convolution_that_flushes_refutes_nothing(scale: float, bound: float):
-    """Nor is anything proved: what the claim rests on is seen to fail, and is named."""
+    """Nor is anything proved: the failed assumption is named."""
     conv, layer = small(scale)
     certificate = certify(conv, layer, grid=(6, 5), input_bound=bound)
     assert certificate.verdict.name == "UNDECIDED"
@@ -85,7 +85,7 @@ def test_where_it_does_not_matter_flushing_is_no_obstacle():
 @pytest.mark.usefixtures("flushing")
 @pytest.mark.parametrize("name", EXECUTIONS)
 def test_nor_does_it_excuse_an_execution(name: str, monkeypatch: pytest.MonkeyPatch):
-    """One output of one execution is off, by less than torch's convolution is elsewhere."""
+    """One output of one execution is wrong by less than torch's convolution is elsewhere."""
     conv, layer = small(1e-40)
 
     def wrong(run: Any, *args: Any) -> Tensor:
@@ -105,7 +105,7 @@ def test_nor_does_it_excuse_an_execution(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_where_only_torch_and_not_this_processor_flushes():
-    """Layers in bfloat16, whichever processor this is: no verdict is REFUTED, and none is PROVED that samples contradict."""
+    """For bfloat16 layers on any processor, no verdict is REFUTED, and none is PROVED that samples contradict."""
     torch.manual_seed(0)
     for scale, bound in ((1e-40, 1.0), (1.0, 1e-40), (1.0, 1.0)):
         conv = nn.Conv2d(2, 3, 3, padding=1, bias=False, dtype=torch.bfloat16)
@@ -144,7 +144,7 @@ def test_a_refutation_on_samples_names_the_side():
 @settings(max_examples=EXAMPLES // 2)
 @given(convolutions(), st.data())
 def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.DataObject):
-    """Exact outputs, one of which is moved by more than is allowed, up or down or to no number at all."""
+    """One of the exact outputs is moved by more than is allowed, up, down or to NaN."""
     grid = data.draw(sizes_for(conv, tokens=30))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, conv.in_channels, *grid, generator=generator, dtype=torch.float64).to(conv.weight.dtype)
@@ -171,7 +171,7 @@ def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.Data
 @settings(max_examples=EXAMPLES // 4)
 @given(convolutions(), st.data())
 def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: Any, data: st.DataObject):
-    """Of what a certificate allows: elementwise at most the bound, and no run of torch's own exceeds it."""
+    """Its share is elementwise at most a certificate's bound, and no run of torch's convolution exceeds it."""
     grid = data.draw(sizes_for(conv, tokens=30))
     x = torch.randn(2, conv.in_channels, *grid, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x = (x.clamp(-1, 1) * torch.randint(0, 2, (*x.shape[:1], 1, *grid))).to(conv.weight.dtype)
@@ -185,7 +185,7 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
     assert (np.abs(theirs - exact.astype(float)) <= share + 1e-15 * np.abs(theirs)).all()
 
 
-# ---- a certificate and samples together ------------------------------------------------------------------------------------
+# ---- a certificate combined with samples -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
         ("PROVED", None, "CHECKED", 1.0, False, "PROVED"),
         ("PROVED", None, "UNDECIDED", 1.5, False, "REFUTED"),
         ("PROVED", None, "UNDECIDED", math.nan, False, "REFUTED"),
-        ("PROVED", None, "UNDECIDED", 1.5, True, "UNDECIDED"),  # that is torch's own convolution
-        ("PROVED", None, "REFUTED", 1.5, True, "REFUTED"),  # and the attention is off besides
+        ("PROVED", None, "UNDECIDED", 1.5, True, "UNDECIDED"),  # torch's own convolution is at fault
+        ("PROVED", None, "REFUTED", 1.5, True, "REFUTED"),  # the attention is at fault as well
         (
             "PROVED",
             None,
@@ -203,8 +203,8 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
             0.5,
             False,
             "REFUTED",
-        ),  # where less is allowed than where the difference is greatest
-        ("PROVED", 1.0, "REFUTED", 1.5, True, "UNDECIDED"),  # of the same sums, which are not claimed
+        ),  # where less is allowed than at the largest difference
+        ("PROVED", 1.0, "REFUTED", 1.5, True, "UNDECIDED"),  # REFUTED for "same sums", which is not claimed
         ("PROVED", 1.0, "REFUTED", 1.5, False, "REFUTED"),
         ("PROVED", 1.0, "REFUTED", 0.5, False, "PROVED"),
         ("UNDECIDED", None, "CHECKED", 0.5, False, "UNDECIDED"),
@@ -219,7 +219,7 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
 def test_the_verdict_on_a_layer_with_a_certificate_and_samples(
     certified: Any, within: float | None, samples: Any, difference: float, off: bool, both: str
 ):
-    """A bound of 1, on inputs that the certificate is about."""
+    """With a bound of 1, on inputs that the certificate covers."""
     conv = nn.Conv1d(1, 2, 3)
     certificate = certify(conv, conv_to_mhsa(conv), grid=(6,), input_bound=1.0)
     check = check_call(conv, conv_to_mhsa(conv), torch.ones(1, 1, 6), "samples")

@@ -1,4 +1,4 @@
-"""``within=T``: heads of finite sharpness, truncated factors, and what is claimed of either."""
+"""``within=T``: claims about heads of finite sharpness and about truncated factors."""
 
 import copy
 import math
@@ -25,9 +25,9 @@ DOUBLE = [torch.float64]
 
 
 def worst_input(layer: MHSA, grid: tuple[int, ...], bound: float) -> tuple[np.ndarray, torch.Tensor]:
-    """By how much a layer of soft heads can differ from the same layer with sharp ones: the supremum, and an input for it.
+    """The supremum of the difference between a layer with soft heads and the same layer with sharp ones, and inputs that attain it.
 
-    Both are linear in X, so the sign of every coefficient of the difference says what X is worst.
+    Both layers are linear in X, so the signs of the difference's coefficients give the worst X.
 
     Returns:
         The supremum by output channel (D_out,), and for each channel an input that attains it, (D_out, D_in, *grid).
@@ -53,7 +53,7 @@ def worst_input(layer: MHSA, grid: tuple[int, ...], bound: float) -> tuple[np.nd
 
 
 def off(layer: MHSA, fraction: float) -> MHSA:
-    """The same layer with every head aimed a little off its key, along the first axis."""
+    """The same layer with every head aimed slightly off its key, along the first axis."""
     other = copy.deepcopy(layer)
     with torch.no_grad():
         other.v[:, 1] -= 2 * other.v[:, 0] * fraction
@@ -66,7 +66,7 @@ def off(layer: MHSA, fraction: float) -> MHSA:
 @settings(max_examples=EXAMPLES // 2)
 @given(convolutions(dtypes=DOUBLE, integers=[False]), st.data())
 def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObject):
-    """For every α and τ, the supremum over all inputs, worked out from the attention itself, stays below the bound."""
+    """For every α and τ, the supremum over all inputs, computed from the attention itself, is below the bound."""
     grid = data.draw(sizes_for(conv, tokens=40))
     assume(is_quick(conv, grid))
     layer = conv_to_mhsa(conv, alpha=data.draw(st.sampled_from([0.01, 0.3, 1.0, 2.5, 5.0, 12.0, 25.0])))
@@ -79,14 +79,14 @@ def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObjec
     assert (supremum <= certificate.leakage * (1 + 1e-9) + certificate.rounding).all()
     with torch.no_grad():
         differences = (layer(inputs) - conv(inputs)).abs().flatten(2).amax(2).diagonal().numpy()
-    assert (differences >= supremum * (1 - 1e-9) - certificate.rounding).all()  # the worst input is no theory
+    assert (differences >= supremum * (1 - 1e-9) - certificate.rounding).all()  # the worst input attains the supremum
     assert (differences <= certificate.bound).all()
 
 
 @pytest.mark.parametrize("alpha", [0.5, 2, 8, 20])
 @pytest.mark.parametrize("dims", [1, 2])
 def test_the_leakage_is_reached_on_a_large_grid(alpha: float, dims: int):
-    """One head in the middle of a large grid: the bound on what it leaks is its supremum but for rounding."""
+    """For one head in the middle of a large grid, the leakage bound equals the supremum up to rounding."""
     conv = [nn.Conv1d, nn.Conv2d][dims - 1](1, 1, 1, bias=False, dtype=torch.float64)
     grid = (25,) * dims
     certificate = certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=grid, within=1e18)
@@ -146,7 +146,7 @@ def test_exactly_the_bound_is_proved_and_the_next_number_below_is_not():
 @settings(max_examples=EXAMPLES // 4)
 @given(convolutions(channels=["dense", "grouped"]), st.data())
 def test_the_part_of_the_taps_is_exact(conv: Any, data: st.DataObject):
-    """B·Σ|W_j − W_val W_out| by channel, against fractions; T at the bound is proved, without T it is refuted."""
+    """B·Σ|W_j − W_val W_out| by channel agrees with fractions; T at the bound is PROVED, and without T it is REFUTED."""
     grid = data.draw(sizes_for(conv, tokens=40))
     assume(is_quick(conv, grid))
     full = conv_to_mhsa(conv)
@@ -173,7 +173,7 @@ def test_the_part_of_the_taps_is_exact(conv: Any, data: st.DataObject):
 
 
 def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:
-    """B·Σ|ΔW| by channel, from the factors of the exact layer and of the other, head by head."""
+    """B·Σ|ΔW| by channel, from the factors of the exact and of the truncated layer, head by head."""
     parts = [
         [exact_layers.as_integers(w.detach().double().numpy()) for w in (one.w_val, one.w_out)] for one in (full, layer)
     ]
@@ -183,7 +183,7 @@ def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:
 
 
 def test_a_difference_that_underflows_is_no_less_than_it_is():
-    """B·|ΔW| below half of the smallest number is not 0."""
+    """B·|ΔW| below half the smallest number is not rounded to 0."""
     conv = nn.Conv1d(1, 2, 1, bias=False, dtype=torch.float64)
     conv.weight.data.fill_(0)
     layer = conv_to_mhsa(conv)
@@ -194,7 +194,7 @@ def test_a_difference_that_underflows_is_no_less_than_it_is():
 
 
 def test_all_parts_together():
-    """Soft, off the lattice, truncated, another bias: each part is there, and the sum covers what is seen."""
+    """For a soft, off-lattice, truncated layer with another bias, each part is positive and the sum covers what is observed."""
     conv = nn.Conv2d(4, 4, 3, padding=1, dtype=torch.float64)
     layer = off(conv_to_mhsa(conv, alpha=6.0, head_dim=2), 0.125)
     with torch.no_grad():

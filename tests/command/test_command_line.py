@@ -1,4 +1,4 @@
-"""``python -m construct.from_conv``: what it prints, what it writes, how it ends."""
+"""``python -m construct.from_conv``: its output, its files, and its exit codes."""
 
 import json
 import re
@@ -73,7 +73,7 @@ def saved(model: nn.Module, from_conv: Command) -> Path:
 
 
 def built(name: str) -> nn.Module:
-    """A network of the file above."""
+    """A network from the file above."""
     scope: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -219,7 +219,7 @@ def test_a_state_dict_with_its_architecture(from_conv: Command, state: Path) -> 
         code, out, err = from_conv(*options, "--json")
         assert code == 0
         assert torch.equal(torch.random.get_rng_state(), before)
-        assert set(err.splitlines()) == {"a word from the network"}  # and stdout is one JSON document
+        assert set(err.splitlines()) == {"a word from the network"}  # stdout is one JSON document
         layers = {layer["name"]: layer for layer in json.loads(out)["layers"]}
         assert {name: (layer["exercised"], layer["calls"]) for name, layer in layers.items()} == {
             "first": (True, 2),
@@ -229,11 +229,11 @@ def test_a_state_dict_with_its_architecture(from_conv: Command, state: Path) -> 
         assert "not exercised by the network" in layers["unused"]["checked"]["sentence"]
         assert json.loads(out)["network"]["convolution_calls"] == {"original": 3, "converted": 0}
     assert "unused: not exercised by the check" in from_conv(*options)[1]
-    # A state dict comes out, and what it holds is the converted network.
+    # The output is a state dict of the converted network.
     content = torch.load("state.mhsa.pt", weights_only=True)
     assert {key.partition(".")[0] for key in content} == {"first", "again", "unused"}
     assert content["first.v"].shape == (9, 3)
-    # It is recognised as our own, with its architecture and without.
+    # It is recognised as ours, with and without its architecture.
     out = from_conv.prints("state.mhsa.pt", "--arch", "net:Net")
     assert "already converted: 3 attention layers" in out
     assert "written: nothing, because there is no convolution left to convert" in out
@@ -287,7 +287,7 @@ def test_a_whole_module_needs_no_architecture(from_conv: Command, saved: Path) -
     assert "go with a MODEL" in from_conv.refuses("--arch", "net:Net")
 
 
-# ---- what is left over ---------------------------------------------------------------------------------------------------
+# ---- partly converted networks -------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_converted_is_listed(from_conv: Command, model: Any) -> None:
@@ -300,7 +300,7 @@ def test_what_cannot_be_converted_is_listed(from_conv: Command, model: Any) -> N
     assert facts["left_unconverted"] == [{"path": "0", "class": "Conv2d", "reason": reason}]
     assert facts["exit_code"] == 1
     assert [layer["name"] for layer in facts["layers"]] == ["3"]
-    # The rest of a partly converted network is converted later.
+    # The rest of a partly converted network can be converted later.
     partly: Any = construct.load("model.mhsa.pt")
     with torch.no_grad():
         partly[0].weight[0, 0, 0, 0] = 1.0
@@ -326,7 +326,7 @@ def test_nothing_can_be_converted(from_conv: Command, model: Any) -> None:
 
 
 def test_heads_that_leak_are_refuted_by_samples_alone(from_conv: Command, saved: Path) -> None:
-    """Without a certificate nothing says how much they may leak."""
+    """Without a certificate nothing states how much they may leak."""
     out = from_conv.prints(saved, "--input-size", 2, 6, 6, "--alpha", 3, "--no-certify", code=1)
     assert out.count(": REFUTED: at ") == 2
     assert "the heads leak attention to other keys" in out
@@ -342,7 +342,7 @@ def test_heads_that_leak_are_refuted_by_samples_alone(from_conv: Command, saved:
     "alpha", [0.05, 60, 104, *(pytest.param(alpha, marks=pytest.mark.deep) for alpha in (1, 16, 46, 1024))]
 )
 def test_any_sharpness_is_judged_alike(alpha: float, from_conv: Command, verify_command: Command, saved: Path) -> None:
-    """What leaks is part of the claim, whoever chose the sharpness, and however little it is."""
+    """Leakage is part of the claim, whoever chose the sharpness and however small it is."""
     out = from_conv.prints(saved, "--input-size", 2, 6, 6, "--alpha", alpha)
     claim = "within" if alpha < 104 else "same sums"
     assert len(re.findall(rf"{claim} +PROVED", out)) == 2
@@ -372,7 +372,7 @@ def test_a_tolerance_is_proved_within_its_leakage(from_conv: Command, saved: Pat
     verdict = network["numbers"]["verdict"]
     assert (network["calls"]["same"], network["same_expression"], verdict) == (True, False, "UNDECIDED")
     assert network["numbers"]["original"] < network["numbers"]["limit"] < network["numbers"]["converted"]
-    # Without a certificate only rounding is allowed for, and that much leakage is more.
+    # Without a certificate only rounding is allowed, and this leakage exceeds it.
     from_conv.prints(*options, "--no-certify", code=1)
 
 
@@ -495,7 +495,7 @@ def test_signals_are_as_they_were(from_conv: Command, saved: Path) -> None:
 
 
 def on_a_terminal(columns: int, from_conv: Command, *words: object) -> str:
-    """What stands on a terminal of this width, without its colours."""
+    """The output on a terminal of this width, without colours."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
         patch.setenv("TERM", "xterm")
@@ -511,7 +511,7 @@ def test_a_terminal_gets_its_own_width(from_conv: Command, saved: Path) -> None:
 
 
 def test_the_first_command_fits_a_screen(from_conv: Command) -> None:
-    """Of 30 lines of 100 columns; no line is broken within a word."""
+    """A screen of 30 lines with 100 columns; no line breaks within a word."""
     lines = on_a_terminal(100, from_conv).splitlines()
     assert len(lines) <= 30
     assert all(len(line) <= 100 for line in lines if not line.startswith("input: "))

@@ -11,7 +11,7 @@ from verify.__main__ import parser_of_commands
 
 
 def parsers():
-    """Every parser, by the words that lead to it."""
+    """Every parser, with the command words that lead to it."""
     verify = parser_of_commands()
     (commands,) = (action for action in verify._actions if isinstance(action, argparse._SubParsersAction))
     return {"construct.from_conv": arguments._parser(), "verify": verify} | {

@@ -1,4 +1,4 @@
-"""What errors say: in Python no option of a command line, which the command adds itself."""
+"""Error messages: the library's name no command-line option; the command adds those itself."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ class Own(nn.Conv2d):
 
 
 def program(path: Path) -> Path:
-    """What torch.export.save writes is known by this record; to export anything takes seconds."""
+    """Imitates a torch.export file by the record that identifies it, because exporting takes seconds."""
     path.write_bytes(archive_of({"archive_format": b"pt2", "version": b"0"}))
     return path
 
@@ -88,14 +88,14 @@ BAD: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_errors_in_python_name_no_option_of_the_command(name: str, tmp_path: Path) -> None:
-    with pytest.raises(Exception) as caught:  # noqa: PT011  of every class; what it says is looked at
+    with pytest.raises(Exception) as caught:  # noqa: PT011  of any class; the message matters
         BAD[name](tmp_path)
     assert not OPTION.search(str(caught.value)), str(caught.value)
     assert str(caught.value)
 
 
 def test_texts_of_the_library_name_no_option_of_the_command() -> None:
-    """But where an error says what the command is to say."""
+    """Except where an error carries the command's own message."""
     texts = []
     for path in sorted((ROOT / "construct").rglob("*.py")):
         name, code = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")

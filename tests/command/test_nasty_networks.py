@@ -1,4 +1,4 @@
-"""What a second look at real files found: networks with a state of their own, odd attributes, lazy and meta factories."""
+"""Networks found in real files: with their own state, odd attributes, and lazy or meta factories."""
 
 import sys
 from pathlib import Path
@@ -90,14 +90,14 @@ def meta():
 
 @pytest.fixture
 def nets(from_conv: Command) -> Any:
-    """The user's own module, in the folder where the command runs."""
+    """The user's module, in the folder where the command runs."""
     Path("own_nets.py").write_text(NETS)
     yield __import__("own_nets")
     sys.modules.pop("own_nets")
 
 
 def of(name: str) -> tuple[object, ...]:
-    """The words for a state dict of a network of the module above, run on an input."""
+    """The command-line words for a state dict of a network from the module above, run on an input."""
     return ("m.pt", "--arch", f"own_nets:{name}", "--input-size", 3, 8, 8)
 
 
@@ -151,13 +151,13 @@ def test_a_network_that_does_not_run_converted_is_refused(nets: Any, from_conv: 
 
 
 def test_a_network_that_mixes_precision_is_judged_in_the_format_of_its_layers(nets: Any, from_conv: Command):
-    """Autocast rounds by far more than a layer in its own format may."""
+    """Autocast rounds far more than a layer in its own format may."""
     net = nets.Mixed()
     torch.save(net.state_dict(), "m.pt")
     layers = from_conv.facts(*of("Mixed"))["layers"]
     assert [layer["verdict"]["name"] for layer in layers] == ["PROVED", "PROVED"]
     layer = construct.conv_to_mhsa(net.conv)
-    layer.w_val.data[0, 0, 0, 0] += 1e-3  # less than bfloat16 rounds
+    layer.w_val.data[0, 0, 0, 0] += 1e-3  # less than bfloat16's rounding
     (check,) = check_on_activations(net, {"conv": (net.conv, layer)}, [torch.ones(1, 3, 8, 8)], "ones").values()
     assert check.verdict.name == "REFUTED"
     assert "without the network's autocast" in check.verdict.sentence

@@ -1,6 +1,6 @@
-"""Surroundings to survive, by their row in the list of inputs: disks, signals, other runs, no GPU, terminals, little memory.
+"""Difficult environments, by their row in docs/nasty_inputs.md: disks, signals, other runs, no GPU, terminals, little memory.
 
-Rows 50 to 56; 57 and 58 are in test_nasty_files.  Many runs here are processes of their own, every warning an error.
+Rows 50 to 56; 57 and 58 are in test_nasty_files.  Many runs here are separate processes with warnings as errors.
 """
 
 import errno
@@ -28,7 +28,7 @@ from construct.files.writing import is_own_output
 
 @pytest.fixture
 def model(from_conv: Command) -> Path:
-    """A small network in the current folder, which is empty but for it."""
+    """A small network in the current folder, which is otherwise empty."""
     torch.save(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 1)), "m.pt")
     return Path("m.pt").resolve()
 
@@ -65,9 +65,9 @@ def test_row_50_a_folder_without_the_right_to_write(model: Path, from_conv: Comm
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_row_50_a_disk_that_is_full_keeps_the_earlier_output(ending: str, model: Path, from_conv: Command) -> None:
-    """The real thing, as far as one can without a small disk: the system refuses to let a file grow."""
+    """As real as possible without a small disk: the system refuses to let a file grow."""
     from_conv.prints("m.pt", "-o", f"o.{ending}")
-    with limited(resource.RLIMIT_FSIZE, 1500):  # room for nothing but the first records
+    with limited(resource.RLIMIT_FSIZE, 1500):  # room for only the first records
         line = from_conv.refuses("m.pt", "-o", f"o.{ending}", "--alpha", "256")
     assert line.startswith(f"error: o.{ending}: cannot be written: File too large")
 
@@ -90,7 +90,7 @@ def test_row_50_no_space_left(which: int, model: Path, from_conv: Command, monke
 
 
 def test_row_50_no_layer_stands_beside_the_certificate_of_others(model: Path, from_conv: Command) -> None:
-    """A run without a certificate takes that of an earlier run away, and says so; what is not ours stays."""
+    """A run without a certificate removes an earlier run's certificate and says so; files that are not ours stay."""
     options = ("m.pt", "-o", "o.pt")
     from_conv.prints(*options)
     from_conv.prints(*options, "--no-certify", "--alpha", "3", code=1)
@@ -113,7 +113,7 @@ def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, from_conv
 def test_row_50_no_layers_leave_their_certificate(
     model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where an earlier certificate cannot be deleted, the earlier layers stay with it."""
+    """If an earlier certificate cannot be deleted, the earlier layers stay with it."""
     from_conv.prints("m.pt", "-o", "o.pt")
     unlink = Path.unlink
 
@@ -195,7 +195,7 @@ assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
 
 
-# ---- 52: what stands where the output goes ---------------------------------------------------------------------------
+# ---- 52: an existing file at the output ------------------------------------------------------------------------------
 
 
 def test_row_52_nothing_of_the_users_is_replaced(model: Path, from_conv: Command) -> None:
@@ -208,7 +208,7 @@ def test_row_52_nothing_of_the_users_is_replaced(model: Path, from_conv: Command
     assert isinstance(construct.load("o.pt"), nn.Sequential)
     assert is_own_output("o.pt")
     first = Path("o.pt").read_bytes()
-    from_conv.prints("m.pt", "-o", "o.pt", "--alpha", "256")  # its own output needs no word
+    from_conv.prints("m.pt", "-o", "o.pt", "--alpha", "256")  # its own output is replaced without an option
     assert Path("o.pt").read_bytes() != first
     assert names() == {"m.pt", "o.pt", "o.json", "o2.json"}
 
@@ -225,7 +225,7 @@ def test_row_52_output_onto_the_input(form: str, model: Path, from_conv: Command
 
 
 def test_row_53_two_runs_at_once_on_one_output(model: Path) -> None:
-    """Both wait for each other just before they write, so that they write at one time."""
+    """The two wait for each other just before writing, so that they write at the same time."""
     meet = """
 import pathlib, time
 from construct.command import main as command
@@ -253,7 +253,7 @@ command.write_outputs = together
 
 
 def from_cuda(content: object, zipped: bool = True) -> bytes:
-    """The file that torch.save would have written where the tensors lie on a GPU: only the storages' place differs."""
+    """The file that torch.save would write for tensors on a GPU: only the storages' location differs."""
     file = saved(content, _use_new_zipfile_serialization=zipped)
     on_cpu, on_gpu = (b"X" + struct.pack("<I", len(place)) + place for place in (b"cpu", b"cuda:0"))
     if not zipped:
@@ -272,7 +272,7 @@ def test_row_54_a_checkpoint_saved_on_a_gpu(form: str, from_conv: Command) -> No
     Path("m.pt").write_bytes(content)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="CUDA"):
-            torch.load("m.pt", weights_only=False)  # as it is, torch does not load it here
+            torch.load("m.pt", weights_only=False)  # plain torch does not load it here
     options = () if form == "module" else ("--stride", "1")
     assert "PROVED" in from_conv.prints("m.pt", *options)
     layer: Any = construct.load("m.mhsa.pt")
@@ -326,7 +326,7 @@ def test_row_55_a_locale_without_our_letters(locale: dict[str, str], model: Path
     done = process(name, "--input-size", 1, 8, 8, environment=locale, text=False)
     out, err = done.communicate(timeout=100)
     assert (done.returncode, err) == (0, b"")
-    assert b"\x1b" not in out  # no colour where there is no terminal
+    assert b"\x1b" not in out  # no colour without a terminal
     assert "α".encode() not in out
     if locale != {"PYTHONIOENCODING": "latin-1"}:
         assert out.isascii()
@@ -371,7 +371,7 @@ BOMBS = {
 def test_row_56_and_15_what_cannot_fit_is_told_from_the_shapes_alone(
     name: str, model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With figures, and before anything is allocated: the process may not even take another GiB."""
+    """The refusal gives figures and comes before any allocation: the process may not even take another GiB."""
     conv, options, message = BOMBS[name]
     torch.save(conv, "m.pt")
     monkeypatch.setattr("construct.errors.available_bytes", lambda device: 8 * 2**30)

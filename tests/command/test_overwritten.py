@@ -1,4 +1,4 @@
-"""Another distribution has put its package ``construct`` over ours (row 69): every command says so, and what to do."""
+"""If another distribution's package ``construct`` has overwritten ours (row 69), every command says so and what to do."""
 
 import shutil
 from pathlib import Path
@@ -13,14 +13,14 @@ THEIRS = '"""Another library."""\nfrom construct.core import *\n'
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder where both packages lie, as pip would install them."""
+    """A folder with both packages, as pip would install them."""
     for package in ("construct", "verify"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
 def run(site: Path, *arguments: str) -> tuple[int, str, str]:
-    """With ``-S`` nothing else is installed, and nothing else is needed to notice."""
+    """Run with ``-S``, so that nothing else is installed; noticing needs nothing else."""
     folder = site / "elsewhere"
     folder.mkdir(exist_ok=True)
     done = python(*arguments, cwd=folder, PYTHONPATH=str(site))
@@ -34,7 +34,7 @@ def test_every_way_in_says_so_in_one_line(how: str, site: Path) -> None:
     if how == "overwritten":
         (package / "__init__.py").write_text(THEIRS)
         (package / "core.py").write_text("Struct = dict\n")
-    else:  # pip uninstall has taken the __init__.py that it thought to be theirs
+    else:  # pip uninstall has removed the __init__.py as theirs
         (package / "__init__.py").unlink()
     for command in (["construct.from_conv"], ["construct.from_conv", "--help"], ["verify"], ["verify", "lemmas"]):
         assert run(site, "-S", "-m", *command) == (2, "", f"error: {OVERWRITTEN}\n")
@@ -46,7 +46,7 @@ def test_every_way_in_says_so_in_one_line(how: str, site: Path) -> None:
 
 @pytest.mark.nasty(69)
 def test_ours_over_theirs_works(site: Path) -> None:
-    """The other order: what is left of theirs disturbs nobody."""
+    """In the other order, leftovers of theirs do no harm."""
     (site / "construct" / "core.py").write_text("raise ImportError\n")
     assert run(site, "-m", "verify", "--help")[0] == 0
     assert run(site, "-m", "construct.from_conv", "--help")[0] == 0

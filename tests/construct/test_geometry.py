@@ -1,4 +1,4 @@
-"""The stages before attention, each alone: geometry, shifts, tokens, encoding, sharpness, heads, weights."""
+"""The stages before attention, tested separately: geometry, shifts, tokens, encoding, sharpness, heads, weights."""
 
 import math
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_what_is_no_geometry_is_refused(fields: dict[str, Any], reason: str):
 
 @given(convolutions(transposed=[True], dtypes=[torch.float32]), st.data())
 def test_reaching_finds_the_output_padding(conv: nn.ConvTranspose2d, data: st.DataObject):
-    """Every size between least and least + stride − 1 is reached, and no other."""
+    """Exactly the sizes from least to least + stride − 1 are reachable."""
     geometry = geometry_of(conv)
     bare = replace(geometry, output_padding=(0,) * geometry.dims)
     size = tuple(data.draw(st.integers(1, 6)) for _ in range(geometry.dims))
@@ -85,7 +85,7 @@ def test_reaching_finds_the_output_padding(conv: nn.ConvTranspose2d, data: st.Da
 
 @pytest.mark.parametrize("kernel", [(1,), (3,), (5, 3), (3, 3, 5)], ids=str)
 def test_shifts_of_an_odd_kernel_are_those_of_the_paper(kernel: tuple[int, ...]):
-    """Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d, row-major."""
+    """They are Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d, in row-major order."""
     d = len(kernel)
     geometry = ConvGeometry(1, 1, kernel, (1,) * d, (0,) * d, "zeros", (1,) * d, 1)
     assert tap_shifts(geometry) == tuple(product(*(range(-(k // 2), k // 2 + 1) for k in kernel)))
@@ -93,7 +93,7 @@ def test_shifts_of_an_odd_kernel_are_those_of_the_paper(kernel: tuple[int, ...])
 
 @given(cases(batches=[1]))
 def test_every_shift_leads_to_the_token_that_the_tap_reads(case: Case):
-    """s·o + a + τ_j = s·o + dil·j, and for every output that is a token of the padded grid."""
+    """s·o + a + τ_j = s·o + dil·j, which for every output is a token of the padded grid."""
     geometry = geometry_of(case.conv)
     grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
     taps = list(product(*map(range, geometry.kernel_size)))
@@ -128,7 +128,7 @@ def test_a_bijection_is_checked():
     st.integers(0, 6),
 )
 def test_sources_are_what_torch_pads_with(n: int, mode: str, before: int, after: int):
-    """The positions 1 … n padded by torch; 0 stands for a zero token.  Where torch refuses, so do we."""
+    """The sources are the positions 1 … n padded by torch, 0 for a zero token; we refuse what torch refuses."""
     x = torch.arange(1.0, n + 1).view(1, 1, n)
     try:
         padded = F.pad(x, (before, after), mode="constant" if mode == "zeros" else mode)
@@ -141,7 +141,7 @@ def test_sources_are_what_torch_pads_with(n: int, mode: str, before: int, after:
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(-3, 4), st.integers(-3, 4))
 def test_sources_of_a_stuffed_axis(n: int, stuffing: int, before: int, after: int):
-    """s − 1 holes between neighbours, zeros outside; a negative pad crops."""
+    """There are s − 1 holes between neighbours and zeros outside; a negative pad crops."""
     line = [-1] * 4 + [i // stuffing if i % stuffing == 0 else -1 for i in range(stuffing * (n - 1) + 1)] + [-1] * 4
     assume(len(line) - 8 + before + after > 0)
     sources = sources_along_axis(n, stuffing, (before, after), "zeros")
@@ -155,7 +155,7 @@ def test_an_unknown_padding_mode_is_refused():
 
 @given(cases(batches=[2], tokens=60, integers=[True]))
 def test_tokens_are_the_padded_input_and_codes_number_the_shifts(case: Case):
-    """``gather`` is the padded image, row-major; code(δ) of key and query names δ = k − q in the table of shifts."""
+    """``gather`` gives the padded image, row-major; code(δ) of key and query is the index of δ = k − q in the table of shifts."""
     geometry = geometry_of(case.conv)
     grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
     tokens = grid.gather(case.x)
@@ -176,7 +176,7 @@ def test_tokens_are_the_padded_input_and_codes_number_the_shifts(case: Case):
 
 
 def test_a_zero_token_is_zero_whatever_it_would_have_copied():
-    """0·∞ would be NaN."""
+    """Multiplying by zero would turn ∞ into NaN."""
     grid = TokenGrid.of(ConvGeometry(1, 1, (3,), (1,), (1,), "zeros", (1,), 1), (2,))
     assert grid.gather(torch.full((1, 1, 2), math.inf)).flatten().tolist() == [0, math.inf, math.inf, 0]
 
@@ -186,7 +186,7 @@ def test_a_zero_token_is_zero_whatever_it_would_have_copied():
 
 @given(st.integers(1, 4), st.data())
 def test_the_score_is_lemma_2(d: int, data: st.DataObject):
-    """v·r_δ = −α(‖δ − τ‖² − ‖τ‖²), in integers."""
+    """v·r_δ = −α(‖δ − τ‖² − ‖τ‖²) on integers."""
     delta, tau = (data.draw(st.tuples(*(st.integers(-9, 9) for _ in range(d)))) for _ in range(2))
     alpha = data.draw(st.integers(1, 99))
     score = sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
@@ -201,7 +201,7 @@ def test_the_score_is_lemma_2(d: int, data: st.DataObject):
 )
 @pytest.mark.nasty(29)
 def test_alpha_for_a_format(dtype: torch.dtype, alpha: float):
-    """The figures of the table, and what they promise: from there on every other weight is exactly 0."""
+    """The table's thresholds, and their promise that from there on every other weight is exactly 0."""
     assert alpha - 1 < alpha_for(dtype) <= alpha
     scores = torch.tensor([0.0, -alpha_for(dtype)], dtype=torch.float64)
     assert torch.softmax(scores, 0).to(dtype)[1] == 0
@@ -212,7 +212,7 @@ def test_alpha_for_a_format(dtype: torch.dtype, alpha: float):
 @pytest.mark.parametrize("dims", [1, 2, 3, 4])
 @pytest.mark.parametrize("tolerance", [0.5, 1e-2, 1e-6, 1e-12])
 def test_alpha_for_a_tolerance(dims: int, tolerance: float):
-    """1 − ϑ(α)^−d is at most the tolerance, and not far below it."""
+    """1 − ϑ(α)^−d is at most the tolerance and not far below it."""
     alpha = alpha_for(tolerance=tolerance, dims=dims)
     theta = math.fsum(math.exp(-alpha * n * n) for n in range(1, 20)) * 2  # ϑ − 1
     leakage = -math.expm1(-dims * math.log1p(theta))
@@ -242,7 +242,7 @@ def test_a_layer_of_senseless_sharpness_is_refused(alpha: float):
 
 @given(convolutions(transposed=[False]), st.data())
 def test_taps_are_the_matrices_of_the_kernel_and_factor_exactly(conv: nn.Conv2d, data: st.DataObject):
-    """(D_in/groups × D_out/groups) of every tap and group, the last axis of taps fastest; W_val W_out = tap, bit for bit."""
+    """Each tap and group has its (D_in/groups × D_out/groups) matrix, last axis fastest, and W_val W_out = tap bit for bit."""
     geometry = geometry_of(conv)
     taps = tap_matrices(conv.weight.detach(), geometry)
     tap = data.draw(st.tuples(*(st.integers(0, k - 1) for k in geometry.kernel_size)))
@@ -260,7 +260,7 @@ def test_taps_are_the_matrices_of_the_kernel_and_factor_exactly(conv: nn.Conv2d,
 
 @pytest.mark.parametrize("name", ["w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out"])
 def test_weights_that_do_not_fit_together_are_refused(name: str):
-    """Every tensor in turn with one entry too many on its last axis, and with one axis too few."""
+    """Each tensor in turn has one entry too many on its last axis, or one axis too few."""
     layer = random_layer(ConvGeometry(2, 2, (3,), (1,), (1,), "zeros", (1,), 1))
     tensors = {key: tensor.detach() for key, tensor in layer.named_parameters()}
     assert MHSAWeights(**tensors).v.shape == layer.v.shape
@@ -270,7 +270,7 @@ def test_weights_that_do_not_fit_together_are_refused(name: str):
 
 
 def test_every_parameter_has_its_own_contiguous_storage():
-    """State dicts can be saved tensor by tensor, and no edit reaches another tensor."""
+    """So state dicts can be saved tensor by tensor, and no edit affects another tensor."""
     layer = conv_to_mhsa(nn.Conv2d(4, 4, 3, groups=2))
     tensors = dict(layer.named_parameters())
     assert sorted(tensors) == ["b_out", "u", "v", "w_key", "w_key_pos", "w_out", "w_qry", "w_val"]

@@ -1,4 +1,4 @@
-"""Encodings that learn: what they compute in every execution, how they start, what refuses them, and what files keep."""
+"""Learnable encodings: what they compute in every execution, their initial values, what refuses them, and what files keep."""
 
 import copy
 import itertools
@@ -51,7 +51,7 @@ GEOMETRIES = {
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_the_covariance_scores_a_gaussian(dims: int):
-    """On symbols, by the code that runs: −½(δ − τ)ᵀΣ⁻¹(δ − τ) and a term without δ."""
+    """On symbols, the code that runs gives −½(δ − τ)ᵀΣ⁻¹(δ − τ) plus a term without δ."""
     delta, tau = ([sympy.Symbol(f"{name}{i}") for i in range(dims)] for name in "dt")
     p = sympy.Matrix(dims, dims, lambda i, j: sympy.Symbol(f"p{min(i, j)}{max(i, j)}"))
     v, r = quadratic.v_covariance(tau, p.tolist()), quadratic.r_covariance(delta)
@@ -91,7 +91,7 @@ def test_a_covariance_tells_its_centre_and_its_least_curvature():
 
 
 def sharpened(kind: str) -> MHSA:
-    """All heads two down and one to the left, one-hot, among the tokens of a 5 × 5 kernel."""
+    """A layer whose one-hot heads all look two down and one left, within a 5 × 5 kernel."""
     geometry = ConvGeometry(1, 1, (5, 5), (1, 1), (2, 2), "zeros", (1, 1), 1)
     layer = layer_of(kind, geometry, content=False)
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_what_an_execution_says_it_takes_is_no_less_than_it_does(execution: str,
         assert peak_bytes(lambda layer=layer, x=x: layer(x)) <= stated * 1.001 + 2**12
 
 
-# ---- what judges layers --------------------------------------------------------------------------------------------------
+# ---- certificates and other judges ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["covariance", "relative"])
@@ -170,14 +170,14 @@ def test_nothing_is_certified_of_an_encoding_that_is_not_the_theorems(kind: str)
     conv = nn.Conv2d(1, 1, 1, padding=2, dtype=torch.float64)
     with pytest.raises(Unreadable, match=f"^its encoding is {kind}, and only the quadratic one and the parabola"):
         verify.certify(conv, sharpened(kind), grid=(5, 4))
-    # D_p = d + 1 in one dimension: the shapes alone would let it through.
+    # D_p = d + 1 in one dimension, so the shapes alone would pass.
     line = layer_of("covariance", ConvGeometry(1, 1, (1,), (1,), (0,), "zeros", (1,), 1), content=False)
     with pytest.raises(Unreadable, match="its encoding is covariance"):
         verify.certify(nn.Conv1d(1, 1, 1, dtype=torch.float64), line, grid=(5,))
 
 
 def test_a_layer_that_learned_is_certified_for_what_it_is():
-    """Once settled, v is read as of any layer: soft heads leak, so nothing is PROVED but a difference."""
+    """Once settled, v is read as in any layer; soft heads leak, so only a difference can be PROVED."""
     conv = nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64)
     layer = convolution_to_learn(conv, alpha=3.0)
     with pytest.raises(Unreadable, match="worked out from other parameters; settle it first"):
@@ -204,7 +204,7 @@ def test_an_audit_and_a_report_take_any_encoding(kind: str, tmp_path: Any):
 @settings(max_examples=EXAMPLES // 2)
 @given(cases(tokens=60, dtypes=(torch.float32, torch.float64)), st.sampled_from(("quadratic", "covariance")))
 def test_what_learns_from_a_convolution_starts_as_it(case: Case, kind: str):
-    """At full sharpness attention is one-hot, and so the very numbers of the layer that was built."""
+    """At full sharpness attention is one-hot, so outputs equal those of the built layer exactly."""
     built, learned = conv_to_mhsa(case.conv), convolution_to_learn(case.conv, alpha=1024.0, encoding=kind)
     built.execution = learned.execution = "dense"
     with torch.no_grad():

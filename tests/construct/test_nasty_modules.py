@@ -1,6 +1,6 @@
-"""Modules to survive: subclasses, hooks, parametrizations, sharing, wrappers, and what the check does not see.
+"""Unusual modules: subclasses, hooks, parametrizations, sharing, wrappers, and what the check does not see.
 
-The numbers are those of the list of nasty inputs.
+The numbers are the rows of docs/nasty_inputs.md.
 """
 
 import copy
@@ -37,7 +37,7 @@ def convert(model: nn.Module, **options: Any) -> Any:
 
 
 def refusals(model: nn.Module) -> dict[str, tuple[str, str]]:
-    """path → (class, reason) of what cannot be converted."""
+    """path → (class, reason) for each module that cannot be converted."""
     with pytest.raises(UnsupportedLayer) as caught:
         convert(model)
     return {row.path: (row.kind, row.reason) for row in caught.value.rows}
@@ -57,7 +57,7 @@ class OneConvolution(nn.Module):
 
 
 class Named(nn.Conv2d):
-    """Only its constructor is its own, and something that no call comes to."""
+    """Overrides only its constructor and something that no call uses."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__(d_in, d_out, 3, padding=1, bias=False)
@@ -84,11 +84,11 @@ def test_row_23_hooks_elsewhere_in_the_network_are_kept_and_run() -> None:
     assert bool((net(x) - 2 * net[0](x).relu()).abs().max() == 0)
 
 
-# ---- 24, 25: nothing there yet, or something else --------------------------------------------------------------------
+# ---- 24, 25: uninitialised, or something else ------------------------------------------------------------------------
 
 
 class CondConv2d(nn.Module):
-    """A kernel for every image, mixed from four; built as timm's."""
+    """Mixes a kernel for each image from four, like timm's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class CondConv2d(nn.Module):
 
 
 class DeformConv2d(nn.Module):
-    """A kernel of its own, and a convolution inside that says where to look; built as mmcv's."""
+    """Has its own kernel, and an inner convolution that computes where to look, like mmcv's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class DeformConv2d(nn.Module):
 
 
 class ConvBlock(OneConvolution):
-    """No convolution, but a holder of one, with an attribute or two of it."""
+    """Not a convolution, but contains one and copies an attribute or two of it."""
 
     kernel_size = (3, 3)
 
@@ -183,7 +183,7 @@ def test_row_25_the_command_lists_what_it_left_and_fails(state: Any, from_conv: 
     assert [row["class"] for row in facts["left_unconverted"]] == ["CondConv2d"]
 
 
-# ---- 26: weights that are worked out ---------------------------------------------------------------------------------
+# ---- 26: weights computed from others --------------------------------------------------------------------------------
 
 
 class Symmetric(nn.Module):
@@ -234,7 +234,7 @@ def parametrized(name: str, kind: Any = KINDS[0]) -> Any:
     torch.manual_seed(0)
     conv = kind()
     FOLDED[name][0](conv)
-    with torch.no_grad():  # as training does: what an older way has left as ``weight`` is now of yesterday
+    with torch.no_grad():  # as in training: the ``weight`` stored by the old weight_norm is now stale
         for parameter in conv.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return conv
@@ -283,7 +283,7 @@ def test_row_26_a_folded_layer_trains_if_what_it_was_made_from_did(name: str) ->
 
 @old_weight_norm
 def test_row_26_an_older_weight_norm_elsewhere_does_not_stop_the_copy() -> None:
-    """After a call it leaves a result of autograd as ``weight``, which ``copy.deepcopy`` refuses."""
+    """After a call it stores an autograd result as ``weight``, which ``copy.deepcopy`` refuses."""
     normed = nn.utils.weight_norm(nn.Linear(4, 2))
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), normed)
     model(image()).sum().backward()
@@ -321,7 +321,7 @@ def test_row_26_the_command_says_so_and_proves_it(state: Any, from_conv: Command
 
 
 class TiedAcross(nn.Module):
-    """Autoencoders tie a convolution to the transposed one; another has groups; the last use is no convolution's."""
+    """A convolution tied to a transposed one, as in autoencoders; another with groups; and a use outside convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ def test_row_27_the_command_tells_of_undone_ties(state: Any, from_conv: Command)
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_row_28_half_precision_has_its_bound_and_its_scores_never_overflow(dtype: torch.dtype) -> None:
-    """α·(‖δ‖² + ‖τ‖²) passes 65504 at a distance of 8 already; scores are float64, and rounding is certified."""
+    """α·(‖δ‖² + ‖τ‖²) exceeds 65504 already at distance 8; scores are float64, and rounding is certified."""
     conv = nn.Conv1d(2, 2, 5, dilation=3, padding=6, dtype=dtype)
     layer = construct.conv_to_mhsa(conv)
     x = torch.randn(1, 2, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -382,7 +382,7 @@ def test_row_28_half_precision_has_its_bound_and_its_scores_never_overflow(dtype
 
 
 class Labelled(nn.Parameter):
-    """A parameter with a class of its own, and nothing else."""
+    """A parameter subclass without changes."""
 
 
 def test_a_parameter_that_takes_no_operation_over_is_converted() -> None:
@@ -447,7 +447,7 @@ def test_row_39_a_wrapper_inside_the_network_is_taken_off(wrap: Any) -> None:
 @old_weight_norm
 def test_row_39_a_wrapper_inside_beside_an_older_weight_norm() -> None:
     model: Any = nn.Sequential(nn.DataParallel(block()), nn.utils.weight_norm(nn.Conv2d(4, 1, 1)))
-    expected = model(image())  # leaves a result of autograd in the second layer
+    expected = model(image())  # stores an autograd result in the second layer
     torch.testing.assert_close(convert(model)(image()), expected)
 
 
@@ -477,7 +477,7 @@ def test_row_39_sharded_weights_are_refused() -> None:
 
 def test_row_39_torchscript_is_refused_by_name() -> None:
     class Script(torch.jit.ScriptModule):
-        """Stands for what torch.jit.script makes of a convolution: torch 2.13 warns when it is asked to."""
+        """Stand-in for torch.jit.script of a convolution, for which torch 2.13 warns."""
 
         original_name = "Conv2d"  # type: ignore[assignment]
 
@@ -488,11 +488,11 @@ def test_row_39_the_command_takes_a_wrapper_off(state: Any, from_conv: Command) 
     assert "DataParallel removed" in from_conv.prints(*state(parallel), *SIZE)
 
 
-# ---- 40: what goes in and out of a network ---------------------------------------------------------------------------
+# ---- 40: inputs and outputs of a network -----------------------------------------------------------------------------
 
 
 class Dictionary(OneConvolution):
-    """Nested dictionaries and tuples out, one of them a dataclass-like container."""
+    """Returns nested dictionaries and tuples, one of them a dataclass-like container."""
 
     def forward(self, x: Tensor) -> Any:
         y = self.conv(x)
@@ -545,7 +545,7 @@ def test_row_40_example_inputs_that_do_not_fit(state: Any, from_conv: Command) -
 
 
 class InPlace(OneConvolution):
-    """Changes its input, as a first layer with ``inplace=True`` does."""
+    """Changes its input, like a first layer with ``inplace=True``."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x.mul_(3))
@@ -569,11 +569,11 @@ def test_row_40_example_inputs_of_any_form(inputs: Any) -> None:
     assert (checks["conv"].calls, checks["conv"].verdict.name) == (1, "CHECKED")
 
 
-# ---- 41, 42: what the check did not see ------------------------------------------------------------------------------
+# ---- 41, 42: what the check does not see -----------------------------------------------------------------------------
 
 
 class Auxiliary(OneConvolution):
-    """A head for training only, as Inception's."""
+    """Has a head for training only, like Inception."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -585,7 +585,7 @@ class Auxiliary(OneConvolution):
 
 
 class PartlyFunctional(OneConvolution):
-    """A weight without a module, and a convolution called past its module."""
+    """Has a weight without a module, and a convolution called without its module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -623,7 +623,7 @@ def test_row_42_functional_convolutions_are_counted_and_fail(state: Any, from_co
 
 
 class Held(nn.Module):
-    """The convolution is called by every reference but its own name."""
+    """Calls the convolution by every reference except its own name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -631,7 +631,7 @@ class Held(nn.Module):
         self.step = self.conv.forward
         self.calls = {"a": [self.conv.__call__], "b": functools.partial(self.conv.forward)}
         self.options = SimpleNamespace(hidden=nn.Conv2d(3, 3, 1))
-        self.other = nn.Conv2d(3, 3, 1).forward  # reached in no other way
+        self.other = nn.Conv2d(3, 3, 1).forward  # not reachable otherwise
 
     def forward(self, x: Tensor) -> Tensor:
         for call in (self.step, self.calls["a"][0], self.calls["b"], self.options.hidden, self.other):
@@ -652,7 +652,7 @@ def test_row_23_methods_that_are_held_follow_the_conversion() -> None:
 
 
 class InClosures(nn.Module):
-    """Functions with modules inside, some of which are reached in no other way."""
+    """Functions with modules in their closures, some of them not reachable otherwise."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tensors whose sign torch keeps apart from their numbers (``torch.Tensor.is_neg``): inputs, weights and gradients, everywhere."""
+"""Tensors whose sign torch stores separately (``torch.Tensor.is_neg``) work as inputs, weights and gradients everywhere."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ EXAMPLES = settings().max_examples
 
 
 def negative(tensor: Tensor) -> Tensor:
-    """The same numbers, kept with the other sign; as the imaginary part of a conjugate is."""
+    """The same numbers stored with the other sign, like the imaginary part of a conjugate."""
     view = torch.ops.aten._neg_view((-tensor).clone(memory_format=torch.preserve_format))
     assert view.is_neg()
     assert torch.equal(view.double(), tensor.double())
@@ -42,15 +42,15 @@ def test_the_imaginary_part_of_a_conjugate_is_kept_so():
 @settings(max_examples=2 * EXAMPLES)
 @given(cases(integers=[True]))
 def test_every_execution_sees_the_sign_of_its_input(case: Any):
-    """Small integers, so bit for bit; in every type and layout, batched or not.
+    """Bit for bit on small integers, in every type and layout, batched or not.
 
-    ``float32.copy_`` of float16 would drop the sign, where both are contiguous.
+    ``float32.copy_`` of float16 would drop the sign if both are contiguous.
     """
     layer = conv_to_mhsa(case.conv)
     with torch.no_grad():
         expected = case.conv(case.x)
         for layer.execution in EXECUTIONS:
-            for _ in range(2):  # a call that is like an earlier one may go another way
+            for _ in range(2):  # a repeated call may use the cache
                 assert torch.equal(layer(negative(case.x)), expected)
     if case.x.dim() == case.conv.weight.dim():
         assert torch.equal(layer.attention_probabilities(negative(case.x)), layer.attention_probabilities(case.x))
@@ -85,7 +85,7 @@ def test_gradients_that_come_back_with_it(name: str, dtype: torch.dtype):
 @settings(max_examples=EXAMPLES // 3)
 @given(convolutions(), st.data())
 def test_weights_are_read_with_their_sign(conv: Any, data: st.DataObject):
-    """By the builder, the certifier, the digests and the comparison."""
+    """The builder, the certifier, the digests and the comparison read the sign."""
     grid = data.draw(sizes_for(conv, tokens=30))
     plain = conv_to_mhsa(conv)
     fields, hashed = Convolution.read(conv), digest(conv, ("weight", "bias"))

@@ -1,4 +1,4 @@
-"""Whole networks: every convolution replaced, each layer equal on real activations, nothing else touched."""
+"""Whole networks: every convolution is replaced, each layer agrees on real activations, and nothing else changes."""
 
 import copy
 import logging
@@ -27,17 +27,17 @@ HEADS_FIRST = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 
 
 def convert(model: nn.Module, **options: Any) -> Any:
-    """``construct.convert``; nn.Module does not tell the type checker what its children are."""
+    """``construct.convert`` typed as Any, because nn.Module's children are unknown to the type checker."""
     return construct.convert(model, **options)
 
 
 def pairs_of(model, net):
-    """path → (convolution, its attention layer), for every convolution that the original registers."""
+    """path → (convolution, its attention layer), for every convolution registered in the original."""
     return {path: (conv, net.get_submodule(path)) for path, conv in model.named_modules() if isinstance(conv, _ConvNd)}
 
 
 def flipped(model, path):
-    """The network with one kernel turned around: a wrong network, by as little as one convention."""
+    """The network with one kernel flipped, which differs only by a convention."""
     broken = copy.deepcopy(model)
     weight = broken.get_submodule(path).weight
     with torch.no_grad():
@@ -46,7 +46,7 @@ def flipped(model, path):
 
 
 def judge(name):
-    """Convert one of the NETWORKS and hold it against the original."""
+    """Convert one of the NETWORKS and compare it with the original."""
     network = NETWORKS[name]
     model, x = network.ready()
     net = convert(model)
@@ -69,17 +69,17 @@ def judge(name):
     assert output.shape == expected.shape
     scale = expected.abs().max()
     assert (output - expected).abs().max() <= 1e-5 * scale
-    assert (turned - expected).abs().max() > 1e-3 * scale  # so that agreeing logits mean something
+    assert (turned - expected).abs().max() > 1e-3 * scale  # so that agreement of logits is meaningful
 
 
 def verdicts(model, net, x):
-    """path → the name of the verdict on every layer, on the activations of an input."""
+    """path → the name of the verdict on each layer, on the activations for an input."""
     checks = check_on_activations(model, pairs_of(model, net), [x], "an input")
     return {path: check.verdict.name for path, check in checks.items()}
 
 
 def peak_mib():
-    """The most memory this program has held: not ``getrusage``'s, which a child takes over from its parent."""
+    """The peak memory of this process; not ``getrusage``'s, which a child inherits from its parent."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // 1024
 
@@ -91,7 +91,7 @@ def test_every_convolution_of_a_network_becomes_attention_that_computes_the_same
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one program is read there")
 def test_resnet18_in_little_memory():
-    """In a process of its own, so that the peak is this conversion's and no other test's."""
+    """In its own process, so that the peak belongs to this conversion and no other test."""
     places = [str(HERE.parents[1]), str(HERE.parent / "support"), str(HERE)]
     code = f"import sys; sys.path[:0] = {places}; from test_networks import *; judge('resnet18'); print(peak_mib())"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
@@ -151,7 +151,7 @@ def test_the_original_is_not_touched_and_shares_nothing():
 
 
 class Nest(nn.Module):
-    """Convolutions in every container that people use, also those that torch does not look into."""
+    """Convolutions in all common containers, including those that torch does not search."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Nest(nn.Module):
         self.named = nn.ModuleDict({"a": nn.ModuleDict({"b": nn.Conv2d(3, 3, 1)})})
         self.plain = [nn.Conv2d(3, 3, 1), (nn.Sequential(nn.Conv2d(3, 3, 1)),)]
         self.table = {"key": [nn.Conv2d(3, 3, 1)], "again": self.plain}
-        self.plain.append(self.plain)  # a list may hold itself
+        self.plain.append(self.plain)  # a list may contain itself
 
     def path_of_each(self: Any) -> dict[str, nn.Module]:
         return {
@@ -227,7 +227,7 @@ class Shared(nn.Module):
 
 @pytest.mark.nasty(27)
 def test_a_module_used_in_two_places_stays_one_module():
-    """And every call is checked, also at another size, where padding is read at other places."""
+    """And every call is checked, also at another size, where other places read padding."""
     model, x = Shared(), image()
     net = convert(model)
     assert isinstance(net.head, MHSA)
@@ -270,7 +270,7 @@ def test_tied_weights_stay_tied_in_training():
 
 
 def test_parametrized_convolutions_of_one_shape_are_not_mistaken_for_tied_ones():
-    """Their weights are made anew at each look, so that Python may give two of them the same id."""
+    """Their weights are recomputed at each access, so Python may give two of them the same id."""
     torch.manual_seed(0)
     model = nn.Sequential(*(parametrizations.weight_norm(nn.Conv2d(3, 3, 3, padding=1)) for _ in range(6))).eval()
     net, x = convert(model), image()
@@ -308,7 +308,7 @@ def test_filter_says_which():
         asked.append((module, path))
         return module.kernel_size == (3, 3)
 
-    net = convert(model, filter_fn=three_by_three)  # the complex one is not asked for, so it is no error
+    net = convert(model, filter_fn=three_by_three)  # the complex one is not selected, so it is no error
     assert asked == [(model[0], "0"), (model[2], "2"), (model[3], "3")]
     assert [isinstance(module, MHSA) for module in net.children()] == [False, False, True, False]
     assert net[0] is not model[0]
@@ -323,7 +323,7 @@ class OwnForward(nn.Conv2d):
 
 
 class OwnWeight(nn.Conv2d):
-    """Standardised, by a property in place of the parameter."""
+    """Standardises its weight by a property in place of the parameter."""
 
     weight = property(lambda self: self._parameters["weight"] - self._parameters["weight"].mean())  # type: ignore[assignment]
 
@@ -339,14 +339,14 @@ class OwnPadding(nn.ConvTranspose2d):
 
 
 class Strange(Tensor):
-    """As DTensor, quantised or fake tensors: a subclass whose numbers may be elsewhere."""
+    """A subclass whose numbers may be elsewhere, like DTensor, quantised or fake tensors."""
 
     def __deepcopy__(self, memo):
         return self
 
 
 class TakesOver(nn.Parameter):
-    """A parameter that says what operations on it do."""
+    """A parameter that overrides the operations on it."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -382,7 +382,7 @@ def conv_filled(value, name="weight"):
 
 
 def doubles(module, args, output=None):
-    """What a hook may do; no proof about the layer covers it."""
+    """A hook that doubles, which no proof about the layer would cover."""
     return args if output is None else 2 * output
 
 
@@ -404,7 +404,7 @@ def with_parameter(weight):
     return conv
 
 
-# name → (how to make it, what the reason must say)
+# name → (a factory, a pattern for the reason)
 UNCONVERTIBLE = {
     "own_forward": (lambda: OwnForward(2, 4, 3), "a forward of its own"),
     "own_conv_forward": (lambda: OwnConvForward(2, 4, 3), "a _conv_forward of its own"),
@@ -502,17 +502,17 @@ def test_a_lazy_convolution_that_has_seen_data_is_converted():
 @pytest.mark.nasty(22)
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(2, 1, [2, 2]), (np.int64(2), (1,), [2])], ids=str)
 def test_attributes_in_other_spelling_are_no_lies(stride, padding, dilation):
-    """One number for all axes, or a list: torch reads them so too."""
+    """One number for all axes, or a list, which torch accepts too."""
     conv: Any = nn.Conv2d(3, 4, 3)
     conv.stride, conv.padding, conv.dilation, conv.kernel_size = stride, padding, dilation, [3, 3]
     layer, x = convert(conv), image()
     assert layer(x).shape == conv(x).shape
-    conv.stride, conv.padding, conv.dilation = (2, 2), (1, 1), (2, 2)  # for the oracle, which takes no short forms
+    conv.stride, conv.padding, conv.dilation = (2, 2), (1, 1), (2, 2)  # for the oracle, which accepts no short forms
     assert (layer.stride, layer.padding, layer.dilation) == (conv.stride, conv.padding, conv.dilation)
     assert check_call(conv, layer, x, "an image").verdict.name == "CHECKED"
 
 
-# ---- a converted network lives on ------------------------------------------------------------------------------------
+# ---- using a converted network ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("execution", ["dense", "chunked"])
@@ -607,7 +607,7 @@ def test_parameters_with_gradients_are_swapped_as_torch_does():
 
 
 class Sharded(torch.Tensor):
-    """A tensor that cannot be made flat, as one whose parts lie on several machines."""
+    """A tensor that cannot be flattened, like one whose parts are on several machines."""
 
     def flatten(self, *_: int) -> torch.Tensor:
         raise RuntimeError("cannot flatten")

@@ -1,4 +1,4 @@
-"""The theorem as properties: over random convolutions and inputs, the attention layer is the convolution."""
+"""The theorem as properties: on random convolutions and inputs, the attention layer equals the convolution."""
 
 import copy
 import inspect
@@ -43,7 +43,7 @@ def test_layer_equals_convolution_within_rounding_and_every_option_occurs():
 
     for d, transposed in product((1, 2, 3), (False, True)):
         enough = max(32, settings().max_examples)
-        often = settings(max_examples=enough if transposed else 2 * enough)  # the plain ones have more options
+        often = settings(max_examples=enough if transposed else 2 * enough)  # plain convolutions have more options
         often(given(cases(dims=[d], transposed=[transposed], integers=[False]))(same_function))()
     assert len(occurred) > 50
     assert not [name for name, times in occurred.items() if times == 0]
@@ -52,10 +52,10 @@ def test_layer_equals_convolution_within_rounding_and_every_option_occurs():
 @settings(max_examples=4 * EXAMPLES)
 @given(cases())
 def test_layer_equals_the_definition_within_its_own_rounding(case: Case):
-    """Against the oracle, where torch's convolution has no say, only the rounding of the attention itself is allowed.
+    """Against the oracle, without torch's convolution, only the attention's own rounding is allowed.
 
-    On small integers there is no tolerance to hide in: bit for bit it is also torch's convolution, another truth.  D_p = K + 1 is
-    enough for K-dimensional convolutions.
+    On small integers there is no tolerance: the layer equals torch's convolution, a second reference, bit for bit.  D_p = K + 1
+    suffices for K-dimensional convolutions.
     """
     layer = conv_to_mhsa(case.conv)
     d = len(layer.kernel_size)
@@ -72,7 +72,7 @@ def test_layer_equals_the_definition_within_its_own_rounding(case: Case):
 
 @given(cases(integers=[True], batches=[2]))
 def test_small_integers_never_leave_the_exact_range(case: Case):
-    """What makes the test above exact: Σ|w||x| + |b| stays below the first whole number that the format cannot hold."""
+    """The test above is exact because Σ|w||x| + |b| stays below the first integer that the format cannot hold."""
     sizes = copy.deepcopy(case.conv).double()
     with torch.no_grad():
         for tensor in sizes.parameters():
@@ -82,7 +82,7 @@ def test_small_integers_never_leave_the_exact_range(case: Case):
 
 @given(cases(tokens=80), st.sampled_from(["quadratic", "parabola"]), st.sampled_from(["rank", 1, 7]))
 def test_every_encoding_and_head_dimension_gives_the_same_function(case: Case, encoding: str, head_dim: int | str):
-    """D_p = d + 1 or 2, and D_h the least, padded, or the exact rank; a narrower D_h would be an approximation."""
+    """D_p is d + 1 or 2, and D_h minimal, padded, or the exact rank; a smaller D_h would be an approximation."""
     if isinstance(head_dim, int):
         head_dim = max(head_dim, min(case.conv.in_channels, case.conv.out_channels) // case.conv.groups)
     layer = conv_to_mhsa(case.conv, encoding=encoding, head_dim=head_dim)
@@ -98,7 +98,7 @@ def test_every_encoding_and_head_dimension_gives_the_same_function(case: Case, e
 @given(st.integers(1, 40), st.integers(1, 9), st.floats(1e-3, 1e5), st.sampled_from(["quadratic", "parabola"]))
 @example(7, 2, 0.7, "quadratic")
 def test_the_kernel_can_be_read_at_every_sharpness(taps: int, dilation: int, alpha: float, encoding: str):
-    """Also where α is no power of two, so that −α(1, −2τ) rounds."""
+    """Also if α is not a power of two, so that −α(1, −2τ) rounds."""
     conv = nn.Conv2d(1, 2, (taps, 2), dilation=dilation).requires_grad_(False)
     layer = conv_to_mhsa(conv, alpha=alpha, encoding=encoding)
     assert torch.equal(layer.weight, conv.weight)
@@ -110,7 +110,7 @@ def test_the_kernel_can_be_read_at_every_sharpness(taps: int, dilation: int, alp
 
 @given(cases(), st.data())
 def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.DataObject):
-    """Permuting the seven per-head tensors, or building with another ``order``, changes nothing but the rounding."""
+    """Permuting the seven per-head tensors, or building with another ``order``, changes only the rounding."""
     layer = conv_to_mhsa(case.conv)
     order = data.draw(st.permutations(range(layer.heads)))
     built = conv_to_mhsa(case.conv, order=order)
@@ -122,7 +122,7 @@ def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.D
             assert torch.equal(output.double(), exact(case.conv, case.x))
         assert excess(case.conv, other, case.x, output) <= 1
         assert layer.weight.dtype == case.conv.weight.dtype
-        assert torch.equal(other.weight, case.conv.weight)  # put together from where the heads look
+        assert torch.equal(other.weight, case.conv.weight)  # assembled from where the heads look
         bias = case.conv.bias
         assert torch.equal(other.bias, torch.zeros_like(other.bias) if bias is None else bias)
 
@@ -132,7 +132,7 @@ def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.D
 
 @pytest.mark.parametrize("circular", [True, False], ids=["circular padding", "interior"])
 def test_translating_the_input_translates_the_output(circular: bool):
-    """By multiples of the stride: everywhere if the padding is circular, else wherever no padding is read."""
+    """By multiples of the stride, everywhere for circular padding, otherwise wherever no padding is read."""
     compared = Counter[str]()
     options: dict = {"padding_modes": ["circular"], "transposed": [False]} if circular else {}
 
@@ -141,7 +141,7 @@ def test_translating_the_input_translates_the_output(circular: bool):
     def translated(conv: torch.nn.Conv2d, data: st.DataObject) -> None:
         d = len(conv.kernel_size)
         strides = (1,) * d if conv.transposed else conv.stride
-        # Room for an interior, and a whole number of strides to go once around.
+        # Large enough for an interior, and a multiple of the stride for wrapping around.
         size = [s * -(-(n + 2) // s) for n, s in zip(data.draw(sizes_for(conv)), strides, strict=True)]
         moves = data.draw(st.tuples(*(st.integers(-2, 2) for _ in range(d))))
         x = data.draw(inputs_for(conv, integers=True, batches=[1], layouts=["contiguous"], size=size))
@@ -177,7 +177,7 @@ def test_translating_the_input_translates_the_output(circular: bool):
 
 
 def without_positions(d: int, seed: int, content: bool) -> MHSA:
-    """Kernel 1, no padding, stride 1, v = 0 and Ŵ_key = 0; with random content weights or with none."""
+    """A layer with kernel 1, no padding, stride 1, v = 0 and Ŵ_key = 0, with or without random content weights."""
     g = ConvGeometry(3, 2, (1,) * d, (1,) * d, (0,) * d, "zeros", (1,) * d, 1)
     layer = random_layer(g, heads=4, seed=seed)
     with torch.no_grad():
@@ -188,7 +188,7 @@ def without_positions(d: int, seed: int, content: bool) -> MHSA:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(0, 2**16), st.booleans(), st.randoms())
 def test_without_positions_shuffling_tokens_shuffles_the_output(size, seed, content, random):
-    """Self-attention without positional encoding is equivariant to any permutation of its tokens."""
+    """Self-attention without positional encoding is equivariant under any permutation of its tokens."""
     layer = without_positions(len(size), seed, content)
     x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     order = list(range(x[0, 0].numel()))
@@ -201,7 +201,7 @@ def test_without_positions_shuffling_tokens_shuffles_the_output(size, seed, cont
 
 @pytest.mark.parametrize("silent", ["w_qry", "v"])
 def test_with_positions_shuffling_tokens_does_not_shuffle_the_output(silent: str):
-    """The test above can fail: positions come in through v, or without it through what the queries ask."""
+    """The test above can fail: positions enter through v, or without it through the queries."""
     layer = without_positions(2, 0, content=True)
     x = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
@@ -216,7 +216,7 @@ def test_with_positions_shuffling_tokens_does_not_shuffle_the_output(silent: str
 
 @st.composite
 def four_dimensional(draw: st.DrawFn) -> tuple[Convolution, ConvGeometry, torch.Tensor]:
-    """A convolution that torch does not have, as raw fields and as a geometry, and an input; small integers."""
+    """A convolution that torch lacks, as raw fields and as a geometry, and an input, of small integers."""
 
     def axes(least: int, most: int) -> tuple[int, ...]:
         return draw(st.tuples(*(st.integers(least, most) for _ in range(4))))
@@ -244,7 +244,7 @@ def four_dimensional(draw: st.DrawFn) -> tuple[Convolution, ConvGeometry, torch.
 @settings(max_examples=EXAMPLES // 2)
 @given(four_dimensional())
 def test_d_p_is_5_in_four_dimensions_against_the_definition(problem):
-    """One code path for every dimension: the fourth, which torch has not, against the oracle, bit for bit."""
+    """All dimensions share one code path; the fourth, which torch lacks, equals the oracle bit for bit."""
     truth, geometry, x = problem
     layer = kernel_to_mhsa(torch.from_numpy(truth.weight), torch.from_numpy(truth.bias), geometry)
     assert layer.v.shape[1] == 5
@@ -266,7 +266,7 @@ def test_d_p_is_5_in_four_dimensions_against_the_definition(problem):
     ids=["anything", "transposed", "two dimensions", "three heads", "groups"],
 )
 def test_cases_shrink_to_the_simplest(wanted, simplest: str):
-    """A failing property is reported on the smallest convolution that fails it."""
+    """A failing property is reported on the simplest convolution that fails it."""
     assert find(cases(), wanted, settings=settings(max_examples=100)).description.startswith(simplest)
 
 

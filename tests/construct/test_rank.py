@@ -1,4 +1,4 @@
-"""Head dimensions by exact rank: found, not to be had, or not looked for; the log says which."""
+"""Head dimensions by exact rank: found, unattainable, or not searched for, as the log says."""
 
 import logging
 import math
@@ -56,7 +56,7 @@ def test_factors_that_cannot_be_stored_are_said_so(caplog: pytest.LogCaptureFixt
 
 
 def test_factors_beyond_every_number_are_made_of_the_rows_instead():
-    """Of the columns the factor would be 1e300 / 1e-300."""
+    """A factor from columns would be 1e300 / 1e-300."""
     conv = nn.Conv1d(2, 2, 1, bias=False, dtype=torch.float64)
     conv.weight.data[..., 0] = torch.tensor([[1e-300, 2e-300], [1e300, 2e300]], dtype=torch.float64)
     layer = conv_to_mhsa(conv, head_dim="rank")
@@ -65,7 +65,7 @@ def test_factors_beyond_every_number_are_made_of_the_rows_instead():
 
 
 def test_factors_beyond_half_precision_are_made_of_the_rows_instead():
-    """Of the columns the factor would be 60000 / 6e-8, which float16 stores as infinity."""
+    """A factor from columns would be 60000 / 6e-8, which float16 stores as infinity."""
     conv = nn.Conv1d(3, 3, 1, bias=False, dtype=torch.float16)
     conv.weight.data[..., 0] = torch.tensor([[6e-8] * 3, [60000.0] * 3, [1.0] * 3]).half()
     layer = conv_to_mhsa(conv, head_dim="rank")
@@ -76,7 +76,7 @@ def test_factors_beyond_half_precision_are_made_of_the_rows_instead():
 @settings(max_examples=EXAMPLES)
 @given(cases(integers=[True]), st.integers(1, 4), st.sampled_from(["dense", "chunked", "axial", "auto"]))
 def test_several_narrow_heads_at_a_shift_carry_any_kernel(case: Case, head_dim: int, execution: str):
-    """The general D_h < D_out: Σ_h over ⌈min(D_in, D_out)/D_h⌉ heads a shift, on integers bit for bit."""
+    """For general D_h < D_out, Σ_h over ⌈min(D_in, D_out)/D_h⌉ heads per shift is exact on integers."""
     layer = conv_to_mhsa(case.conv, head_dim=head_dim, heads_per_shift=None, execution=execution)
     taps, least = layer.geometry.taps, min(layer.in_channels, layer.out_channels) // layer.geometry.groups
     assert (layer.heads, layer.w_val.shape[-1]) == (taps * math.ceil(least / head_dim), head_dim)

@@ -1,4 +1,4 @@
-"""Rules: a user states torch layers for a class with a forward of its own; samples judge them, and what they refute is refused."""
+"""Rules, which replace a user's class by torch layers: samples judge them, and refuted rules are refused."""
 
 import copy
 import logging
@@ -26,7 +26,7 @@ def convert(model: nn.Module, **options: Any) -> Any:
 
 
 def reasons(model: nn.Module, rules: Any, **options: Any) -> dict[str, str]:
-    """path → why it is not converted."""
+    """path → the reason why it is not converted."""
     with pytest.raises(UnsupportedLayer) as caught:
         construct.convert(model, rules=rules, **options)
     assert not any("\n" in row.reason or "--" in row.reason for row in caught.value.rows)
@@ -34,7 +34,7 @@ def reasons(model: nn.Module, rules: Any, **options: Any) -> dict[str, str]:
 
 
 def plain_conv(module: Any, **changes: Any) -> Any:
-    """torch's own, with the numbers of a subclass."""
+    """torch's own convolution with the numbers of a subclass."""
     kind = [nn.Conv1d, nn.Conv2d, nn.Conv3d][module.weight.dim() - 3]
     options = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation", "groups")}
     conv: Any = kind(module.in_channels, module.out_channels, bias=module.bias is not None, **options | changes)
@@ -46,7 +46,7 @@ def plain_conv(module: Any, **changes: Any) -> Any:
 
 
 class StaticSame(nn.Conv2d):
-    """Pads as TensorFlow does, for the one image size that it was built for."""
+    """Pads like TensorFlow, for the one image size for which it was built."""
 
     def __init__(self, d_in: int, d_out: int, kernel: int, image_size: int, **options: Any):
         super().__init__(d_in, d_out, kernel, **options)
@@ -64,7 +64,7 @@ def static_same(module: StaticSame) -> nn.Module:
 
 
 class DynamicSame(nn.Conv2d):
-    """Pads as TensorFlow does, by the size of each input."""
+    """Pads like TensorFlow, by the size of each input."""
 
     def forward(self, input: Tensor) -> Tensor:
         pads = []
@@ -75,7 +75,7 @@ class DynamicSame(nn.Conv2d):
 
 
 def fixed_same(residue: int) -> Callable[[Any], nn.Module]:
-    """What DynamicSame does for inputs whose size has that residue modulo the stride."""
+    """The rule for DynamicSame on inputs whose size has this residue modulo the stride."""
 
     def rule(module: Any) -> nn.Module:
         pads: Any = []
@@ -89,7 +89,7 @@ def fixed_same(residue: int) -> Callable[[Any], nn.Module]:
 
 
 class CausalCrop(nn.Conv1d):
-    """Pads on both sides and crops what looks ahead."""
+    """Pads on both sides and crops the outputs that look ahead."""
 
     def __init__(self, d_in: int, d_out: int, kernel: int, dilation: int = 1):
         super().__init__(d_in, d_out, kernel, padding=(kernel - 1) * dilation, dilation=dilation)
@@ -104,7 +104,7 @@ def causal(module: Any) -> nn.Sequential:
 
 
 class CausalBlock(nn.Module):
-    """No convolution itself: it holds one."""
+    """Contains a convolution but is not one itself."""
 
     def __init__(self, d_in: int, d_out: int, kernel: int):
         super().__init__()
@@ -125,7 +125,7 @@ def standard(weight: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 class Standardised(nn.Conv2d):
-    """Each filter less its mean, over its standard deviation, times a gain."""
+    """Standardises each filter, (w − mean)/std, and multiplies it by a gain."""
 
     def __init__(self, *args: Any, eps: float = 1e-6, **options: Any):
         super().__init__(*args, **options)
@@ -147,14 +147,14 @@ def standardised(module: Standardised) -> nn.Module:
 
 
 def made_anew(module: Standardised) -> nn.Module:
-    """In the default format, which for a float64 copy is float64."""
+    """A new module in the default format, which for a float64 copy is float64."""
     conv = nn.Conv2d(module.in_channels, module.out_channels, 3)
     conv.load_state_dict({"weight": module.kernel(), "bias": module.bias})
     return conv
 
 
 class Kernel(nn.Module):
-    """The same as a parametrization, which stays worked out until it is converted."""
+    """The same as a parametrization, which remains until conversion."""
 
     def __init__(self, module: Standardised):
         super().__init__()
@@ -170,7 +170,7 @@ def parametrized(module: Standardised) -> nn.Module:
     return conv
 
 
-# ---- what holds ------------------------------------------------------------------------------------------------------
+# ---- correct rules ---------------------------------------------------------------------------------------------------
 
 GOOD: dict[str, tuple[Callable[[], nn.Module], Any, tuple[int, ...]]] = {
     "static": (lambda: StaticSame(2, 4, 3, 15, stride=2), static_same, (2, 15, 15)),
@@ -209,7 +209,7 @@ def test_a_rule_that_holds(name: str) -> None:
 
 @given(cases())
 def test_no_rule_that_holds_is_refused_for_rounding(case: Case) -> None:
-    """Every geometry, format and magnitude that torch's own convolutions have."""
+    """For every geometry, format and magnitude of torch's own convolutions."""
     base: Any = type(case.conv)
     own = type("Own", (base,), {"forward": lambda self, *args, **options: base.forward(self, *args, **options)})
     module: Any = copy.deepcopy(case.conv)
@@ -230,7 +230,7 @@ def test_without_a_rule_the_reason_names_the_way_out() -> None:
     )
     refused = reasons(nn.Sequential(StaticSame(1, 1, 3, 8)), {})
     assert refused == {"0": f"its class has a forward of its own; {way_out}"}
-    assert isinstance(convert(nn.Sequential(CausalBlock(1, 1, 2)))[0].conv, MHSA)  # whose inner convolution is torch's
+    assert isinstance(convert(nn.Sequential(CausalBlock(1, 1, 2)))[0].conv, MHSA)  # the inner convolution is torch's
 
 
 def test_what_is_inside_is_the_rules_affair() -> None:
@@ -343,7 +343,7 @@ def wrong_weight(module: Any) -> nn.Module:
 
 
 def nudged(module: Any) -> nn.Module:
-    """Right in float64, wrong in the format of the module itself."""
+    """A rule that is right in float64 but wrong in the module's own format."""
     conv: Any = causal(module)
     if module.weight.dtype != torch.float64:
         conv[1].weight = nn.Parameter(module.weight * (1 + 1e-3))
@@ -400,14 +400,14 @@ def test_what_is_refuted_is_left_in_place_where_that_is_wanted(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, logger="construct.network"):
         net = convert(model, rules={CausalBlock: lambda m: m.conv}, strict=False)
     assert type(net[0]) is CausalBlock
-    assert type(net[0].conv) is nn.Conv1d  # what the user's rule is about is not converted by another one
+    assert type(net[0].conv) is nn.Conv1d  # no other rule converts a module that the user's rule covers
     assert isinstance(net[1], MHSA)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("left unconverted: 0: CausalBlock: its rule gives another function: on an input of size ")
 
 
 class Ordered(nn.Module):
-    """Channels last: no input as the layers want it fits."""
+    """Expects channels last, so no input in the layers' format fits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def refused(reason: str) -> Any:
 
 
 def small(dims: int = 2, **options: Any) -> tuple[Any, MHSA]:
-    """A small convolution with normal numbers, and its layer; four taps in two dimensions, so an even number of heads."""
+    """A small convolution with normal samples, and its layer; four taps in two dimensions, so an even number of heads."""
     kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -47,13 +47,13 @@ def small(dims: int = 2, **options: Any) -> tuple[Any, MHSA]:
 
 
 def small_stock(grid: tuple[int, ...] = (4, 4), **options: Any) -> tuple[Any, MHSA, stock.StockAttention]:
-    """The same, and the layer inside a stock attention."""
+    """:func:`small`, and its layer inside a stock attention."""
     conv, layer = small(**options)
     return conv, layer, construct.to_torch_mha(layer, grid)
 
 
 def is_no_kernel(attention: Any, reason: str, *where: Any) -> None:
-    """No kernel is read out of it, for that reason."""
+    """Assert that no kernel can be read out of it, for this reason."""
     with refused(reason):
         construct.from_torch_mha(attention, *where)
 
@@ -63,7 +63,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def operators(function: Any) -> set[str]:
-    """The names of all operators that are executed."""
+    """The names of all operators executed."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         function()
     return {event.name for event in record.events() or ()}
@@ -81,7 +81,7 @@ def scores_of(module: stock.StockAttention, x: torch.Tensor) -> torch.Tensor:
 @settings(max_examples=2 * settings().max_examples)
 @given(cases(dtypes=FULL, tokens=80), st.booleans(), st.sampled_from(["quadratic", "parabola"]))
 def test_it_computes_the_convolution_and_gives_the_kernel_back(case: Case, bias: bool, encoding: str):
-    """On every geometry: small integers bit for bit, other numbers within the rounding of the attention."""
+    """On every geometry, bit for bit on small integers, else within the attention's rounding."""
     layer = conv_to_mhsa(case.conv, encoding=encoding)
     module = construct.to_torch_mha(layer, size_of(case.conv, case.x), bias=bias)
     assert [type(m) for m in module.modules()].count(nn.MultiheadAttention) == 1
@@ -100,7 +100,7 @@ def test_it_computes_the_convolution_and_gives_the_kernel_back(case: Case, bias:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", FULL, ids=str)
 def test_every_path_of_torch_agrees(dtype: torch.dtype, bias: bool):
-    """With weights, through scaled_dot_product_attention (both kernels of it), and on the fast path for inference."""
+    """With weights, through both kernels of scaled_dot_product_attention, and on the fast path for inference."""
     conv, layer = small(dtype=dtype)
     module = construct.to_torch_mha(layer, (5, 6), bias=bias).eval()
     x = normal(2, 2, 5, 6, dtype=dtype)
@@ -139,7 +139,7 @@ def test_every_path_of_torch_agrees(dtype: torch.dtype, bias: bool):
 
 @pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
 def test_the_weights_are_those_of_the_layer(encoding: str):
-    """For all tokens that ask: one-hot at q + τ, and heads keep their order."""
+    """For all query tokens, attention is one-hot at q + τ, and heads keep their order."""
     conv, layer = small()
     layer = permuted(conv_to_mhsa(conv, encoding=encoding), [2, 0, 3, 1])
     x = normal(1, 2, 5, 4)
@@ -152,7 +152,7 @@ def test_the_weights_are_those_of_the_layer(encoding: str):
 @pytest.mark.parametrize("alpha", [1.0, 0.25, 3.0, 60.0])
 @pytest.mark.parametrize("dtype", FULL, ids=str)
 def test_soft_heads_are_the_same_soft_heads(alpha: float, dtype: torch.dtype):
-    """Also off the lattice: the head size is then a power of 16, and scores are exact."""
+    """Also off the lattice, where the head size is a power of 16 and scores are exact."""
     geometry = ConvGeometry(2, 3, (2, 2), (2, 1), (1, 2), "reflect", (1, 1), 1)
     layer = random_layer(geometry, heads=3, key_dim=3, seed=1, dtype=dtype)
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_soft_heads_are_the_same_soft_heads(alpha: float, dtype: torch.dtype):
         torch.testing.assert_close(
             scores_of(module, x)[:, :, module.query_tokens].double(),
             layer.attention_probabilities(x),
-            rtol=2000 * eps,  # e^−s is off by s roundings of s, and no s that is seen passes a thousand
+            rtol=2000 * eps,  # e^−s errs by s roundings of s, and no relevant s exceeds a thousand
             atol=2 * torch.finfo(dtype).tiny,
         )
         torch.testing.assert_close(module(x).double().numpy(), paper(layer, x), rtol=1e3 * eps, atol=1e2 * eps)
@@ -189,7 +189,7 @@ def test_on_the_meta_device_it_tells_shapes():
 @pytest.mark.parametrize("grid", [(28,), (28, 28), (200,), (600,)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gradients_do_not_feel_the_size_of_scores(grid: tuple[int, ...], dtype: torch.dtype):
-    """Scores are large, and rounded; a fused backward pass would take exp of what they are off by."""
+    """Scores are large and rounded; a fused backward pass would take exp of their errors."""
     torch.manual_seed(0)
     conv = (nn.Conv1d if len(grid) == 1 else nn.Conv2d)(2, 3, 3, padding=1, dtype=dtype)
     x = torch.randint(-8, 9, (1, 2, *grid)).to(dtype)
@@ -274,7 +274,7 @@ def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.M
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dtype: torch.dtype):
-    """Scores as torch evaluates them lie within the error that is allowed for, in float32 where the bound is largest."""
+    """Scores as torch evaluates them are within the allowed error, in float32 where the bound is largest."""
     tau = [(-1) ** i * (i + 1) for i in range(len(shape))]
     aim = HeadCentre(Fraction(1024), tuple(map(Fraction, tau)))
     widest = tuple(n // 2 for n in shape)
@@ -341,7 +341,7 @@ def test_what_has_no_such_form_is_refused(name: str):
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
 def test_a_parabola_that_looks_off_the_grid_is_refused(order: list[int]):
-    """There the next key by number need not be the next by distance."""
+    """Off the grid, the nearest key by number may not be the nearest by distance."""
     parabola = conv_to_mhsa(nn.Conv1d(2, 3, 3, padding=1), encoding="parabola", order=order)
     weights = MHSAWeights(**{name: tensor.detach() for name, tensor in parabola.named_parameters()})
     bare = MHSA(ConvGeometry(2, 3, (1,), (1,), (0,), "zeros", (1,), 1), weights, radix=parabola.radix)
@@ -440,7 +440,7 @@ def test_what_was_frozen_stays_frozen():
 
 
 def test_the_tensors_load_into_a_plain_transformer():
-    """And the kernel is read out of that one's attention."""
+    """And the kernel is read out of that transformer's attention."""
     conv, layer, module = small_stock()
     a = module.attention
     encoder = nn.TransformerEncoderLayer(a.embed_dim, a.num_heads, batch_first=True).eval()
@@ -460,7 +460,7 @@ def test_the_tensors_load_into_a_plain_transformer():
 
 
 def test_projections_apart_and_other_bases_are_read_too():
-    """Keys and values of their own width; heads in another basis; values scaled by a power of two."""
+    """Keys and values with their own widths; heads in another basis; values scaled by a power of two."""
     conv, layer, module = small_stock()
     a, g = module.attention, layer.geometry
     apart: Any = nn.MultiheadAttention(a.embed_dim, 4, kdim=5, vdim=7, batch_first=True)
@@ -472,7 +472,7 @@ def test_projections_apart_and_other_bases_are_read_too():
         apart.out_proj.weight.copy_(a.out_proj.weight / 4)
         apart.in_proj_bias.copy_(a.in_proj_bias)
         apart.out_proj.bias.copy_(a.out_proj.bias)
-        turn = torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, -1, 1]])  # its own inverse but for a half
+        turn = torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, -1, 1]])  # its own inverse up to a factor ½
         back_turn = turn * torch.tensor([[1], [0.5], [0.5]])
         for tensor, by in ((apart.q_proj_weight, turn), (apart.k_proj_weight, back_turn)):
             rows = tensor.view(4, -1, tensor.shape[1])
@@ -619,7 +619,7 @@ def test_two_heads_that_change_places_are_another_kernel():
 
 @given(st.data())
 def test_whatever_is_read_is_what_the_module_computes(data: st.DataObject):
-    """After any one entry of any tensor was changed: a refusal, or the kernel and bias that are computed now."""
+    """After changing any one entry of any tensor, reading refuses or gives the kernel and bias now computed."""
     case = data.draw(cases(dtypes=FULL, tokens=40, channels=("one", "dense", "grouped")))
     layer = conv_to_mhsa(case.conv)
     module = construct.to_torch_mha(layer, size_of(case.conv, case.x), bias=data.draw(st.booleans()))
@@ -650,7 +650,7 @@ def test_whatever_is_read_is_what_the_module_computes(data: st.DataObject):
 
 
 def test_factors_of_low_rank_are_multiplied_out():
-    """Two channels through one value: the kernel is the rounded product."""
+    """For two channels through one value, the kernel is the rounded product."""
     conv = nn.Conv2d(4, 4, 1)
     layer = conv_to_mhsa(conv, head_dim=2)
     back = construct.from_torch_mha(construct.to_torch_mha(layer, (3, 3)))

@@ -1,4 +1,4 @@
-"""Every case of torch's own tests of convolutions (``torch.testing._internal``), turned into modules and converted."""
+"""Every case of torch's own convolution tests (``torch.testing._internal``), as a module, is converted correctly."""
 
 import warnings
 from collections import Counter
@@ -17,7 +17,7 @@ from verify.samples.sampling import LayerCheck, check_call
 
 pytestmark = pytest.mark.deep  # torch's test tools take seconds to import
 
-# How many cases torch 2.13 has of each, in one dtype; another version may have more, and should not silently have none.
+# The number of cases in torch 2.13, in one dtype; another version may have more, but should not silently have none.
 OPERATORS: dict[str, tuple[type[_ConvNd], int]] = {
     "nn.functional.conv1d": (nn.Conv1d, 10),
     "nn.functional.conv2d": (nn.Conv2d, 30),
@@ -34,14 +34,14 @@ WITHOUT_TRANSPOSED = ("stride", "padding", "dilation", "groups")
 
 @cache
 def databases() -> tuple[Any, Any]:
-    """Torch's lists of the operators and of the modules that it tests."""
+    """Torch's lists of the operators and modules that it tests."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's test tools warn about what they do not find
+        warnings.simplefilter("ignore")  # torch's test tools warn about missing packages
         profile = settings.get_current_profile_name()
         from torch.testing._internal.common_methods_invocations import op_db
         from torch.testing._internal.common_modules import module_db
 
-        settings.load_profile(profile)  # torch's test tools load one of their own, with ten examples a test
+        settings.load_profile(profile)  # torch's test tools load their own profile, with ten examples per test
     return op_db, module_db
 
 
@@ -59,7 +59,7 @@ def arguments_of(name, sample) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
 
 
 def as_module(name: str, weight: Tensor, bias: Tensor | None, options: dict[str, Any]) -> nn.Module:
-    """The module whose call is this call of the function."""
+    """The module equivalent to this function call."""
     groups = options.get("groups", 1)
     first, second = weight.shape[:2]
     channels = (first, second * groups) if "transpose" in name else (second * groups, first)
@@ -70,7 +70,7 @@ def as_module(name: str, weight: Tensor, bias: Tensor | None, options: dict[str,
 
 
 def as_wrong_module(name: str, weight: Tensor, bias: Tensor | None, options: dict[str, Any]) -> nn.Module:
-    """The same without asking the constructor, which would refuse before the layer is made."""
+    """The same, bypassing the constructor, which would refuse it."""
     dims = int(name[-2])
     groups = options.get("groups", 1)
     conv: Any = OPERATORS[name][0](1, 1, 1)  # type: ignore[call-arg]
@@ -106,7 +106,7 @@ def test_every_sample_of_the_operator(name, dtype):
             counts["refused, no channels"] += 1
             continue
         conv = as_module(name, weight, bias, options)
-        # The module computes what the sample does: else the comparison would be about something else.
+        # First check that the module computes the sample's function.
         assert torch.equal(conv(sample.input), operator(name).op(sample.input, *sample.args, **sample.kwargs))
         counts["outputs"] += judged(conv, sample.input).discrepancy.compared
         counts["compared"] += 1
@@ -127,7 +127,7 @@ def test_what_torch_rejects_is_rejected(name):
         conv = as_wrong_module(name, *arguments_of(name, sample))
         with pytest.raises((RuntimeError, ValueError)):
             conv(sample.input)
-        # At the conversion, or, where only the input is wrong, at the call.
+        # At conversion, or at the call if only the input is wrong.
         with pytest.raises((UnsupportedLayer, RuntimeError), match=type(conv).__name__ + "|MHSA") as caught:
             construct.convert(conv)(sample.input)
         assert "\n" not in str(caught.value)
@@ -146,7 +146,7 @@ def test_every_sample_of_the_module(cls, lazy, dtype):
     for sample in info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=False):
         constructor, forward = sample.constructor_input, sample.forward_input
         conv = cls(*constructor.args, **constructor.kwargs).to(dtype).eval()
-        conv(*forward.args, **forward.kwargs)  # a lazy one becomes an ordinary one here
+        conv(*forward.args, **forward.kwargs)  # this call initialises a lazy module
         judged(conv, *forward.args, **forward.kwargs)
         count += 1
         unbatched += forward.args[0].dim() == conv.weight.dim() - 1

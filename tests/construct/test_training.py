@@ -1,4 +1,4 @@
-"""What a call for autograd computes and leaves: gradients of the convolution, laid out as what they belong to, in one node."""
+"""Autograd through a layer gives the convolution's gradients, in the layout of their tensors, from one graph node."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ LAYOUTS = {
 
 
 def whole_numbers(name: str, side: int, images: int, alone: bool) -> tuple[Any, MHSA, Tensor]:
-    """A convolution, the layer made of it (``alone``: its identities are not trained), and an input, all in small integers."""
+    """A convolution, its layer (``alone``: its identities are not trained), and an input, all of small integers."""
     conv = LAYERS[name]()
     with torch.no_grad():
         for p in conv.parameters():
@@ -44,7 +44,7 @@ def whole_numbers(name: str, side: int, images: int, alone: bool) -> tuple[Any, 
 
 
 def gradients(run: Any, x: Tensor, learned: list[Tensor], pull: Any) -> list[Tensor]:
-    """The output, and what is pulled back to x and to the parameters."""
+    """The output, and the gradients with respect to x and the parameters."""
     x = x.detach().requires_grad_()
     y = run(x)
     given = pull(torch.arange(y.numel()).view_as(y).remainder(5).float() - 2)
@@ -55,14 +55,14 @@ def gradients(run: Any, x: Tensor, learned: list[Tensor], pull: Any) -> list[Ten
 @pytest.mark.parametrize("lying", LAYOUTS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: str, pull: str) -> None:
-    """In integers, of one image and of three, of rows that are short and not."""
+    """On integers, for one image and for three, with short and long rows."""
     for side, images in ((6, 1), (6, 3), (12, 1), (9, 2), (25, 1)):
         conv, layer, x = whole_numbers(name, side, images, alone=False)
         given, learned = LAYOUTS[lying](x), [layer.w_val, layer.w_out, layer.b_out]
         ours = gradients(layer, given, learned, LAYOUTS[pull])
         theirs = gradients(conv, given, list(conv.parameters()), LAYOUTS[pull])
         value, out = layer.w_val.detach(), layer.w_out.detach()
-        assert torch.equal(value.mT @ ours[2], ours[3] @ out.mT)  # both are W's, through the other factor
+        assert torch.equal(value.mT @ ours[2], ours[3] @ out.mT)  # both give W's gradient, through the other factor
         for a, b in zip((*ours[:2], kernel_gradient(layer, *ours[2:4])), theirs, strict=False):
             assert torch.equal(a, b)
         if conv.bias is not None:
@@ -72,7 +72,7 @@ def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: s
 @pytest.mark.parametrize("alone", [True, False], ids=["one factor", "both factors"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> None:
-    """Of how long the gradients are, for the input and the bias: exact in integers."""
+    """The derivative, with respect to the input, of the input gradient's squared norm is exact on integers."""
     conv, layer, x = whole_numbers(name, 6, 2, alone)
     derivatives = []
     for run, kernels in (
@@ -120,20 +120,20 @@ def test_several_gradients_at_once_are_the_convolution_s(name: str, lying: str) 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients_lie_as_the_input_does(name: str, form: Any) -> None:
-    """Also where what is pulled back lies otherwise, as that of a sum does."""
+    """Also if the incoming gradient has another layout, like that of a sum."""
     _, layer, x = whole_numbers(name, 9, 2, alone=True)
     x = x.contiguous(memory_format=form)
     with torch.no_grad():
         assert layer(x).is_contiguous(memory_format=form)
     y = layer(x.requires_grad_())
     assert y.is_contiguous(memory_format=form)
-    if name != "reflect":  # there the padding has the last word
+    if name != "reflect":  # there the padding determines the layout
         assert torch.autograd.grad(y.sum(), x)[0].is_contiguous(memory_format=form)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_call_is_one_node_of_the_graph(name: str) -> None:
-    """From the output to the input and to the one factor that is trained there is nothing else, and nothing is copied."""
+    """Nothing else is between the output and the input or the trained factor, and nothing is copied."""
     _, layer, x = whole_numbers(name, 9, 1, alone=True)
     y = layer(x.requires_grad_())
     into = {type(node).__name__ for node, _ in y.grad_fn.next_functions if node is not None}
@@ -143,7 +143,7 @@ def test_a_call_is_one_node_of_the_graph(name: str) -> None:
 
 
 def test_weights_that_change_before_they_are_used_again_are_noticed() -> None:
-    """A factor is its head's whole matrix, and no copy of it."""
+    """The saved factor is its head's whole matrix, not a copy."""
     for alone in (True, False):
         _, layer, x = whole_numbers("1x1", 6, 1, alone)
         y = layer(x.requires_grad_())

@@ -1,4 +1,4 @@
-"""The layer itself: where it looks, what it accepts, and what casting keeps."""
+"""The layer itself: where it looks, what it accepts, and what casting preserves."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,13 +24,13 @@ EXAMPLES = settings().max_examples
 @settings(max_examples=2 * EXAMPLES)
 @given(cases(tokens=100))
 def test_attention_weights_are_0_or_1_and_where_the_kernel_reads(case: Case):
-    """Exactly one 1 in every row, at the token that the tap reads: worked out from the convolution's fields alone."""
+    """Every row has exactly one 1, at the token that the tap reads, as computed from the convolution's fields alone."""
     conv, layer = case.conv, conv_to_mhsa(case.conv)
     with torch.no_grad():
         attention, output = layer.attention_probabilities(case.x), conv(case.x).shape[-len(conv.kernel_size) :]
     assert bool(((attention == 0) | (attention == 1)).all())
     assert bool(((attention == 1).sum(-1) == 1).all())
-    grid, places = [], []  # an axis each: the number of tokens, and the token that tap j reads for output o
+    grid, places = [], []  # per axis: the number of tokens, and the token that tap j reads for output o
     for i, k in enumerate(conv.kernel_size):
         dil, s, n = conv.dilation[i], conv.stride[i], case.x.shape[case.x.dim() - len(conv.kernel_size) + i]
         if conv.transposed:  # on the stuffed grid, padded by dil·(k − 1) − p, a kernel of stride 1
@@ -53,7 +53,7 @@ def test_attention_weights_are_0_or_1_and_where_the_kernel_reads(case: Case):
 
 
 def looking_at(tau: float, alpha: float) -> MHSA:
-    """One head that hands on the token at q + τ, on an axis padded by 2."""
+    """A layer with one head that returns the token at q + τ, on an axis padded by 2."""
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 1, padding=2, dtype=torch.float64)).requires_grad_(False)
     layer.w_val.fill_(1)
     layer.w_out.fill_(1)
@@ -63,13 +63,13 @@ def looking_at(tau: float, alpha: float) -> MHSA:
 
 
 def test_a_head_between_two_tokens_takes_the_mean_of_both():
-    """Off the lattice: at τ = ½ both neighbours weigh ½, however sharp the head is."""
+    """Off the lattice, at τ = ½, both neighbours weigh ½ at any sharpness."""
     y = looking_at(0.5, 1024.0)(torch.tensor([[[1.0, 3.0, 7.0]]]).double())
     assert y.flatten().tolist() == [0, 0.5, 2, 5, 3.5, 0, 0]
 
 
 def test_a_soft_head_leaks_what_theory_says():
-    """At α = 1 the weight of the neighbours is e^-1 each, of the next e^-4, …, over their sum."""
+    """At α = 1 the neighbours weigh e^-1 each, the next ones e^-4, …, divided by the sum."""
     probabilities = looking_at(0.0, 1.0).attention_probabilities(torch.zeros(1, 1, 9, dtype=torch.float64))
     middle = probabilities[0, 0, 6].numpy()
     expected = np.exp(-((np.arange(13) - 6.0) ** 2))
@@ -91,7 +91,7 @@ def test_a_soft_head_leaks_what_theory_says():
     ids=["half", "bfloat16", "double", "to(bfloat16)", "half and back"],
 )
 def test_casting_keeps_positions_and_one_hot_attention(cast):
-    """A shift of 257, which bfloat16 would store as 256: positions stay at float32 or better, everything else is cast."""
+    """With a shift of 257, which bfloat16 would store as 256: positions stay at least float32, all else is cast."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         conv, x = nn.Conv1d(2, 2, 2, dilation=257), torch.randn(2, 2, 400)
@@ -123,7 +123,7 @@ def test_casting_keeps_the_gradients_of_positions_too():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_autocast_gives_the_type_that_a_convolution_gives(dtype: torch.dtype):
-    """Under autocast networks expect the lower type, except of float64; small integers are the same in both."""
+    """Under autocast networks expect the lower type, except for float64; small integers are exact in both."""
     conv = nn.utils.skip_init(nn.Conv2d, 2, 3, 3, padding=1, dtype=dtype)
     with torch.no_grad():
         for n, tensor in enumerate(conv.parameters()):
@@ -141,8 +141,8 @@ def test_autocast_gives_the_type_that_a_convolution_gives(dtype: torch.dtype):
 
 @st.composite
 def doubtful(draw: st.DrawFn) -> tuple[Any, torch.Tensor]:
-    """A convolution, and an input that it may or may not accept."""
-    # Most often one thing alone is wrong; so every reason is met, and not hidden behind another.
+    """A convolution and an input that it may or may not accept."""
+    # Usually only one thing is wrong, so that no reason hides another.
     wrong = draw(st.sampled_from(["size", "one axis", "padding", "channels", "rank", "dtype", "nothing"]))
     options: dict[str, Any] = {"dtypes": [torch.float32], "integers": [True]}
     if wrong == "padding":
@@ -169,7 +169,7 @@ def doubtful(draw: st.DrawFn) -> tuple[Any, torch.Tensor]:
 
 @pytest.mark.nasty(34, 35)
 def test_accepts_what_torch_accepts_and_refuses_what_torch_refuses():
-    """On doubtful inputs torch's convolution is asked first; we do as it does, and a refusal bears our name."""
+    """On doubtful inputs the layer does as torch's convolution does, and a refusal names our layer."""
     outcomes: Counter[str] = Counter()
 
     @settings(max_examples=5 * EXAMPLES)
@@ -180,11 +180,11 @@ def test_accepts_what_torch_accepts_and_refuses_what_torch_refuses():
         with torch.no_grad():
             try:
                 expected = conv(x)
-            except (RuntimeError, NotImplementedError, ValueError):  # all that torch raises here
+            except (RuntimeError, NotImplementedError, ValueError):  # all errors that torch raises here
                 outcomes[refusal(lambda: layer(x))] += 1
                 return
-            # torch's own slips: an empty batch may be of another type or of no size, and some of its transposed kernels
-            # return outputs of no size; it refuses the same from others.
+            # torch's inconsistencies: an empty batch may have another type or no size, and some of its transposed kernels
+            # return outputs of size 0, which others refuse.
             d = len(conv.kernel_size)
             empty = len(x) == 0 and (0 in x.shape[-d:] or x.dtype != torch.float32)
             if empty or 0 in expected.shape[-d:]:
@@ -210,7 +210,7 @@ def test_accepts_what_torch_accepts_and_refuses_what_torch_refuses():
 
 
 def refusal(call: Callable[[], torch.Tensor]) -> str:
-    """The message with which a call is refused, in the name of MHSA."""
+    """The message of a call's refusal, which names MHSA."""
     with pytest.raises(RuntimeError, match=r"^MHSA: ") as error:
         call()
     return str(error.value)
@@ -224,7 +224,7 @@ def refusal(call: Callable[[], torch.Tensor]) -> str:
 )
 @pytest.mark.nasty(37)
 def test_output_size_is_taken_and_refused_as_torch_does(conv: Any, batched: bool, offsets: list[int], more: int):
-    """Reachable sizes give torch's output; others, and lists of a wrong length, a ValueError with our name."""
+    """Reachable sizes give torch's output; others, and lists of a wrong length, raise a ValueError that names our layer."""
     d = len(conv.kernel_size)
     x = (
         torch.ones(2, conv.in_channels, *least_size(conv))
@@ -241,7 +241,7 @@ def test_output_size_is_taken_and_refused_as_torch_does(conv: Any, batched: bool
         except ValueError:
             with pytest.raises(ValueError, match=r"^MHSA: output_size"):
                 layer(x, output_size=wanted)
-        except RuntimeError:  # torch finds the size reachable, and then too small
+        except RuntimeError:  # torch first finds the size reachable, then too small
             refusal(lambda: layer(x, output_size=wanted))
         else:
             assert torch.equal(layer(x, output_size=wanted), expected)
@@ -256,7 +256,7 @@ def test_output_size_is_for_transposed_layers_alone():
 @pytest.mark.parametrize("channels", [(0, 2), (2, 0)], ids=["none in", "none out"])
 @pytest.mark.nasty(35)
 def test_a_convolution_without_channels_is_refused_at_conversion(channels: tuple[int, int]):
-    """Torch returns an odd shape for it."""
+    """Torch would return an odd shape for it."""
     with pytest.raises(UnsupportedLayer, match="channels"):
         conv_to_mhsa(nn.Conv1d(*channels, 1))
 

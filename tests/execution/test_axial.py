@@ -1,4 +1,4 @@
-"""Attention factorised over the axes: the same function as the paper's, whatever v and w_key_pos say."""
+"""Attention factorised over the axes is the paper's function, for any v and w_key_pos."""
 
 from typing import Any
 from unittest import mock
@@ -24,7 +24,7 @@ EXAMPLES = settings().max_examples
 
 
 def without_content(layer: MHSA) -> MHSA:
-    """The same layer, its attention depending on positions alone."""
+    """The same layer, with attention that depends only on positions."""
     with torch.no_grad():
         for tensor in (layer.w_qry, layer.w_key, layer.u):
             tensor.zero_()
@@ -42,7 +42,7 @@ def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @settings(max_examples=EXAMPLES)
 @given(cases(tokens=80, dtypes=[torch.float64]), st.integers(0, 2**20), st.sampled_from([None, 1, 7]))
 def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries: int | None):
-    """Sharp and soft heads side by side, off the lattice, off the grid, with negative α, and twice at one place."""
+    """With sharp and soft heads together, off the lattice, off the grid, with negative α, and twice at one place."""
     rng = np.random.default_rng(seed)
     layer = without_content(conv_to_mhsa(case.conv))
     aim_anywhere(layer, rng)
@@ -74,7 +74,7 @@ def test_soft_heads_of_no_images_have_the_shape_that_torch_gives(conv: Any):
 
 
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
-    """For α up to the limit, and a hair below it; at a border where the key that a head wants is missing."""
+    """For α at the limit and slightly below; and at a border where the key that a head wants is missing."""
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1))
     grid = TokenGrid.of(layer.geometry, (9,))
     assert plan_for(layer, grid).deltas == ((-1,), (0,), (1,))
@@ -97,7 +97,7 @@ def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
 
 @pytest.mark.parametrize("name", ["2-D", "stride", "transposed", "depthwise", "reflect", "soft"])
 def test_training_is_that_of_dense(name: str):
-    """Gradients for values, outputs, bias, α and τ, and for the input; second derivatives too."""
+    """Gradients for values, outputs, bias, α, τ and the input agree, as do second derivatives."""
     conv: Any = {
         "2-D": nn.Conv2d(2, 3, (2, 3), padding=1),
         "stride": nn.Conv2d(4, 2, 3, stride=2, padding=2, groups=2, dilation=2),
@@ -130,7 +130,7 @@ def test_training_is_that_of_dense(name: str):
 
 @pytest.mark.parametrize("conv", [nn.Conv2d(2, 3, (2, 3), padding=1), nn.ConvTranspose3d(2, 2, 2)], ids=["2-D", "3-D"])
 def test_soft_heads_that_look_along_one_line_share_factors_in_training(conv: Any):
-    """With v frozen: three heads look at one offset along the first axis, and each at its own along the second."""
+    """With v frozen, three heads share one offset along the first axis and have their own along the second."""
     layer = conv_to_mhsa(conv.double(), alpha=0.7)
     x = torch.randn(2, 2, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
     ours, dense = both(layer, x)
@@ -150,7 +150,7 @@ def test_frozen_factors_are_left_alone_and_trained_ones_trained():
 
 
 def test_it_needs_no_attention_map_and_no_convolution():
-    """A picture of 600 × 600: dense attention would take about ten terabytes."""
+    """For a 600 × 600 picture, dense attention would take about ten terabytes."""
     conv = nn.Conv2d(3, 4, 5, padding=2)
     layer, x = conv_to_mhsa(conv), torch.randn(1, 3, 600, 600)
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_it_needs_no_attention_map_and_no_convolution():
 @given(st.integers(1, 9), st.data(), st.sampled_from([0.0, -0.0, 1.0, 2.0, 2.0**-149, 1 + 2.0**-23]))
 @settings(max_examples=EXAMPLES)
 def test_the_identity_is_known_bit_for_bit(n: int, data: st.DataObject, number: float):
-    """With one of its numbers overwritten, by what may be the same; −0 is no zero here, and the product is taken."""
+    """With one number overwritten, possibly by itself; −0 differs from 0 here, so the product is computed."""
     blocks = torch.eye(n).repeat(3, 2, 1, 1)
     identity = blocks.clone()
     blocks[data.draw(st.tuples(*(st.integers(0, k - 1) for k in blocks.shape)))] = number

@@ -1,4 +1,4 @@
-"""A prepared call is never used once a number was edited, by whatever way."""
+"""A cached call is never used after a number was edited, in any way."""
 
 import copy
 import pickle
@@ -28,12 +28,12 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def kept(layer: MHSA, x: Tensor) -> cache.Call | None:
-    """What the cache has for this call."""
+    """The cache's entry for this call."""
     return cache.cached(layer, EXECUTIONS[layer.execution].run, x)
 
 
 def called(name: str, execution: str = "auto") -> tuple[MHSA, Tensor]:
-    """A layer that has been called, and whose next call is the short one."""
+    """A layer that has been called, so that its next call uses the cache."""
     make, shape = SHAPES[name]
     torch.manual_seed(1)
     layer = conv_to_mhsa(make().double(), execution=execution).requires_grad_(False)
@@ -44,7 +44,7 @@ def called(name: str, execution: str = "auto") -> tuple[MHSA, Tensor]:
 
 
 def expected(layer: MHSA, x: Tensor) -> Tensor:
-    """By the paper's equations, of a layer that nobody has called."""
+    """The output by the paper's equations, from a layer that was never called."""
     fresh = copy.deepcopy(layer)
     fresh.execution = "dense"
     return fresh(x)
@@ -92,13 +92,13 @@ def test_every_edit_counts(name: str, execution: str, edits: list[tuple[Callable
         version = tensor._version
         edit(tensor)
         assert edit not in WITHOUT_TRACE or tensor._version == version
-        for _ in range(2):  # the second is short again, where that is possible
+        for _ in range(2):  # the second uses the cache again, if possible
             torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_short_call_is_the_same_call(name: str) -> None:
-    """Bit for bit, laid out alike, for every way in which an input may lie; also of what was saved after it was called."""
+    """Bit for bit and in layout, for every memory layout of an input; also for a layer saved after it was called."""
     layer, x = called(name)
     ways = [x, x.flip(-1), x[..., :-1], torch.cat([x, x]), channels_last(x), x[:0]]
     for way in ways:
@@ -130,7 +130,7 @@ def test_what_is_to_be_learned_is_recorded() -> None:
         assert not layer(x).requires_grad
     layer.w_val.requires_grad_(False)
     assert layer(x.clone().requires_grad_()).requires_grad
-    layer.w_key.requires_grad_()  # content is being learned
+    layer.w_key.requires_grad_()  # content is now learned
     assert layer(x).requires_grad
 
 
@@ -164,7 +164,7 @@ def test_other_types_and_places_are_refused_as_ever() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, the first time
 @pytest.mark.parametrize("name", ["w_val", "w_out", "b_out", "w_qry", "v"])
 def test_a_derivative_that_is_carried_along_is_not_lost(name: str) -> None:
-    """Forward-mode: the identity's derivative, say, would drop out with the factor that nobody multiplies by."""
+    """In forward mode, the derivative of an identity factor, for example, would be lost with the skipped product."""
     layer, x = called("3x3")
     held = {key: p.detach() for key, p in layer.named_parameters()}
     derivatives = []
@@ -193,7 +193,7 @@ def test_another_execution_is_another_call(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_large_factor_is_looked_at_too() -> None:
-    """The one that is the identity, in parts."""
+    """The identity factor is compared in parts."""
     torch.manual_seed(1)
     layer, x = conv_to_mhsa(nn.Conv2d(260, 260, 1)).requires_grad_(False), torch.randn(1, 260, 2, 3)
     factor = layer.w_out if is_identity(layer.w_out) else layer.w_val
@@ -210,7 +210,7 @@ def test_a_large_factor_is_looked_at_too() -> None:
 
 @pytest.mark.parametrize("name", ["auto", "axial"])
 def test_other_code_by_the_name_of_an_execution_is_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every time: before the layer was called, and after."""
+    """Every time, before and after the layer was called."""
     layer, x = called("3x3")
     layer.execution = name
     before, right = layer(x), EXECUTIONS[name]
@@ -228,7 +228,7 @@ def test_no_layer_is_kept_alive() -> None:
 
 
 def test_smaller_blocks_count_also_after_a_call_that_is_called() -> None:
-    """A certificate's runs ask for them, and an input of the same shape may have been there before."""
+    """A certificate's runs request them, possibly after an input of the same shape."""
     conv = torch.nn.Conv2d(3, 5, 3, padding=1)
     layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(2, 3, 9, 8)
     with torch.no_grad():
@@ -241,7 +241,7 @@ def test_smaller_blocks_count_also_after_a_call_that_is_called() -> None:
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
-    """Which torch refuses while anything is a view of a parameter."""
+    """Torch refuses this while anything is a view of a parameter."""
     layer, x = called(name)
     for tensor in TENSORS:
         before = getattr(layer, tensor)
@@ -269,7 +269,7 @@ def test_memory_of_a_layer_that_was_called_can_be_freed_and_filled_again(name: s
 
 @pytest.mark.parametrize("name", ["w_val", "w_out", "b_out"])
 def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
-    """One that is converted in every call is a copy, which would be believed after an edit."""
+    """A factor converted in every call is a copy, which would be stale after an edit."""
     torch.manual_seed(1)
     layer, x = conv_to_mhsa(nn.Conv2d(4, 3, 3, padding=1)).requires_grad_(False), torch.randn(2, 4, 6, 5)
     setattr(layer, name, nn.Parameter(getattr(layer, name).double(), requires_grad=False))
@@ -283,7 +283,7 @@ def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
 
 
 def test_what_was_known_is_let_go_when_a_layer_is_converted() -> None:
-    """Else its former numbers would be kept as long as the layer: of calls in half precision, nothing is remembered."""
+    """Otherwise its former numbers would be kept as long as the layer; calls in half precision are not cached."""
     layer, x = called("3x3")
     assert layer in cache.ENTRIES
     layer.half()(x.half())

@@ -1,4 +1,4 @@
-"""Prepared calls that are used again, over every geometry and every way in which an input may lie: in integers, bit for bit."""
+"""Cached calls are exact on integers, for every geometry and every memory layout of the input."""
 
 import threading
 from collections.abc import Callable
@@ -20,26 +20,26 @@ EXAMPLES = settings().max_examples
 
 
 def from_a_larger_one(x: Tensor) -> Tensor:
-    """Every second number of every axis, after the first."""
+    """A view of every second number of every axis, after the first."""
     larger = x.new_full([2 * n + 1 for n in x.shape], torch.nan)
     inside = larger[tuple(slice(1, 2 * n + 1, 2) for n in x.shape)]
     return inside.copy_(x)
 
 
 def some_of_its_channels(x: Tensor) -> Tensor:
-    """Channels last, and others between those of one token and of the next."""
+    """Channels last, with other channels between those of neighbouring tokens."""
     larger = x.new_full((len(x), *x.shape[2:], 2 * x.shape[1]), torch.nan)
     inside = larger[..., : x.shape[1]].movedim(-1, 1)
     return inside.copy_(x)
 
 
 def further_on(x: Tensor) -> Tensor:
-    """From the sixth number of its storage on."""
+    """A view that starts at the sixth number of its storage."""
     return torch.cat([x.new_full((5,), torch.nan), x.flatten()])[5:].view(x.shape)
 
 
 def with_axis_last(axis: int) -> Callable[[Tensor], Tensor]:
-    """That axis last in memory."""
+    """A layout with this axis last in memory."""
     return lambda x: x.movedim(axis, -1).contiguous().movedim(-1, axis)
 
 
@@ -60,7 +60,7 @@ BATCHED = (1, 2, 3, 5, 17, 33, 70)
 
 
 def edited(layer: MHSA) -> None:
-    """The very same layer, all of its outputs negated; from outside torch."""
+    """Negate all outputs of the same layer, by an edit that torch does not notice."""
     known = cache.ENTRIES.get(layer)
     whole = getattr(layer, known.whole if known else "w_out")
     for tensor in (whole, layer.b_out):
@@ -78,8 +78,8 @@ def edited(layer: MHSA) -> None:
 def test_a_prepared_call_is_the_convolution(
     case: Case, batch: int, layouts: list[Callable[[Tensor], Tensor]], kernel: str | None
 ) -> None:
-    """For inputs of one shape that lie in different ways, before and after every number of the factor and the bias was edited;
-    by every kernel."""
+    """For inputs of one shape in different layouts, before and after editing all numbers of the factor and the bias, by every
+    kernel."""
     if not case.x.numel():
         return
     layer, sign = conv_to_mhsa(case.conv).requires_grad_(False), 1
@@ -100,7 +100,7 @@ def test_a_prepared_call_is_the_convolution(
 def test_any_number_of_images_is_laid_out_a_few_at_a_time(
     outside: bool, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last few are fewer than the others, and zeros are still found around all of them."""
+    """The last group is smaller than the others, and zeros still surround all of them."""
     conv = nn.Conv2d(3, 4, 3, padding=int(outside))
     with torch.no_grad():
         conv.weight.copy_((16 * conv.weight).round())
@@ -119,7 +119,7 @@ def test_any_number_of_images_is_laid_out_a_few_at_a_time(
 @pytest.mark.parametrize("side", [7, 8, 20])
 @pytest.mark.parametrize("lying", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_pointwise_layer_adds_the_bias_as_it_is_now(images: int, side: int, lying: torch.memory_format) -> None:
-    """For images of few tokens and of many; after edits that leave no trace, to zeros and back."""
+    """For images of few and many tokens, after edits that torch does not notice, to zeros and back."""
     conv, generator = nn.Conv2d(3, 4, 1), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in conv.parameters():
@@ -140,7 +140,7 @@ def test_a_pointwise_layer_adds_the_bias_as_it_is_now(images: int, side: int, ly
 )
 @pytest.mark.parametrize("numbers", [torch.tensor([3.0]).expand(4), torch.arange(8.0)[::2]], ids=["one", "apart"])
 def test_the_numbers_of_a_bias_need_not_follow_each_other_in_memory(conv: nn.Module, numbers: Tensor) -> None:
-    """As those of one that is worked out from others."""
+    """As in a bias that is computed from other tensors."""
     layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(2, conv.in_channels, 5, 6)  # type: ignore[arg-type]
     for module, name in ((conv, "bias"), (layer, "b_out")):
         getattr(module, name).data = numbers
@@ -172,12 +172,12 @@ def test_calls_of_every_mode_follow_each_other(conv: nn.Conv2d, first: Callable)
 
 @pytest.mark.parametrize("execution", ["auto", "dense", "chunked", "sdpa"])
 def test_content_learns_after_a_call_in_inference_mode(execution: str) -> None:
-    """What is kept of a grid is for every later call, of other layers too."""
+    """A grid's cached data serve every later call, also of other layers."""
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), alpha=1.0, execution=execution)
     with torch.no_grad():
         layer.w_qry.normal_()
         layer.w_key.normal_()
-    x = torch.randn(1, 2, 6, 9 + len(execution))  # a grid that no other test asks for
+    x = torch.randn(1, 2, 6, 9 + len(execution))  # a grid that no other test uses
     with torch.inference_mode():
         layer(x)
     x.requires_grad_()
@@ -188,7 +188,7 @@ def test_content_learns_after_a_call_in_inference_mode(execution: str) -> None:
 
 @pytest.mark.parametrize("conv", [nn.Conv2d(3, 2, 3), nn.Conv2d(3, 3, 3, groups=3), nn.Conv1d(16, 16, 3)], ids=str)
 def test_threads_can_call_one_layer_at_once(conv: nn.Conv2d) -> None:
-    """With inputs of many shapes, so that what is remembered comes and goes."""
+    """With inputs of many shapes, so that cache entries come and go."""
     with torch.no_grad():
         for p in conv.parameters():
             p.copy_((8 * p).round())
@@ -204,7 +204,7 @@ def test_threads_can_call_one_layer_at_once(conv: nn.Conv2d) -> None:
                 number = (n * (thread + 3)) % len(inputs)
                 if not torch.equal(layer(inputs[number]), expected[number]):
                     wrong.append(number)
-        except Exception as error:  # else it would be lost with the thread
+        except Exception as error:  # otherwise it would be lost with the thread
             wrong.append(error)
 
     threads = [threading.Thread(target=call, args=(n,)) for n in range(4)]

@@ -1,4 +1,4 @@
-"""Edges of the layer that were found by trying: absurd sizes, empty batches, tracing, short forms, and what is no tensor."""
+"""Edge cases of the layer found by experiment: absurd sizes, empty batches, tracing, short forms, and non-tensors."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""The contract of an execution.  A new one is covered by entering itself into ``EXECUTIONS``."""
+"""The contract of an execution.  A new one is covered once it is entered into ``EXECUTIONS``."""
 
 import math
 import re
@@ -39,7 +39,7 @@ MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "stride": (nn.Conv1d, (4, 64, 5, 8), (2, 4, 2000)),
     "transposed": (nn.ConvTranspose3d, (2, 3, 2, 2), (2, 2, 3, 3, 4)),
 }
-"""Convolutions with inputs large enough for memory to be a matter of arrays: class, arguments, shape."""
+"""Convolutions with inputs large enough for arrays to dominate memory: class, arguments, shape."""
 
 
 CALLED: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -47,7 +47,7 @@ CALLED: dict[str, tuple[Any, tuple[int, ...]]] = {
     "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (4, 3, 4)),
     "depthwise": (lambda: nn.Conv1d(4, 4, 3, groups=4, padding=1, padding_mode="circular"), (4, 5)),
 }
-"""Convolutions and the channels and sizes of an image, for transforms of a call."""
+"""Convolutions, and the channels and sizes of an image, for function transforms of a call."""
 
 
 def same(output: Any, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
@@ -55,14 +55,14 @@ def same(output: Any, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
 
 
 def called_with(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What the layer makes of x with these parameters; x, and the parameter that carries the kernel."""
+    """The layer's output for x with these parameters; x; and the parameter that carries the kernel."""
     parameters = {key: p.detach().requires_grad_() for key, p in parameters.items()}
     x = x.detach().requires_grad_()
     return functional_call(layer, parameters, (x,)), x, parameters["w_val"]
 
 
 def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of a number that every output sways, with respect to the input and all that is learned."""
+    """Gradients of a scalar that depends on every output, with respect to the input and all learned parameters."""
     x = x.clone().requires_grad_()
     y = torch.func.functional_call(layer, parameters, (x,))
     wanted = {"input": x, **{name: tensor for name, tensor in parameters.items() if tensor.requires_grad}}
@@ -73,7 +73,7 @@ def gradients(layer: MHSA, parameters: dict[str, torch.Tensor], x: torch.Tensor)
 
 @pytest.fixture(params=["usual blocks", "tiny blocks"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Executions that work in blocks are to be seen with several of them, though the inputs of tests are small."""
+    """Make executions that work in blocks use several, although the tests' inputs are small."""
     if request.param == "usual blocks":
         yield
         return
@@ -86,11 +86,11 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("execution", list(EXECUTIONS))
 class TestContract:
-    """What every execution owes."""
+    """Requirements for every execution."""
 
     @pytest.mark.usefixtures("blocks")
     def test_it_computes_the_convolution(self, execution: str):
-        """On every geometry: small integers bit for bit, other numbers within the rounding of the attention."""
+        """On every geometry, bit for bit on small integers, else within the attention's rounding."""
 
         @settings(max_examples=EXAMPLES // 2)
         @given(cases(tokens=80))
@@ -107,7 +107,7 @@ class TestContract:
 
     @pytest.mark.parametrize("silent", ["w_qry", "w_key", "w_key_pos", "u", "v"])
     def test_no_term_of_the_scores_is_lost_when_others_are_zero(self, execution: str, silent: str):
-        """Each tensor of the scores in turn is zero; what is left must still be heard."""
+        """Each score tensor in turn is zero; the remaining terms must still have an effect."""
         geometry, size = SMALL["2-D, stride, groups"]
         layer = random_layer(geometry, seed=2)
         layer.execution = execution
@@ -117,7 +117,7 @@ class TestContract:
             np.testing.assert_allclose(layer(x).numpy(), paper(layer, x), rtol=1e-11, atol=1e-11)
 
     def test_a_head_looks_where_v_and_w_key_pos_say_and_nowhere_else(self, execution: str):
-        """Shifts beyond the kernel, v and Ŵ_key in another basis: not a hint is taken from kernel_size or dilation."""
+        """With shifts beyond the kernel, and v and Ŵ_key in another basis: kernel_size and dilation are not used."""
         geometry = ConvGeometry(2, 2, (3, 3), (1, 1), (4, 4), "zeros", (1, 1), 1)
         layer = random_layer(geometry, heads=5, head_dim=2, key_dim=3, seed=3)
         layer.execution = execution
@@ -145,7 +145,7 @@ class TestContract:
             _ = layer.weight
 
     def test_it_executes_no_convolution(self, execution: str):
-        """Forward and backward, as a converted layer and with content: no convolution operator, and no FFT."""
+        """Forward and backward, as a converted layer and with content, no convolution operator or FFT runs."""
         for conv in (
             nn.Conv1d(2, 4, 3),
             nn.Conv2d(4, 4, 3, padding=1, groups=2),
@@ -170,7 +170,7 @@ class TestContract:
             conv_to_mhsa(conv, execution=execution)(x)
 
     def test_it_refuses_before_allocating_what_does_not_fit(self, execution: str, monkeypatch: pytest.MonkeyPatch):
-        """With both figures in the message."""
+        """The message gives both figures."""
         layer, length = conv_to_mhsa(nn.Conv1d(64, 64, 3), execution=execution), 2**14
         grid = TokenGrid.of(layer.geometry, (length,))
         x, needed = torch.ones(16, 64, length), EXECUTIONS[execution].memory(layer, 16, grid)
@@ -181,7 +181,7 @@ class TestContract:
         def refused() -> torch.Tensor:
             with pytest.raises(NotEnoughMemory, match=message):
                 EXECUTIONS[execution].run(layer, x, grid)
-            return torch.ones(1)  # something that is seen in any case
+            return torch.ones(1)  # something that shows in any case
 
         assert 0 < peak_bytes(refused) < 2**16
 
@@ -190,7 +190,7 @@ class TestContract:
     @pytest.mark.parametrize("name", list(MIDDLING))
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
     def test_its_memory_is_bounded_by_the_estimate(self, execution, name, dtype, grad, content):
-        """The estimate is above what is really allocated, and not far above."""
+        """The estimate is above the real allocation, but not far above."""
         kind, arguments, shape = MIDDLING[name]
         layer = conv_to_mhsa(kind(*arguments, dtype=dtype), execution=execution)
         if content:
@@ -201,17 +201,17 @@ class TestContract:
         x = normal(*shape).to(dtype)
         with torch.set_grad_enabled(grad):
             estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
-            EXECUTIONS[execution].run(layer, x, grid)  # what stays from call to call is there already
-            with mock.patch.object(constants, "KEPT_BYTES", 0):  # but no buffer, which a first call takes
+            EXECUTIONS[execution].run(layer, x, grid)  # fill the caches that persist between calls
+            with mock.patch.object(constants, "KEPT_BYTES", 0):  # except the buffer, which a first call allocates
                 real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
-                if estimate > 5 * real:  # it holds for every layout: of most, that with the batch innermost takes more
+                if estimate > 5 * real:  # the estimate covers every layout; the batch innermost often takes more
                     odd = x.movedim(0, -1).contiguous().movedim(-1, 0)
                     real = max(real, peak_bytes(lambda: EXECUTIONS[execution].run(layer, odd, grid)))
         assert real <= estimate <= 5 * real
 
     @pytest.mark.parametrize("name", list(CALLED))
     def test_torch_func_differentiates_and_maps_it(self, execution: str, name: str):
-        """As the convolution: gradients, Jacobians either way, per sample, and of members with weights of their own."""
+        """Like the convolution: gradients, Jacobians in both modes, per-sample gradients, and ensembles with their own weights."""
         make, shape = CALLED[name]
         conv = make().double()
         layer, x = conv_to_mhsa(conv, execution=execution), normal(2, 2, *shape)
@@ -238,7 +238,7 @@ class TestContract:
         learned = {key: ours[key] for key in ("w_val", "w_out", "b_out")}
         along = {key: normal(*p.shape) for key, p in learned.items()}, x[1]
         of_loss = partial(grad(loss, (0, 1)), module=layer)
-        # The Hessian is symmetric: its product with a vector is the same forward and in reverse.
+        # The Hessian is symmetric, so its product with a vector is the same in forward and reverse mode.
         same(jvp(of_loss, (learned, x[0]), along)[1], vjp(of_loss, learned, x[0])[1](along))
         same(vmap(layer, in_dims=1)(x), vmap(conv, in_dims=1)(x))
         same(vmap(vmap(layer))(x[:, :, None]), vmap(vmap(conv))(x[:, :, None]))
@@ -249,7 +249,7 @@ class TestContract:
         last = channels_last(x[0])
         output = vmap(lambda parameters: functional_call(layer, parameters, (last,)))(members)
         same(output, torch.stack([conv(last), 2 * conv(last)]))
-        for key in ("v", "w_val", "w_out"):  # the second member looks elsewhere, at what is the same after all
+        for key in ("v", "w_val", "w_out"):  # the second member looks elsewhere, with the same result
             members[key] = torch.stack([ours[key], ours[key].flip(0)])
         output = vmap(lambda parameters, x: functional_call(layer, parameters, (x,)))(
             members | {"b_out": torch.stack([layer.b_out] * 2)}, x
@@ -258,7 +258,7 @@ class TestContract:
 
     @pytest.mark.parametrize("name", list(CALLED))
     def test_it_can_be_traced(self, execution: str, name: str):
-        """By ``torch.jit.trace`` and ``make_fx``; at another size than that of the trace, too."""
+        """By ``torch.jit.trace`` and ``make_fx``, also at another size than that of the trace."""
         make, shape = CALLED[name]
         conv = make()
         layer, x = conv_to_mhsa(conv, execution=execution).requires_grad_(False), normal(2, *shape).float()
@@ -270,7 +270,7 @@ class TestContract:
 
     @pytest.mark.parametrize("name", list(CALLED))
     def test_tensors_without_numbers_pass_through(self, execution: str, name: str):
-        """Fake ones and those of the meta device: shape, type, layout and gradients as of the convolution."""
+        """Fake and meta tensors get the convolution's shape, type, layout and gradients."""
         make, shape = CALLED[name]
         conv, x, mode = make(), normal(2, *shape).float(), FakeTensorMode()
         layer = conv_to_mhsa(conv, execution=execution)
@@ -293,7 +293,7 @@ class TestContract:
         same(layer(x), conv(x), 1e-5)
 
 
-# ---- what every execution owes, with every encoding ------------------------------------------------------------------
+# ---- requirements for every execution, with every encoding -----------------------------------------------------------
 
 
 @pytest.fixture(
@@ -305,18 +305,18 @@ class TestContract:
     ids="-".join,
 )
 def execution_and_kind(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Every execution, with every encoding that it takes."""
+    """Every execution, with every encoding that it supports."""
     return request.param
 
 
 @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
 @pytest.mark.parametrize("name", list(SMALL))
 class TestEncodings:
-    """Heads anywhere and soft, D_k > D_p, on the smallest grids."""
+    """Soft heads anywhere, with D_k > D_p, on the smallest grids."""
 
     @pytest.mark.usefixtures("blocks")
     def test_it_computes_equations_3_and_6(self, execution_and_kind: tuple[str, str], name: str, content: bool):
-        """All score terms, against plain loops over the paper's formulas."""
+        """All score terms agree with plain loops over the paper's formulas."""
         (execution, kind), (geometry, size) = execution_and_kind, SMALL[name]
         layer = layer_of(kind, geometry, content, seed=1, heads=3)
         layer.execution = execution
@@ -324,7 +324,7 @@ class TestEncodings:
         x = normal(2, geometry.in_channels, *size)
         with torch.no_grad():
             output, attention = layer(x), layer.attention_probabilities(x)
-        # Scores are below 100, so their rounding moves a weight by 1e-14 of itself; a term left out moves it by its whole.
+        # Scores are below 100, so their rounding changes a weight by a relative 1e-14; an omitted term changes it entirely.
         np.testing.assert_allclose(output.numpy(), paper(layer, x), rtol=1e-11, atol=1e-11)
         if execution == "dense":
             shown = attention.expand(2, -1, -1, -1).numpy()
@@ -332,7 +332,7 @@ class TestEncodings:
 
     @pytest.mark.usefixtures("blocks")
     def test_its_gradients_are_those_of_dense(self, execution_and_kind: tuple[str, str], name: str, content: bool):
-        """With respect to everything, also when the tensors are lent to the layer for this one call."""
+        """With respect to everything, also when the tensors are passed to the layer for this one call."""
         (execution, kind), (geometry, size) = execution_and_kind, SMALL[name]
         layer, lent = (layer_of(kind, geometry, content, seed, heads=3) for seed in (4, 5))
         parameters: dict[str, torch.Tensor] = dict(lent.named_parameters())
@@ -347,7 +347,7 @@ class TestEncodings:
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
     def test_its_gradients_are_the_derivatives(self, execution_and_kind: tuple[str, str], name: str, content: bool):
-        """Against finite differences in float64."""
+        """Gradients agree with finite differences in float64."""
         (execution, kind), (geometry, size) = execution_and_kind, SMALL[name]
         layer = layer_of(kind, geometry, content, seed=6)
         layer.execution = execution
@@ -361,7 +361,7 @@ class TestEncodings:
 
 
 def test_dense_refuses_a_large_image_at_once():
-    """2000 × 2000 pixels would take petabytes of attention: nothing of that size is even begun."""
+    """2000 × 2000 pixels would need petabytes of attention, so nothing of that size is even started."""
     layer, x = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1), execution="dense"), torch.zeros(1, 1, 2000, 2000)
 
     def refused() -> torch.Tensor:
@@ -389,6 +389,6 @@ def test_auto_is_axial_where_attention_factorises_and_else_dense_while_small_and
     assert math.isfinite(EXECUTIONS["auto"].memory(layer, 1, large))
     with torch.no_grad():
         layer.v[0] *= 2.0**40
-        layer.v[0, 1] += layer.v[0, 0]  # half a pixel aside: two keys are the best, and rounding would choose
+        layer.v[0, 1] += layer.v[0, 0]  # half a pixel aside: two keys tie, and rounding would decide
     assert choose(layer, 1, small) == "dense"
     assert choose(layer, 1, large) == "chunked"

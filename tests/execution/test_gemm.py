@@ -1,4 +1,4 @@
-"""Large products: by oneDNN or by BLAS, whichever is quicker, the same numbers."""
+"""Large products use oneDNN or BLAS, whichever is faster, with the same numbers."""
 
 import itertools
 from contextlib import nullcontext
@@ -37,7 +37,7 @@ LARGE = {
 
 
 def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
-    """The layer and an input, of small integers: sums of their products are exact in float32."""
+    """A layer and an input of small integers, so that sums of products are exact in float32."""
     conv, shape = LARGE[name]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -49,7 +49,7 @@ def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
 @pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
 @given(st.data())
 def test_products_are_what_they_say(data: st.DataObject) -> None:
-    """In integers, against numpy; whatever is large, and however matrices lie."""
+    """On integers, against numpy, for any large dimension and any memory layout."""
     tokens, channels, width = (data.draw(st.integers(1, 40)) for _ in range(3))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
     rows, matrix, bias, other = (
@@ -80,13 +80,13 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
     ]
 )
 def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """As on a processor with AVX-512, and as on one without."""
+    """As on a processor with AVX-512, or without."""
     monkeypatch.setattr(gemm, "AVX512", request.param == "oneDNN")
     return request.param
 
 
 def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Im2colForward:
-    """The task of a layer 64 → 64, with channels last."""
+    """The forward task of a 64 → 64 layer, with channels last."""
     heads = tuple(range(len(shifts.offsets)))
     layouts, dtype = (LAST, LAST), torch.float32
     task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, onednn, None))
@@ -101,7 +101,7 @@ def square(k: int, output: tuple[int, int], step: int = 1) -> Shifts:
 
 
 def test_blas_lays_out_a_third_of_the_columns() -> None:
-    """Of 3 × 3 heads, in blocks of rows, and of one image; not where images are small and many, or steps are taken."""
+    """For 3 × 3 heads, in blocks of rows, and one image; not for many small images, or with strides."""
     assert outputs_task(square(3, (47, 45)), 1, onednn=True).depth == 9 * 64
     assert len(outputs_task(square(3, (47, 45)), 3).slabs) == 3
     assert outputs_task(square(3, (47, 45)), 3).depth == 3 * 64
@@ -111,7 +111,7 @@ def test_blas_lays_out_a_third_of_the_columns() -> None:
 
 @pytest.mark.parametrize(("k", "output"), [(3, (64, 1300)), (5, (64, 700)), (7, (512, 512)), (9, (300, 300))])
 def test_columns_take_no_more_than_their_share(k: int, output: tuple[int, int]) -> None:
-    """On wide images too, where the rows that slabs share are long."""
+    """Also on wide images, where slabs share long rows."""
     task = outputs_task(square(k, output), 1)
     assert len(task.slabs) == k
     assert task.columns <= constants.AT_ONCE
@@ -120,7 +120,7 @@ def test_columns_take_no_more_than_their_share(k: int, output: tuple[int, int]) 
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, lying: str, multiplies: str) -> None:
-    """Bit for bit; in calls that are remembered, that are recorded, and where oneDNN is switched off."""
+    """Bit for bit, in cached calls, in calls with autograd, and with oneDNN off."""
     conv, x = whole_numbers(name)
     last = lying != "channels first"
     if last:
@@ -165,7 +165,7 @@ def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_what_large_products_round_off_is_bounded(name: str, multiplies: str) -> None:
-    """By γ_n Σ |x||w| with n the number of terms, in whatever order they are added."""
+    """By γ_n Σ |x||w| with n the number of terms, for any order of summation."""
     conv, shape = LARGE[name]
     torch.manual_seed(1)
     conv.reset_parameters()
@@ -186,7 +186,7 @@ GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dil
 
 
 class Marked(torch.Tensor):
-    """A tensor like any other, by another name."""
+    """A tensor subclass without changes."""
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -201,7 +201,7 @@ def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
 
 
 def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
-    """A graph of operators would keep it as a constant, which all calls of the graph then write to."""
+    """A graph of operators would keep it as a constant, to which all calls of the graph then write."""
     conv, x = whole_numbers("3x3")
     layer = conv_to_mhsa(conv).requires_grad_(False)
     last = channels_last(x)

@@ -1,4 +1,4 @@
-"""Kernels of one-hot heads, bit for bit in integers: the maps against plain sums, and layers against the convolution."""
+"""Kernels for one-hot heads are exact on integers: the maps against plain sums, and layers against the convolution."""
 
 import copy
 import itertools
@@ -29,7 +29,7 @@ EXAMPLES = settings().max_examples
 
 @st.composite
 def aims(draw: st.DrawFn, dims: int) -> tuple[tuple[int, ...], ...]:
-    """Where heads look: anywhere, or at a rectangle, in any order."""
+    """Targets of heads: anywhere, or a rectangle in any order."""
 
     def vector(least: int, most: int) -> tuple[int, ...]:
         return tuple(draw(st.integers(least, most)) for _ in range(dims))
@@ -42,7 +42,7 @@ def aims(draw: st.DrawFn, dims: int) -> tuple[tuple[int, ...], ...]:
 
 
 def in_layout(images: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same images, lying otherwise."""
+    """The same images in another memory layout."""
     if layout == LAST:
         return channels_last(images)
     return images.repeat_interleave(2, -1)[..., ::2] if layout == OTHER else images.contiguous()
@@ -51,7 +51,7 @@ def in_layout(images: torch.Tensor, layout: str) -> torch.Tensor:
 @settings(max_examples=3 * EXAMPLES)
 @given(st.data())
 def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
-    """In integers, against plain sums over queries; by every kernel, in blocks of any size, of images of any type and layout."""
+    """On integers, against plain sums over queries, for every kernel, block size, image type and layout."""
     d = data.draw(st.integers(1, 4))
     groups, channels, width, images = (data.draw(st.integers(1, n)) for n in (3, 3, 3, 3))
 
@@ -86,7 +86,7 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     x, y = (in_layout(tensor.to(data.draw(given)), data.draw(layout)) for tensor in (x, y))
     stored = data.draw(st.sampled_from([dtype, torch.float64, torch.float16]))
     blocks, kernel = data.draw(st.sampled_from([1, 5, 30, 10**9])), data.draw(st.sampled_from(KERNELS))
-    if data.draw(st.booleans()):  # matrices that lie the other way round
+    if data.draw(st.booleans()):  # transposed matrices in memory
         w = w.mT.contiguous().mT
     with preferring(kernel), smaller_blocks(blocks):
         output = kernels.prepare(kernels.FORWARD, x, w, shifts, stored, last)(x, bias)
@@ -110,7 +110,7 @@ GRIDS = {
 @pytest.mark.parametrize("layout", [FIRST, LAST])
 @pytest.mark.parametrize("name", GRIDS)
 def test_an_axis_is_left_out_of_the_columns_where_the_heads_are_a_grid(name: str, layout: str):
-    """In slabs of heads, added up; of heads that are no grid, in one product of all."""
+    """In slabs of heads, summed; heads that form no grid use one product for all."""
     axes, output, more = GRIDS[name]
     offsets = (*itertools.product(*axes), *more)
     shifts, heads = Shifts(offsets, (1, 1), (12, 9), output), tuple(range(len(offsets)))
@@ -158,9 +158,9 @@ CONVS = [
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
 def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | None, monkeypatch: pytest.MonkeyPatch):
-    """By every kernel, of no image, and of three in small blocks, whatever the layout and the order of the heads.
+    """For every kernel, with no image and with three in small blocks, for any layout and order of the heads.
 
-    Nothing reads what memory held before, new or a buffer: all of it holds NaN here.
+    No uninitialised memory is read, whether new or a buffer: all of it holds NaN here.
     """
     for name in ("new_empty", "new_empty_strided"):
         new = getattr(torch.Tensor, name)
@@ -208,7 +208,7 @@ def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():
 
 
 def test_a_new_kernel_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch):
-    """Forward, adjoint, and gradient of the weights all ask it."""
+    """Forward, adjoint and weight gradient all use it."""
     asked = []
 
     class Noting:
@@ -290,7 +290,7 @@ def test_what_is_too_large_is_not_kept():
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
 def test_what_is_no_number_spreads_to_those_that_see_it(make: Any, value: float):
-    """And not farther: in transposed layers as in all others, with every kernel."""
+    """And no farther, in all layers including transposed ones, with every kernel."""
     conv = make()
     layer = conv_to_mhsa(conv).requires_grad_(False)
     x = torch.randn(1, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])
@@ -306,7 +306,7 @@ def test_what_is_no_number_spreads_to_those_that_see_it(make: Any, value: float)
         counted.bias = None
         reached = counted(marked) > 0
         for kernel in KERNELS:
-            fresh = copy.deepcopy(layer)  # without the calls that another kernel prepared
+            fresh = copy.deepcopy(layer)  # without calls cached by another kernel
             with preferring(kernel):
                 for given in (x, in_layout(x, LAST)):
                     assert torch.equal(~fresh(given).isfinite(), reached)

@@ -1,4 +1,4 @@
-"""What executions say that they take: memory is at least what is really taken, multiplications are about as many."""
+"""Cost estimates of executions: memory is at least what is really used, multiplications are about right."""
 
 import pytest
 import torch
@@ -80,8 +80,8 @@ def test_the_estimate_is_above_what_is_taken(
     for x in (torch.randn(shape).to(dtype), channels_last(torch.randn(shape).to(dtype))):
         with torch.set_grad_enabled(grad):
             estimate = axial.memory(layer, len(x), grid)
-            axial.run(layer, x, grid)  # what stays from call to call is there already
-            monkeypatch.setattr(constants, "KEPT_BYTES", 0)  # but no buffer, which a first call takes
+            axial.run(layer, x, grid)  # fill the caches that persist between calls
+            monkeypatch.setattr(constants, "KEPT_BYTES", 0)  # except the buffer, which a first call allocates
             real = peak_bytes(lambda x=x: axial.run(layer, x, grid))
         assert real <= estimate
         if name in SOFT:
@@ -98,7 +98,7 @@ def test_an_input_with_nothing_to_pad_is_not_copied() -> None:
 @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
 @pytest.mark.parametrize("name", ["grouped, strided", "transposed"])
 def test_multiplications_are_those_that_torch_counts(name: str, content: bool, execution: str) -> None:
-    """But for a few that look up the scores of positions."""
+    """Except for a few that look up position scores."""
     conv, shape = {
         "grouped, strided": (nn.Conv2d(4, 6, 3, padding=1, groups=2, stride=2), (2, 4, 6, 5)),
         "transposed": (nn.ConvTranspose1d(3, 5, 4, stride=2), (3, 3, 7)),

@@ -1,4 +1,4 @@
-"""Attention through torch's fused kernel: which kernel ran, how exact its scores are, and what is refused."""
+"""Attention through torch's fused kernel: which kernel runs, how exact its scores are, and what is refused."""
 
 import math
 from fractions import Fraction
@@ -45,13 +45,13 @@ def switch_content_on(layer: MHSA, size: float, seed: int = 0) -> MHSA:
 
 
 def allowed(layer: MHSA, x: torch.Tensor) -> float:
-    """How far two executions in float64 may be apart: scores that round by ρ each, and what softmax and products round."""
+    """A bound on the difference of two float64 executions: scores that round by ρ each, and rounding in softmax and products."""
     grid = TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
     largest = precision.largest_encoding(layer, grid)
     tokens, total = grid.gather(x)[:, None], 0.0
     query, key = tokens @ layer.w_qry, tokens @ layer.w_key
     given = precision.precision(layer.v, layer.w_key_pos, largest, (query, query + layer.u[:, None], key))
-    # Projections of a float64 layer round too, by D_in operations of sizes that no sum of the projections shows.
+    # Projections of a float64 layer round too, in D_in operations whose sizes their sums do not show.
     absolute = [tokens.abs() @ w.abs() for w in (layer.w_qry, layer.w_key)]
     sizes = (absolute[0], absolute[0] + layer.u[:, None].abs(), absolute[1])
     projected = precision.precision(layer.v, layer.w_key_pos, largest, sizes)
@@ -74,9 +74,9 @@ def allowed(layer: MHSA, x: torch.Tensor) -> float:
 def test_the_fused_kernel_ran_for_every_head_and_nothing_else(
     name: str, one_by_one: bool, content: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):
-    """Forward and backward: no map of T × T, by whatever name."""
+    """Forward and backward, without any T × T map."""
     geometry, size = SMALL[name]
-    if one_by_one:  # as large ones are
+    if one_by_one:  # as for large layers
         monkeypatch.setattr(chunked, "HEADS_BYTES", 1)
     layer = random_layer(geometry, dtype=dtype)
     if not content:
@@ -95,7 +95,7 @@ def test_the_fused_kernel_ran_for_every_head_and_nothing_else(
 
 
 def test_where_the_fused_kernel_does_not_suit_torch_says_so_and_takes_no_map(monkeypatch: pytest.MonkeyPatch):
-    """Head sizes that differ would be taken by the slow path without a word."""
+    """Differing head sizes would silently take the slow path."""
     layer = conv_to_mhsa(nn.Conv2d(8, 8, 3, padding=1), execution="sdpa")
     monkeypatch.setattr(sdpa, "pad", lambda tensor, amount: tensor)
     with pytest.warns(UserWarning, match="[Ff]lash|kernel"), pytest.raises(RuntimeError, match="No available kernel"):
@@ -119,7 +119,7 @@ def test_a_device_without_the_kernel_is_refused_in_one_line(monkeypatch: pytest.
 @settings(max_examples=EXAMPLES // 5)
 @given(cases(tokens=80, dtypes=[torch.float64]), st.integers(0, 2**20), st.sampled_from([0.0, 0.3, 3.0]))
 def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(case: Case, seed: int, content: float):
-    """Sharp and soft heads side by side, off the lattice, off the grid, with negative α, with content on and off."""
+    """With sharp and soft heads together, off the lattice, off the grid, with negative α, with and without content."""
     rng = np.random.default_rng(seed)
     layer = conv_to_mhsa(case.conv).requires_grad_(False)
     switch_content_on(layer, content, seed)
@@ -134,7 +134,7 @@ def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(case: Cas
 
 @pytest.mark.parametrize("alpha", [0.7, 104.0])
 def test_soft_attention_of_a_float32_layer_is_near_that_of_float64(alpha: float):
-    """Off the lattice, on a grid long enough for several of the kernel's blocks; the targets of the benchmark ask for 1e−5."""
+    """Off the lattice, on a grid long enough for several of the kernel's blocks; the benchmark's target is 1e−5."""
     layer = conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1), alpha=alpha, execution="sdpa").requires_grad_(False)
     layer.v[:, 1:] *= 1.3
     x = normal(1, 3, 40, 33).float()
@@ -146,7 +146,7 @@ def test_soft_attention_of_a_float32_layer_is_near_that_of_float64(alpha: float)
 
 
 def test_gradients_are_those_of_dense_over_several_blocks_of_the_kernel():
-    """A converted layer, softened, in which content is learned: 729 keys and 625 queries; all eight tensors and the input."""
+    """A softened converted layer that learns content, with 729 keys and 625 queries; all eight tensors and the input."""
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64), alpha=0.5).requires_grad_()
     switch_content_on(layer, 0.2)
     x = normal(1, 2, 25, 25).requires_grad_()
@@ -161,7 +161,7 @@ def test_gradients_are_those_of_dense_over_several_blocks_of_the_kernel():
 
 
 def test_heads_that_content_makes_sharp_are_exact_too():
-    """uᵀ W_keyᵀ X_kᵀ alone, a whole number for every key: each head takes the brightest token, bit for bit."""
+    """With only uᵀ W_keyᵀ X_kᵀ, an integer for every key, each head takes the brightest token bit for bit."""
     layer = conv_to_mhsa(nn.Conv2d(1, 2, 3), execution="sdpa").requires_grad_(False)
     layer.v.zero_()
     layer.u.fill_(0)
@@ -192,7 +192,7 @@ def test_a_parabola_is_taken_too_and_its_limits_are_those_of_dense():
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), encoding="parabola").requires_grad_(False)
     fused, expected = both(layer, torch.arange(-49.0, 49).view(1, 2, 7, 7))
     torch.testing.assert_close(fused, expected, rtol=1e-6, atol=1e-5)
-    layer.v.div_(1024.0)  # soft: it factorises no more, and auto comes here or to dense
+    layer.v.div_(1024.0)  # soft: it no longer factorises, and auto selects sdpa or dense
     fused, expected = both(layer.double(), normal(1, 2, 7, 7))
     torch.testing.assert_close(fused, expected, rtol=1e-9, atol=1e-9)
     layer.radix = (3, 1)
@@ -205,20 +205,20 @@ def test_a_parabola_is_taken_too_and_its_limits_are_those_of_dense():
 
 
 def scores_of(layer: MHSA, grid: TokenGrid, tokens: torch.Tensor | None) -> list[np.ndarray]:
-    """What the kernel is given, multiplied out in float64 by torch: a (queries, T) for each head."""
+    """The kernel's scores, multiplied out in float64 by torch: (queries, T) for each head."""
     keys, queries = precision.coordinates(layer, grid)
     nothing = torch.zeros(1, grid.token_count, layer.in_channels, dtype=torch.float64)
     asking = None if tokens is None else tokens[:, grid.query_tokens]
     weights = (layer.w_qry, layer.w_key, layer.w_key_pos, layer.u, layer.v)
     largest, given = precision.largest_encoding(layer, grid), nothing if tokens is None else tokens
-    with pytest.MonkeyPatch.context() as patch:  # the bound holds for what is refused, too
+    with pytest.MonkeyPatch.context() as patch:  # the bound also holds for refused inputs
         patch.setattr(sdpa, "check_precision", lambda *_: None)
         q, k = sdpa.factors(slice(None), given, asking, keys, queries, largest, *weights)
     return [scores.numpy() for scores in (q @ k.mT)[0]]
 
 
 def whole(tensor: torch.Tensor) -> Any:
-    """Exact numbers, in an array of the same shape."""
+    """The exact numbers, in an array of the same shape."""
     return np.vectorize(Fraction, otypes=[object])(tensor.double().numpy())
 
 
@@ -231,7 +231,7 @@ def whole(tensor: torch.Tensor) -> Any:
     st.sampled_from(["positions", "content", "parabola"]),
 )
 def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, size: float, longer: int, kind: str):
-    """Two scores of a query, against their exact difference, for the layer's own numbers; any key may be the best."""
+    """The difference of any two scores of a query against its exact value, for the layer's own numbers."""
     geometry, least = SMALL[name]
     sides = tuple(n + longer for n in least)
     grid = TokenGrid.of(geometry, sides)
@@ -251,7 +251,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
         content = (query, query + layer.u[0], key)
     largest = precision.largest_encoding(layer, grid)
     ((rounding, _),) = precision.precision(layer.v, layer.w_key_pos, largest, content)
-    if kind != "content":  # no more than what a certificate allows for
+    if kind != "content":  # at most what a certificate allows
         aimed = target(Attention.read(layer), 0)
         box = shift_box(Geometry.read(layer), sides)
         assert box == grid.box
@@ -278,7 +278,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(name: str, seed: int, siz
 
 
 def test_rounding_is_not_far_above_what_happens():
-    """On a wide grid, off the lattice: within a factor of 100."""
+    """On a wide grid, off the lattice, the bound is within a factor of 100."""
     layer = random_layer(SMALL["2-D, stride, groups"][0], heads=1, seed=3).requires_grad_(False)
     switch_content_on(layer, 0.0)
     grid = TokenGrid.of(layer.geometry, (60, 61))
@@ -301,7 +301,7 @@ def test_rounding_is_not_far_above_what_happens():
 def test_a_head_whose_best_key_rounding_would_choose_is_refused_with_both_figures():
     layer = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1)).requires_grad_(False)
     grid, x = TokenGrid.of(layer.geometry, (16, 16)), torch.ones(1, 1, 16, 16)
-    for height in (1.0, 2.0**20, 2.0**60):  # as sharp as can be, on the lattice: never refused
+    for height in (1.0, 2.0**20, 2.0**60):  # fully sharp, on the lattice: never refused
         layer.v.mul_(height)
         assert sdpa.admits(layer, grid)
         layer.v.div_(height)
@@ -324,7 +324,7 @@ def test_the_default_sharpness_is_exact_enough_on_any_grid_that_fits():
 
 
 def test_content_that_makes_scores_too_coarse_is_refused_and_auto_takes_another_way():
-    """Which no plan can foresee, for it is in the input."""
+    """No plan can foresee this, because it depends on the input."""
     layer = conv_to_mhsa(nn.Conv1d(2, 2, 3, padding=1, dtype=torch.float64)).requires_grad_(False)
     switch_content_on(layer, 1.0)
     x = normal(1, 2, 2000)
@@ -353,7 +353,7 @@ def test_content_that_makes_scores_too_coarse_is_refused_and_auto_takes_another_
 
 @pytest.mark.parametrize("train", [False, True], ids=["forward", "forward and backward"])
 def test_memory_grows_as_the_tokens_do(train: bool):
-    """Measured: 1600 tokens would take 20 MB a map, and four times the tokens take about four times the memory."""
+    """Measured: 1600 tokens would take 20 MB per map, and four times the tokens take about four times the memory."""
     layer = switch_content_on(conv_to_mhsa(nn.Conv2d(4, 4, 3, padding=1), execution="sdpa"), 0.1).requires_grad_(train)
 
     def peak(side: int) -> int:

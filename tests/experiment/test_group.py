@@ -1,4 +1,4 @@
-"""Training on two processes of ``torchrun``: the numbers of one, checkpoints for any number, and an end in one line."""
+"""Training on two ``torchrun`` processes: results as with one, checkpoints for any number, and one-line errors."""
 
 import os
 import re
@@ -35,17 +35,17 @@ with group.joined("cpu"):
 
 
 class Stop(Exception):
-    """After some steps."""
+    """Raised to stop a run after some steps."""
 
 
 def run_of(variant: str, folder: Path) -> Run:
-    """Two epochs of eight steps, the last of half a batch, with dropout, shifts and mirrored pictures."""
+    """A run of two epochs of eight steps, the last with half a batch, with dropout, shifts and mirrored pictures."""
     settings = settings_of(variant, optimiser="sgd", augment=True, rate=0.02, validation=0)
     return Run(settings, pictures(), folder / variant, every=3)
 
 
 def stopped(variant: str, folder: Path) -> None:
-    """A run that stops after its fifth step, and has a checkpoint of the third."""
+    """Run until after the fifth step, with a checkpoint at the third."""
 
     def stop(done: int, word: str) -> None:
         if done == 5:
@@ -56,7 +56,7 @@ def stopped(variant: str, folder: Path) -> None:
 
 
 def torchrun(*words: str) -> subprocess.Popen[str]:
-    """Two processes."""
+    """Start two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
     path = os.pathsep.join(map(str, (ROOT, Path(__file__).parent, ROOT / "tests/support")))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -72,7 +72,7 @@ def float64() -> Iterator[None]:
 
 @pytest.mark.deep
 def test_two_processes_have_the_numbers_of_one_and_go_on_for_each_other(tmp_path: Path, float64: None):
-    """In float64, for in float32 a few steps of batch normalisation over eight numbers make much of a rounding error."""
+    """In float64, because in float32 a few steps of batch normalisation over eight numbers amplify rounding errors."""
     for variant in VARIANTS:
         run_of(variant, tmp_path / "one").train(quiet)
         stopped(variant, tmp_path / "one first")

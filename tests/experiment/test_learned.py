@@ -1,4 +1,4 @@
-"""The program that trains the paper's network: its data, its network, its checkpoints, its measurements and its table."""
+"""The program that trains the paper's network: data, network, checkpoints, measurements and table."""
 
 import io
 import json
@@ -44,7 +44,7 @@ from trainings import PICTURE, SMALL, ends_in_one_line, pictures, quiet, setting
 
 
 def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
-    """Every tensor of the network, and the rest of a checkpoint as text, times left out."""
+    """The network's tensors, and the rest of a checkpoint as text without times."""
     state = checkpoints.read(folder / CHECKPOINT)
     assert state is not None
     network = state.pop("network")
@@ -58,7 +58,7 @@ def end_of(folder: Path) -> tuple[dict[str, torch.Tensor], str]:
 
 
 def assert_same_end(folder: Path, other: Path) -> None:
-    """Two runs ended bit for bit alike, and wrote the same metrics."""
+    """Assert that two runs ended bit for bit equal and wrote the same metrics."""
     (network, rest), (expected, right) = end_of(folder), end_of(other)
     assert rest == right
     assert all(torch.equal(network[name], tensor) for name, tensor in expected.items())
@@ -71,7 +71,7 @@ def assert_same_end(folder: Path, other: Path) -> None:
 
 @pytest.fixture
 def cifar(tmp_path: Path) -> Path:
-    """Six files of the format of CIFAR-10, of four pictures each."""
+    """Six files in the format of CIFAR-10, with four pictures each."""
     folder, random = tmp_path / "cifar-10-batches-bin", np.random.default_rng(0)
     folder.mkdir()
     for name in FILES:
@@ -240,7 +240,7 @@ def test_sizes_that_do_not_go_together_are_told_in_a_line():
 
 @pytest.mark.parametrize(("name", "millions"), [("quadratic", 12.1), ("relative-content", 29.5)])
 def test_the_papers_network_has_the_papers_parameters(name: str, millions: float):
-    """The counts of the paper's table; all layers are alike, so that two tell what six have."""
+    """The counts match the paper's table; all layers are equal, so two layers determine the count for six."""
     counts = []
     for layers in (1, 2):
         network = AttentionNet(VARIANTS[name], replace(PRESETS["paper"].shape, layers=layers), (3, 32, 32), 10)
@@ -266,7 +266,7 @@ def test_the_rate_rises_and_falls_to_nothing():
 
 
 def test_validation_pictures_are_held_back_and_test_pictures_not_read(tmp_path: Path):
-    """Every picture is learned from or held back, whatever the seed; test pictures of no numbers would stop the run."""
+    """For every seed, each picture is trained on or held back; reading the test pictures, which are NaN, would stop the run."""
     noise = pictures()
     noise = replace(noise, test=noise.test * float("nan"))
     learned, (held, labels) = training.parts_of(noise, 20)
@@ -282,7 +282,7 @@ def test_validation_pictures_are_held_back_and_test_pictures_not_read(tmp_path: 
 @pytest.mark.parametrize("heads", [4, 9])
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "resnet18"])
 def test_quick_attention_is_the_layers_own(variant: str, heads: int):
-    """Values and gradients, of layers whose every parameter is random, in float64."""
+    """Values and gradients agree in float64, for layers with all parameters random."""
     shape = replace(SMALL, layers=1, heads=heads, width=18, key_dim=heads)
     net = AttentionNet(VARIANTS[variant], shape, (1, 18, 20), 3).double()
     layer, quick = net.attentions()[0], net.blocks[0].quick
@@ -332,7 +332,7 @@ def finished(folder: Path, settings: Settings) -> Run:
 
 @pytest.fixture(scope="module")
 def one_epoch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one epoch, to be copied."""
+    """The folder of a one-epoch run, for copying."""
     return finished(tmp_path_factory.mktemp("run"), settings_of(epochs=1)).folder
 
 
@@ -340,7 +340,7 @@ def one_epoch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("variant", "optimiser"), [("covariance", "adamw"), ("relative-content", "sgd"), ("resnet18", "sgd")]
 )
 def test_a_stopped_run_goes_on_bit_for_bit(variant: str, optimiser: str, tmp_path: Path):
-    """Stopped after steps of every kind: on a checkpoint, between two, in the last step of an epoch, in the second one."""
+    """When stopped at a checkpoint, between two, in the last step of an epoch, or in the second epoch."""
     settings = settings_of(variant, optimiser=optimiser, augment=True, rate=0.01)
     finished(tmp_path / "whole", settings)
     for stop in (2, 3, 8, 13):
@@ -545,7 +545,7 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     for layer, head in (
         (0, 0),
         (1, 5),
-    ):  # sharp: one token is dark, and that is where the head looks from the query (2, 3)
+    ):  # sharp: only the token at which the head looks from query (2, 3) is dark
         tile = shown[6 * layer : 6 * layer + 5, 7 * head : 7 * head + 6]
         shift = network.attentions()[layer].centres()[1][head].round().int().tolist()
         assert np.argwhere(tile > 0.5).tolist() == [[2 + shift[0], 3 + shift[1]]]
@@ -616,7 +616,7 @@ def test_bad_input_is_one_line(
     (tmp_path / "taken").touch()
     code, reason = BAD_INPUT[words]
     ends_in_one_line(lambda: main(words.split()), code, f"error: {reason}", capsys)
-    assert code != 2 or not [*tmp_path.glob("learned-runs/*")]  # bad input is told before anything is begun
+    assert code != 2 or not [*tmp_path.glob("learned-runs/*")]  # bad input is reported before anything starts
 
 
 def test_a_stopped_command_says_how_to_go_on(
@@ -630,7 +630,7 @@ def test_a_stopped_command_says_how_to_go_on(
     assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
 
 
-# ---- runs beside each other ------------------------------------------------------------------------------------------------
+# ---- simultaneous runs -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.deep
@@ -650,7 +650,7 @@ def test_runs_beside_each_other_are_those_of_one_after_the_other(tmp_path: Path,
 
 
 def squares() -> Callable[[int, Tell], None]:
-    """Of a process, for the tests below."""
+    """The work of a process in the tests below."""
 
     def square(number: int, tell: Tell) -> None:
         if number == 13:
@@ -695,8 +695,8 @@ def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
     try:
         while len([*tmp_path.glob("*/*/checkpoint.pt")]) < 2 and time.monotonic() < until:
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the command and to its processes
-        _, printed = process.communicate(timeout=240)  # on a machine that does much else
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal: to the command and its processes
+        _, printed = process.communicate(timeout=240)  # enough for a busy machine
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -705,7 +705,7 @@ def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
     assert b"the same command goes on from the last checkpoint" in printed
     assert b"Traceback" not in printed
     written = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))]
-    time.sleep(2)  # many checkpoints long
+    time.sleep(2)  # long enough for many checkpoints
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/*/checkpoint.pt"))] == written
 
 

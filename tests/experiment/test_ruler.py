@@ -1,4 +1,4 @@
-"""The ruler for attention layers: against least squares, on layers that are convolutions, and on layers of no grid."""
+"""The distance of attention layers from convolutions: against least squares, on convolutions, and on layers without a grid."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def network(variant: str, side: int = 20, **shape: float) -> AttentionNet:
 
 
 def least_squares(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], size: int | None) -> float:
-    """The same distance with every entry of the map written out, and a column for every weight of the kernel."""
+    """The same distance with the map written out entry by entry, and a column for each weight of the kernel."""
     places = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
     a = np.einsum("hoi,hcd->oicd", p, w)
     reach = size // 2 if size else max(grid)
@@ -48,7 +48,7 @@ def test_distances_are_those_of_least_squares(grid: tuple[int, int], heads: int,
 
 @pytest.mark.parametrize(("variant", "everywhere"), [("from-conv", True), ("local", False)])
 def test_a_convolution_is_one_from_its_own_size_on(variant: str, everywhere: bool):
-    """A local start has its taps on the image, and at the border looks at its own edge in place of zeros."""
+    """A local start has its taps on the image, and at the border reads the edge instead of zeros."""
     for row in ruler.measured(network(variant), torch.randn(3, 1, 20, 20)):
         assert row["by_size" if everywhere else "middle"][1:] == pytest.approx([0] * 5, abs=1e-5)
         assert min(row["by_size"][0], row["null"][1]) > 0.9
@@ -57,7 +57,7 @@ def test_a_convolution_is_one_from_its_own_size_on(variant: str, everywhere: boo
 
 
 def test_attention_without_a_grid_is_its_own_null():
-    """A uniform map translates with its input, but for the border; as near to a convolution is it in any order."""
+    """A uniform map is translation equivariant except at the border, and equally near to a convolution in any order."""
     w, grid = np.random.default_rng(0).standard_normal((2, 3, 3)), (4, 5)
     uniform = np.full((2, 20, 20), 1 / 20)
     assert ruler.null(uniform, w, grid) == pytest.approx(ruler.by_size(uniform, w, grid))
@@ -86,7 +86,7 @@ def test_the_share_of_position_is_that_of_the_variance():
 
 
 def test_where_heads_look_is_counted_in_tokens():
-    """One head looks at one key 3 down and 4 to the left of the query; one at four keys around the query alike."""
+    """One head looks at the key 3 down and 4 left of the query; another equally at four keys around the query."""
     p = np.zeros((2, 81, 9, 9))
     p[0, 40, 7, 0] = 1
     p[1, 40, [2, 6, 4, 4], [4, 4, 2, 6]] = 0.25

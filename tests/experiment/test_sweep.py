@@ -1,4 +1,4 @@
-"""``python -m verify sweep``: its files, its tasks, and a real cluster in which workers die, hang and lose their scheduler."""
+"""``python -m verify sweep``: its files, its tasks, and a real cluster whose workers die, hang and lose their scheduler."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def rows(path: Path, where: str = "1") -> list[dict[str, Any]]:
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Command:
-    """The command in an empty folder, from which it may import."""
+    """The command in an empty folder from which it may import."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return Command(lambda words: main(["sweep", *words]), capsys)
@@ -53,7 +53,7 @@ def network(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks are run in this process, one after the other."""
+    """Run tasks in this process, one after the other."""
 
     @contextlib.contextmanager
     def no_cluster(*_: Any) -> Iterator[None]:
@@ -167,7 +167,7 @@ def test_networks_come_from_files_globs_lines_and_factories(network: Path, sweep
     assert {row["alpha"] for row in written} == {1024.0, 30.0}
     assert {row["claim"] for row in written if row["alpha"] == 30} == {"within"}
     assert all(row["worker"] and row["seconds"] > 0 and not row["error"] for row in written)
-    assert "10 layers: 10 PROVED" in sweep(*words)[1]  # nothing is left, and what was found is said again
+    assert "10 layers: 10 PROVED" in sweep(*words)[1]  # nothing is left, and the results are reported again
     assert rows(Path("r.db")) == written
 
 
@@ -178,7 +178,7 @@ def test_a_network_that_cannot_be_read_costs_a_row(network: Path, sweep: Command
     assert code == 1
     assert "4 layers: 3 PROVED, 1 failed" in out
     assert "bad.pt: " in out
-    Path("bad.pt").write_bytes(network.read_bytes())  # the same command, once it is mended
+    Path("bad.pt").write_bytes(network.read_bytes())  # the same command after the file is repaired
     code, out, _ = sweep("bad.pt", network, *OUTPUT)
     assert (code, "6 layers: 6 PROVED" in out) == (0, True)
 
@@ -247,7 +247,7 @@ def test_a_false_verdict_is_an_exit_code(sweep: Command):
 
 @contextlib.contextmanager
 def running(folder: Path, *words: str) -> Iterator[Any]:
-    """The command in a process of its own."""
+    """The command in its own process."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     command = [sys.executable, "-m", "verify", "sweep", *words, "--output", "r.db"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -263,7 +263,7 @@ def running(folder: Path, *words: str) -> Iterator[Any]:
 
 
 def until(happened: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What comes of it at last."""
+    """Wait until ``happened`` returns something true, and return it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(sqlite3.OperationalError):

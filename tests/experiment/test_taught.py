@@ -1,4 +1,4 @@
-"""Teachers and students, and networks that go on from a CNN: what is counted, where they start, and what is told of bad input."""
+"""Teachers and students, and networks started from a CNN: counts, starting points, and errors on bad input."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def test_any_order_of_the_shifts_within_the_tolerance_is_a_bijection(kernel: int
 
 @given(st.lists(st.tuples(*[st.floats(-4, 4)] * 2), min_size=1, max_size=20), st.sampled_from((1, 3)))
 def test_every_head_is_counted_once(centres: list[tuple[float, float]], kernel: int):
-    """Against a count written the other way round: from shifts to heads."""
+    """Against a count in the other direction, from shifts to heads."""
     counts = count(centres, kernel)
     on = {
         shift: sum(all(abs(t - s) <= NEAR for t, s in zip(tau, shift, strict=True)) for tau in centres)
@@ -108,7 +108,7 @@ def test_held_out_patches_share_no_pixel_with_the_others():
 
 @pytest.mark.parametrize(("kernel", "heads"), [(1, 1), (3, 9), (3, 12)])
 def test_a_student_can_be_its_teacher_exactly(kernel: int, heads: int):
-    """The theorem: heads on Δ_K with the teacher's taps; the loss is 0 but for rounding, on pictures and on noise."""
+    """By the theorem, with heads on Δ_K and the teacher's taps, the loss is 0 up to rounding, on pictures and on noise."""
     setting = replace(SETTING, kernel=kernel, heads=heads)
     students, teachers = Students(setting, [3, 5]), teachers_of(setting, [3, 5])
     students.put_on_solution(teachers, 1024.0)
@@ -154,7 +154,7 @@ def test_a_student_on_the_solution_stays_there():
     students, teachers = Students(setting, [0, 1]), teachers_of(setting, [0, 1])
     students.put_on_solution(teachers, 16.0)
     looks = teach(students, teachers, patches("noise", 6), quiet)
-    # Adam moves every number by its rate at first, however small the gradient: it trembles, but goes nowhere.
+    # Adam first moves every number by its learning rate, even for tiny gradients: it jitters but does not drift.
     assert max(looks[-1]["error"]) < 1e-3
     for row in measured(students, looks):
         assert row["count"] == row["first"]
@@ -224,14 +224,14 @@ def cnn() -> nn.Sequential:
 
 @pytest.fixture(scope="module")
 def parts() -> list[torch.Tensor]:
-    """Forty-eight pictures to learn from, sixty to test."""
+    """Forty-eight pictures for training, sixty for testing."""
     x, test, labels, test_labels = train_digits_cnn.digits(0)
     return [x[:48], test[:60], labels[:48], test_labels[:60]]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "cnn"])
 def test_every_way_starts_as_the_cnn(way: str, cnn: nn.Sequential, parts: list[torch.Tensor]):
-    """At full sharpness, gate and all, logits are the CNN's within rounding; the gate is closed at any sharpness."""
+    """At full sharpness, gate included, logits equal the CNN's within rounding; the gate is closed at any sharpness."""
     x = parts[1]
     network = network_for(cnn, WAYS[way], 1024.0, 5, 0, COURSE.content_layers)
     with torch.no_grad():
@@ -243,7 +243,7 @@ def test_every_way_starts_as_the_cnn(way: str, cnn: nn.Sequential, parts: list[t
                 network_for(cnn, WAYS[name], 4.0, 5, 0, COURSE.content_layers)(x) for name in ("positions", "content")
             ]
             torch.testing.assert_close(*soft, atol=1e-4, rtol=1e-4)
-            assert (soft[0] - right).abs().max() > 0.1  # lowering α is what changes something
+            assert (soft[0] - right).abs().max() > 0.1  # lowering α changes the output
 
 
 def test_lowering_alpha_alone_is_told(cnn: nn.Sequential, parts: list[torch.Tensor]):
@@ -270,7 +270,7 @@ def test_what_learns(cnn: nn.Sequential):
 
 
 def test_sharp_attention_learns_as_the_cnn_does(cnn: nn.Sequential, parts: list[torch.Tensor]):
-    """The same pictures in the same order, the same optimiser: the same function after some steps, so the baseline is fair."""
+    """With the same pictures, order and optimiser, the function after some steps is the same, so the baseline is fair."""
     ends = [continue_training(cnn, parts, way, COURSE, 0, quiet) for way in ("cnn", "sharp")]
     with torch.no_grad():
         before, plain, attention = cnn(parts[1]), *(network(parts[1]) for network, _ in ends)
@@ -387,7 +387,7 @@ def test_bad_input_is_one_line(
     (tmp_path / "taken").touch()
     code, reason = BAD_INPUT[words]
     ends_in_one_line(lambda: main(words.split()), code, f"error: {reason}", capsys)
-    assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # refused before anything is begun
+    assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # refused before anything starts
 
 
 @pytest.mark.parametrize("picture", [(3, 8, 12), (1, 28, 28)])
@@ -408,7 +408,7 @@ def test_a_converted_cnn_predicts_as_it_did(
 def test_a_cnn_of_other_pictures_goes_on_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Soft heads by whichever execution the layer picks; content where it is asked for, and nowhere else."""
+    """Soft heads run by the execution that the layer selects; content is learned only where requested."""
     noise = pictures(30, (3, 8, 12))
     monkeypatch.setattr(cnn_command, "read_once", lambda place: noise)
     words = ["cnn", "--data", str(tmp_path), "--width", "4", "--pretrained", "1", "--train", "12", "--test", "6"]
@@ -440,14 +440,14 @@ def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def found_in(folder: Path) -> tuple[object, object]:
-    """The summary and the metrics."""
+    """The summary and the metrics in a folder."""
     lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     return without_times(summary), without_times([json.loads(line) for line in lines])
 
 
 NOISE = ["--data", "noise"]
-"""Two parts."""
+"""Command-line words for noise."""
 
 
 @pytest.mark.parametrize("name", ["teacher", pytest.param("cnn", marks=pytest.mark.deep)])

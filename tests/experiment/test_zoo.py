@@ -14,7 +14,7 @@ from construct.attention import MHSA
 
 
 class Conv2dStaticSamePadding(nn.Conv2d):
-    """A class of others, by its name: it pads by a layer of its own."""
+    """Imitates a third-party class by its name, with its own padding layer."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int):
         super().__init__(inputs, outputs, kernel)
@@ -25,7 +25,7 @@ class Conv2dStaticSamePadding(nn.Conv2d):
 
 
 class Doubled(nn.Conv2d):
-    """A class for which there is no rule."""
+    """A class without a rule."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(input)
@@ -37,7 +37,7 @@ def fails() -> Any:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str]]:
-    """Run the command on one network of a package that is there."""
+    """Run the command on one network of an installed package."""
 
     def run(make: Callable[[], Any], *words: str, package: str = "torch") -> tuple[int, str]:
         monkeypatch.setattr(zoo, "ZOO", {"net": (package, make)})
@@ -124,7 +124,7 @@ def test_a_network_of_which_nothing_is_converted_is_counted(run):
 
 
 class Large(nn.Module):
-    """A network that returns large numbers beside its own."""
+    """A network that also returns large numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def test_a_distance_is_relative_to_its_own_tensor(run):
 
 
 class Scaled(nn.Module):
-    """A block as of ConvNeXt: its scale starts so small that the convolution is lost in the sum."""
+    """A block like ConvNeXt's, with an initial scale so small that the convolution vanishes in the sum."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What ``--allow`` lets in: exact classes, or every class that a package itself defines; and what is said of the rest."""
+"""``--allow`` admits exact classes, or every class that a package itself defines; the others are refused and named."""
 
 import sys
 from argparse import Namespace
@@ -55,7 +55,7 @@ os.environ["NETS_IMPORTED"] = "yes"
 
 @pytest.fixture
 def nets(from_conv: Command) -> Any:
-    """A package of the user's own, with a module in it."""
+    """A user package that contains a module."""
     Path("mypkg").mkdir()
     Path("mypkg/__init__.py").write_text("")
     Path("mypkg/__main__.py").write_text("raise SystemExit('this ran')")
@@ -70,7 +70,7 @@ def nets(from_conv: Command) -> Any:
 
 @pytest.fixture
 def refusal(from_conv: Command) -> Callable[..., str]:
-    """The line with which the command refuses what torch.save wrote of this."""
+    """The line with which the command refuses this object saved by torch.save."""
 
     def refuse(content: Any, *options: str) -> str:
         torch.save(content, "m.pt")
@@ -97,7 +97,7 @@ def test_row_13_a_command_with_what_was_allowed_already(nets: Any, refusal: Any)
 
 
 def test_row_13_of_a_package_its_own_classes_alone_are_allowed(nets: Any, refusal: Any) -> None:
-    """No function, no module, and nothing that it has from elsewhere, under any name."""
+    """No function, no module, and nothing that it imports, under any name."""
     for name in ("act", "os", "nn", "subprocess", "dataclasses", "Borrowed", "nothing"):
         Path("m.pt").write_bytes(with_pickle(program(called(named("mypkg.nets", name)))))
         with pytest.raises(BadModelFile, match=f"not allowed: mypkg.nets.{name}[ ,]"):
@@ -136,7 +136,7 @@ def test_row_13_nothing_of_a_package_that_is_not_allowed_is_imported(
     from_conv.refuses("m.pt")
     from_conv.refuses("m.pt", "--allow", "mypkgs")
     assert not {"mypkg", "mypkg.nets"} & sys.modules.keys()
-    # Nor, of one that is, what would run it.
+    # Nor may an allowed package run code.
     with Path("m.pt").open("rb") as file:
         assert b"mypkg.nets" in file.read()
     from_conv.prints("m.pt", "--allow", "mypkg")
@@ -175,7 +175,7 @@ def test_row_64_a_checkpoint_says_where_its_model_is(nets: Any, refusal: Any) ->
     net(torch.ones(1, 1, 3, 3)).sum().backward()
     adam.step()
     line = refusal({"net": net.state_dict(), "optimizer": adam.state_dict(), "args": Namespace(lr=1)})
-    assert "its entry ['net'] holds a state dict; the file holds classes" in line  # and no moments of the optimizer
+    assert "its entry ['net'] holds a state dict; the file holds classes" in line  # without the optimizer's moments
     line = refusal({"epoch": 3, "gen": net, "disc": net})
     assert "its entry ['gen'] holds a module of class Sequential; its entry ['disc'] holds a" in line
     line = refusal([net, {"lr": 1}])
@@ -193,6 +193,6 @@ def test_row_64_missing_keys_and_what_the_file_does_hold(nets: Any, refusal: Any
     assert "6 of the network's 7 tensors are missing in it (0.weight, 1.weight, 1.bias, ...)" in line
     assert "2 of its own are not in the network (features.weight, scale)" in line
     assert "it holds 3 tensors (features.weight 2x1x3x3, 0.bias 2, scale scalar)" in line
-    # Where the names fit, torch's own words say what does not.
+    # If the names match, torch's own message says what does not fit.
     whole = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)).state_dict()
     assert "size mismatch" in refusal(whole, "--model-file", "net.py:net")

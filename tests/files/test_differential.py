@@ -1,4 +1,4 @@
-"""Every mutant of a model file is refused, or read bit for bit as torch.load reads it: by the command and by the checker."""
+"""The command and the checker refuse every mutant of a model file or read it bit for bit as torch.load does."""
 
 import contextlib
 import pickle
@@ -44,26 +44,26 @@ def reading(read: Callable[[], Any]) -> Any:
 
 
 def wrong_in_checker(content: Any, data: bytes) -> list[str] | None:
-    """Where the checker reads a file in another way than torch; None if it refuses it."""
+    """Where the checker reads a file differently from torch; None if it refuses the file."""
     try:
         layers = by_checker(data)
     except Rejected as error:
         return None if str(error).isprintable() else [f"the checker says {error!r}"]
     content = content() if callable(content) and not isinstance(content, torch.nn.Module) else content
     if isinstance(content, Exception) and data[:2] == b"PK":
-        content = reading(lambda: by_pickle(data))  # with classes that are in no list
+        content = reading(lambda: by_pickle(data))  # with any classes
     if isinstance(content, Exception):
         return [f"the checker read it, torch {content!r:.300}"]
     try:
         return differences(content, layers)
-    except BadModelFile as error:  # no model that the command would know
+    except BadModelFile as error:  # no model that the command recognises
         return [f"the checker has {[*layers]}, the command none: {error}"] if layers else []
     except Exception as error:
         return [f"the checker read it, and what torch made of it cannot be gone through: {error!r:.200}"]
 
 
 def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None:
-    """Where the command reads a file in another way than torch; None if it refuses it."""
+    """Where the command reads a file differently from torch; None if it refuses the file."""
     try:
         own = by_command(data, place)
     except BadModelFile as error:
@@ -73,7 +73,7 @@ def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None
 
 
 def test_the_payload_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its absence below would say nothing."""
+    """Otherwise its absence below would prove nothing."""
     monkeypatch.chdir(tmp_path)
     pickle.loads(b"\x80\x02" + PAYLOAD + b"N.")
     assert names() == {"trace"}
@@ -84,7 +84,7 @@ def test_the_payload_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_mutant_is_refused_or_read_as_torch_reads_it(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With little memory; and whatever it holds, no code in it runs."""
+    """Within little memory, and no code in it runs."""
     monkeypatch.chdir(tmp_path)
     files()
     rng, wrong = random.Random(1), []
@@ -104,15 +104,15 @@ def test_a_mutant_is_refused_or_read_as_torch_reads_it(
     assert not wrong
     assert names() == {"mutant.bin"}, "a payload ran"
     assert all(tally["mutants"] for tally in families.values())
-    # Where nothing is read, nothing is compared.
+    # The comparison needs files that are read.
     assert sum(tally["command"] > 0 for tally in families.values()) > len(FAMILIES) - (3 if count < 10_000 else 1)
 
 
-# ---- the search finds what it is for ---------------------------------------------------------------------------------------
+# ---- the search finds planted bugs -----------------------------------------------------------------------------------------
 
 
 def found_by_zipfile(file: Any) -> Archive:
-    """The records as Python's zipfile finds them, which is how the checker once read."""
+    """The records as Python's zipfile finds them, as the checker once did."""
     with contextlib.suppress(zipfile.BadZipFile, NotImplementedError):
         archive = zipfile.ZipFile(file)
         records = {}
@@ -169,7 +169,7 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[random.Random], bytes]]] = {
     "any name of a child": (weight_files, "_check_names", lambda *_: None, odd_model),
     "any name of a tensor": (weight_files, "_path_of", split, odd_state),
 }
-"""What is passed over, where, how, and the mutants among which it shows."""
+"""The check that is bypassed, where and how, and the mutants that reveal it."""
 
 
 def differing(make: Callable[[random.Random], bytes], count: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Out into other formats: the same function, at sizes not seen at export, and nothing of this project needed to run it."""
+"""Exported formats compute the same function, also at sizes not seen at export, and run without this project."""
 
 import copy
 import io
@@ -29,7 +29,7 @@ EXAMPLES = settings().max_examples
 
 
 def network(whole: bool = True) -> nn.Sequential:
-    """Stride, groups and padding that copies; the whole has a depthwise and a transposed layer, too."""
+    """Stride, groups and copying padding; if ``whole``, also a depthwise and a transposed layer."""
     torch.manual_seed(0)
     layers = [
         *(nn.Conv2d(3, 4, 3, padding=1, stride=2), nn.BatchNorm2d(4), nn.ReLU()),
@@ -40,7 +40,7 @@ def network(whole: bool = True) -> nn.Sequential:
 
 
 def fixed() -> nn.Module:
-    """Its linear layer wants one size."""
+    """A network whose linear layer requires one input size."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 7, 2)).eval()
 
@@ -73,7 +73,7 @@ def test_pt2_computes_the_network_at_any_size(whole: bool):
     "conv", [nn.Conv1d(2, 2, 3), nn.Conv1d(2, 2, 3, groups=2), nn.ConvTranspose2d(2, 1, 3, stride=2)]
 )
 def test_a_program_has_as_many_nodes_whatever_the_number_of_heads(conv: Any):
-    """And computes the layer, at other sizes too."""
+    """And it computes the layer, also at other sizes."""
     nodes, wider = set(), copy.deepcopy(conv)
     wider.__init__(conv.in_channels, conv.out_channels, 7, stride=conv.stride, groups=conv.groups)
     for layer in (conv, wider):
@@ -112,9 +112,9 @@ def test_axes_that_the_network_fixes_are_named():
 @settings(max_examples=2 * EXAMPLES)
 @given(cases(tokens=60), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
 def test_what_is_traced_computes_the_convolution(case: Case, last: bool, learning: bool, order: random.Random):
-    """Every geometry, in both layouts, heads in any order, within the rounding bound; integers bit for bit.
+    """For every geometry, both layouts and any head order, within the rounding bound; on integers bit for bit.
 
-    (Here it runs untraced, as ordinary tensor code.)  Recorded for gradients, what heads see is put together in another way.
+    (Here it runs untraced, as ordinary tensor code.)  With gradients, the heads' inputs are assembled in another way.
     """
     assume(case.x.dim() == case.conv.weight.dim() and len(case.x))
     layer = conv_to_mhsa(case.conv)
@@ -135,7 +135,7 @@ def test_what_is_traced_computes_the_convolution(case: Case, last: bool, learnin
 
 
 def test_traced_layers_keep_channels_last():
-    """No copy into another layout at the end: a compiled product writes where its outputs are to lie."""
+    """There is no copy into another layout at the end: a compiled product writes its outputs in place."""
     x = torch.randn(2, 4, 5, 6).contiguous(memory_format=torch.channels_last)
     few = nn.Conv2d(4, 2, 3, padding=1)
     for conv in (nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2), few):
@@ -162,7 +162,7 @@ FEW_OUTPUTS: dict[str, Any] = {
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("name", FEW_OUTPUTS)
 def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool, learning: bool):
-    """In integers, bit for bit, and so are their gradients; heads in no order."""
+    """Outputs and gradients are exact on integers, with heads in no particular order."""
     conv, generator = FEW_OUTPUTS[name](), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in conv.parameters():
@@ -185,7 +185,7 @@ def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool,
 @given(cases(tokens=60))
 def test_every_geometry_can_be_exported(case: Case):
     if case.x.dim() != case.conv.weight.dim() or not len(case.x):
-        return  # unbatched calls and empty batches are not what is exported
+        return  # unbatched calls and empty batches are not exported
     layer = conv_to_mhsa(case.conv)
     exported = to_pt2(layer, tuple(case.x.shape[1:]))
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_every_geometry_can_be_exported(case: Case):
 
 
 def test_a_pt2_file_needs_torch_alone(tmp_path):
-    """Loaded and run in a process that cannot import this project."""
+    """It loads and runs in a process that cannot import this project."""
     path = tmp_path / "net.pt2"
     path.write_bytes(to_pt2(convert(network()), (3, 16, 20)).content)
     code = f"""
@@ -238,7 +238,7 @@ def test_what_cannot_be_traced_is_named():
 
 
 class Returning(nn.Module):
-    """A network that returns what is asked for."""
+    """A network that returns what its function makes of the output."""
 
     def __init__(self, wrap: Any):
         super().__init__()
@@ -305,7 +305,7 @@ def test_a_network_that_returns_no_tensor_is_no_program():
 
 
 class Sized(nn.Module):
-    """A network that asks for the size of its output, in a way that takes numbers and no symbols."""
+    """A network that uses its output's size in a way that needs numbers, not symbols."""
 
     def __init__(self):
         super().__init__()
@@ -316,7 +316,7 @@ class Sized(nn.Module):
 
 
 class Counting(nn.Module):
-    """A network that only works on one example at a time."""
+    """A network that works only on one example at a time."""
 
     def __init__(self):
         super().__init__()
@@ -337,7 +337,7 @@ def test_what_cannot_be_free_is_as_in_the_example_and_it_is_said(net: nn.Module,
 
 
 class Printing(nn.Conv1d):
-    """A network that prints, and cannot be traced."""
+    """A layer that prints and cannot be traced."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         print("on my way")
@@ -357,7 +357,7 @@ def test_the_terminal_is_spared_what_a_tracer_says(capfd: pytest.CaptureFixture[
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_network_compiles_whole_and_its_gradients_are_right():
-    """No graph break; one trace serves many sizes."""
+    """There is no graph break, and one trace serves many sizes."""
     torch._dynamo.reset()
     layers = nn.Conv2d(3, 4, 2, stride=2), nn.ReLU(), nn.Conv2d(4, 4, (1, 3), groups=4), nn.Conv2d(4, 2, 3, padding=1)
     original = nn.Sequential(*layers)
@@ -402,7 +402,7 @@ def test_a_compiler_that_does_not_know_sizes_is_given_as_few_operations_whatever
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @torch.no_grad()
 def test_layers_of_one_geometry_are_compiled_each_for_itself():
-    """What one of them takes for constant, where its heads look and which factor is the identity, is not the others'."""
+    """The constants of one layer's trace (where its heads look, which factor is the identity) do not apply to the others."""
     torch._dynamo.reset()
     conv = nn.Conv2d(3, 3, 3, padding=1)
     layers = [conv_to_mhsa(conv), conv_to_mhsa(nn.Conv2d(3, 3, 3, padding=1), order=range(8, -1, -1))]
@@ -496,7 +496,7 @@ def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCap
 
 
 def test_the_command_writes_every_format(from_conv: Command):
-    """By --format or by the name, each with a certificate of its own beside it; it replaces what it wrote, and nothing else."""
+    """By --format or by the name, each with its own certificate; it replaces only files that it wrote."""
     torch.manual_seed(0)
     conv = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
     torch.save(conv, "m.pt")
@@ -522,7 +522,7 @@ def test_the_command_writes_every_format(from_conv: Command):
 
 
 def test_torch_s_own_export_takes_a_converted_network() -> None:
-    """Strictly as it is, else a copy that carries where its heads look; otherwise refused, and told how."""
+    """Strictly as is, or as a copy that stores where its heads look; otherwise it is refused, with a hint."""
     net = convert(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 3, 3, groups=3))).eval()
     x = torch.randn(1, 2, 7, 8)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Reading model files without running them, and writing them whole or not at all."""
+"""Model files are read without running them, and written entirely or not at all."""
 
 import errno
 import io
@@ -36,7 +36,7 @@ def saved(small: nn.Module, tmp_path: Path) -> Path:
 
 
 class Custom(nn.Module):
-    """A class that no file may name."""
+    """A class that files may not name."""
 
 
 # ---- round trip --------------------------------------------------------------------------------------------------------
@@ -226,4 +226,4 @@ def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     assert "cannot be written" in why(tmp_path / ("x" * 300 + ".pt"))
     assert check_destination(tmp_path / "foreign.txt", saved, force=True) == tmp_path / "foreign.txt"
     assert check_destination(tmp_path / "new.pt", saved, force=False) == tmp_path / "new.pt"
-    assert sorted(tmp_path.iterdir()) == before  # nothing is made by asking
+    assert sorted(tmp_path.iterdir()) == before  # asking creates nothing

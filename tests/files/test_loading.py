@@ -1,4 +1,4 @@
-"""What is written can be opened again: state dicts say what geometry they have, and load with their network or without any."""
+"""Written files can be opened again: state dicts state their geometry, and load with their network or without one."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ from verify.strategies import Case, cases
 
 
 class Net(nn.Module):
-    """Strides, a transposed layer, a group, a layer under two names, and what lies between."""
+    """A network with strides, a transposed layer, groups, a layer under two names, and other layers between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Pat
     state: Any = torch.load(written(net.state_dict(), tmp_path / "s.pt"), weights_only=True)
     records = {path: entry["geometry"] for path, entry in state._metadata.items() if "geometry" in entry}
     assert list(records) == PATHS
-    assert records == json.loads(json.dumps(records))  # plain data alone
+    assert records == json.loads(json.dumps(records))  # only plain data
     assert records["stem"] == {
         **{"kind": "MHSA", "in_channels": 2, "out_channels": 4, "kernel_size": [3, 3], "stride": [2, 2]},
         **{"padding": [1, 1], "padding_mode": "zeros", "dilation": [1, 1], "groups": 1},
@@ -123,7 +123,7 @@ def test_a_state_dict_of_another_geometry_is_an_error(strict: bool) -> None:
     with pytest.raises(RuntimeError, match=reason):
         first.load_state_dict(other.state_dict(), strict=strict)
     assert all(torch.equal(tensor, before[name]) for name, tensor in first.state_dict().items())
-    first.load_state_dict(dict(other.state_dict()))  # tensors alone say nothing
+    first.load_state_dict(dict(other.state_dict()))  # tensors alone state no geometry
     assert torch.equal(first.w_val, other.w_val)
 
 
@@ -184,7 +184,7 @@ def test_the_network_of_a_state_dict(form: str, convert: Any, tmp_path: Path) ->
 
 
 def test_other_encodings_widths_and_formats(tmp_path: Path) -> None:
-    """None of which the network would be converted to by itself."""
+    """The network's own conversion would use none of these."""
     conv = nn.Conv2d(4, 4, 3, padding=1)
     layers: dict[str, Any] = {
         "parabola": construct.conv_to_mhsa(conv, encoding="parabola"),
@@ -303,7 +303,7 @@ def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -
 
 
 class Built(nn.Module):
-    """Is pickled as a call with its layers, which only its class can put where they belong."""
+    """Pickled as a call with its layers, which only its class can arrange."""
 
     def __init__(self, layer: nn.Module | None = None) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ class Built(nn.Module):
 
 
 class Kept(nn.Module):
-    """Has a state of its own."""
+    """Pickles its own kind of state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ class Kept(nn.Module):
 
 
 def test_a_whole_module_is_opened_without_its_classes(tmp_path: Path) -> None:
-    """Its attention layers, and with the network all of it, as a state dict is."""
+    """Its attention layers are read, and with the network the whole module, like a state dict."""
     net: Any = construct.convert(built())
     path = written(net, tmp_path / "whole.pt")
     assert "holds classes that are not allowed" in refusal(path)
@@ -346,7 +346,7 @@ def test_a_whole_module_is_opened_without_its_classes(tmp_path: Path) -> None:
 
 
 class Own(MHSA):
-    """An attention layer of a class of its own."""
+    """A subclass of the attention layer."""
 
 
 def test_an_attention_layer_of_an_unknown_class_is_not_passed_over(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_layers_of_a_network_of_torch_and_of_no_network(tmp_path: Path) -> None:
 
 
 def lies(record: Any) -> list[Any]:
-    """Records that a file may hold in place of one."""
+    """False records that a file may hold in place of a true one."""
     return [
         *(7, "MHSA", [], {}, None, [record], {**record, "kind": "Conv2d"}, {**record, "groups": 2}),
         *({**record, "stride": value} for value in ([2], [2, 0], "x", [2.0, 2], None, {"a": 1}, [True, 1])),
@@ -498,7 +498,7 @@ def test_the_checker_takes_the_geometry_of_attention_from_its_state_dict(tmp_pat
         write_document(proof, proofs, conv, mine)
         with pytest.raises(ValueError, match="the geometry of the MHSA is not the one that was certified"):
             verify.check(proof, conv, mine)
-    del other["2.v"]  # of what is no whole layer nothing is believed
+    del other["2.v"]  # records of incomplete layers are ignored
     torch.save(other, mine)
     write_document(proof, proofs, conv, mine)
     with pytest.raises(ValueError, match="not those that were certified"):

@@ -1,4 +1,4 @@
-"""Hostile and odd files, by their row in the list of inputs to survive."""
+"""Hostile and odd files, by their row in docs/nasty_inputs.md."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ class Own(nn.Conv2d):
 
 
 class Other(nn.ReLU):
-    """Another."""
+    """Another class that only --allow lets in."""
 
 
 def header(text: bytes, data: bytes = b"", length: int | None = None) -> bytes:
@@ -81,7 +81,7 @@ def test_row_06_every_flipped_bit_of_a_weight_is_noticed(from_conv: Command) -> 
         content[place + bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
         assert "CRC mismatch in data/0: the file has changed" in from_conv.refuses(path)
-        assert isinstance(torch.load(path, weights_only=False), nn.Module)  # torch does not look
+        assert isinstance(torch.load(path, weights_only=False), nn.Module)  # torch does not check
     path.write_bytes(whole)
     assert hashlib.sha256(whole).hexdigest() in from_conv.prints(path)
 
@@ -277,7 +277,7 @@ def test_row_15_bombs(from_conv: Command) -> None:
 
 
 def test_row_15_modules_that_hold_each_other(from_conv: Command) -> None:
-    """Forty of them have 2^40 names, each of which would stand in the state dict, or in a line that shows the module."""
+    """Forty of them have 2^40 names, all of which would appear in the state dict or in the module's printed form."""
     path, model = "m.pt", nn.Conv2d(1, 1, 1)
     bomb: nn.Module = model
     for _ in range(40):
@@ -295,7 +295,7 @@ def test_row_15_modules_that_hold_each_other(from_conv: Command) -> None:
 
 
 def test_row_16_a_kernel_of_too_many_taps(from_conv: Command) -> None:
-    """Refused with the numbers; in Python it converts, and runs in seconds."""
+    """The command refuses it with the numbers; in Python it converts, and runs in seconds."""
     path, conv = "m.pt", nn.Conv2d(1, 1, 201)
     torch.save(conv, path)
     assert "40401 heads" in from_conv.refuses(path)
@@ -367,7 +367,7 @@ def test_row_21_odd_names_of_files_work(name: str, from_conv: Command) -> None:
 
 
 def test_row_21_a_name_as_long_as_names_may_be(from_conv: Command) -> None:
-    """In bytes: sixty of these letters have 240, and the output's ending adds eight."""
+    """Length counts in bytes: sixty of these letters have 240, and the output's suffix adds eight."""
     stem = "\N{WATER WAVE}" * 60
     torch.save(nn.Conv2d(1, 1, 1), f"{stem}.pt")
     from_conv.prints(f"{stem}.pt")

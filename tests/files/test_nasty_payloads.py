@@ -1,6 +1,6 @@
-"""Files that would run code, by their row in the list of inputs to survive: rows 1 to 3.
+"""Files that would run code: rows 1 to 3 of docs/nasty_inputs.md.
 
-Each payload makes a file called ``trace`` in the current folder, and a test of its own shows that the plain reader would run it.
+Each payload creates a file ``trace`` in the current folder, and a separate test shows that the plain reader would run it.
 """
 
 import io
@@ -23,7 +23,7 @@ from construct.files.writing import is_own_output
 
 @pytest.fixture
 def refusal(from_conv: Command) -> Callable[..., str]:
-    """The one line with which the command refuses such a file; nothing is run, nothing is written."""
+    """The one line with which the command refuses such a file; nothing runs and nothing is written."""
 
     def refuse(content: bytes, name: str = "m.pt", *options: str) -> str:
         Path(name).write_bytes(content)
@@ -34,11 +34,11 @@ def refusal(from_conv: Command) -> Callable[..., str]:
     return refuse
 
 
-# ---- pickles, put together by hand -----------------------------------------------------------------------------------
+# ---- pickles assembled by hand ---------------------------------------------------------------------------------------
 
 
 def whole(*instructions: bytes) -> bytes:
-    """The pickle of a state dict whose only value those instructions make."""
+    """The pickle of a state dict whose only value comes from these instructions."""
     return program(b"}", text("weight"), *instructions, b"s")
 
 
@@ -47,14 +47,14 @@ def bare(data: bytes) -> bytes:
 
 
 PACKED = [bare, with_pickle, legacy]
-"""By itself, as torch.save packs it, and as it did before 1.6."""
+"""The bare pickle, packed by torch.save, and packed as before torch 1.6."""
 TOUCH, WRITE = text("touch trace"), text("open('trace', 'w').close()")
 SYSTEM = called(named("os", "system"), TOUCH)
 EMPTY = b"}"
 NESTED = called(named("_codecs", "encode"), text((b"\x80\x02" + SYSTEM + b".").decode("latin-1")), text("latin1"))
 GETATTR, IMPORT = named("builtins", "getattr"), named("builtins", "__import__")
 
-# What would run, and the name that the refusal gives.
+# The payload, and the name in the refusal.
 GADGETS = {
     "os": (SYSTEM, "os.system"),
     "posix": (called(named("posix", "system"), TOUCH), "posix.system"),
@@ -139,7 +139,7 @@ def test_row_01_a_reduce_that_runs_code(content: str, dump: str, refusal: Any, f
     file = DUMPS[dump](REDUCED[content])
     assert "not allowed: " in refusal(file)
     assert not is_own_output("m.pt")
-    # As the inputs of a network, too, no file runs anything.
+    # A file of network inputs runs nothing either.
     Path("in.pt").write_bytes(file)
     torch.save(nn.Conv2d(1, 1, 3), "m.pt")
     for line in (refusal(file, "n.pt"), from_conv.refuses("m.pt", "--example-inputs", "in.pt")):
@@ -177,7 +177,7 @@ def test_row_02_a_payload_behind_the_end_of_the_stream(refusal: Any) -> None:
 @pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_row_02_names_with_dots(module: str, name: str, packed: Any, protocol: int, refusal: Any) -> None:
-    """From protocol 4 on, pickle follows the dots of a name, and so comes from a harmless module to ``os``."""
+    """From protocol 4 on, pickle follows dots in a name, which lead from a harmless module to ``os``."""
     function = named(module, name) if protocol == 2 else text(module) + text(name) + b"\x93"
     payload = b"\x80" + bytes([protocol]) + whole(called(function, TOUCH))[2:]
     if protocol == 4 and name == "os.system":
@@ -213,7 +213,7 @@ def test_in_a_process_of_its_own_too_where_python_looks_in_the_current_folder_fi
 
 KERNEL = {"weight": torch.ones(1, 1, 3, 3)}
 OPTIONS = ("--stride", "1")
-"""With which the harmless half of each file below would be converted."""
+"""Options with which the harmless half of each file below would be converted."""
 
 
 def test_row_02_the_harmless_half_would_be_converted(from_conv: Command) -> None:
@@ -223,7 +223,7 @@ def test_row_02_the_harmless_half_would_be_converted(from_conv: Command) -> None
 
 
 def test_row_02_a_pickle_that_is_a_zip_too(refusal: Any) -> None:
-    """Zip readers begin at the end of a file and pickle readers at its beginning: which of the two is meant, nobody knows."""
+    """Zip readers start at a file's end and pickle readers at its beginning, so the file is ambiguous."""
     evil, good = whole(SYSTEM), saved(KERNEL)
     assert zipfile.is_zipfile(io.BytesIO(evil + good))
     assert "os.system" in refusal(evil + good, "m.pt", *OPTIONS)
@@ -239,7 +239,7 @@ def test_row_02_a_zip_with_something_before_or_behind(refusal: Any) -> None:
         refusal(content, "m.pt", *OPTIONS)
     file = io.BytesIO(good)
     with zipfile.ZipFile(file, "a") as zipped:
-        zipped.comment = evil  # in which readers that look backwards find another table of contents
+        zipped.comment = evil  # readers that search backwards find another directory in it
     refusal(file.getvalue(), "m.pt", *OPTIONS)
 
 
@@ -247,7 +247,7 @@ def test_row_02_a_zip_behind_safetensors(refusal: Any, from_conv: Command) -> No
     for name in ("m.safetensors", "m.pt"):
         assert "safetensors" in refusal(save(KERNEL) + with_pickle(whole(SYSTEM)), name, *OPTIONS)
     hidden = save({**KERNEL, "z": torch.frombuffer(bytearray(with_pickle(whole(SYSTEM))), dtype=torch.uint8)})
-    Path("n.safetensors").write_bytes(hidden)  # as the numbers of a tensor it is just that
+    Path("n.safetensors").write_bytes(hidden)  # as a tensor's numbers it is harmless
     assert zipfile.is_zipfile("n.safetensors")
     from_conv.prints("n.safetensors", *OPTIONS)
     assert not Path("trace").exists()
@@ -259,7 +259,7 @@ def test_row_02_a_zip_behind_safetensors(refusal: Any, from_conv: Command) -> No
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_row_02_two_records_that_could_be_meant(other: str, first: bool, refusal: Any) -> None:
-    """Torch's reader takes names without regard to case, and which of two it finds is its own affair."""
+    """Torch's reader ignores the case of names, so which of the two it finds is unspecified."""
     with zipfile.ZipFile(io.BytesIO(saved(KERNEL))) as zipped:
         kept = {entry.filename.replace("archive", "m"): zipped.read(entry) for entry in zipped.infolist()}
     pickles = [("m/data.pkl", kept.pop("m/data.pkl")), (other, whole(SYSTEM))]

@@ -1,7 +1,7 @@
-"""A file has one reading, or none: whatever two readers could take for two things is refused in one line.
+"""A file has one reading, or none: whatever two readers could read differently is refused in one line.
 
-Rows 59 to 63 of the inputs to survive.  Each file here was once read by the checker as something that torch.load does not
-return, or was passed over by it.
+Rows 59 to 63 of docs/nasty_inputs.md.  The checker once read each of these files as something that torch.load does not
+return, or ignored it.
 """
 
 import io
@@ -54,7 +54,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def refused(data: bytes, place: Path, checker: str, command: str | None = None) -> None:
-    """Neither reader takes it, each says why in one line, and not that it is truncated."""
+    """Both readers refuse it, each with one line that says why, and not that it is truncated."""
     with pytest.raises(Rejected, match=checker) as by_ours:
         by_checker(data)
     with pytest.raises(BadModelFile, match=command or checker) as by_theirs:
@@ -65,7 +65,7 @@ def refused(data: bytes, place: Path, checker: str, command: str | None = None) 
 
 
 def read_alike(data: bytes, place: Path) -> None:
-    """Both readers make of it what torch does."""
+    """Both readers read it as torch does."""
     content = by_torch(data)
     assert differences(content, by_checker(data)) == []
     assert alike(by_command(data, place), content)
@@ -79,7 +79,7 @@ def state(value: float) -> dict[str, torch.Tensor]:
 
 
 def directories(zip64_first: bool, offset: int) -> bytes:
-    """Two models in one archive: the zip64 record names one directory, the 32-bit end record the other."""
+    """Two models in one archive: the zip64 record points to one directory, the 32-bit end record to the other."""
     archives = [split(taken_apart(saved(state(value)))) for value in (1.0, 1001.0)]
     (a_records, a_entries, a_ends), (b_records, b_entries, b_ends) = archives if zip64_first else archives[::-1]
     shift = len(joined(b_records))
@@ -95,14 +95,14 @@ def directories(zip64_first: bool, offset: int) -> bytes:
 @pytest.mark.parametrize("zip64_first", [True, False])
 @pytest.mark.parametrize("offset", [1, 0, 100])
 def test_row_59_two_central_directories(zip64_first: bool, offset: int, place: Path) -> None:
-    """zipfile takes the zip64 record before the locator, whatever the locator says; torch follows the locator."""
+    """zipfile takes the zip64 record that precedes the locator; torch follows the locator."""
     data = directories(zip64_first, offset)
     assert by_torch(data)["weight"].flatten()[0] == (1.0 if zip64_first else 1001.0)
     refused(data, place, "zip64|directory")
 
 
 def changed(kind: str, which: int = 0, content: Any = None, **fields: Any) -> bytes:
-    """An ordinary file with fields of one of its headers changed, and nothing else."""
+    """An ordinary file with only fields of one header changed."""
     pieces = taken_apart(saved(content or state(1.0)))
     [p for p in pieces if p.kind == kind][which].fields.update(fields)
     return joined(pieces)
@@ -115,7 +115,7 @@ FIELDS: dict[tuple[str, int], list[dict[str, Any]]] = {
     ("central", 0): [{"at": 64}],
     ("central", 4): [
         *({"size": 15, "packed": 15}, {"method": 8}, {"flags": 0x809}, {"flags": 0x828}),
-        {"outer": 0x10},  # a folder, so that torch reads no bytes and returns whatever was in memory
+        {"outer": 0x10},  # a folder, so torch reads no bytes and returns uninitialised memory
         *({"disk": 1}, {"notes": 2}, {"crc": 5}),
     ],
     ("local", 4): [
@@ -133,7 +133,7 @@ def test_row_59_headers_that_contradict_each_other(kind: str, which: int, fields
 
 
 def test_row_59_every_byte_is_accounted_for(place: Path) -> None:
-    """Nothing may lie between, before or behind the records but what torch.save puts there."""
+    """Only what torch.save writes may be between, before or behind the records."""
     pieces = taken_apart(saved(state(1.0)))
     for at in range(len(pieces) + 1):
         for filling in (b"\0", b"PK\3\4", bytes(pieces[0])):
@@ -198,7 +198,7 @@ def test_row_59_what_says_how_to_read(name: str, content: bytes | None, place: P
 
 
 def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On request, torch works out where storages lie, by their order in the pickle, and does not look."""
+    """On request, torch computes the positions of storages from their order in the pickle, without looking."""
     content = {"a.weight": state(1.0)["weight"], "b.weight": state(2.0)["weight"]}
     records = records_in(saved(content))
     order = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "data/1", "data/0")
@@ -224,7 +224,7 @@ def test_whatever_torch_writes_is_read(align: int, place: Path) -> None:
 
 @pytest.mark.parametrize("leave", [(), ("byteorder",), (".data/serialization_id", "byteorder")])
 def test_what_earlier_versions_of_torch_wrote_is_read(leave: tuple[str, ...], place: Path) -> None:
-    """Without the records that came later, storages in the order of their names as texts, and other versions of the format."""
+    """Files without records that came later, with storages in string order of their names, or with other format versions."""
     state_dict = nn.Sequential(*(nn.Conv1d(1, 1, 1) for _ in range(6))).state_dict()
     records = records_in(saved(state_dict))
     early = [name for name in records if not name.startswith(".") or name == ".data/serialization_id"]
@@ -243,7 +243,7 @@ def test_a_file_without_checksums_is_told_as_such(place: Path) -> None:
 
 
 class Sparse:
-    """A file that torch writes to, in which zeros take no room."""
+    """A file that torch writes to, which stores zeros in no space."""
 
     def __init__(self, path: Path):
         self.file = path.open("wb")
@@ -265,7 +265,7 @@ class Sparse:
 @pytest.mark.deep
 @pytest.mark.parametrize("sizes", [(3, 2**30 + 5, 7), (2**30 - 1, 5, 7)])
 def test_archives_of_more_than_4_gib_are_read(sizes: tuple[int, ...], place: Path) -> None:
-    """With zip64 fields for large records, for records behind 4 GiB, and at the edge of it."""
+    """With zip64 fields for large records, for records beyond 4 GiB, and at that limit."""
     stream: Any = Sparse(place)
     tensors = {f"{n}.weight": torch.zeros(1, 1, size) for n, size in enumerate(sizes)}
     tensors["0.weight"][..., 0], tensors["2.weight"][..., :] = 5.0, torch.arange(7.0)
@@ -300,7 +300,7 @@ def test_archives_of_more_than_65535_records_are_read(place: Path) -> None:
 
 
 def test_row_60_one_storage_with_two_types_or_sizes(place: Path) -> None:
-    """torch keeps the first, whatever the second says."""
+    """torch keeps the first and ignores the second."""
     two = [(text("a.weight"), tensor(storage(kind="Half"))), (text("b.weight"), tensor(storage(kind="BFloat16")))]
     data = with_pickle(program(table(*two)), FOUR[:8])
     assert by_torch(data)["b.weight"].dtype == torch.float16
@@ -363,12 +363,12 @@ def test_row_61_one_name_for_two_things(place: Path) -> None:
 
 @pytest.mark.parametrize("other", [".weight", "a..weight", ".a.weight", "", "a.", "."])
 def test_row_61_names_in_a_state_dict(other: str, place: Path) -> None:
-    """Of "weight" and ".weight" one hid the other."""
+    """One of "weight" and ".weight" hid the other."""
     refused(saved({"a.weight": state(1.0)["weight"], other: state(2.0)["weight"]}), place, "name")
 
 
 def test_row_61_a_name_that_a_dict_is_given_twice(place: Path) -> None:
-    """Of a network inside a checkpoint, that once hid all of it."""
+    """In a checkpoint, it once hid a whole network."""
     twice = b"}(" + text("weight") + tensor(storage()) + b"u(" + text("weight") + tensor(storage()) + b"u"
     refused(with_pickle(program(twice), FOUR), place, "one key twice")
     checkpoint = table((text("state_dict"), twice), (text("epoch"), b"K\1"))
@@ -376,7 +376,7 @@ def test_row_61_a_name_that_a_dict_is_given_twice(place: Path) -> None:
 
 
 def test_row_61_a_convolution_with_children(place: Path) -> None:
-    """What it never calls is neither converted nor lost: the convolution stays as it is."""
+    """Children that it never calls are neither converted nor lost: the convolution stays unchanged."""
     conv = nn.Conv2d(1, 1, 2)
     conv.add_module("more", nn.Conv2d(1, 1, 2))
     with pytest.raises(Rejected, match="modules of its own"):
@@ -413,7 +413,7 @@ SWAP = named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor")
 
 
 def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
-    """torch's own functions for subclasses of tensors can set the data of a tensor that stands elsewhere, already."""
+    """torch's own functions for tensor subclasses can set the data of an existing tensor elsewhere."""
     weight, other = tensor(storage()) + b"q\0", tensor(storage("1")) + b"q\1"
     same = row(b"h\0", named("torch", "float32"), text("cpu"), b"\x89")
     data = table((text("data"), b"h\1"))
@@ -426,7 +426,7 @@ def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
 
 
 def test_row_62_a_parameter_whose_attributes_are_its_numbers(place: Path) -> None:
-    """To set ``real`` of a tensor is to set every number of its storage, which others share."""
+    """Setting ``real`` of a tensor sets its storage's numbers, which other tensors share."""
     weight = tensor(storage()) + b"q\0"
     real = table((text("real"), b"G" + struct.pack(">d", 1000.0)))
     act = called(named("torch._utils", "_rebuild_parameter_with_state"), b"h\0", b"\x89", EMPTY_ORDERED, real)
@@ -447,7 +447,7 @@ def test_row_62_a_dict_whose_own_attributes_hide_its_items(name: str, place: Pat
 
 
 def test_row_62_a_layer_that_is_made_with_arguments(place: Path) -> None:
-    """Called, its class makes parameters that the state need not name."""
+    """Calling its class creates parameters that the state need not name."""
     records = records_in(saved(nn.Conv2d(1, 1, 2)))
     new = b"ctorch.nn.modules.conv\nConv2d\nq\0)\x81"
     assert new in records["data.pkl"]
@@ -477,7 +477,7 @@ def test_a_pickle_is_the_kind_of_program_that_torch_save_writes(content: bytes, 
 
 
 def python_2(values: dict[str, torch.Tensor], end: bytes = b"") -> bytes:
-    """A state dict as Python 2 wrote it: byte strings, and an OrderedDict that is called on a list of pairs."""
+    """A state dict as Python 2 wrote it: byte strings, and an OrderedDict called with a list of pairs."""
 
     def short(value: str) -> bytes:
         return b"U" + bytes([len(value)]) + value.encode()
@@ -548,14 +548,14 @@ def test_row_63_truncated_is_what_lacks_its_end(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bias", "0.bias", "0.w_out"])
 def test_what_is_no_tensor_in_the_place_of_one(name: str, place: Path) -> None:
-    """Passed over, the layer would be read without its bias."""
+    """If it were ignored, the layer would be read without its bias."""
     refused(saved({"0.weight": torch.ones(1, 1, 2, 2), name: 3.0}), place, "is no tensor")
     read_alike(saved({"0.weight": torch.ones(1, 1, 2, 2), "0.bias": torch.ones(1)}), place)
 
 
 @pytest.mark.parametrize("name", ["named_modules", "forward", "eval"])
 def test_a_value_in_the_place_of_a_method(name: str, place: Path) -> None:
-    """What was read could not be gone through, run, or set to evaluation."""
+    """The module read could not be traversed, run, or put in eval mode."""
     layer = nn.Sequential(nn.Conv2d(1, 1, 2))
     layer[0].__dict__[name] = None
     data = saved(layer)

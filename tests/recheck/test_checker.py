@@ -1,4 +1,4 @@
-"""The independent checker: it confirms what holds, without torch; and no edited file and no edited certificate passes."""
+"""The independent checker confirms correct certificates without torch, and no edited file or certificate passes."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ from verify.strategies import convolutions, sizes_for
 
 
 def case(make, *grid, within=None, **built):
-    """A convolution with its grid, the options of its attention layer, and what is claimed of both."""
+    """A convolution with its grid, the options of its attention layer, and the claim."""
     return make, grid, built, {} if within is None else {"within": within}
 
 
@@ -80,7 +80,7 @@ class Tampered(Files):
     """Files to be tampered with."""
 
     def write_case(self, name):
-        """A case of the table with its certificate; its two layers."""
+        """Write a case of the table with its certificate, and return its two layers."""
         conv, mhsa, _, _ = built(name)
         self.write([("", certified(name))], conv, mhsa)
         return conv, mhsa
@@ -96,7 +96,7 @@ class Tampered(Files):
         self.edit(lambda document: document.update(conv_file=None, mhsa_file=None))
 
     def forge(self, conv, mhsa):
-        """Put other layers in the place of those that were certified, and make every digest agree."""
+        """Replace the certified layers by others, and make every digest agree."""
         self.save(conv, mhsa)
 
         def change(document):
@@ -119,7 +119,7 @@ def files(tmp_path):
     return Tampered(tmp_path)
 
 
-# ---- what holds is confirmed -------------------------------------------------------------------------------------------
+# ---- correct certificates are confirmed --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -185,8 +185,8 @@ def test_state_dicts_and_safetensors_are_confirmed(files):
     result = files.write(layers, alone(net), alone(mhsa)).check()
     assert result.verdict.name == "PROVED"
     remarks = [note for note in result.notes if "states no geometry; assumed" in note]
-    assert [note.partition(":")[0] for note in remarks] == ["3 of 3 layers"] * 2  # a line a file, not a line a layer
-    # Nobody should take such a verdict for more than it is.
+    assert [note.partition(":")[0] for note in remarks] == ["3 of 3 layers"] * 2  # one line per file, not per layer
+    # The verdict states its own limitation.
     assert "of 3 the files state no geometry" in result.verdict.sentence
     assert all("with the geometry that the certificate states" in str(v) for v in result.layers.values())
     for path, model in ((files.conv, net), (files.mhsa, mhsa)):
@@ -258,11 +258,11 @@ def test_bad_arguments_are_refused_in_one_line(arguments, verify_command):
     verify_command.refuses(*arguments)
 
 
-# ---- weight files that are not those that were certified ---------------------------------------------------------------
+# ---- weight files other than the certified ones ------------------------------------------------------------------------
 
 
 def ulp(tensor):
-    """The last non-zero number moved to the next one of its type."""
+    """Move the last nonzero number to the next one of its type."""
     flat = tensor.view(-1)
     place = int(flat.nonzero()[-1]) if flat.any() else 0
     flat[place] = torch.nextafter(flat[place], torch.tensor(torch.inf, dtype=tensor.dtype))
@@ -317,7 +317,7 @@ def test_pads_that_contradict_the_geometry_are_rejected(files):
 def test_heads_moved_or_made_soft_are_rejected(files):
     conv, mhsa = files.write_case("2-D")
     for change, words in (
-        (lambda a: a.v.data.copy_(a.v[[1, 0, *range(2, 9)]]), "below what"),  # two heads exchange their places
+        (lambda a: a.v.data.copy_(a.v[[1, 0, *range(2, 9)]]), "below what"),  # two heads exchange targets
         (lambda a: a.v.data.mul_(0.05), "below what"),  # α = 51
         (lambda a: a.v[0].mul_(-1), "has no sharpness"),
         (lambda a: a.v[0, 1:].add_(1024.0), "has a gap of 0"),  # half-way
@@ -333,7 +333,7 @@ def test_heads_moved_or_made_soft_are_rejected(files):
 
 
 def test_silent_changes_stay_proved(files):
-    """Whole heads permuted, factors rescaled by powers of two, heads that carry nothing: the same function."""
+    """Permuted heads, factors rescaled by powers of two, and heads that carry nothing leave the function unchanged."""
     conv, mhsa, grid, _ = built("2-D")
     order = torch.randperm(9)
     for name in TENSORS[:-1]:
@@ -407,7 +407,7 @@ NUMBERS = {
 
 
 def of_network(**changes):
-    """An edit that puts in what the command says of a network, with changes."""
+    """An edit that inserts the command's record of a network, with changes."""
     plain = {
         **{"input_size": [1, 8, 8], "inputs": "a sample", "calls": CALLS, "numbers": NUMBERS, "max_abs": 1e-7},
         **{"convolution_calls": {"original": 2, "converted": 0}, "convolutions": {"executed": 2, "converted": 2}},
@@ -531,7 +531,7 @@ def test_a_certificate_that_is_no_object_is_rejected(text, files):
 @pytest.mark.parametrize("name", ["2-D", "soft"])
 @pytest.mark.parametrize("bound", [1.0, 2.0**-20])
 def test_layers_rescaled_by_powers_of_two_are_judged_alike(power, name, bound, files):
-    """η beside W_out of 2^100 is no trifle: both count what underflows in the same way."""
+    """η times a W_out of 2^100 is not negligible: certifier and checker count underflow alike."""
     conv, mhsa, grid, claimed = built(name)
     mhsa.w_val.mul_(2.0**power)
     mhsa.w_out.mul_(2.0**-power)
@@ -565,7 +565,7 @@ def test_the_parts_of_a_soft_claim_are_recomputed(part, files):
 
 
 def refuted(files):
-    """Certified with a counterexample: one weight is off by an ulp."""
+    """A certificate with a counterexample: one weight is off by an ulp."""
     conv, mhsa, grid, _ = built("2-D")
     ulp(mhsa.w_out)
     certificate = certify(conv, mhsa, grid=grid)
@@ -647,7 +647,7 @@ def test_a_difference_in_shape_is_worked_out_again(files):
             files.write([("", certificate)], conv, mhsa)
             files.edit(lambda d, wrong=wrong: one(d)["counterexample"].update(shapes=wrong))
             files.refused("names other sizes")
-    files.write_case("2-D")  # no refutation of layers of one geometry
+    files.write_case("2-D")  # does not refute layers with equal geometry
     shapes = {"input": [], "output": [], "convolution": "None", "attention": "None", "shapes": [[5, 6], [5, 5]]}
     files.edit(put(verdict="REFUTED", counterexample=shapes))
     files.refused("names other sizes")
@@ -669,7 +669,7 @@ def test_a_run_over_the_bound_is_written_down_with_its_input(files, monkeypatch)
     assert over.attention == pytest.approx(float(exact) * (1 + 2.0**-8), rel=1e-5)
     assert abs(over.attention - over.convolution) > 0.9 * certificate.bound[over.output[0]]
     files.write([("", certificate)], conv, mhsa)
-    assert files.check().verdict.name == "UNDECIDED"  # a run takes torch to repeat
+    assert files.check().verdict.name == "UNDECIDED"  # repeating a run needs torch
     for change in ({"output": [0]}, {"input": ["0x1p+9"] * over.input.size}, {"grid": [4, 9]}, {"convolution": "x"}):
         files.write([("", certificate)], conv, mhsa)
         files.edit(lambda d, change=change: one(d)["overrun"].update(change))
@@ -689,7 +689,7 @@ def test_the_tightness_is_in_the_record_and_said_to_be_measured():
 
 @st.composite
 def pairs(draw):
-    """A convolution and its attention, sharp or soft, whole or truncated, and a grid."""
+    """A convolution and its attention layer, sharp or soft, full or truncated, and a grid."""
     conv = draw(convolutions())
     grid = draw(sizes_for(conv, 40))
     assume(is_quick(conv, grid))

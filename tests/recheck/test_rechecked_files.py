@@ -1,4 +1,4 @@
-"""Whatever file the command certifies, the checker reads the same kernels from it, or says in one line why not."""
+"""From every file that the command certifies, the checker reads the same kernels, or says in one line why not."""
 
 import json
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(model: nn.Module) -> dict[str, Any]:
-    """What an optimizer has left after a step."""
+    """The state of an optimizer after a step."""
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 1, 8, 8)).sum().backward()
     optimizer.step()
@@ -91,12 +91,12 @@ FORMS: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _networks(from_conv: Command) -> None:
-    """The file above, in the current folder."""
+    """Write the file above to the current folder."""
     Path("nets.py").write_text(NETWORKS)
 
 
 def built(name: str) -> nn.Module:
-    """A network of the file above."""
+    """A network from the file above."""
     scope: dict[str, Any] = {}
     exec(NETWORKS, scope)
     with torch.random.fork_rng(devices=[]):
@@ -105,7 +105,7 @@ def built(name: str) -> nn.Module:
 
 
 def converted(content: Any, *options: str, file: str = "m.pt") -> verify.Verdict:
-    """The command's certificate of a file with this content, rechecked from that very file."""
+    """The result of rechecking the command's certificate of a file with this content, from that same file."""
     (save_file if file.endswith(".safetensors") else torch.save)(content, file)
     assert main([file, "-o", "o.pt", *options]) == 0
     return verify.check("o.json", file, "o.pt").verdict
@@ -137,7 +137,7 @@ def test_a_module_of_two_names_is_rechecked_under_both() -> None:
 
 
 def refused(*options: str) -> str:
-    """Why what the command certified of ``m.pt`` cannot be rechecked."""
+    """Why the command's certificate of ``m.pt`` cannot be rechecked."""
     assert main(["m.pt", "-o", "o.pt", *options]) == 0
     with pytest.raises(Rejected) as caught:
         verify.check("o.json", "m.pt", "o.pt")
@@ -161,7 +161,7 @@ def test_what_cannot_be_rechecked_is_told_in_one_line() -> None:
 
 
 def test_a_prefix_is_not_guessed() -> None:
-    """Even where a certificate says nothing of the whole file."""
+    """Even if the certificate has no digest of the whole file."""
     state = built("net").state_dict()
     torch.save(state, "m.pt")
     assert main(["m.pt", "-o", "o.pt", "--stride", "1"]) == 0

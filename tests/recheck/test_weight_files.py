@@ -1,4 +1,4 @@
-"""The checker's reader: what torch and safetensors wrote is read exactly, nothing is carried out, and what is odd is refused."""
+"""The checker's reader reads files of torch and safetensors exactly, executes nothing, and refuses anything unusual."""
 
 import io
 import json
@@ -38,7 +38,7 @@ CONVOLUTIONS = {
 
 
 class Net(nn.Module):
-    """A container of its own class, with modules shared, nested, absent, and referring back."""
+    """A container of its own class, with shared, nested, missing and cyclic modules."""
 
     def __init__(self):
         super().__init__()
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 class Evil:
-    """Its pickle asks the reader to run a command."""
+    """Its pickle would make the reader run a command."""
 
     def __init__(self, place):
         self.place = place
@@ -101,14 +101,14 @@ def test_layers_are_found_under_the_names_that_torch_gives_them(tmp_path):
     layers = read(written(tmp_path / "f.pt", net))
     expected: dict[str, Any] = {name: m for name, m in net.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}
     assert list(layers) == ["first", "blocks.0.0", *list(expected)[1:]]
-    assert layers["blocks.0.0"][0] is layers["first"][0]  # one module of two names; and a circle of modules has an end
+    assert layers["blocks.0.0"][0] is layers["first"][0]  # one module of two names; and a cycle of modules terminates
     for name, module in expected.items():
         assert np.array_equal(layers[name][1]["weight"], module.weight.detach().numpy())
     assert list(read(written(tmp_path / "m.pt", construct.convert(net)))) == list(layers)
 
 
 def test_modules_that_share_themselves_endlessly_are_refused(tmp_path, monkeypatch):
-    """Two places for every module, and in each of them again: 2^40 paths in a small file."""
+    """Every module appears in two places, recursively: 2^40 paths in a small file."""
     module: Any = nn.Conv2d(1, 1, 1)
     for _ in range(40):
         module = nn.Sequential(module, module)
@@ -166,7 +166,7 @@ def test_what_a_pickle_would_run_is_not_run(tmp_path):
     refused(written(path, {"a": Evil(mark)}), "where a plain tensor")
     assert not mark.exists()
     torch.load(written(path, {"a": Evil(mark)}), weights_only=False)
-    assert mark.exists()  # it would have
+    assert mark.exists()  # a plain load runs it
 
 
 def test_nothing_that_a_pickle_names_is_imported(tmp_path):
@@ -181,7 +181,7 @@ def test_nothing_that_a_pickle_names_is_imported(tmp_path):
 
 
 def edited(path, **members):
-    """The same archive with other members; None leaves one out.  All sums, sizes and offsets are right."""
+    """The same archive with changed members (None removes one), with correct checksums, sizes and offsets."""
     held = records_in(path.read_bytes())
     for name, content in members.items():
         held[name.replace("__", "/").replace("_pkl", ".pkl")] = content
@@ -216,7 +216,7 @@ def test_odd_archives_are_refused(saved):
 
 @pytest.mark.parametrize("extra", ["DATA.pkl", "Data/0", "constants.pkl"])
 def test_a_record_that_torch_may_read_for_another_is_refused(extra, tmp_path):
-    """torch's reader looks names up whatever their case, and finds the first."""
+    """torch's reader ignores the case of names and finds the first."""
     path = written(tmp_path / "f.pt", nn.Sequential(nn.Conv2d(1, 1, 1)))
     held = records_in(path.read_bytes())
     path.write_bytes(archive_of({**held, extra: held["data/0"]}))
@@ -297,7 +297,7 @@ def test_layers_that_do_more_than_their_fields_say_are_refused(change, words, tm
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        # An entry of the instance comes before a method of the class.
+        # An instance attribute precedes a method of the class.
         (lambda g: object.__setattr__(g, "output_size", itemgetter(2)), "more or fewer fields"),
         (lambda g: object.__setattr__(g, "note", "hello"), "more or fewer fields"),
         (lambda g: vars(g).pop("padding"), "more or fewer fields"),
@@ -321,7 +321,7 @@ def test_an_execution_that_nobody_knows_is_refused(tmp_path):
 
 
 class Own(nn.Conv2d):
-    """A class that the reader cannot know."""
+    """A class unknown to the reader."""
 
 
 def test_convolutions_of_other_classes_are_shown_as_unknown(tmp_path):
@@ -381,10 +381,10 @@ def test_a_long_pickle_is_refused(monkeypatch):
 
 
 def test_shared_parts_cost_no_more_than_once():
-    """A tuple of a tuple of … twice each: 2^60 parts, 60 opcodes deep."""
+    """Nested tuples, each holding the next twice: 2^60 parts from 60 levels of opcodes."""
     parts = b"\x80\x02)" + b"q\x00h\x00\x86" * 60
     assert len(Walk(parts + b".").root) == 2
-    assert len(Walk(b"\x80\x02]q\x00h\x00a.").root.pairs) == 1  # a list that holds itself
+    assert len(Walk(b"\x80\x02]q\x00h\x00a.").root.pairs) == 1  # a list that contains itself
 
 
 # ---- JSON and safetensors --------------------------------------------------------------------------------------------

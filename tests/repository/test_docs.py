@@ -1,4 +1,4 @@
-"""Every code block of docs/*.md runs and prints what stands under it; every figure is what its script draws."""
+"""Every code block of docs/*.md runs and prints the output shown below it; every figure is what its script draws."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ def executed(code: str, where: str, names: dict[str, Any]) -> str:
 
 
 def shell(lines: str) -> str:
-    """Commands of Python, one a line, in the folder at hand."""
+    """Run Python commands, one per line, in the current folder."""
     printed = ""
     for line in lines.splitlines():
         first, *words = shlex.split(line)
@@ -57,7 +57,7 @@ def test_the_pages_are_there():
 
 
 SLOW = {"formats", "numerics", "finetune"}
-"""Pages whose blocks take a quarter of a minute and more; the continuous integration runs them too."""
+"""Pages whose blocks take a quarter of a minute or more; continuous integration runs them too."""
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_every_figure_is_what_the_script_draws(tmp_path):
 
 
 def content(path: Path) -> tuple[list[str], np.ndarray]:
-    """What a figure says, and where its lines run; the ids of its parts are not looked at, nor what a raster is packed as."""
+    """The text of a figure and the coordinates of its lines, without the ids of its parts and the encoding of rasters."""
     root = ET.fromstring(path.read_bytes())
     words = [text for element in root.iter() if (text := "".join(element.itertext()).strip()) and "text" in element.tag]
     lines = [element.get("d", "") for element in root.iter() if element.tag.endswith("path")]

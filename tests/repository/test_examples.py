@@ -1,4 +1,4 @@
-"""Every example runs, with warnings as errors, ends in an assertion, and prints what it is there to show."""
+"""Every example runs with warnings as errors, ends in an assertion, and prints what it demonstrates."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ from commands import ROOT, python
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SCRIPT = "train_digits_cnn"
-"""The one that is a command of its own, and no notebook."""
+"""The only example that is a command rather than a notebook."""
 SHOWS = {
     "alpha_too_small": [
         r"^  46\.0 +4\.21e-20 +4\.21e-20 +4\.21e-20    1\.05e\+10$",
@@ -64,15 +64,15 @@ SHOWS = {
     "train_digits_cnn": [r"^train accuracy .*, test accuracy 9\d\.\d\d% "],
     "video_3d": [r"^··−−··\+\+····$", r"^PROVED for every video", r"^D_p = 4; "],
 }
-"""What stands in the output of each, as regular expressions of whole lines or parts."""
+"""What each output contains, as regular expressions for lines or parts of lines."""
 SLOW = {"finetune", "face_detector", "pitch", SCRIPT}
-"""Those that take some seconds."""
+"""Examples that take some seconds."""
 LONGER = {SCRIPT: 110, "face_detector": 310, "pitch": 140}
-"""Those that may have more than 80 lines."""
+"""The allowed length of examples with more than 80 lines."""
 NEEDED = {"face_detector": ("facenet_pytorch", "skimage"), "pitch": ("torchcrepe",)}
-"""Packages that only one example takes.  Without them it is skipped, or fails where the environment says DEMO_TESTS=required."""
+"""Packages that only one example needs.  Without them it is skipped, or fails if the environment says DEMO_TESTS=required."""
 ARGUMENTS = {SCRIPT: ["--write", "trained.pt"], "face_detector": ["--write", "face_detector.png"]}
-"""The last is the file that is written, into the test's own folder and not over the one that ships."""
+"""The last argument is the file to write, in the test's own folder rather than over the one that ships."""
 
 WRITERS = {"write_text", "write_bytes", "write_figure", "save", "savefig", "save_file"}
 """Functions that write a file."""
@@ -87,7 +87,7 @@ def run(path, folder):
 
 
 def asserts_at_its_end(source):
-    """Whether the script's last statement is an assertion, or else the body of the function that it calls has one."""
+    """Whether the script's last statement is an assertion or calls a function with one."""
     tree = ast.parse(source)
     last = tree.body[-1]
     if isinstance(last, ast.If):  # if __name__ == "__main__": main()
@@ -108,7 +108,7 @@ def test_the_examples_are_there_and_in_their_list():
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != SCRIPT], ids=name)
 def test_an_example_opens_as_a_notebook(path):
-    """Prose in cells of Markdown, first of all the docstring; and at least two cells of code, each whole by itself."""
+    """Prose becomes Markdown cells, the docstring first; and there are at least two code cells, each complete."""
     source = path.read_text(encoding="utf-8")
     notebook = jupytext.reads(source, "py:percent")
     nbformat.validate(notebook)
@@ -121,7 +121,7 @@ def test_an_example_opens_as_a_notebook(path):
     for code in codes:
         tree = ast.parse(code)
         assert tree.body, "a cell of comments alone"
-        # Prose that introduces a cell is a cell of its own; a comment may stand beside the line that it is about.
+        # Prose that introduces a cell has its own cell; a comment may follow the line that it explains.
         assert not code.startswith("#")
     for cell in others:
         if cell.cell_type == "markdown":
@@ -152,7 +152,7 @@ def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
 
 @pytest.mark.parametrize("path", [*EXAMPLES, *sorted((ROOT / "docs").glob("*.py"))], ids=name)
 def test_what_ships_is_overwritten_with_write_alone(path):
-    """A script that writes anything takes the place from ``--write``, which has no default but a constant."""
+    """A script that writes a file takes its path from ``--write``, whose only default is a constant."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     writes = [node for node in calls if getattr(node.func, "attr", getattr(node.func, "id", "")) in WRITERS]
@@ -178,9 +178,9 @@ def test_training_writes_nothing_unasked(monkeypatch, tmp_path):
 
 
 def check_drawn(path, ships):
-    """The photographs of the documentation's picture are what the example draws: no block of 6 × 6 pixels is of another grey.
+    """The photographs in the documentation's picture are what the example draws: each block of 6 × 6 pixels has the same grey.
 
-    Right of them and below stand numbers that rounding makes, on every processor others.
+    The numbers to the right and below come from rounding and differ between processors.
     """
     pictures = [Image.open(p) for p in (path, ships)]
     if len({picture.info["Software"] for picture in pictures}) > 1:
@@ -193,7 +193,7 @@ def check_drawn(path, ships):
 
 
 def check_trained(path):
-    """What the training writes is what ships: the same names and shapes.  (Its bits depend on the machine.)"""
+    """The training writes the names and shapes of the file that ships.  (Its bits depend on the machine.)"""
     trained, ships = (torch.load(p, weights_only=False) for p in (path, ROOT / "construct/command/demo/digits_cnn.pt"))
     assert {k: t.shape for k, t in trained.state_dict().items()} == {k: t.shape for k, t in ships.state_dict().items()}
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def collect() -> Iterator[doctest.DocTest]:
     for package in ("construct", "verify"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            if ">>> " in path.read_text(encoding="utf-8"):  # the others need not be imported
+            if ">>> " in path.read_text(encoding="utf-8"):  # other modules need not be imported
                 parts = path.relative_to(ROOT).with_suffix("").parts
                 module = import_module(".".join(part for part in parts if part != "__init__"))
                 yield from (test for test in doctest.DocTestFinder().find(module) if test.examples)

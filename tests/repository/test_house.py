@@ -1,4 +1,4 @@
-"""The house: who imports whom, what loads what, and what the README says."""
+"""The architecture: which modules import which, what they load, and what the README says."""
 
 import ast
 import functools
@@ -29,19 +29,19 @@ ORDER = {
         *("coq", "theory", "strategies", "report", "plots", "experiment", "__main__"),
     ),
 }
-"""The files and folders at the top of each package, read downwards: none imports one that stands later."""
+"""The top-level files and folders of each package, in order: none imports a later one."""
 
 MOST_ENTRIES = 16
-"""In a folder."""
+"""The most entries in a folder."""
 
 SAY_NOTHING = {"found", "told", "seen", "there", "todo", "some", "made"}
-"""Names for variables, parameters and functions that say nothing of what they name."""
+"""Names of variables, parameters and functions that say nothing about what they name."""
 
 FORBIDDEN = re.compile(
     r"(_?conv(_transpose)?[123]d|_?conv_tbc|\w*conv_depthwise\w*|conv_transpose\w*|im2col|col2im|unfold|fold|as_strided"
     r"|correlate\w*|\w*fft\w*|aten|_VF|_nn|torch_function)"
 )
-"""Names by which one reaches a convolution, a sliding window or a Fourier transform."""
+"""Names that lead to a convolution, a sliding window or a Fourier transform."""
 
 
 def ids(path):
@@ -67,7 +67,7 @@ def imports_of(path):
 
 
 def imported(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every module that the code below a node imports, at the top or inside functions: (dotted name, line)."""
+    """Every module that the code below a node imports, at top level or inside functions: (dotted name, line)."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Import):
             yield from ((alias.name, inner.lineno) for alias in inner.names)
@@ -103,7 +103,7 @@ def test_the_walk_sees_the_house():
 
 
 def top(name):
-    """The entry at the top of its package in which a module lies: ``construct.files.reading`` → ("construct", "files")."""
+    """A module's package and the top-level entry that contains it: ``construct.files.reading`` → ("construct", "files")."""
     package, _, rest = name.partition(".")
     return package, rest.partition(".")[0]
 
@@ -160,11 +160,11 @@ MAY_IMPORT = {
     "construct": (),
     "construct.command": ("verify",),
 }
-"""What of the other package the modules under a name may import, unless they are under a longer one."""
+"""What the modules under a name may import from the other package; the longest matching name decides."""
 
 
 def under(name, places):
-    """Whether a module is one of these, or lies in it."""
+    """Whether a module is one of these, or is inside one."""
     return f"{name}.".startswith(tuple(f"{place}." for place in places))
 
 
@@ -202,7 +202,7 @@ def test_importing_construct_loads_little_more_than_torch():
 
 
 def test_the_command_line_starts_without_a_warning():
-    """``python -m`` warns about a module that its own package has imported before."""
+    """``python -m`` would warn about a module that its own package has already imported."""
     run = "runpy.run_module('construct.from_conv', run_name='__main__')"
     assert "usage" in fresh(f"import runpy, sys; sys.argv = ['from_conv', '--help']; {run}")
 
@@ -284,7 +284,7 @@ def test_files_stay_short():
 
 
 def named(tree: ast.AST) -> Iterator[str]:
-    """The names that variables, parameters and functions are given."""
+    """The names given to variables, parameters and functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -308,7 +308,7 @@ def test_that_look_at_names_sees(code):
 
 
 def forbidden(tree: ast.AST) -> list[str]:
-    """Names, attributes, imported names and whole strings by which one would reach a convolution."""
+    """Names, attributes, imported names and whole strings that would lead to a convolution."""
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -321,15 +321,15 @@ def forbidden(tree: ast.AST) -> list[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names += [part for alias in node.names for part in alias.name.split(".")]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.append(node.value.removeprefix("fold"))  # to rich, "fold" is a way to wrap lines
+            names.append(node.value.removeprefix("fold"))  # rich wraps lines by "fold"
     return [name for name in names if FORBIDDEN.fullmatch(name)]
 
 
 VIEWS = {"construct/execution/kernels/problem.py", "construct/execution/kernels/depthwise.py"}
-"""Where tokens are looked at through strided views; a matrix product over them is still one, and no convolution."""
+"""Files that view tokens through strides; a matrix product over such a view is not a convolution."""
 
 OPERATORS = "construct/execution/kernels/gemm.py"
-"""The one place that asks torch for an operator by its registered name: oneDNN's matrix product."""
+"""The only file that gets a torch operator by its registered name: oneDNN's matrix product."""
 
 
 def test_nothing_in_construct_reaches_a_convolution():
@@ -364,7 +364,7 @@ def test_the_readme_has_the_two_commands():
 
 
 def test_the_page_on_certificates_counts_what_the_checker_loads():
-    """Every file of ours that ``import verify.checker`` loads is named, and the lines of all together are as many as it says."""
+    """It names every file of ours that ``import verify.checker`` loads, and states their total number of lines."""
     code = "import sys, verify.checker; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('verify')))"
     loaded = [Path(name) for name in fresh(code).split()]
     about = (ROOT / "docs/certificates.md").read_text(encoding="utf-8").partition("## Recheck")[2]
@@ -394,7 +394,7 @@ def test_the_command_line_page_tells_of_the_report_and_the_plots():
 
 
 def functions_called(function):
-    """The functions of the project that a call runs, (file, name), each once, in the order of their first calls."""
+    """The project's functions that a call runs, as (file, name), each once, in order of their first calls."""
     calls = {}
 
     def note(frame, event, _):
@@ -411,7 +411,7 @@ def functions_called(function):
 
 
 def test_the_roads_are_those_that_a_call_and_a_certificate_take():
-    """In a shape that no other test has, so that nothing of it is cached."""
+    """Uses a shape that no other test uses, so that nothing is cached."""
     conv = torch.nn.Conv2d(3, 11, (3, 2))
     layer = construct.conv_to_mhsa(conv)
     walks = (

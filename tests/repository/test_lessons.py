@@ -1,4 +1,4 @@
-"""The lessons of docs/teaching/: notebooks that run, exercises whose right answers pass, and mistakes that do not."""
+"""The lessons in docs/teaching/: notebooks run, right answers to exercises pass, and mistakes do not."""
 
 import ast
 import re
@@ -30,7 +30,7 @@ def cells(name: str) -> list[Any]:
 
 
 def exercises(name: str) -> dict[str, str]:
-    """The name that each exercise assigns → the cell of code with its check."""
+    """The name that each exercise assigns → the code cell that checks it."""
     codes = [cell for cell in cells(name) if cell.cell_type == "code"]
     tagged = [number for number, cell in enumerate(codes) if "exercise" in cell.metadata.get("tags", [])]
     checks = {}

@@ -1,6 +1,6 @@
 """Every row of docs/nasty_inputs.md has a test in the ordinary suite, and tests name no other rows.
 
-A test says which rows it shows by its name, ``test_row_13_...`` or ``test_row_18_and_19_...``, or by a mark,
+A test names the rows that it covers in its name, ``test_row_13_...`` or ``test_row_18_and_19_...``, or by a mark,
 ``@pytest.mark.nasty(31, 32)``.
 """
 
@@ -15,7 +15,7 @@ NAMED = re.compile(r"test_row_(\d+)((?:_and_\d+)*)_")
 
 
 def ordinary_tests(path: Path) -> Iterator[ast.FunctionDef]:
-    """The test functions of a file that the ordinary suite runs and nothing skips."""
+    """The test functions of a file that the ordinary suite runs and does not skip."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             marks = {ast.unparse(mark).removeprefix("pytest.mark.").partition("(")[0] for mark in node.decorator_list}

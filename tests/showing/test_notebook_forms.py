@@ -1,4 +1,4 @@
-"""What notebooks show of proofs, certificates, rechecks and audits: the words of their text, escaped, in well-formed HTML."""
+"""Notebooks show proofs, certificates, rechecks and audits as well-formed HTML with their text, escaped."""
 
 from html.parser import HTMLParser
 

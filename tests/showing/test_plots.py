@@ -1,4 +1,4 @@
-"""Figures: the numbers in them are those of the layer, the certificate or the file, and what cannot be drawn is refused."""
+"""Figures show the numbers of the layer, the certificate or the file, and refuse what cannot be drawn."""
 
 import json
 import math
@@ -135,7 +135,7 @@ def test_centres_and_circles_are_mean_and_spread_of_the_softmax(alpha):
 
 
 def test_circles_of_a_gaussian_hold_their_share():
-    """At α = 0.05 the lattice is fine: the discrete attention is almost the Gaussian itself."""
+    """At α = 0.05 the lattice is fine enough that the discrete attention is almost the Gaussian."""
     layer = construct.conv_to_mhsa(nn.Conv2d(1, 1, 1), alpha=0.05)
     attention = attention_of(layer, grid=(41, 41))
     whole, measured_ = attention.map(0, (20, 20)), centres_of(attention, (20, 20))
@@ -182,7 +182,7 @@ def test_leakage_is_measured_and_beside_its_bound(dims):
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The certificate of three layers: one proved, one that leaks, one whose name is markup and whose difference is 0."""
+    """The certificate of three layers: one proved, one that leaks, and one with markup for a name and difference 0."""
     path = tmp_path_factory.mktemp("document") / "m.mhsa.json"
     conv, layer = conv_and_layer(alpha=1024.0)
     _, soft = conv_and_layer(alpha=6.0)
@@ -269,7 +269,7 @@ def of_each_kind(document: Path) -> Path:
 
 @pytest.fixture
 def plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, of_each_kind: Path) -> Command:
-    """The command for plots, in a folder with one file of each kind."""
+    """The plot command, in a folder with one file of each kind."""
     shutil.copytree(of_each_kind, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return Command(lambda words: main(["plot", *words]), capsys)
@@ -340,7 +340,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_drawn_is_refused_in_one_line(words, plot):
-    """And a figure that stands there stays as it is."""
+    """And an existing figure is left unchanged."""
     Path("a.svg").write_text("what stood there, a figure of conv-as-attention")
     assert REFUSED[words] in plot.refuses(*words.split())
 

@@ -1,4 +1,4 @@
-"""The report page: its numbers are the certificate's, nothing in it comes from elsewhere, no name in it is markup."""
+"""The report page: its numbers are the certificate's, it loads nothing from elsewhere, and names never become markup."""
 
 import base64
 import copy
@@ -35,7 +35,7 @@ from verify.strategies import Case, cases
 
 
 class Document(HTMLParser):
-    """What a page consists of: its elements with their attributes, and the text within some of them."""
+    """Parses a page: its elements with their attributes, and the text of some of them."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -59,11 +59,11 @@ class Document(HTMLParser):
             self.texts[self.inside[-1]][-1] += data
 
     def values(self, name: str) -> list[float]:
-        """The numbers of this name, exactly, in the order of the layers."""
+        """The exact numbers of this name, in the order of the layers."""
         return [float(a["value"]) for tag, a in self.elements if tag == "data" and a["class"] == name]
 
     def data(self) -> dict[str, Any]:
-        """The pictures, as the script reads them."""
+        """The picture data, as the script reads it."""
         places = [a for tag, a in self.elements if tag == "script"]
         return json.loads(self.texts["script"][[a.get("id") for a in places].index("data")])
 
@@ -79,7 +79,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of the network that ships with the project, beside its certificate."""
+    """The page of the network that ships with the project, next to its certificate."""
     folder = tmp_path_factory.mktemp("demo")
     assert main(["-o", str(folder / "demo.pt"), "--report", str(folder / "demo.html")]) == 0
     return folder / "demo.html"
@@ -121,7 +121,7 @@ def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
     for key in ("bound", "observed", "rounding", "leakage", "taps"):
         expected = [max(map(float.fromhex, layer[key])) for layer in record["layers"]]
         shown = document.values(key)
-        # The bound and what was observed stand in the summary and in the table: both from one source.
+        # The bound and the observed difference appear in the summary and in the table, from one source.
         assert shown == (expected if key not in ("bound", "observed") else [x for x in expected for _ in range(2)])
     assert document.values("input_bound") == [float.fromhex(layer["input_bound"]) for layer in record["layers"]]
     verdicts = [a["class"].split()[1] for tag, a in document.elements if a.get("class", "").startswith("verdict ")]
@@ -130,7 +130,7 @@ def test_the_numbers_are_those_of_the_certificate_file(demo_page: Path) -> None:
 
 
 def test_the_demo_in_the_docs_is_what_its_command_makes(demo_page: Path, kept_demo: Path) -> None:
-    """docs/demo.html: python -m construct.from_conv --report docs/demo.html, from the root of a clone."""
+    """docs/demo.html is the output of python -m construct.from_conv --report docs/demo.html in the root of a clone."""
     text = kept_demo.read_text(encoding="utf-8")
     assert kept_demo.stat().st_size <= 300_000
     assert "a handwritten digit" in text
@@ -144,7 +144,7 @@ def test_the_demo_in_the_docs_is_what_its_command_makes(demo_page: Path, kept_de
 
 
 def same_data(one: Any, other: Any) -> None:
-    """The same pictures, up to the last digits, which are the machine's."""
+    """Assert that the pictures agree up to the last digits, which depend on the machine."""
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert one.keys() == other.keys()
@@ -209,7 +209,7 @@ def test_data_cannot_end_its_script() -> None:
 
 
 def rows_from(shown: dict[str, Any], factor: float = 1.0) -> np.ndarray:
-    """The script's computation once more, in numpy: softmax(c·r), (heads, queries, keys)."""
+    """The script's computation repeated in numpy: softmax(c·r), (heads, queries, keys)."""
     keys = np.array([*product(*map(range, shown["shape"]))], dtype=float)
     queries = np.array([*product(*shown["queries"])], dtype=float)
     delta = keys[None] - queries[:, None]
@@ -252,7 +252,7 @@ def test_what_leaks_is_below_the_bound_at_every_stop(name: str) -> None:
 
 
 def output_from(shown: dict[str, Any], factor: float = 1.0) -> np.ndarray:
-    """The script's output once more, in numpy: b + Σ_h P_h z_h of every query, with z the shipped values of every token."""
+    """The script's output repeated in numpy: b + Σ_h P_h z_h for every query, with z the shipped values of all tokens."""
     shipped = np.frombuffer(base64.b64decode(shown["live"]["values"]), "<f8").reshape(-1, *shown["input"])
     z = np.pad(shipped, [(0, 0), *((0, 1) for _ in shown["input"])])  # a token of zeros has the source −1
     z = z[(slice(None), *np.ix_(*shown["sources"]))].reshape(len(z), -1)
@@ -262,7 +262,7 @@ def output_from(shown: dict[str, Any], factor: float = 1.0) -> np.ndarray:
 @settings(max_examples=20)
 @given(case=cases(), factor=st.sampled_from([1.0, 0.25, 8.0]))
 def test_the_data_give_the_layers_own_output(case: Case, factor: float) -> None:
-    """At its own sharpness and, by the slider, at those of a layer that was built softer or sharper."""
+    """At the layer's sharpness and, with the slider, at that of a layer built softer or sharper."""
     x = case.x if case.x.dim() == case.conv.weight.dim() else case.x[None]
     layer, other = (construct.conv_to_mhsa(case.conv, alpha=alpha) for alpha in (0.75, 0.75 * factor))
     shown = picture(ReportLayer("", case.conv, layer, x=x))
@@ -306,7 +306,7 @@ def test_an_edited_v_shows() -> None:
 def test_taps_beside_the_heads_that_carry_them() -> None:
     conv, layer = seeded(SHOWN["transposed"])
     shown = picture(ReportLayer("", conv, layer))
-    assert shown["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel lies flipped
+    assert shown["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel is flipped
     norms = conv.weight.detach().double().pow(2).sum((0, 1)).sqrt().flatten()
     assert shown["kernel"] == [3, 3]
     np.testing.assert_allclose(shown["carried"], norms[shown["taps"]], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""``verify.write_report`` is told wrong things: each is one error that says what, and nothing is written."""
+"""Each wrong argument of ``verify.write_report`` raises one explanatory error, and nothing is written."""
 
 import re
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_certificate_of_no_layer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_given_certificate_and_its_own_say_the_same(tmp_path: Path) -> None:
-    """A soft layer: what the certificate leaves open, the samples refute, whoever made it."""
+    """For a soft layer, the samples refute what the certificate leaves undecided, whether it was given or made here."""
     conv, layer = seeded(lambda: pair(alpha=1.0))
     certificate = verify.certify(conv, layer, grid=(16, 16))
     assert certificate.verdict.name == "UNDECIDED"

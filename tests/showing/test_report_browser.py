@@ -1,7 +1,7 @@
-"""The report page in a real browser: what pointer, keys and slider do, and that the script's softmax is the layer's own.
+"""The report page in a real browser: pointer, keys and slider work, and the script's softmax is the layer's own.
 
-Needs Chromium (``apt-get install chromium``) and playwright.  Where they are missing these tests are skipped, or fail where
-the environment says BROWSER_TESTS=required, as the continuous integration does.
+These tests need Chromium (``apt-get install chromium``) and playwright.  Without them they are skipped, or fail if the
+environment says BROWSER_TESTS=required, as in continuous integration.
 """
 
 import base64
@@ -64,7 +64,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Opened:
-    """A page, and everything that it said or asked for."""
+    """A page, with all its messages and requests."""
 
     def __init__(self, browser: Any, path: Path, width: int = 1280, **options: Any):
         self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
@@ -80,7 +80,7 @@ class Opened:
         self.address = path.as_uri()
 
     def settle(self) -> None:
-        """Let the page draw what changed."""
+        """Let the page redraw."""
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def layer(self, index: int) -> Any:
@@ -92,7 +92,7 @@ class Opened:
         return self.page.locator(f".block[data-layer='{index}'] .head")
 
     def readout(self) -> str:
-        """What the page says of the query and the enlarged head."""
+        """The page's text about the query and the enlarged head."""
         self.settle()
         return self.page.locator("#readout").inner_text()
 
@@ -114,7 +114,7 @@ class Opened:
         self.settle()
 
     def close(self) -> None:
-        """No error, no message, and nothing asked for but the page itself."""
+        """Assert no error, no message, and no request but the page itself."""
         self.context.close()
         assert not self.said
         assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
@@ -171,7 +171,7 @@ def test_the_scripts_softmax_is_the_layers(opened: Opened, name: str) -> None:
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_scripts_output_is_the_layers_in_float64(opened: Opened, name: str) -> None:
-    """At the layer's own α, and at another: the layer that was built with that."""
+    """At the layer's own α, and at another α, compared with a layer built with it."""
     index = number_of(name)
     conv, layer = seeded(SHOWN[name])
     part, _ = crop(generated_inputs(conv, 1, 0), opened.page.evaluate("(i) => pictures[i].input", index))
@@ -189,7 +189,7 @@ def test_the_scripts_output_is_the_layers_in_float64(opened: Opened, name: str) 
 
 
 def shades(canvas: Any, shape: list[int]) -> np.ndarray:
-    """How orange each token is drawn: the colour of attention is (232, 80, 10), the image below nearly grey."""
+    """How orange each token is: the colour of attention is (232, 80, 10), the image below is nearly grey."""
     image = canvas.evaluate("(canvas) => canvas.toDataURL()").partition(",")[2]
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")).astype(int)
     rows, columns = shape
@@ -213,7 +213,7 @@ def test_the_pixels_that_are_drawn_follow_the_attention(opened: Opened, name: st
         expected = (232 - 10) * opacity - 10 * (1 - opacity)  # the image below is a little blue
         far = np.delete(
             np.abs(shades(opened.page.locator("#large"), shown["shape"]) - expected), query
-        )  # there is a ring
+        )  # a ring marks it
         assert far.max() < 20
 
 
@@ -279,7 +279,7 @@ def test_keys_move_the_query(opened: Opened, name: str) -> None:
         assert opened.readout().startswith(f"Output ({', '.join(map(str, expected))}) asks"), key
 
     press("Home", query)
-    press("ArrowLeft", query)  # there is nothing further left
+    press("ArrowLeft", query)  # this is the leftmost position
     press("ArrowRight", [*query[:-1], 1])
     press("ArrowLeft", query)
     if len(sides) > 1:
@@ -312,12 +312,12 @@ def test_every_control_can_be_reached_and_seen_by_keyboard(opened: Opened) -> No
 
 @pytest.mark.parametrize("name", ["edited", "1-D", "3-D"])
 def test_every_head_can_be_chosen_by_keys(opened: Opened, name: str) -> None:
-    """Also those that look at no tap of the kernel."""
+    """Including heads that look at no tap of the kernel."""
     heads = opened.heads(number_of(name))
     count = heads.count()
     heads.nth(0).focus()
     numbers = []
-    for _ in range(count + 1):  # there is nothing further at the end
+    for _ in range(count + 1):  # the last key press has no effect
         numbers.append(int(opened.page.evaluate("document.activeElement.dataset.head")))
         assert f"Head {numbers[-1]} gives" in opened.readout()
         opened.page.keyboard.press("ArrowRight")
@@ -392,7 +392,7 @@ def test_play_sharpens_from_a_quarter_to_1024(visit: Any, motion: str) -> None:
     assert opened.text("#alpha") == "α = 1024"
     assert (steps, opened.page.evaluate("window.pause >= 1000")) == ((24, False) if motion != "reduce" else (4, True))
     play.click()
-    play.click()  # a pause keeps what is there
+    play.click()  # a pause keeps the current state
     assert (opened.text("#alpha"), play.inner_text()) == ("α = 0.25", "Play")
 
 
@@ -462,7 +462,7 @@ def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypa
     opened = visit(tmp_path / "demo.html")
     assert opened.page.locator(".head").count() == 9 + 9 + 4 + 9 + 1 + 16
     assert opened.page.locator(".outputs canvas").count() == 4 * 6
-    assert opened.page.locator("img").count() == 0  # what the slider would not change
+    assert opened.page.locator("img").count() == 0  # the slider would not change images
     assert opened.page.evaluate("Math.max(...Object.values(pictures).map((p) => outputs(p, OWN).greatest))") < 1e-14
     assert opened.page.evaluate("document.querySelector('#alpha').textContent") == "α = 1024"
 
@@ -571,7 +571,7 @@ def test_where_content_attention_looks_is_told_for_the_query(visit: Any, tmp_pat
         said = opened.readout()
         assert f", which tap ({head // 3}, {head % 3}) reads from here. Where it looks depends on the image" in said
         assert "no tap of the kernel" not in said
-    assert not opened.page.locator("#controls").is_visible()  # there is nothing to sharpen
+    assert not opened.page.locator("#controls").is_visible()  # no head can be sharpened
 
 
 def test_learned_attention_in_8_bits(visit: Any, tmp_path: Path) -> None:

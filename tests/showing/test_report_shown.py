@@ -1,4 +1,4 @@
-"""The report page shows what it was given, says what it leaves out, and prints a command that works."""
+"""The report page shows its input, names what it omits, and prints a command that works."""
 
 import base64
 import html
@@ -36,7 +36,7 @@ def page_of(path: Path) -> str:
 
 
 def printed(text: str) -> list[str]:
-    """The words of the line that the page prints, behind ``python``."""
+    """The words after ``python`` in the command that the page prints."""
     (line,) = re.findall(r"<pre><code>(.*?)</code></pre>", text)
     first, *words = shlex.split(html.unescape(line))
     assert first == "python"
@@ -44,7 +44,7 @@ def printed(text: str) -> list[str]:
 
 
 def test_the_printed_command_works_for_the_readmes_first_one(from_conv: Command) -> None:
-    """The model lies in the package, not in the folder at hand."""
+    """The model is in the package, not in the current folder."""
     from_conv.prints("--report", "page.html")
     done = python(*printed(page_of(Path("page.html"))), cwd=None)
     assert done.returncode == 0, done.stderr
@@ -158,7 +158,7 @@ def missing_strips(text: str) -> list[str]:
 
 
 class Forgetful(nn.Module):
-    """Has a layer that it does not call."""
+    """Has a layer that it never calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def attention(heads: int, *shape: int, layers: int = 1) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize(("heads", "side", "layers"), [(9, 16, 6), (12, 14, 12)])
 def test_every_layer_of_learned_attention_is_drawn(heads: int, side: int, layers: int, tmp_path: Path) -> None:
-    """The paper's own network, and a ViT-B."""
+    """For the paper's own network and a ViT-B."""
     verify.write_report(tmp_path / "page.html", attention=attention(heads, side, side, layers=layers))
     text = page_of(tmp_path / "page.html")
     assert text.count("These are attention probabilities as they were given") == 2 * layers  # in words, and in the data

@@ -1,4 +1,4 @@
-"""A search for a false verdict: random changes to random layers, and what was said of them held against exact arithmetic."""
+"""A search for false verdicts: random changes to random layers, with the verdicts compared with exact arithmetic."""
 
 import copy
 from collections import Counter
@@ -26,7 +26,7 @@ EXAMPLES = max(80, settings().max_examples)  # fewer do not show every option
 
 
 def scramble(t: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    """Change something at random: many of these keep the function, many do not, and together nobody knows."""
+    """Make random changes; many keep the function, many do not, and combinations are unpredictable."""
 
     def pick() -> int:
         return int(rng.integers(len(t["v"])))
@@ -86,7 +86,7 @@ def scramble(t: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, 
 
 
 def assert_honest(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, within: float | None) -> str:
-    """PROVED only of one function, on the grid and every smaller one; REFUTED only of two; and no run is over a bound."""
+    """PROVED only if the functions agree, on the grid and all smaller ones; REFUTED only if they differ; no run exceeds a bound."""
     try:
         certificate = certify(conv, layer, grid=grid, input_bound=bound, within=within)
     except ValueError:
@@ -108,7 +108,7 @@ def assert_honest(conv: Any, layer: MHSA, grid: tuple[int, ...], bound: float, w
             for layer.execution in EXECUTIONS:
                 try:
                     attended = layer(inputs).double()
-                except NotImplementedError:  # scores too coarse for the fused kernel, which says so
+                except NotImplementedError:  # scores too coarse for the fused kernel, which refuses them
                     continue
                 differences = (attended - conv(inputs).double()).abs().flatten(2).amax((0, 2)).numpy()
                 assert (differences <= certificate.bound).all()

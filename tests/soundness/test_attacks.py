@@ -1,4 +1,4 @@
-"""Ways that were found to obtain a false PROVED, or to make the certifier stumble, each closed."""
+"""Attacks that once obtained a false PROVED or broke the certifier are all refused."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -35,7 +35,7 @@ def pair(outputs: int = 3) -> tuple[nn.Conv2d, MHSA]:
 
 
 class Doubled(nn.Conv2d):
-    """Computes something else on one input in a million."""
+    """Computes another result on one input in a million."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) * (2 if bool((input == 0.123).any()) else 1)
@@ -90,25 +90,25 @@ def test_a_module_that_computes_more_than_its_fields_say_is_refused(conv: Any):
 
 
 class Called(nn.Conv2d):
-    """Torch's forward, but another call of it."""
+    """Torch's forward, but with its own ``__call__``."""
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().__call__(input) * 2
 
 
 class Mixin(nn.Module):
-    """Comes before torch's Module in the order of resolution."""
+    """Precedes torch's Module in the method resolution order."""
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().__call__(input) * 2
 
 
 class Mixed(nn.Conv2d, Mixin):
-    """As it stands, it overrides nothing itself."""
+    """Its own class body overrides nothing."""
 
 
 class Stretched(nn.ConvTranspose2d):
-    """Another output padding than its field says."""
+    """Uses another output padding than its field says."""
 
     def _output_padding(self, *args: Any, **kwargs: Any) -> list[int]:
         return [1, 1]
@@ -213,7 +213,7 @@ def test_geometry_of_other_types_is_refused(field: dict[str, Any]):
 
 
 class OnOneImage(MHSA):
-    """Right on every batch but those of one image."""
+    """Correct on every batch except those of one image."""
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         return super().forward(input, output_size) + (len(input) == 1)
@@ -253,7 +253,7 @@ def _another_anchor(layer: MHSA) -> None:
 
 
 class OtherTensor(torch.Tensor):
-    """May do anything at all."""
+    """A tensor subclass that might do anything."""
 
 
 def _other_tensor(layer: MHSA) -> None:
@@ -333,7 +333,7 @@ def test_global_hooks_are_refused():
 
 
 class Drifting(nn.Module):
-    """Another number from the n-th reading on; or at every one."""
+    """Returns another number from the n-th reading on, or at every reading."""
 
     def __init__(self, after: int = 0):
         super().__init__()
@@ -345,7 +345,7 @@ class Drifting(nn.Module):
 
 
 class Stepping(Drifting):
-    """One number up to the n-th reading, another from then on."""
+    """Returns one number up to the n-th reading, and another afterwards."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         self.reads += 1
@@ -353,7 +353,7 @@ class Stepping(Drifting):
 
 
 class Moody(nn.Module):
-    """Steady, until the layer is trained."""
+    """The identity in eval mode, another map in training mode."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return 2 * value if self.training else value
@@ -377,7 +377,7 @@ def test_a_bias_that_changes_when_it_is_read_is_refused():
 
 
 def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.MonkeyPatch):
-    """Or in between: what is hashed is what was judged, and still there after the last run."""
+    """Also between runs: the hashed numbers are the judged ones, and are unchanged after the last run."""
     conv, layer = pair()
     stepping = Stepping(after=10**6)
     parametrize.register_parametrization(conv, "weight", stepping)
@@ -404,7 +404,7 @@ def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.Mon
 
 
 def test_numbers_that_the_layer_would_round_first_are_refused():
-    """W_out in float64 beside W_val in float32: the product of the stored numbers is the tap, that of the rounded ones 0."""
+    """W_out is float64 and W_val float32: the product of the stored numbers is the tap, that of the rounded ones is 0."""
     conv = nn.Conv1d(1, 1, 1, bias=False)
     conv.weight.data.fill_(2.0**-40)
     layer = conv_to_mhsa(conv)
@@ -419,7 +419,7 @@ def test_numbers_that_the_layer_would_round_first_are_refused():
 
 
 def test_content_terms_that_are_zero_times_infinity_are_refused():
-    """u of one head and W_key of another: every term is zero, but X W_key overflows on one input in a million."""
+    """u of one head and W_key of another are nonzero: every term is 0, but X W_key overflows on one input in a million."""
     conv = nn.Conv1d(20, 1, 2, bias=False)
     layer = conv_to_mhsa(conv)
     signs = torch.where(torch.rand(20, generator=torch.Generator().manual_seed(5)) < 0.5, -1.0, 1.0)
@@ -435,7 +435,7 @@ def test_content_terms_that_are_zero_times_infinity_are_refused():
 @pytest.mark.parametrize(
     ("on", "loud"),
     [
-        (["w_qry"], True),  # it meets the positions
+        (["w_qry"], True),  # it multiplies the positions
         (["w_qry", "w_key"], True),
         (["u", "w_key"], True),
         (["w_key"], False),
@@ -444,7 +444,7 @@ def test_content_terms_that_are_zero_times_infinity_are_refused():
     ids=str,
 )
 def test_content_too_small_for_any_run_to_show_is_not_proved(on: list[str], loud: bool):
-    """Of the second head alone; and what meets zeros only is silent."""
+    """Content in the second head alone is detected; content that is multiplied only by zeros is silent."""
     conv = nn.Conv1d(2, 3, 3, padding=1)
     layer = conv_to_mhsa(conv)
     for name in on:
@@ -456,7 +456,7 @@ def test_content_too_small_for_any_run_to_show_is_not_proved(on: list[str], loud
 
 @pytest.mark.parametrize("name", ["w_val", "w_qry"])
 def test_what_overflows_on_the_way_is_refused(name: str):
-    """Values that w_out makes small again; queries of a head that carries nothing, which meet zeros only."""
+    """Values that w_out makes small again; queries, multiplied only by zeros, of a head that carries nothing."""
     conv = nn.Conv1d(1, 1, 1, bias=False)
     conv.weight.data.fill_(name == "w_val")
     layer = conv_to_mhsa(conv)
@@ -472,7 +472,7 @@ def test_what_overflows_on_the_way_is_refused(name: str):
 
 @pytest.mark.parametrize("power", [60, 64])
 def test_factors_that_overflow_when_they_are_folded_are_refused(power: int):
-    """Two heads that cancel: folded, each is a number beyond the largest, and their difference is none."""
+    """Two cancelling heads: folded, each exceeds the largest number, and their difference is NaN."""
     conv = nn.Conv1d(1, 1, 1, bias=False)
     conv.weight.data.fill_(0)
     layer = permuted(conv_to_mhsa(conv), [0, 0])
@@ -560,10 +560,10 @@ def test_a_radix_that_is_none_is_refused(radix: Any):
 
 @pytest.mark.parametrize("shift", [-1, 0, 1, 2])
 def test_a_head_too_many_counts_wherever_it_looks(shift: int):
-    """At a tap beside another, or between those of a dilated kernel; it has so little that no run shows it."""
+    """An extra head at another head's tap, or between the taps of a dilated kernel, with weights too small for any run to show."""
     conv = nn.Conv1d(2, 3, 3, dilation=2, padding=2)
     plain = conv_to_mhsa(conv)
-    layer = permuted(plain, [*range(plain.heads), 1])  # the last one a copy of that in the middle
+    layer = permuted(plain, [*range(plain.heads), 1])  # the last head copies the middle one
     assert certify(conv, plain, grid=(7,)).verdict.name == "PROVED"
     layer.v.data[-1, 1] = -2 * shift * layer.v.data[-1, 0]
     layer.w_out.data[-1] *= 2.0**-40
@@ -577,7 +577,7 @@ def test_a_head_too_many_counts_wherever_it_looks(shift: int):
 
 @pytest.mark.parametrize(("alpha", "verdict"), [(1024.0, "REFUTED"), (1.0, "UNDECIDED")])
 def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, verdict: str):
-    """Off the kernel a sharp head reads one input; of a soft one, no output is a rational number."""
+    """A sharp head off the kernel reads one input; the outputs of a soft head are not rational numbers."""
     conv = nn.Conv1d(1, 1, 3)
     layer = conv_to_mhsa(conv, alpha=alpha)
     layer.v.data[0, 1] = -2 * 3 * layer.v.data[0, 0]
@@ -588,7 +588,7 @@ def test_a_counterexample_is_only_given_of_heads_that_are_one_hot(alpha: float, 
 
 @pytest.mark.parametrize(("alpha", "refuted"), [(1024.0, True), (1.0, False)])
 def test_nor_is_one_given_of_soft_heads_that_see_other_padding(alpha: float, refuted: bool):
-    """On either side an output is a sum of all inputs, and no input is read."""
+    """In both layers an output is a sum over all inputs, so no single input can be named."""
     conv = nn.Conv1d(1, 1, 3, padding=1, bias=False)
     circular = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
     certificate = certify(conv, conv_to_mhsa(circular, alpha=alpha), grid=(7,))
@@ -600,7 +600,7 @@ def test_nor_is_one_given_of_soft_heads_that_see_other_padding(alpha: float, ref
     ("on", "refuted"), [([], True), (["w_qry"], False), (["u", "w_key"], False), (["w_key"], True)]
 )
 def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], refuted: bool):
-    """Other padding is seen by heads that look at positions; of others nobody says what they read."""
+    """Positional heads reveal different padding; for content heads it is unknown what they read."""
     conv = nn.Conv1d(1, 1, 3, padding=1)
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular"))
     for name in on:
@@ -610,7 +610,7 @@ def test_nor_is_one_given_of_heads_that_attend_by_content(on: list[str], refuted
 
 
 def test_a_head_off_the_kernel_is_on_some_grids_only():
-    """With stride 3 two inputs are left over on a grid of 6; on one of 4 the key that these heads want is not there."""
+    """With stride 3, a grid of 6 leaves two inputs over; on a grid of 4 the key that these heads want does not exist."""
     conv = nn.Conv1d(1, 1, 1, stride=3, bias=False)
     layer = permuted(conv_to_mhsa(conv), [0, 0, 0])
     layer.v.data[1:, 1] = 2 * 2 * 1024.0
@@ -621,7 +621,7 @@ def test_a_head_off_the_kernel_is_on_some_grids_only():
 
 
 def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch: pytest.MonkeyPatch):
-    """75 taps in bfloat16 allow for more rounding than the whole bias; but not on the zero input."""
+    """With 75 taps in bfloat16 the rounding bound exceeds the whole bias, but not on the zero input."""
     conv = nn.Conv1d(1, 1, 75, padding=37, dtype=torch.bfloat16)
     conv.bias.data.fill_(0.125)  # type: ignore[union-attr]
     layer = conv_to_mhsa(conv)
@@ -639,7 +639,7 @@ def test_the_automatic_choice_is_run_too(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("grid", [(4, 4), (16, 16), (500, 500)])
 def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
-    """A block holds 32 MiB; on grids where everything fits into one, it is made smaller."""
+    """A block holds 32 MiB; on grids that fit into one block, blocks are made smaller."""
     right = chunked.some_heads
 
     def late(w_val: Any, w_out: Any, scores: Any, heads: Any, queries: slice, values: Any) -> torch.Tensor:
@@ -677,7 +677,7 @@ def test_a_head_that_carries_nothing_may_look_anywhere(silent: str, aimed: str, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
-    """The two factors folded first, one rounding in each: D_h + N_h·D_in/groups operations, in NumPy and one by one."""
+    """Folding the factors first, with rounding at each step, takes D_h + N_h·D_in/groups operations, in NumPy and one by one."""
     rng = np.random.default_rng(0)
     for d_in, d_h, d_out, heads in ((64, 2, 1, 3), (1, 32, 1, 9), (24, 24, 5, 1)):
         conv = nn.Conv1d(d_in, d_out, heads, dtype=dtype, bias=False)
@@ -706,7 +706,7 @@ def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
 
 
 def test_underflow_in_a_folded_matrix_is_counted():
-    """Every product of the two factors is just below half of the smallest number, and B is large."""
+    """Every product of the two factors is just below half the smallest number, and B is large."""
     conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float32)
     conv.weight.data.fill_(0)
     layer = conv_to_mhsa(conv, head_dim=64)
@@ -715,10 +715,10 @@ def test_underflow_in_a_folded_matrix_is_counted():
     bound, size = 2.0**100, 64 * 2.0**-150 * 2.0**100
     certificate = certify(conv, layer, grid=(1,), input_bound=bound, within=1.0)
     assert certificate.verdict.name == "PROVED"
-    assert certificate.rounding[0] >= size  # what is folded to zero is lost
+    assert certificate.rounding[0] >= size  # the products folded to 0 are lost
 
 
-# ---- the surroundings ------------------------------------------------------------------------------------------------------------
+# ---- the environment -------------------------------------------------------------------------------------------------------------
 
 
 def test_autocast_around_the_call_changes_nothing():
@@ -764,7 +764,7 @@ def test_numpy_that_raises_changes_nothing(name: str):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_flushing_to_zero_is_noticed(dtype: torch.dtype):
-    """The assumption that nothing is flushed is tried out, not only printed."""
+    """The assumption that nothing is flushed is tested, not only printed."""
     conv = nn.Conv1d(1, 1, 1, dtype=dtype)
     layer = conv_to_mhsa(conv)
     assert torch.set_flush_denormal(True)
@@ -777,7 +777,7 @@ def test_flushing_to_zero_is_noticed(dtype: torch.dtype):
 
 
 def test_winograd_is_noticed(monkeypatch: pytest.MonkeyPatch):
-    """Sums in any order are covered, Winograd and FFT are not: NNPACK takes over where oneDNN is switched off."""
+    """Sums in any order are covered, but Winograd and FFT are not: NNPACK takes over if oneDNN is off."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     for conv, taken in (
         (nn.Conv2d(1, 1, 3), True),

@@ -1,4 +1,4 @@
-"""The converse of a certificate: nobody finds an input over the bound, and the bound is not far above what is found."""
+"""The converse of a certificate: searches find no input over the bound, and the bound is not far above the worst found."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ NAMES = [name for name in EXECUTIONS if name != "auto"]
 
 
 def difference(conv: Any, layer: Any, x: torch.Tensor) -> np.ndarray:
-    """|layer − conv| by input and channel, the worst of all executions and positions: (N, D_out)."""
+    """|layer − conv| by input and channel, the largest over all executions and positions: (N, D_out)."""
     worst = np.zeros((len(x), conv.out_channels))
     with torch.no_grad():
         expected = conv(x).double()
@@ -38,7 +38,7 @@ def difference(conv: Any, layer: Any, x: torch.Tensor) -> np.ndarray:
 def climb(
     conv: Any, layer: Any, size: tuple[int, ...], bound: float, rng: Any, restarts: int, steps: int, tries: int = 16
 ) -> np.ndarray:
-    """The worst difference by channel that hill-climbing over patterns of ±B finds, so many at a step: (D_out,)."""
+    """The largest difference by channel found by hill-climbing over patterns of ±B, ``tries`` per step: (D_out,)."""
     shape, dtype = (conv.in_channels, *size), conv.weight.dtype
     fields = Convolution.read(conv)
     worst = np.zeros(conv.out_channels)
@@ -51,7 +51,7 @@ def climb(
             flips = rng.random((tries, *shape)) < rng.choice([0.5, 0.1, 2 / signs.size])
             flips[0] = False
             tried = np.where(flips, -signs, signs)
-            # Full mantissas round, powers of two may not: the same signs at B and a little below it.
+            # Full mantissas round but powers of two may not, so use the same signs at B and slightly below it.
             sizes = bound * (1 - rng.random((tries, *shape)) * rng.choice([0, 2.0**-3, 2.0**-10]))
             differences = difference(conv, layer, torch.from_numpy(tried * sizes).to(dtype))
             worst = np.maximum(worst, differences.max(axis=0))
@@ -61,7 +61,7 @@ def climb(
 
 
 def search(examples: int, restarts: int, steps: int, tries: int = 16) -> list[float]:
-    """Bound over worst found, of many random layers."""
+    """The ratio of bound to worst difference found, for many random layers."""
     tightness: list[float] = []
 
     @settings(max_examples=examples)
@@ -94,10 +94,10 @@ def report(tightness: list[float]) -> None:
 
 @pytest.mark.hypothesis
 def test_no_adversarial_input_goes_over_the_bound():
-    """At the grid's own size and at smaller ones, in every execution and format; and it is no idle bound."""
+    """At the grid's size and at smaller ones, in every execution and format; and the bound is not vacuous."""
     tightness = search(EXAMPLES // 2, restarts=2, steps=4)
     report(tightness)
-    assert len(tightness) > 3  # in many small searches torch and we agree bit for bit
+    assert len(tightness) > 3  # in many small searches both layers agree bit for bit
     assert 1 <= min(tightness) < 10
 
 
@@ -110,7 +110,7 @@ def test_no_adversarial_input_goes_over_the_bound_in_a_long_search():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tightness_of_a_typical_layer(dtype: torch.dtype):
-    """3×3, 8 → 8 channels: a long search on one layer.  Each term of the bound takes every rounding at its worst."""
+    """A long search on one 3×3 layer, 8 → 8 channels.  The bound assumes the worst case for every rounding."""
     torch.manual_seed(0)
     conv = nn.Conv2d(8, 8, 3, padding=1, dtype=dtype)
     layer = conv_to_mhsa(conv)
@@ -119,13 +119,13 @@ def test_tightness_of_a_typical_layer(dtype: torch.dtype):
     assert (worst <= certificate.bound).all()
     ratio = float((certificate.bound[worst > 0] / worst[worst > 0]).min(initial=np.inf))
     print(f"{dtype}: bound {certificate.bound.max():.3g}, worst found {worst.max():.3g}, tightness {ratio:.3g}")
-    assert ratio < 100 or dtype in (torch.float16, torch.bfloat16)  # both round to the same half, mostly
+    assert ratio < 100 or dtype in (torch.float16, torch.bfloat16)  # both mostly round to the same number
 
 
 @settings(max_examples=EXAMPLES // 4)
 @given(convolutions(dims=[1, 2], transposed=[False], dtypes=[torch.float32, torch.float64]), st.data())
 def test_no_order_of_summation_goes_over_the_bound(conv: Any, data: st.DataObject):
-    """Both functions summed term by term in the layer's own format, in random orders, as no library does."""
+    """Both functions are summed term by term in the layer's own format, in random orders that no library uses."""
     bound = data.draw(st.sampled_from([1.0, 0.3, 100.0]))
     layer = conv_to_mhsa(conv, head_dim=data.draw(st.sampled_from([None, "rank"])))
     grid = least_size(conv)
@@ -147,7 +147,7 @@ def test_no_order_of_summation_goes_over_the_bound(conv: Any, data: st.DataObjec
         g, o = divmod(channel, d_out)
         x = number(
             bound * (1 - rng.random((w_val.shape[0], d_in)) * 2.0**-3) * rng.choice([-1, 1])
-        )  # what the heads see
+        )  # the inputs of the heads
         x = np.where(taps[channel].T * rng.choice([-1.0, 1.0], size=(1, 1)) < 0, -x, x).astype(number)
         theirs = summed(np.append((taps[channel].T * x).ravel(), bias[channel]))
         values = np.array([[summed(x[h] * w_val[h, g, :, e]) for e in range(w_val.shape[3])] for h in range(len(x))])
@@ -159,7 +159,7 @@ def test_no_order_of_summation_goes_over_the_bound(conv: Any, data: st.DataObjec
 
 
 def test_a_weight_beyond_the_bound_would_be_seen():
-    """The search above can find what is there: without the γ of the attention it would go over."""
+    """The search above is effective: without the attention's γ it would exceed the bound."""
     torch.manual_seed(1)
     conv = nn.Conv1d(1, 1, 1, bias=False)
     layer = conv_to_mhsa(conv)
@@ -170,7 +170,7 @@ def test_a_weight_beyond_the_bound_would_be_seen():
 
 
 def test_values_that_underflow_between_keys_are_in_the_bound():
-    """Soft heads: T products P·(X W_val), each rounded to a multiple of η, and W_out makes that large."""
+    """In soft heads, T products P·(X W_val) are each rounded to a multiple of η, and W_out magnifies the errors."""
     n, scale = 1000, 2.0**120
     conv = nn.Conv1d(1, 1, 1, bias=False)
     layer = conv_to_mhsa(conv, alpha=1e-9)
@@ -183,13 +183,13 @@ def test_values_that_underflow_between_keys_are_in_the_bound():
     assert certificate.verdict.name == "PROVED"
     x = torch.ones(1, 1, n)
     x[..., n // 2] = -1
-    over = difference(conv, layer, x).max() / (2 * tiny * scale)  # were nothing lost, at most 1
+    over = difference(conv, layer, x).max() / (2 * tiny * scale)  # at most 1 if nothing were lost
     assert over > 1.2
     assert difference(conv, layer, x).max() <= certificate.bound.max()
 
 
 def test_factors_whose_product_underflows_are_in_the_bound():
-    """Two heads that cancel, of weights so small that W_val W_out is zero in float64, on inputs so large that it shows."""
+    """Two cancelling heads with weights so small that W_val W_out is 0 in float64, on inputs large enough to show it."""
     conv = nn.Conv1d(1, 1, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
         conv.weight.zero_()

@@ -1,11 +1,11 @@
-"""The verifier's own test: every planted fault is caught, by samples and by certificates.
+"""Tests the verifier itself: samples and certificates catch every planted fault.
 
-- **Samples** have to show a coarse fault on every geometry that the table names.  It is first shown to be a fault, on small
-  integers: the layer's output differs from the convolution evaluated in exact integers.
-- **Certificates** never say PROVED of any fault.  A fault counts only if exact evaluation shows that the function changed on the
-  grid; the others are equivalents, counted apart, and of them nothing is asked.
+- **Samples** must detect a coarse fault on every geometry that the table names.  Small integers first show that it is a fault:
+  the layer's output differs from the convolution evaluated in exact integers.
+- **Certificates** never say PROVED for a faulty layer.  A fault counts only if exact evaluation shows that it changed the function
+  on the grid; the others are equivalents, which are counted separately and not judged.
 
-The ordinary run judges every fault once by each; the products with geometries, and the search for convolutions, are deep.
+The ordinary run judges every fault once by each; all combinations with geometries, and the search for convolutions, are deep.
 """
 
 from collections import Counter
@@ -32,9 +32,9 @@ from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
 
 EXAMPLES = 20
-"""Layers in which each fault is planted, or as many times more as it asks for."""
+"""Layers in which each fault is planted, times the fault's factor ``more``."""
 ENOUGH = 4
-"""So many faulty layers of each kind must count."""
+"""The least number of faulty layers of each kind that must count."""
 
 
 def forget_grids() -> None:
@@ -45,9 +45,9 @@ def forget_grids() -> None:
 
 @contextmanager
 def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]:
-    """The layer of a convolution with the fault in it; a fault in the code is there within.
+    """The layer of a convolution with the fault planted; a fault in the code is in force inside the block.
 
-    Token grids are cached from call to call; none may outlive a patch, or come from before it.
+    Token grids are cached between calls; none may survive a patch or predate it.
     """
     if not fault.in_code:
         yield fault.plant(conv, conv_to_mhsa(conv), rng)
@@ -68,7 +68,7 @@ def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("name", ALL)
 def test_without_a_fault_all_is_well(name: str, seed: int):
-    """Else the tests below would pass for the wrong reason.  Permuting whole heads is no fault either."""
+    """Without a fault, the verdicts are good, so the tests below fail for the right reason; also after permuting whole heads."""
     conv, x = convolution_and_inputs(name, seed, integers=True)
     assert torch.equal(conv_to_mhsa(conv)(x).double(), exact(conv, x))
     for integers in (True, False):
@@ -80,7 +80,7 @@ def test_without_a_fault_all_is_well(name: str, seed: int):
 
 
 def test_flipping_a_symmetric_kernel_is_no_fault():
-    """Judged by what it computes, not by how it was made."""
+    """A layer is judged by the function it computes, not by how it was made."""
     conv, x = convolution_and_inputs("2-D", 0, integers=True)
     conv.weight.add_(conv.weight.flip(2, 3))
     layer = conv_to_mhsa(conv)
@@ -91,7 +91,7 @@ def test_flipping_a_symmetric_kernel_is_no_fault():
 
 @pytest.mark.deep
 def test_no_fault_is_no_change():
-    """The three ways to see a change see none in what the builder makes; else every fault would count."""
+    """The three ways to detect a change find none in a layer as built; otherwise every fault would count."""
 
     @given(convolutions(integers=[True]), st.data())
     def untouched(conv: Any, data: st.DataObject):
@@ -105,16 +105,16 @@ def test_no_fault_is_no_change():
 
 def test_there_are_enough_kinds():
     kinds = Counter(fault.in_code for fault in FAULTS.values())
-    assert kinds[False] >= 55, (position_faults, weight_faults)  # whose imports enter them into the table
+    assert kinds[False] >= 55, (position_faults, weight_faults)  # importing these modules enters their faults
     assert kinds[True] >= 40, faults_code
     assert sum(bool(fault.shown_on) for fault in FAULTS.values()) >= 19
 
 
-# ---- judged by samples ---------------------------------------------------------------------------------------------------
+# ---- judgement by samples ------------------------------------------------------------------------------------------------
 
 
 def shown() -> list[Any]:
-    """Fault, geometry and seed; of each fault one geometry in the ordinary run, not always the same."""
+    """Fault, geometry and seed; the ordinary run has one geometry per fault, not always the same one."""
     cases = []
     coarse = [(name, fault.shown_on) for name, fault in FAULTS.items() if fault.shown_on]
     for turn, (name, geometries) in enumerate(coarse):
@@ -126,7 +126,7 @@ def shown() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "geometry", "seed"), shown())
 def test_samples_show_a_fault(name: str, geometry: str, seed: int):
-    """The layer with the fault in it is not what the definition says, and the verdict on samples is not CHECKED."""
+    """The faulty layer differs from the convolution's definition, and the verdict on samples is not CHECKED."""
     conv, x = convolution_and_inputs(geometry, seed, integers=True)
     with planted(FAULTS[name], conv, np.random.default_rng(seed)) as layer:
         assert layer(x).shape == conv(x).shape  # a wrong shape would be caught too easily
@@ -137,11 +137,11 @@ def test_samples_show_a_fault(name: str, geometry: str, seed: int):
         assert check_call(conv, layer, x, "noise").verdict.name in ("REFUTED", "UNDECIDED")
 
 
-# ---- judged by certificates ----------------------------------------------------------------------------------------------
+# ---- judgement by certificates -------------------------------------------------------------------------------------------
 
 
 def changed_when_run(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
-    """Soft layers: run in float64 on integers, against the exact convolution, by far more than float64 can be off."""
+    """For soft layers: a float64 run on integers differs from the exact convolution by far more than rounding."""
     rng = np.random.default_rng(0)
     double = layer.double()
     for _ in range(3):
@@ -160,7 +160,7 @@ def changed_when_run(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
 
 
 def changed_in_the_code(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
-    """Whatever runs: small integers, on which every partial sum is exact, against the convolution in integers."""
+    """For any layer: its run on small integers, where every partial sum is exact, differs from the integer convolution."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-3, 4, (3, conv.in_channels, *grid), generator=generator).to(conv.weight.dtype)
     expected = exact(conv, x)
@@ -176,7 +176,7 @@ def changed_in_the_code(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:
 
 
 def change_of(fault: Fault) -> Callable[[Any, MHSA, tuple[int, ...]], bool]:
-    """The evaluation that shows whether such a fault changed the function."""
+    """The evaluation that decides whether such a fault changed the function."""
     return changed_in_the_code if fault.in_code else changed_when_run if fault.soft else exactly_differ
 
 
@@ -188,14 +188,14 @@ def verdict_of(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> str:
 
 
 def judged(fault: Fault, conv: Any, grid: tuple[int, ...], rng: np.random.Generator) -> str:
-    """The verdict of the certificate of a faulty layer; "equivalent …" if its function is the convolution's."""
+    """The certificate's verdict on a faulty layer; "equivalent …" if the layer still computes the convolution."""
     try:
         with planted(fault, conv, rng) as layer:
             verdict = verdict_of(conv, layer, grid)
             changed = change_of(fault)(conv, layer, grid)
     except Inapplicable:
         return "inapplicable"
-    except ValueError:  # the builder's
+    except ValueError:  # raised by the builder
         if not fault.in_code:
             raise
         return "refused"
@@ -209,7 +209,7 @@ def counts_as_caught(outcome: str) -> bool:
 
 @pytest.mark.parametrize("turn", range(len(FAULTS)), ids=list(FAULTS))
 def test_a_certificate_catches_a_fault(turn: int):
-    """On the first geometry on which it is one, not always the same."""
+    """On the first geometry where the fault changes the function, not always the same one."""
     fault, outcomes = list(FAULTS.values())[turn], []
     every = fault.shown_on or ALL
     for place in range(len(every)):
@@ -222,7 +222,7 @@ def test_a_certificate_catches_a_fault(turn: int):
 
 
 def roomy(conv: Any, rng: np.random.Generator) -> tuple[int, ...]:
-    """A grid a little larger than the least, so that most taps read something somewhere."""
+    """A grid slightly larger than the smallest, so that most taps read an input somewhere."""
     least = least_size(conv)
     return tuple(n + int(rng.integers(1, {1: 8, 2: 4, 3: 2}[len(least)])) for n in least)
 

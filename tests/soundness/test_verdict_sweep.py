@@ -1,6 +1,6 @@
-"""Random layers of every kind, from the softest to the sharpest and from 1e−40 to 1e30: no verdict is false, and faults are found.
+"""On random layers of every kind, sharpness and size (1e−40 to 1e30), no verdict is false and planted faults are found.
 
-Every layer comes once as it was built, and once with a fault in it, as in ``python -m verify sweep --random``.
+Every layer is judged as built and with a planted fault, as in ``python -m verify sweep --random``.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from verify.verdict import Verdict
 
 
 def swept(seeds: range) -> Counter[str]:
-    """How many layers have which verdict; a false one fails."""
+    """The number of layers with each verdict; a false verdict fails."""
     tally: Counter[str] = Counter()
     for row in chain.from_iterable(map(certify_seed, seeds)):
         assert not row.error, row
@@ -62,7 +62,7 @@ LIARS: dict[str, tuple[Callable[[Any], dict[str, Any]], int, tuple[str, ...]]] =
         ("as built, but REFUTED", "evidence that is none"),
     ),
 }
-"""Certifiers: what each changes in a certificate; more errors than this say the first of these words, and some the others."""
+"""Lying certifiers: what each changes in a certificate, the number that errors with the first word exceed, and other words."""
 
 
 @pytest.mark.parametrize("liar", LIARS)

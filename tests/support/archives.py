@@ -1,7 +1,7 @@
-"""Archives of torch.save taken to pieces and put together again, and pickles written instruction by instruction.
+"""Takes torch.save archives apart and reassembles them, and writes pickles opcode by opcode.
 
-What torch.save writes: records one after another, each with its header, its bytes and a descriptor; the directory, an entry
-for each record; the zip64 record with its locator; the end record.
+torch.save writes records one after another, each with its header, its bytes and a descriptor; the directory, with an entry
+for each record; the zip64 record with its locator; and the end record.
 """
 
 import io
@@ -24,13 +24,13 @@ FORMS = {
     "locator": (b"PK\6\7", "LQL", "disk at disks"),
     "end": (b"PK\5\6", "HHHHLLH", "disk first here count size at notes"),
 }
-"""Of each header the letters it begins with, and its numbers: the letter of struct for each, and their names."""
+"""For each header, its signature, the struct codes of its numbers, and their names."""
 KINDS = {sign: kind for kind, (sign, _, _) in FORMS.items()}
 
 
 @dataclass
 class Piece:
-    """A header with its fields by name, 0 where there is none, and what follows it; ``sig`` in place of its own first letters."""
+    """A header with its fields by name, 0 if missing, and the bytes that follow; ``sig`` replaces its signature."""
 
     kind: str
     fields: dict[str, Any]
@@ -44,7 +44,7 @@ class Piece:
         return self.fields.get("sig", sign) + struct.pack(f"<{form}", *numbers) + self.name + self.extra + self.data
 
     def copy(self) -> "Piece":
-        """Another one, whose fields can be changed."""
+        """A copy whose fields can be changed."""
         return Piece(self.kind, dict(self.fields), self.name, self.extra, self.data)
 
 
@@ -53,7 +53,7 @@ def taken_apart(archive: bytes) -> list[Piece]:
     pieces: list[Piece] = []
     at, sizes = 0, {}
     place = struct.unpack("<L", archive[-6:-2])[0]
-    while place < len(archive) and archive[place : place + 4] == b"PK\1\2":  # the headers of records hold no sizes
+    while place < len(archive) and archive[place : place + 4] == b"PK\1\2":  # record headers hold no sizes
         size, names, extras, notes = struct.unpack("<L3H", archive[place + 24 : place + 34])
         sizes[struct.unpack("<L", archive[place + 42 : place + 46])[0]] = size
         place += 46 + names + extras + notes
@@ -73,18 +73,18 @@ def taken_apart(archive: bytes) -> list[Piece]:
 
 
 def split(pieces: list[Piece]) -> tuple[list[Piece], list[Piece], list[Piece]]:
-    """The records, their entries in the directory, and what stands at the end."""
+    """The records, their directory entries, and the end records."""
     kinds = [("local", "descriptor"), ("central",), ("zip64", "locator", "end")]
     return tuple([p for p in pieces if p.kind in names] for names in kinds)  # type: ignore[return-value]
 
 
 def joined(pieces: Iterable[Piece]) -> bytes:
-    """The bytes of these pieces as they are."""
+    """The bytes of these pieces, unchanged."""
     return b"".join(map(bytes, pieces))
 
 
 def repaired(pieces: list[Piece]) -> list[Piece]:
-    """The same pieces with lengths, sums, sizes and offsets as they have to be; the n-th entry is of the n-th record."""
+    """The pieces with correct lengths, checksums, sizes and offsets; the n-th entry belongs to the n-th record."""
     pieces = [piece.copy() for piece in pieces]
     at, records = 0, []
     for piece in pieces:
@@ -113,7 +113,7 @@ def repaired(pieces: list[Piece]) -> list[Piece]:
 
 
 def packed(records: Iterable[tuple[str | bytes, bytes]], align: bool = True) -> bytes:
-    """An archive of these records, laid out as torch.save does."""
+    """An archive of these records, in torch.save's layout."""
     pieces: list[Piece] = []
     entries: list[Piece] = []
     at = 0
@@ -141,19 +141,19 @@ def archive_of(records: dict[str, bytes]) -> bytes:
 
 
 def records_in(archive: bytes) -> dict[str, bytes]:
-    """The records of an archive of torch.save, by their name inside its folder."""
+    """The records of a torch.save archive, by their name inside its folder."""
     return {p.name.decode().partition("/")[2]: p.data for p in taken_apart(archive) if p.kind == "local"}
 
 
 def saved(content: Any, **options: Any) -> bytes:
-    """What torch.save writes."""
+    """The bytes that torch.save writes."""
     file = io.BytesIO()
     torch.save(content, file, **options)
     return file.getvalue()
 
 
 def with_pickle(pickle: bytes, *storages: bytes, **more: bytes) -> bytes:
-    """A file of torch.save with this pickle and these storages, 0, 1, and so on."""
+    """A torch.save file with this pickle and these storages, named 0, 1, and so on."""
     records = {"data.pkl": pickle, "byteorder": b"little"}
     records |= {f"data/{number}": data for number, data in enumerate(storages)}
     records |= {"version": b"3\n", **{name.replace("__", "/"): data for name, data in more.items()}}
@@ -164,12 +164,12 @@ def with_pickle(pickle: bytes, *storages: bytes, **more: bytes) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """Push a text."""
+    """Push a string."""
     return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
 
 
 def number(value: int) -> bytes:
-    """Push a whole number."""
+    """Push an integer."""
     return b"J" + struct.pack("<i", value)
 
 
@@ -218,7 +218,7 @@ def program(*instructions: bytes) -> bytes:
 
 
 def legacy(pickle: bytes, *storages: tuple[str, int, bytes], end: bytes = b"") -> bytes:
-    """A file as torch.save wrote it before 1.6; each storage by its key, count of numbers, and bytes."""
+    """A file in the format of torch.save before 1.6; each storage is given by key, count and bytes."""
     head = b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\2M\xe9\3."
     system = program(table((text("protocol_version"), number(1001)), (text("little_endian"), b"\x88")))
     keys = program(b"](" + b"".join(text(key) for key, _, _ in storages) + b"e")

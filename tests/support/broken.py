@@ -1,4 +1,4 @@
-"""The theorem's encoding, or an execution of it, with a fault in it; and the proofs about them as coded, each worked out once."""
+"""Faulty encodings and executions; and the proofs about the correct ones, each computed once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,24 +41,24 @@ WRONG_ENCODINGS = {
     },
     "r all zeros": {"r": lambda delta: tuple(0 * x for x in right_r(delta))},
 }
-"""Each replaces r or v by a wrong one, that no part of the proof of Lemma 2 may accept."""
+"""Each replaces r or v by a wrong version that no part of the proof of Lemma 2 may accept."""
 
 WRONG_FROM_TWO_AXES = {
     "v with the axes reversed": {"v": lambda tau, alpha: right_v(tau[::-1], alpha)},
     "r with the axes reversed": {"r": lambda delta: right_r(delta[::-1])},
     "r with one axis doubled": {"r": lambda delta: right_r((delta[0], delta[0], *delta[2:]))},
 }
-"""More of them: with one axis there is nothing to exchange."""
+"""More of them, for two or more axes: with one axis there is nothing to exchange."""
 
 
 def break_encoding(patch: pytest.MonkeyPatch, functions: dict) -> None:
-    """These functions, by name, in place of the encoding's own."""
+    """Replace the encoding's functions, by name."""
     for name, function in functions.items():
         patch.setattr(quadratic, name, function)
 
 
 def break_execution(patch: pytest.MonkeyPatch, name: str, wrong: Callable[..., Any]) -> None:
-    """From now on an execution runs ``wrong``, which is given the right run before its arguments (layer, x, grid)."""
+    """Make an execution run ``wrong``, called with the correct run and then (layer, x, grid)."""
     right = EXECUTIONS[name]
     patch.setitem(EXECUTIONS, name, replace(right, run=partial(wrong, right.run)))
 
@@ -68,5 +68,5 @@ PROOFS = {name: prove for name, prove in vars(lemmas).items() if name.startswith
 
 @cache
 def as_coded(name: str, *dims: int) -> Proof:
-    """One of these proofs, for all tests that only look at what it gives."""
+    """One of these proofs, shared by tests that only read its result."""
     return PROOFS[name](*dims)

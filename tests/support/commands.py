@@ -1,4 +1,4 @@
-"""The command lines: called in the tests' own process, or as a process of their own; their limits, and the files they leave."""
+"""The command lines, called in the tests' process or as separate processes; their limits, and the files they leave."""
 
 import faulthandler
 import json
@@ -17,22 +17,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STDERR = 2
-"""Where a traceback goes that ends the process; pytest captures the number 2 itself while a test runs."""
+"""Where a fatal traceback goes; pytest captures descriptor 2 itself while a test runs."""
 
 
 def names() -> set[str]:
-    """The files of the current folder, but for what Python keeps."""
+    """The files in the current folder, except Python's caches."""
     return {path.name for path in Path.cwd().iterdir()} - {"__pycache__"}
 
 
 def contents() -> dict[str, bytes]:
-    """The files of the current folder with their bytes."""
+    """The files in the current folder, with their bytes."""
     return {path.name: path.read_bytes() for path in Path.cwd().iterdir() if path.is_file()}
 
 
 @contextmanager
 def limited(kind: int, most: int) -> Iterator[None]:
-    """Within, the system gives this process no more than that of a resource, ``resource.RLIMIT_FSIZE`` or another."""
+    """Limit a resource of this process (``resource.RLIMIT_FSIZE`` or another) inside the block."""
     before = resource.getrlimit(kind)
     resource.setrlimit(kind, (most, before[1]))
     try:
@@ -43,7 +43,7 @@ def limited(kind: int, most: int) -> Iterator[None]:
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Within, this process gets one GiB more of memory, and once the seconds are over it is ended, with a traceback."""
+    """Allow this process one more GiB of memory inside the block, and end it with a traceback after ``seconds``."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
     try:
@@ -60,24 +60,24 @@ class Command:
         self.main, self.capsys = main, capsys
 
     def __call__(self, *words: object) -> tuple[int, str, str]:
-        """The exit code, and what stands on stdout and on stderr."""
+        """The exit code, stdout and stderr."""
         self.capsys.readouterr()
         code = self.main([str(word) for word in words])
         out, err = self.capsys.readouterr()
         return code, out, err
 
     def prints(self, *words: object, code: int = 0) -> str:
-        """What stands on stdout after a run with this exit code and nothing on stderr."""
+        """The stdout of a run with this exit code and nothing on stderr."""
         ended, out, err = self(*words)
         assert (ended, err) == (code, ""), out + err
         return out
 
     def facts(self, *words: object, code: int = 0) -> Any:
-        """The JSON document on stdout, as of :meth:`prints`."""
+        """The JSON document on stdout, as in :meth:`prints`."""
         return json.loads(self.prints(*words, "--json", code=code))
 
     def refuses(self, *words: object, code: int = 2) -> str:
-        """The one line of an error; nothing on stdout, and no file of the current folder is new, changed or gone."""
+        """The one-line error of a run that prints nothing on stdout and leaves the files in the current folder unchanged."""
         before = names(), contents()
         ended, out, err = self(*words)
         assert (ended, out) == (code, ""), out + err
@@ -90,7 +90,7 @@ class Command:
 
 
 def process(*words: object, before: str = "", **options: Any) -> subprocess.Popen[Any]:
-    """``construct.from_conv`` as a process of its own, every warning an error; ``before`` is code that it runs first."""
+    """``construct.from_conv`` as a separate process with warnings as errors; it first runs the code ``before``."""
     code = f"{before}\nimport sys\nfrom construct.from_conv import main\nsys.exit(main())"
     how = ["-c", code] if before else ["-m", "construct.from_conv"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("environment", {})}
@@ -99,7 +99,7 @@ def process(*words: object, before: str = "", **options: Any) -> subprocess.Pope
 
 
 def python(*words: object, cwd: Path | None = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own that finds the project, every warning an error, in the project's root or another folder."""
+    """A separate Python process that finds the project, with warnings as errors, in the project's root or another folder."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -113,7 +113,7 @@ def python(*words: object, cwd: Path | None = ROOT, **variables: str) -> subproc
 
 
 def interrupted(running: subprocess.Popen[Any], kind: signal.Signals) -> None:
-    """Sends a signal once the process has written the file ``running``; it ends as it should."""
+    """Send a signal once the process has written the file ``running``, and assert that it ends properly."""
     deadline = time.monotonic() + 60
     while not Path("running").exists() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Planted faults in the code that builds a layer, lays out its tokens, works out its scores and runs it."""
+"""Planted faults in the code that builds a layer, lays out its tokens, computes its scores and runs it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, co
 
 
 def function(name: str, where: Any, what: str, change: Callable[..., Any], **options: Any) -> None:
-    """A fault in a function: in its place ``change`` is called, with the right one before the arguments."""
+    """A fault in a function: ``change`` replaces it and receives the correct function before the arguments."""
 
     @code_fault(name, **options)
     def _(patch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ taps_of("the last tap left out", lambda right, weight, g: torch.cat([right(weigh
     "builder: a radix that aliases", shown_on=("2-D", "3-D", "dilated", "reflect", "transposed"), more=2, dims=[2, 3]
 )
 def _(patch):
-    """The parabola numbers fewer shifts than there are, and what runs it does not refuse those that share a number."""
+    """The parabola numbers too few shifts, and the code that runs it does not refuse shifts with equal numbers."""
 
     def too_small(g, alpha):
         side = max(1, max(g.kernel_size) * max(g.dilation) // 2 * 2 - 1)
@@ -186,7 +186,7 @@ def _(patch):
 
 
 def _patched_queries(name: str, change: Callable[[ConvGeometry, Any], Any], **options: Any) -> None:
-    """A fault in the queries of an axis: ``change`` is given the grid's geometry and all axes."""
+    """A fault in the queries of an axis: ``change`` receives the grid's geometry and all axes."""
 
     @code_fault(f"tokens: {name}", **options)
     def _(patch: pytest.MonkeyPatch) -> None:

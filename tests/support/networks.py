@@ -1,4 +1,4 @@
-"""Small networks of every common shape, from torch.nn alone, with kernels and normalisation that matter."""
+"""Small networks of every common architecture, in plain torch.nn, whose kernels and normalisation affect the output."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Network:
 
 
 def randomised(model: nn.Module) -> nn.Module:
-    """Kernels that keep the size of the signal, statistics and affine parameters far from the identity; in place."""
+    """In place, set kernels that keep the signal's size, and statistics and affine parameters far from the identity."""
     for module in model.modules():
         if isinstance(module, nn.modules.conv._ConvNd):
             nn.init.kaiming_normal_(module.weight)
@@ -40,14 +40,14 @@ def randomised(model: nn.Module) -> nn.Module:
 
 
 def conv_norm(d_in: int, d_out: int, kernel: int, stride: int = 1, dilation: int = 1, groups: int = 1) -> nn.Sequential:
-    """Conv2d of odd kernel, batch normalisation, ReLU; the size shrinks by the stride alone."""
+    """Conv2d with odd kernel, batch normalisation, ReLU; only the stride reduces the size."""
     padding = dilation * (kernel - 1) // 2
     conv = nn.Conv2d(d_in, d_out, kernel, stride, padding, dilation, groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(d_out), nn.ReLU())
 
 
 class Residual(nn.Module):
-    """relu(body(x) + shortcut(x)): a block of a ResNet, its shortcut a strided 1×1 convolution where shapes change."""
+    """relu(body(x) + shortcut(x)): a ResNet block whose shortcut is a strided 1×1 convolution where shapes change."""
 
     def __init__(self, body: nn.Module, d_in: int, d_out: int, stride: int = 1):
         super().__init__()
@@ -141,14 +141,14 @@ class WaveNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x, total = self.start(x), torch.zeros(())
         for dilation, filter, gate in zip(self.dilations, self.filters, self.gates, strict=True):
-            past = nn.functional.pad(x, (dilation, 0))  # nothing may look ahead
+            past = nn.functional.pad(x, (dilation, 0))  # causal: no output may look ahead
             x = x + torch.tanh(filter(past)) * torch.sigmoid(gate(past))
             total = total + self.skips[f"after_{dilation}"](x)
         return total
 
 
 class TextCNN(nn.Module):
-    """1-D over embedded words: kernels of 3, 4 and 5 side by side, the greatest response of each."""
+    """1-D over embedded words: parallel kernels of 3, 4 and 5, with the maximum response of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def video() -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Down with strides, up with transposed convolutions told their output size, so odd sides meet their skips."""
+    """Strided down, transposed convolutions up with ``output_size``, so that odd sides match their skips."""
 
     def __init__(self) -> None:
         super().__init__()

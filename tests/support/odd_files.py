@@ -1,8 +1,8 @@
-"""Structured mutants of model files: what an enemy, or a broken program, might make of what torch.save and safetensors write.
+"""Structured mutants of model files: what an attacker or a broken program might make of files by torch.save and safetensors.
 
-Every mutant is a whole file.  Its archive is taken to pieces, changed, and put together again with lengths, sums and offsets
-made right or left as they were; its pickle is changed instruction by instruction; its header of safetensors as JSON and as text;
-bytes are changed anywhere; or an odd model is saved in the ordinary way.
+Every mutant is a whole file.  Its archive is taken apart, changed, and reassembled with lengths, checksums and offsets
+corrected or unchanged; its pickle is changed opcode by opcode; its safetensors header as JSON or as text; bytes are changed
+anywhere; or an odd model is saved in the ordinary way.
 """
 
 import io
@@ -51,7 +51,7 @@ Random = random.Random
 
 @cache
 def models() -> dict[str, Any]:
-    """What ordinary files hold."""
+    """The contents of ordinary files."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 2, 3, padding=1)
     net = nn.Sequential(conv, nn.BatchNorm2d(2), nn.Sequential(nn.ReLU(), nn.ConvTranspose2d(2, 3, 2, stride=2)), conv)
@@ -81,7 +81,7 @@ def files() -> dict[str, bytes]:
 
 
 def programs() -> dict[str, bytes]:
-    """Files of torch.export and of TorchScript, which are refused."""
+    """Files of torch.export and TorchScript, which are refused."""
     model, x, program, script = (
         nn.Sequential(nn.Conv2d(1, 2, 3)).eval(),
         torch.ones(2, 1, 5, 5),
@@ -102,7 +102,7 @@ ZIPS = ("module", "attention", "state", "views", "wrapped", "bare")
 
 
 def field_changed(pieces: list[Piece], rng: Random) -> None:
-    """A number in a header."""
+    """Change a number in a header."""
     piece = rng.choice(pieces)
     name = rng.choice([name for name in piece.fields if name != "sig"])
     old = piece.fields[name]
@@ -115,35 +115,35 @@ def field_changed(pieces: list[Piece], rng: Random) -> None:
 
 
 def sign_changed(pieces: list[Piece], rng: Random) -> None:
-    """The letters with which a header begins."""
+    """Change a header's signature."""
     rng.choice(pieces).fields["sig"] = rng.choice([*KINDS, b"\0\0\0\0"])
 
 
 def piece_gone(pieces: list[Piece], rng: Random) -> None:
-    """A header less, or a record with its descriptor and its entry."""
+    """Remove a header, or a record with its descriptor and its entry."""
     del pieces[rng.randrange(len(pieces))]
 
 
 def piece_twice(pieces: list[Piece], rng: Random) -> None:
-    """A header more, here or elsewhere."""
+    """Duplicate a header, here or elsewhere."""
     at = rng.randrange(len(pieces))
     pieces.insert(rng.choice([at, rng.randrange(len(pieces) + 1)]), pieces[at].copy())
 
 
 def pieces_swapped(pieces: list[Piece], rng: Random) -> None:
-    """Two headers in each other's place."""
+    """Swap two headers."""
     a, b = rng.randrange(len(pieces)), rng.randrange(len(pieces))
     pieces[a], pieces[b] = pieces[b], pieces[a]
 
 
 def something_between(pieces: list[Piece], rng: Random) -> None:
-    """Bytes that belong to nothing, put behind a piece."""
+    """Insert bytes that belong to nothing behind a piece."""
     filling = [b"\0", b"PK\3\4", b"Z" * 64, b"PK\5\6" + b"\0" * 18, bytes(rng.choice(pieces)), b"PK\6\7" + b"\0" * 16]
     rng.choice(pieces).data += rng.choice(filling)
 
 
 def name_changed(pieces: list[Piece], rng: Random) -> None:
-    """The name of a record, in one header or in both."""
+    """Change the name of a record, in one header or in both."""
     chosen = rng.choice([piece for piece in pieces if piece.name])
     old = chosen.name
     others = [piece.name for piece in pieces if piece.name]
@@ -165,7 +165,7 @@ def name_changed(pieces: list[Piece], rng: Random) -> None:
 
 
 def extra_changed(pieces: list[Piece], rng: Random) -> None:
-    """The extra field of a header."""
+    """Change the extra field of a header."""
     piece = rng.choice([piece for piece in pieces if piece.kind in ("local", "central")])
     sizes = struct.pack("<Q", rng.choice([0, 4, 8, 2**32, piece.fields["size"], len(piece.data)]))
     fields = [b"", b"FB\0\0", b"FB\4\0ZZZZ", b"FB\2\0hi", b"XX\0\0", b"Z"]
@@ -177,7 +177,7 @@ def extra_changed(pieces: list[Piece], rng: Random) -> None:
 
 
 def content_changed(pieces: list[Piece], rng: Random) -> None:
-    """The bytes of a record, or those of two exchanged."""
+    """Change the bytes of a record, or exchange those of two."""
     records = [piece for piece in pieces if piece.kind == "local"]
     piece, other = rng.choice(records), rng.choice(records)
     kind = rng.randrange(4)
@@ -193,7 +193,7 @@ def content_changed(pieces: list[Piece], rng: Random) -> None:
 
 
 def record_moved(pieces: list[Piece], rng: Random) -> None:
-    """A record with all that belongs to it, to another place."""
+    """Move a record, with all that belongs to it, to another place."""
     records = [n for n, piece in enumerate(pieces) if piece.kind == "local"]
     entries = [n for n, piece in enumerate(pieces) if piece.kind == "central"]
     if len(records) != len(entries):
@@ -204,7 +204,7 @@ def record_moved(pieces: list[Piece], rng: Random) -> None:
 
 
 def other_directory(pieces: list[Piece], rng: Random) -> None:
-    """A second directory, of other records, to which some of the records at the end lead."""
+    """Add a second directory, of other records, to which some of the end records point."""
     other = saved({"weight": torch.full((1, 1, 2, 2), 1000.0)} if rng.random() < 0.5 else models()["bare"])
     archives = [split(pieces), split(taken_apart(other))]
     rng.shuffle(archives)
@@ -242,7 +242,7 @@ ARCHIVE_ACTS: dict[str, Callable[[list[Piece], Random], None]] = {
 
 
 def odd_archive(rng: Random, act: str | None = None) -> bytes:
-    """An archive changed in one to three ways, all the rest made right, or left."""
+    """An archive changed in one to three ways, with the rest corrected or left."""
     pieces = taken_apart(files()[rng.choice(ZIPS)])
     act = act or rng.choice(list(ARCHIVE_ACTS))
     ARCHIVE_ACTS[act](pieces, rng)
@@ -253,7 +253,7 @@ def odd_archive(rng: Random, act: str | None = None) -> bytes:
 
 
 def odd_records(rng: Random) -> bytes:
-    """Records added, left out, renamed or in another order, in an archive that is right."""
+    """A correct archive with records added, removed, renamed or reordered."""
     records = list(records_in(files()[rng.choice(ZIPS)]).items())
     for _ in range(rng.choice((1, 1, 2))):
         at = rng.randrange(len(records))
@@ -308,13 +308,13 @@ OPERATIONS = [*(bytes([code]) for code in b"(tuesabR\x81\x85\x86\x87Q02"), b"\x8
 
 
 def instructions(pickle: bytes) -> list[bytes]:
-    """The instructions of a pickle, each with its argument."""
+    """The opcodes of a pickle, each with its argument."""
     places = [at for _, _, at in pickletools.genops(pickle)]
     return [pickle[a:b] for a, b in zip(places, [*places[1:], len(pickle)], strict=True)]
 
 
 def pickle_changed(steps: list[bytes], rng: Random, kind: int | None = None) -> None:
-    """One instruction or a few: gone, twice, exchanged, with another argument, or put in."""
+    """Remove, duplicate, exchange or insert one opcode or a few, or change an argument."""
     at, kind = rng.randrange(1, len(steps)), rng.randrange(10) if kind is None else kind
     texts = [n for n, step in enumerate(steps) if step[:1] == b"X"]
     numbers = [n for n, step in enumerate(steps) if step[:1] in b"KMJ"]
@@ -354,7 +354,7 @@ def pickle_changed(steps: list[bytes], rng: Random, kind: int | None = None) -> 
 
 
 def value_made(rng: Random, puts: list[bytes]) -> bytes:
-    """A value that is put somewhere: a tensor of some storage, a call of what torch knows with things named before."""
+    """A value to insert: a tensor of some storage, or a call of a name that torch knows with earlier values."""
     thing = rng.choice(puts) if puts else b"N"
     same = row(thing, named("torch", "float32"), text("cpu"), b"\x89")
     key, kind, count = (
@@ -375,7 +375,7 @@ NAMES_CHANGED, THINGS_DONE = 5, 7
 
 
 def odd_pickle(rng: Random, kind: int | None = None) -> bytes:
-    """A file whose pickle was changed in one to three places, in ways of this kind if one is given; its archive is right."""
+    """A correct archive whose pickle was changed in one to three places, in ways of this kind if one is given."""
     records = records_in(files()[rng.choice(ZIPS)])
     steps = instructions(records["data.pkl"])
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -385,7 +385,7 @@ def odd_pickle(rng: Random, kind: int | None = None) -> bytes:
 
 
 def odd_program(rng: Random) -> bytes:
-    """A state dict written by hand, in which one or two things are odd."""
+    """A handwritten state dict with one or two oddities."""
     kinds = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4}
     chosen = [rng.choice(list(kinds)) for _ in range(2)]
     counts = [rng.choice((4, 4, 4, 8)) for _ in range(2)]
@@ -406,7 +406,7 @@ def odd_program(rng: Random) -> bytes:
 
 
 def odd_model(rng: Random) -> bytes:
-    """A model with odd names, saved by torch.save as any other."""
+    """A model with odd names, saved by torch.save in the ordinary way."""
     model = nn.Sequential(nn.Conv2d(1, 1, 2), nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), nn.ReLU()))
     places: list[Any] = [model, model[1], model[0], model[1][0]]  # type: ignore[index]
     for _ in range(rng.choice((1, 1, 2))):
@@ -426,7 +426,7 @@ def odd_model(rng: Random) -> bytes:
 
 
 def odd_state(rng: Random) -> bytes:
-    """A state dict with odd names, or with other things in it."""
+    """A state dict with odd names or odd values."""
     state: dict[Any, Any] = dict(models()["state"])
     for _ in range(rng.choice((1, 1, 2))):
         odd = ["", ".", ".weight", "weight", "0..weight", "0.weight.", "module.0.weight", "0.Weight", 5, "_metadata"]
@@ -440,7 +440,7 @@ def odd_state(rng: Random) -> bytes:
 
 
 def odd_safetensors(rng: Random) -> bytes:
-    """A header whose entries were changed, or its text; and the numbers behind it."""
+    """A safetensors file whose header was changed, in its entries or its text, with the numbers behind it."""
     data = files()[rng.choice(["safetensors", "geometry"])]
     length = int.from_bytes(data[:8], "little")
     header, body = data[8 : 8 + length].decode().rstrip(), data[8 + length :]
@@ -483,11 +483,11 @@ def odd_safetensors(rng: Random) -> bytes:
 # ---- bytes -------------------------------------------------------------------------------------------------------------
 
 PAYLOAD = called(named("posix", "system"), text("touch trace")) + b"0"
-"""Makes a file, and leaves nothing on the stack."""
+"""A pickle fragment that creates a file and leaves nothing on the stack."""
 
 
 def bytes_changed(data: bytes, rng: Random) -> bytes:
-    """Some bytes flipped, cut, repeated, swapped for telling ones, or a payload put in; or an end that is torn, or too long."""
+    """Flip, cut, repeat or replace some bytes by special ones, insert a payload, or truncate or extend the end."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         at, kind = rng.randrange(max(1, len(out))), rng.randrange(8)
@@ -511,7 +511,7 @@ def bytes_changed(data: bytes, rng: Random) -> bytes:
 
 
 def odd_bytes(rng: Random) -> bytes:
-    """A file of any format with bytes changed anywhere, or in one record, whose archive is then right."""
+    """A file of any format with bytes changed anywhere, or in one record of an archive that is then correct."""
     data = files()[rng.choice(list(files()))]
     if data[:2] != b"PK" or rng.random() < 0.5:
         return bytes_changed(data, rng)
@@ -520,7 +520,7 @@ def odd_bytes(rng: Random) -> bytes:
     pickled = [name for name in records if name.endswith((".pkl", ".json", ".pt"))]
     target = "data.pkl" if "data.pkl" in pickled else rng.choice(pickled)
     changed = bytes_changed(records[target], rng)
-    # Of a program, one of its records may also go, or take the name that makes a file of torch.save.
+    # A program may also lose a record, or get the name that marks a torch.save file.
     fate = rng.randrange(4) if "constants.pkl" in records or "archive_format" in records else 0
     if fate in (1, 3):
         del records[target]
@@ -541,11 +541,11 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], bytes]]] = {
     "safetensors": (4, odd_safetensors),
     "bytes": (18, odd_bytes),
 }
-"""Of mutants, and how many of each there are in 50."""
+"""The families of mutants, with the number of each per 50."""
 
 
 def mutant(rng: Random) -> tuple[str, bytes]:
-    """One of some family."""
+    """A mutant from a random family."""
     names = list(FAMILIES)
     family = rng.choices(names, [FAMILIES[name][0] for name in names])[0]
     return family, FAMILIES[family][1](rng)

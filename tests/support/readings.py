@@ -1,4 +1,4 @@
-"""What each reader makes of the bytes of a file: torch.load, the command's reader, and the checker's."""
+"""How each reader reads the bytes of a file: torch.load, the command's reader, and the checker's."""
 
 import io
 import pickle
@@ -24,7 +24,7 @@ LAYERS = (*BASES, MHSA)
 
 
 def by_torch(data: bytes) -> Any:
-    """What torch makes of it, and safetensors of its own."""
+    """The content as torch reads it, or safetensors for its own format."""
     if data[8:9] == b"{":
         return load_safetensors(data)
     with allowing():
@@ -32,7 +32,7 @@ def by_torch(data: bytes) -> Any:
 
 
 class Own(nn.Module):
-    """Stands for any class that the file alone knows: takes whatever it is given."""
+    """Stand-in for any class that only the file knows: accepts any arguments."""
 
     def __init__(self, *_: Any):
         super().__init__()
@@ -41,10 +41,10 @@ class Own(nn.Module):
         pass
 
     def append(self, value: Any) -> None:
-        """Take it."""
+        """Accept the value."""
 
     def extend(self, values: Any) -> None:
-        """Take them."""
+        """Accept the values."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict) and "_modules" in state:
@@ -52,7 +52,7 @@ class Own(nn.Module):
 
 
 def by_pickle(data: bytes) -> Any:
-    """What torch makes of it where classes may be named that are in no list."""
+    """The content as torch reads it with any classes allowed."""
     with allowing() as ours:
         known = ours | KNOWN
 
@@ -67,13 +67,13 @@ def by_pickle(data: bytes) -> Any:
 
 
 def by_command(data: bytes, path: Path) -> nn.Module | dict[str, Tensor]:
-    """What the command converts; the file is written to the path for it."""
+    """The content that the command would convert; writes the file to the path."""
     path.write_bytes(data)
     return read(path).content
 
 
 def by_checker(data: bytes) -> dict[str, StoredLayer]:
-    """The layers that a recheck finds, with their numbers read."""
+    """The layers that a recheck finds, after reading their numbers."""
     layers = layers_in(io.BytesIO(data), "f")
     for layer in layers.values():
         for stored in layer.tensors.values():
@@ -90,7 +90,7 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def differences(content: Any, layers: dict[str, StoredLayer]) -> list[str]:
-    """Where the checker's layers are not what torch returned, path by path."""
+    """The paths at which the checker's layers differ from torch's result."""
     content = unwrapped(content)
     messages = []
     if isinstance(content, nn.Module):
@@ -134,7 +134,7 @@ def _compared(layer: StoredLayer, tensors: dict[str, Tensor]) -> list[str]:
 
 
 def alike(one: nn.Module | dict[str, Tensor], other: nn.Module | dict[str, Tensor]) -> bool:
-    """Whether two contents are of one kind, with the same names and the same bits."""
+    """Whether two contents are of the same kind, with the same names and bits."""
     if isinstance(one, nn.Module) and isinstance(other, nn.Module):
         names = [[(path, type(module)) for path, module in model.named_modules()] for model in (one, other)]
         return names[0] == names[1] and alike(one.state_dict(), other.state_dict())

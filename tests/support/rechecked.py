@@ -11,7 +11,7 @@ from verify.argument.documents import write_document
 
 
 class Files:
-    """The three files, and what the checker says of them."""
+    """The three files, and the checker's result for them."""
 
     def __init__(self, folder: Path):
         self.certificate, self.conv, self.mhsa = (folder / f"model{end}" for end in (".mhsa.json", ".pt", ".mhsa.pt"))
@@ -21,7 +21,7 @@ class Files:
         torch.save(mhsa, self.mhsa)
 
     def write(self, layers: Iterable[tuple[str, Any]], conv: Any, mhsa: Any) -> Self:
-        """The certificates of layers, by their paths in both models."""
+        """Write the certificates of layers, by their paths in both models."""
         self.save(conv, mhsa)
         write_document(self.certificate, layers, self.conv, self.mhsa)
         return self

@@ -1,4 +1,4 @@
-"""Layers for the tests of the report page: of every kind, edited ones, and a network whose names try to be markup."""
+"""Layers for the report page's tests: of every kind, edited ones, and a network whose names try to be markup."""
 
 from collections import OrderedDict
 from typing import Any
@@ -21,7 +21,7 @@ HOSTILE = (
 
 
 def edited_layer() -> tuple[nn.Conv2d, Any]:
-    """A layer whose v somebody has edited: one head moved, one softened, one between two pixels, one without a maximum."""
+    """A layer with an edited v: one head moved, one softened, one between two pixels, one without a maximum."""
     conv = nn.Conv2d(2, 3, 3, padding=1)
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():
@@ -54,7 +54,7 @@ SHOWN = {
     "parabola": lambda: (conv := nn.Conv2d(2, 2, 3, padding=1), soft(conv, encoding="parabola")),
     "edited": edited_layer,
 }
-"""Layers of every kind, soft enough for their attention to be seen."""
+"""Layers of every kind, soft enough for their attention to be visible."""
 
 
 def drawn(name: str) -> tuple[Any, dict[str, Any]]:
@@ -63,13 +63,13 @@ def drawn(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def own_attention(layer: Any, shown: dict[str, Any]) -> np.ndarray:
-    """(heads, queries, keys) on the picture's grid, from the layer itself."""
+    """The layer's own attention on the picture's grid, (heads, queries, keys)."""
     with torch.no_grad():
         return layer.attention_probabilities(torch.zeros(1, layer.in_channels, *shown["input"]))[0].numpy()
 
 
 def network() -> nn.Sequential:
-    """Names that try to be markup."""
+    """A network whose names try to be markup."""
     return nn.Sequential(
         OrderedDict(
             (name.replace(".", "_"), nn.Conv2d(3, 3, 3, padding=1, padding_mode="replicate" if k % 2 else "zeros"))

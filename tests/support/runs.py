@@ -1,4 +1,4 @@
-"""What tests of executions share: small geometries, inputs, layers and their gradients, and the memory that a call takes."""
+"""Shared by tests of executions: small geometries, inputs, layers and their gradients, and the memory of a call."""
 
 import copy
 import gc
@@ -28,7 +28,7 @@ SMALL = {
     "3-D": (ConvGeometry(2, 2, (1, 2, 2), (1, 1, 1), (0, 0, 0), "zeros", (1, 1, 1), 1), (2, 2, 3)),
     "transposed": (ConvGeometry(2, 4, (3, 2), (2, 1), (1, 0), "zeros", (1, 2), 2, True, (1, 0)), (2, 3)),
 }
-"""Geometries and input sizes for what is slow: loops, and finite differences."""
+"""Geometries and input sizes for slow references: loops and finite differences."""
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -36,12 +36,12 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers, the channels of each token side by side in memory; in any number of dimensions."""
+    """The same numbers with channels last in memory, in any number of dimensions."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def aim_anywhere(layer: MHSA, rng: np.random.Generator) -> None:
-    """Let about half of its heads look sharply or softly, off the lattice, off the grid, with negative α, twice at one place."""
+    """Aim about half of the heads sharply or softly, off the lattice, off the grid, with negative α, or twice at one place."""
     d, heads = layer.geometry.dims, layer.heads
     alpha = rng.choice([1024.0, 1024.0, 5.0, 0.3, -0.2, 0.0, 1e6], heads)
     tau = rng.integers(-4, 5, (heads, d)) + rng.choice([0, 0, 0, 0.5, 0.3], (heads, d))
@@ -51,7 +51,7 @@ def aim_anywhere(layer: MHSA, rng: np.random.Generator) -> None:
 
 
 def kernel_gradient(layer: MHSA, w_val: torch.Tensor, w_out: torch.Tensor) -> torch.Tensor:
-    """What the gradients of the two factors say of the kernel: the one of the factor that carries it."""
+    """The kernel's gradient: that of the factor that carries it."""
     holder = copy.deepcopy(layer)
     with torch.no_grad():
         holder.w_val.copy_(w_val) if is_identity(layer.w_out) else holder.w_out.copy_(w_out)
@@ -59,11 +59,11 @@ def kernel_gradient(layer: MHSA, w_val: torch.Tensor, w_out: torch.Tensor) -> to
 
 
 ORDINARY = settings().max_examples <= 24
-"""Whether the profile is that of ordinary runs; within a property, ``settings()`` are those of the property."""
+"""Whether the profile is for ordinary runs; inside a property, ``settings()`` are the property's own."""
 
 
 def is_quick(conv: Any, grid: tuple[int, ...]) -> bool:
-    """Whether an ordinary run judges this: dense attention has few scores, heads × queries × keys.  Other profiles judge all."""
+    """Whether an ordinary run tests this: dense attention has few scores, heads × queries × keys.  Other profiles test all."""
     g = Geometry.read(conv)
     scores = prod(g.kernel_size) * prod(output_size(g, grid)) * token_count(g, grid)
     return scores <= 2e5 or not ORDINARY
@@ -82,8 +82,8 @@ class Operators(TorchDispatchMode):
 
 
 def peak_bytes(function: Any) -> int:
-    """The most that was allocated at once while ``function`` ran, what it returns included, as torch's allocator saw it."""
-    gc.disable()  # what an earlier test left behind, and is let go of meanwhile, would count as memory given back
+    """The peak allocation while ``function`` ran, including its result, according to torch's allocator."""
+    gc.disable()  # garbage of earlier tests, collected meanwhile, would count as memory given back
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
             kept = function()
@@ -98,12 +98,12 @@ def peak_bytes(function: Any) -> int:
 
 
 KERNELS = [None, *(kernel.name for kernel in kernels.KERNELS)]
-"""Ways to have small inputs computed, for :func:`preferring`."""
+"""The kernels that :func:`preferring` can prefer for small inputs."""
 
 
 @contextmanager
 def preferring(name: str | None) -> Iterator[None]:
-    """Within, this kernel is asked first, and works in blocks as of large inputs, by BLAS; None leaves all as it is."""
+    """Prefer this kernel inside the block, with blocks as for large inputs and BLAS; None changes nothing."""
     kernels._planned.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:

@@ -1,4 +1,4 @@
-"""What tests of the experiments in ``examples`` share: pictures of noise, a small training, and how commands have to end."""
+"""Shared by tests of the experiments in ``examples``: noise pictures, a small training, and how commands must end."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +14,11 @@ from examples.learned.settings import PRESETS, Settings
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
 PICTURE = (1, 4, 6)
 CHANGING = {"command", "machine", "started", "ended", "seconds"}
-"""What a record says of its run, other each time."""
+"""Fields of a record that differ between runs."""
 
 
 def pictures(count: int = 60, size: tuple[int, ...] = PICTURE) -> Pictures:
-    """Noise with a few labels, seven pictures of it to test."""
+    """Noise pictures with a few labels, seven of them for testing."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(count, *size, generator=generator)
     labels = torch.randint(0, 3, (count,), generator=generator)
@@ -26,24 +26,24 @@ def pictures(count: int = 60, size: tuple[int, ...] = PICTURE) -> Pictures:
 
 
 def settings_of(variant: str = "covariance", **how: Any) -> Settings:
-    """Two epochs of a small network."""
+    """Settings for two epochs of a small network."""
     small = replace(PRESETS["digits"], shape=SMALL, epochs=2, batch=8)
     return Settings("digits", variant, 3, 1, "cpu", {}, replace(small, **how))
 
 
 def quiet(done: int, word: str) -> None:
-    """Nobody listens."""
+    """Ignore progress messages."""
 
 
 def without_times(record: Any) -> Any:
-    """What a command found, but for how long it took, where and when."""
+    """A command's record without duration, machine and time."""
     if isinstance(record, dict):
         return {key: without_times(value) for key, value in record.items() if key not in CHANGING}
     return [without_times(value) for value in record] if isinstance(record, list) else record
 
 
 def ends_in_one_line(command: Callable[[], int], code: int, start: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With this exit code, nothing on stdout, and a single line of error that begins so."""
+    """Assert that a command ends with this exit code, nothing on stdout, and a single error line with this start."""
     assert command() == code
     out, err = capsys.readouterr()
     assert out == ""

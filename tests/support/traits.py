@@ -1,4 +1,4 @@
-"""What can be special about a case, by name: for showing that a run of property tests left nothing out."""
+"""Named special traits of cases, to show that a run of property tests covered all of them."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What layers are held against: the oracle in exact integers, the oracle beyond float64, and Eq. 3 and 6 as plain loops."""
+"""References for layers: the oracle in exact integers, the oracle beyond float64, and Eq. 3 and 6 as plain loops."""
 
 import copy
 import math
@@ -17,13 +17,13 @@ from verify.rounding.elements import absolute_kernel, attention_bound, convoluti
 
 
 def batched(conv: Any, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors with a batch axis, which unbatched ones lack."""
+    """The tensors with a batch axis, added to unbatched ones."""
     rank = conv.weight.dim()
     return [t if t.dim() == rank else t[None] for t in tensors]
 
 
 def exact(conv: Any, x: torch.Tensor) -> torch.Tensor:
-    """The convolution of integers, in integers, as float64 (which holds every integer below 2^53)."""
+    """The exact convolution of integers, as float64 (which holds every integer below 2^53)."""
     fields = Convolution.read(conv)
     assert np.array_equal(fields.weight, fields.weight.round())
     bias = None if fields.bias is None else fields.bias.astype(np.int64)
@@ -36,9 +36,9 @@ def exact(conv: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def excess(conv: Any, layer: Any, x: torch.Tensor, output: torch.Tensor) -> float:
-    """The greatest |layer − convolution|/bound, the convolution evaluated beyond float64 and its own error allowed for.
+    """The largest |layer − convolution|/bound, with the convolution evaluated beyond float64 and its own error allowed for.
 
-    At most 1 if the layer computes the convolution; infinite where a bound of zero is missed, not a number if an output is.
+    At most 1 if the layer computes the convolution; infinite if a bound of zero is exceeded, NaN if an output is NaN.
     """
     fields = Convolution.read(conv)
     bias = None if fields.bias is None else fields.bias.astype(np.longdouble)
@@ -55,14 +55,14 @@ def excess(conv: Any, layer: Any, x: torch.Tensor, output: torch.Tensor) -> floa
 
 
 def sharp_bound(layer: Any, conv: Any, x: torch.Tensor) -> np.ndarray:
-    """Elementwise: how far the fully sharp layer may be from its exact value."""
+    """Elementwise bound on the error of the fully sharp layer."""
     attention = Attention.read(layer)
     carried = replace(Convolution.read(conv), weight=absolute_kernel(attention), bias=attention.b_out)
     return attention_bound(attention, x, size_of(carried, x))
 
 
 def permuted(layer: MHSA, order: list[int]) -> MHSA:
-    """The same layer with its heads in another order: the seven tensors that have a head axis, permuted alone."""
+    """The layer with its heads in another order: only the seven tensors with a head axis are permuted."""
     names = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
     tensors = {name: getattr(layer, name).detach()[order] for name in names}
     return MHSA(layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), layer.execution, layer.radix)
@@ -77,10 +77,10 @@ def random_layer(
     dtype: Any = torch.float64,
     encoding: Any = None,
 ) -> MHSA:
-    """A layer in which every parameter is random: heads anywhere, off the lattice, soft, with content.
+    """A layer with all parameters random: heads anywhere, off the lattice, soft, with content.
 
-    ``key_dim`` is D_k, by default above D_p; positions get as much weight as content.  ``encoding`` is the quadratic one
-    unless another is given.
+    ``key_dim`` is D_k, by default above D_p; positions get as much weight as content.  ``encoding`` is quadratic by
+    default.
     """
     generator = torch.Generator().manual_seed(seed)
     g, d_p = geometry.groups, geometry.dims + 1 if encoding is None else encoding.pos_dim(geometry.dims)
@@ -103,7 +103,7 @@ def random_layer(
 
 
 def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int = 0, heads: int = 2) -> MHSA:
-    """A random layer of an encoding in which everything is learned; without content, all but what attends to it."""
+    """A random layer of a learnable encoding with everything learned; without ``content``, all but the content terms."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [(2 * 8 + 1, 2 + axis) for axis in range(geometry.dims)]
     tables = [0.5 * torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
@@ -128,7 +128,7 @@ def paper_attention(layer: Any, x: torch.Tensor) -> np.ndarray:
     """The attention of Eq. 6 by loops over batch, head, query and key in float64: (B, heads, *output, *tokens).
 
     Args:
-        layer: the eight tensors, what a convolution says of itself, and the name and tables of the encoding, not its formula.
+        layer: used for the eight tensors, the convolution's fields, and the encoding's name and tables, not its formula.
         x: (B, D_in, *size).
     """
     w, images = numbers_of(layer), _padded(layer, x.detach().double().numpy())
@@ -169,7 +169,7 @@ def _encoded(layer: Any, w: dict[str, np.ndarray], delta: list[int]) -> np.ndarr
 
 
 def _padded(layer: Any, x: np.ndarray) -> np.ndarray:
-    """The tokens as an image: padded, and for a transposed layer stuffed with zeros first."""
+    """The tokens as an image: padded, after zero-stuffing for a transposed layer."""
     spans = [dil * (k - 1) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
     if not layer.transposed:
         if layer.padding == "same":

@@ -1,4 +1,4 @@
-"""The verified checker for tests, and one pair of layers judged by it and by ours."""
+"""The verified checker for tests, and pairs of layers for it and for our checker."""
 
 import io
 import os
@@ -21,7 +21,7 @@ from verify.recheck.weight_files import TENSORS, Rejected, StoredLayer, layers_i
 
 
 def built() -> Any:
-    """The program; the test is skipped without it, or fails where the environment says COQ_TESTS=required."""
+    """The program; without it the test is skipped, or fails if the environment says COQ_TESTS=required."""
     try:
         return program()
     except NotBuilt as error:
@@ -38,7 +38,7 @@ def stored(layer: Any) -> StoredLayer:
 
 
 def pair_of(conv: Any, layer: MHSA, grid: tuple[int, ...], within: float | None = None) -> LayerPair:
-    """Both layers with a certificate that claims as much as our checker would pass; `Rejected` if it reads no such pair."""
+    """Both layers with a certificate that claims as much as our checker would accept; `Rejected` if it cannot read the pair."""
     parts: dict[str, np.ndarray] = {part: np.zeros(conv.out_channels) for part in PARTS}
     stated = LayerCertificate(
         name="",
@@ -62,7 +62,7 @@ def pair_of(conv: Any, layer: MHSA, grid: tuple[int, ...], within: float | None 
 
 
 def proved(pair: LayerPair) -> bool:
-    """Whether our checker confirms what a certificate claims of this pair."""
+    """Whether our checker confirms the certificate's claim about this pair."""
     try:
         parts, exact = parts_of(pair)
     except (StepFails, OverflowError, Rejected):
@@ -78,9 +78,9 @@ class Asked(Judge):
         self.program, self.digests, self.answers = built(), ["1f", "2e"], []
 
     def answer(self, pair: LayerPair, *numbers: str) -> Answer:
-        """What it says of a pair, by default to the questions of its certificate."""
+        """Its answer about a pair, by default to the certificate's questions."""
         return self._answer(pair, [Question(text, text) for text in numbers] or questions_of(pair))
 
     def text(self, pair: LayerPair, questions: list[str]) -> str:
-        """What the program is asked of a pair, as it reads it."""
+        """The program's input text for these questions about a pair."""
         return "".join(export.text(self.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a))

@@ -1,4 +1,4 @@
-"""Every claim has the verdict that it should have, and loses it when the code under it is broken."""
+"""Every claim has its expected verdict, and loses it when the code under it is broken."""
 
 import pickle
 import re
@@ -68,11 +68,11 @@ JUDGED = {name for verdict in (PROVED, CHECKED, REFUTED) for name in EXPECTED[ve
 BY_ID = {one.id: one for one in ALL}
 
 LONG_PROOFS = ("prove_theorem", "prove_parabola", "prove_head_count")
-"""They rest on the encoding alone, so breaking anything else leaves them as they are."""
+"""Proofs that rest on the encoding alone, so breaking anything else does not affect them."""
 
 
 def remember(monkeypatch: pytest.MonkeyPatch, proofs: Iterable[str]) -> None:
-    """Each of these proofs is worked out once."""
+    """Compute each of these proofs only once."""
     for name in proofs:
         monkeypatch.setattr(lemmas, name, partial(as_coded, name))
 
@@ -107,7 +107,7 @@ def test_nothing_is_undecided_and_every_refuted_claim_says_what_stands(table: Cl
 def test_only_what_a_source_claims_is_refuted(table: ClaimTable) -> None:
     ours = [row for row in table if row.ours]
     assert {row.verdict for row in ours} == {PROVED, CHECKED}
-    assert list(table)[-len(ours) :] == ours  # what we add stands last
+    assert list(table)[-len(ours) :] == ours  # our additions come last
 
 
 METHOD = re.compile(
@@ -146,7 +146,7 @@ def test_the_known_figures_are_in_it(table: ClaimTable) -> None:
 
 def test_it_reads_as_a_table_of_two_lines_a_row(table: ClaimTable) -> None:
     lines = str(table).splitlines()
-    assert len(lines) == 2 * len(table) + 2  # with the heading of what we add and the counts
+    assert len(lines) == 2 * len(table) + 2  # plus the heading of our additions and the counts
     assert max(map(len, lines)) <= 120
     assert lines[-1] == table.summary
     assert "what we add:" in lines
@@ -167,7 +167,7 @@ def test_the_document_shows_what_the_code_gives(table: ClaimTable) -> None:
     number = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
     assert number.sub("#", shown) == number.sub("#", built)
     for one, other in zip(number.findall(shown), number.findall(built), strict=True):
-        # What is left of rounding, and so differs from machine to machine, is far below 1e-9.
+        # Rounding residues, which differ between machines, are far below 1e-9.
         assert float(one) == pytest.approx(float(other), rel=0.1, abs=1e-9)
 
 
@@ -191,7 +191,7 @@ def test_the_command_says_why(verify_command: Command) -> None:
     verify_command.refuses("claims", "--why", 999)
 
 
-# ---- how a verdict comes out --------------------------------------------------------------------------------------------
+# ---- how verdicts are computed ------------------------------------------------------------------------------------------
 
 
 def test_one_failing_check_leaves_a_claim_undecided() -> None:
@@ -230,7 +230,7 @@ def test_a_proof_that_breaks_is_no_proof() -> None:
 
 def test_a_theorem_of_coq_must_be_a_headline() -> None:
     assert judgement.by_coq("theorem1").holds
-    for no_headline in ("theorem2", "heads_limit", "theorem1_limi"):  # none, a lemma on the way, a name cut short
+    for no_headline in ("theorem2", "heads_limit", "theorem1_limi"):  # unknown, an auxiliary lemma, a truncated name
         check = judgement.by_coq("theorem1", no_headline)
         assert not check.holds
         assert f"{no_headline} (no headline theorem)" in check.finding
@@ -255,13 +255,13 @@ right_window, right_spread = claims_added_heads.window, claims_added_heads.sprea
 
 
 def flipped(self, x):
-    """A convolution that reads the other way round."""
+    """A convolution that reads the reversed input."""
     reverse = (slice(None), slice(None), *(slice(None, None, -1) for _ in self.kernel_size))
     return right_call(replace(self, weight=self.weight[reverse]), x)
 
 
 def padding(**instead):
-    """The oracle, one padding mode taken for another."""
+    """The oracle with one padding mode replaced by another."""
 
     def call(self, x):
         return right_call(replace(self, padding_mode=instead.get(self.padding_mode, self.padding_mode)), x)
@@ -281,12 +281,12 @@ def not_wider():
 
 
 def two_halves(statement, *equations):
-    """A sum that is twice what it should be."""
+    """A sum that is twice the correct value."""
     return right_linear(statement, *((2 * left, right) for left, right in equations))
 
 
 def v(change):
-    """Another v in place of the encoding's."""
+    """A breakage that replaces the encoding's v."""
     return quadratic, "v", change
 
 
@@ -312,7 +312,7 @@ DOUBLED_QUERIES = (proof_positions, "differences", lambda queries, keys: right_d
 COLDER = (equations, "softmax", lambda scores: right_softmax(2 * scores))
 NO_CERTIFICATE = (claims_added, "certified", lambda *_: Check("no certificate", False))
 
-# Each claim with breakages, one at a time, under which it cannot keep its verdict: (where, name, what instead).
+# Each claim with breakages, applied singly, under which it must lose its verdict: (where, name, replacement).
 BREAKAGES = {
     "theorem-limit": [NEGATED, MIRRORED, NO_COQ],
     "lemma-1": [FLIPPED, LAST_HEAD_LEFT_OUT, BIAS_LEFT_OUT],
@@ -408,7 +408,7 @@ BREAKAGES = {
     "axis-factorisation": [v(lambda tau, alpha: (*right_v(tau, alpha)[:-1], 0)), NO_COQ],
 }
 
-# And each correction of a claim that is refuted.
+# The same for each correction of a refuted claim.
 CORRECTION_BREAKAGES = {
     "lemma-2-border": [NEGATED, FLIPPED],
     "even-kernel": [FLIPPED],

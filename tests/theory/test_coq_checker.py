@@ -1,6 +1,6 @@
-"""The verified checker: accepts every layer that is right, rejects every planted fault, and agrees with ours.
+"""The verified checker accepts every correct layer, rejects every planted fault, and agrees with our checker.
 
-The program is built by ``python -m verify coq build``; without it these tests are skipped, or fail under COQ_TESTS=required.
+``python -m verify coq build`` builds the program; without it these tests are skipped, or fail under COQ_TESTS=required.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ from verify.recheck.weight_files import Rejected
 from verify.strategies import DTYPES, convolutions, least_size
 
 STORED = [name for name, fault in FAULTS.items() if not fault.in_code or name.startswith(("builder: ", "encoding: v"))]
-"""Faults that change stored numbers; the others change how a layer is run, which no checker of numbers sees."""
+"""Faults that change stored numbers; the others change how a layer runs, which no checker of numbers can see."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def grid_of(conv: Any) -> tuple[int, ...]:
     return tuple(n + 2 for n in least_size(conv))
 
 
-# ---- what is right is accepted -------------------------------------------------------------------------------------------
+# ---- correct layers are accepted -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,7 +58,7 @@ def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, 
     assert proved(pair)
     assert answer.accepted, answer
     rejected = asked.answer(pair, export.floats(-149, 24, 1.0, 2.0**-40))
-    assert not rejected.accepted  # the bound in floating point is asked for in earnest
+    assert not rejected.accepted  # the floating-point bound is really checked
 
 
 def test_every_layer_of_the_demo_network_is_accepted(asked: Asked):
@@ -87,7 +87,7 @@ def test_permuted_and_rescaled_heads_are_accepted(name: str, asked: Asked):
 
 
 def faulty(fault: Fault, conv: Any, turn: int) -> tuple[MHSA, LayerPair]:
-    """A layer with the fault, and the pair of it that a checker would read."""
+    """A layer with the fault, and the pair that a checker would read."""
     if fault.in_code:
         with pytest.MonkeyPatch.context() as patch:
             fault.plant(patch)
@@ -99,13 +99,13 @@ def faulty(fault: Fault, conv: Any, turn: int) -> tuple[MHSA, LayerPair]:
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_planted_fault_is_rejected(name: str, asked: Asked):
-    """On the first geometry that has it, and on none before is it accepted where it changes the limit."""
+    """On the first geometry that admits it; on earlier ones it is never accepted if it changes the limit."""
     fault, rejected = FAULTS[name], 0
     for turn, geometry in enumerate(ALL):
         conv, _ = convolution_and_inputs(geometry, 0, integers=False)
         try:
             layer, pair = faulty(fault, conv, turn)
-        except (Inapplicable, ValueError, IndexError):  # no room for the fault, or no pair that a checker would read
+        except (Inapplicable, ValueError, IndexError):  # the fault does not apply, or no checker would read the pair
             continue
         accepted = asked.answer(pair).accepted
         assert not (accepted and (layer.radix is not None or exactly_differ(conv, layer, grid_of(conv)))), geometry
@@ -126,7 +126,7 @@ def test_the_faults_that_were_asked_for_are_in_the_table():
 
 
 def test_a_softened_head_is_the_same_function_in_the_limit_and_sharp_in_no_format(asked: Asked):
-    """The mode `same` speaks of the limit; what is false of a soft head is that it is one-hot, and a small difference."""
+    """The mode `same` concerns the limit; for a soft head, `sharp` and a small bound are what is false."""
     conv = nn.Conv2d(2, 3, 3, padding=1)
     layer = conv_to_mhsa(conv)
     layer.v.data[4] /= 512
@@ -150,7 +150,7 @@ def test_heads_are_sharp_from_the_threshold_of_the_format_on(emin: int, precisio
 
 @pytest.mark.parametrize("name", ["2-D", "1-D", "transposed", "grouped"])
 def test_a_bound_one_ulp_too_small_is_rejected(name: str, asked: Asked):
-    """One tap is off by 2^−20: over the reals the difference is that times B, and the leak of α = 1024, which no float holds."""
+    """One tap is off by 2^−20: over the reals the difference is that times B plus the leak at α = 1024, which no float holds."""
     conv, _ = convolution_and_inputs(name, 0, integers=True)
     layer = conv_to_mhsa(conv)
     faulty_tap = layer.w_val if (layer.w_val != 0).sum() >= (layer.w_out != 0).sum() else layer.w_out
@@ -164,14 +164,14 @@ def test_a_bound_one_ulp_too_small_is_rejected(name: str, asked: Asked):
 
 
 def gaps(conv: Any, layer: MHSA) -> list[Fraction]:
-    """Σ|W_val W_out − W| over heads and input channels for every output channel, head h at tap h."""
+    """Σ|W_val W_out − W| over heads and input channels, for each output channel, with head h at tap h."""
     right = conv_to_mhsa(conv)
     product = (layer.w_val.double() @ layer.w_out.double() - right.w_val.double() @ right.w_out.double()).abs()
     return [Fraction(x) for x in product.sum(dim=(0, 2)).flatten().tolist()]
 
 
 def rounding(conv: Any, layer: MHSA, bound: float) -> Fraction:
-    """The bound in float32 of layers that are the same function, exactly: RoundingSame.v's ``same_figure``, largest channel."""
+    """The exact float32 bound for layers that are the same function: RoundingSame.v's ``same_figure``, for the largest channel."""
     w_val, w_out = (x.detach().double().abs().numpy() for x in (layer.w_val, layer.w_out))  # small integers, or halves
     kept = w_val.any(axis=(1, 2, 3)) & w_out.any(axis=(1, 2, 3))
     outward = w_out[kept].sum(axis=(0, 2)).reshape(-1)
@@ -196,7 +196,7 @@ def rounding(conv: Any, layer: MHSA, bound: float) -> Fraction:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_bound_in_floats_one_ulp_too_small_is_rejected(name: str, asked: Asked):
-    """Accepted from the rounding of the largest output channel on; with heads whose products are dense, too."""
+    """A bound is accepted from the largest channel's rounding on, also for heads with dense products."""
     conv, _ = convolution_and_inputs(name, 0, integers=True)
     layer = conv_to_mhsa(conv)
     for dense in (False, True):
@@ -215,7 +215,7 @@ def test_a_bound_in_floats_one_ulp_too_small_is_rejected(name: str, asked: Asked
 
 
 def test_heads_that_cancel_at_one_shift_are_accepted(asked: Asked):
-    """Their products are a hundred times the taps, which the bound counts for the layer alone, as ours does."""
+    """Their products are a hundred times the taps; the bound counts them only for the layer, as ours does."""
     conv, _ = convolution_and_inputs("2-D", 0, integers=True)
     layer = conv_to_mhsa(conv)
     order = [*range(layer.heads), 0, 0]
@@ -256,7 +256,7 @@ def test_soft_heads_are_accepted_within_their_leak_and_not_below(alpha: float, a
 
 @pytest.mark.parametrize("name", ["1-D", "2-D", "transposed", "3-D"])
 def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
-    """τ off by f: the head looks at the nearest shift, as sharp as α(1 − 2f)."""
+    """If τ is off by f, the head looks at the nearest shift with sharpness α(1 − 2f)."""
     conv, _ = convolution_and_inputs(name, 0, integers=False)
     for f, sharp in ((0.25, True), (-0.44, True), (0.46, False), (0.5, False)):
         layer = conv_to_mhsa(conv)
@@ -266,7 +266,7 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
         assert asked.answer(pair, export.sharp(-149, 24)).accepted == sharp
         assert proved(pair) == sharp
         assert asked.answer(pair).accepted == sharp
-        assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted  # speaks of whole shifts
+        assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted  # covers only integer shifts
 
 
 # ---- refutations -----------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, tmp_path: Path):
-    """On an image of integers, against both layers evaluated exactly; one entry of W_out is off in every head."""
+    """On an image of integers, compared with exact evaluation of both layers; one entry of W_out is off in every head."""
     conv, _ = convolution_and_inputs(name, 0, integers=True)
     layer, rng = conv_to_mhsa(conv), np.random.default_rng(0)
     pair = pair_of(conv, layer, grid_of(conv))
@@ -293,7 +293,7 @@ def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, 
 
 
 def answers_of(asked: Asked, folder: Path, pair: LayerPair, questions: list[str]) -> list[bool]:
-    """The answer to every question, of which one is no."""
+    """The answer to each question, at least one of which is no."""
     verdict, *answers = run(asked, folder, asked.text(pair, questions)).split()
     assert verdict == "rejected"
     return [answer == "true" for answer in answers]
@@ -314,7 +314,7 @@ def test_no_refutation_of_what_is_no_output(asked: Asked, tmp_path: Path):
 
 @pytest.mark.deep
 def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
-    """Of faults that leave the fields of both layers alike, every head at a shift of the kernel, and no parabola."""
+    """For faults that leave both layers' fields equal and every head at a kernel shift, without the parabola."""
     confirmed: list[str] = []
     for name in STORED:
         for turn, geometry in enumerate(ALL):
@@ -353,7 +353,7 @@ def test_only_a_whole_text_is_read(asked: Asked, tmp_path):
     cut, odd = " ".join(numbers[:-1]), text.replace(" ", " - ", 1)
     for damaged in ("", "x", text + "0", cut, odd, text.replace("1", "1.0", 1)):
         assert run(asked, tmp_path, damaged) == "unreadable", damaged[:50]
-    assert run(asked, tmp_path, " ".join(["31", "46", "0", *numbers[4:]])) == "unreadable"  # no question is no answer
+    assert run(asked, tmp_path, " ".join(["31", "46", "0", *numbers[4:]])) == "unreadable"  # no question, no answer
 
 
 def run(asked: Asked, folder: Any, text: str) -> str:
@@ -380,7 +380,7 @@ def test_what_is_not_finite_is_refused():
 
 
 def elsewhere(pair: LayerPair) -> tuple[bool, bool]:
-    """Whether a head that carries something looks at no whole shift; and whether one looks at a shift that is no tap's."""
+    """Whether some carrying head looks off the integer lattice, and whether some looks at a shift without a tap."""
     shifts, off_lattice, off_taps = {*pair.conv.shifts()}, False, False
     for v, w_key_pos in zip(pair.a["v"][pair.carrying], pair.a["w_key_pos"][pair.carrying], strict=True):
         try:
@@ -393,7 +393,7 @@ def elsewhere(pair: LayerPair) -> tuple[bool, bool]:
 
 
 def agreement(examples: int, fault: str | None = None) -> Counter:
-    """Both checkers on random layers, all with this fault, or three in four with one of all: one verdict."""
+    """Count the agreeing verdicts of both checkers on random layers, all with this fault, or three in four with any fault."""
     asked, counts = Asked(), Counter()
     faults = {name: fault.options for name, fault in FAULTS.items() if not fault.in_code and "radix" not in name}
     names = [*[""] * (len(faults) // 3), *faults] if fault is None else [fault]
@@ -414,7 +414,7 @@ def agreement(examples: int, fault: str | None = None) -> Counter:
                 share, scale = ("bound", 2.0) if claim == "twice the bound" else ("taps", 0.99)
                 within = scale * float(parts[share].max(initial=0.0))
                 if not within:
-                    raise Inapplicable  # ours counts rounding too, the question is about the reals
+                    raise Inapplicable  # ours also counts rounding, while the question is about the reals
                 pair = pair_of(conv, layer, grid_of(conv), within=within)
         except (Inapplicable, StepFails, OverflowError, Rejected):
             counts["inapplicable, or no pair for either"] += 1

@@ -1,4 +1,4 @@
-"""``python -m verify coq build`` and ``check --verified``: what is missing, what is interrupted, what is said."""
+"""``python -m verify coq build`` and ``check --verified``: missing tools, interruptions, and output."""
 
 import json
 import os
@@ -35,7 +35,7 @@ TOOLS = {  # what the build asks of each, without Coq
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with stand-ins for Coq and OCaml, alone on the path beside the shell's own."""
+    """A folder with stand-ins for Coq and OCaml, which with the shell's tools is all of the path."""
     folder = tmp_path / "tools"
     for library in ("Coquelicot", "Flocq"):
         (folder / "user-contrib" / library).mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_an_interrupted_build_leaves_no_program_and_the_next_is_whole(by: Any, t
         assert not list(building.build_folder().parent.iterdir())
         assert not running(pid)
     elif running(pid):
-        os.killpg(pid, signal.SIGKILL)  # what was started goes on when its parent is killed
+        os.killpg(pid, signal.SIGKILL)  # the child continues when its parent is killed
     for left in building.build_folder().parent.iterdir():
         os.utime(left, (0, 0))
     assert verify_command("coq", "build")[0] == 0
@@ -139,7 +139,7 @@ def test_two_builds_at_once_are_both_whole(tools: Path):
 
 
 class Certified(Files):
-    """A certificate of this layer and its two weight files."""
+    """A layer's certificate and its two weight files."""
 
     def __init__(self, folder: Path, conv: Any, layer: Any, **claimed: Any):
         super().__init__(folder)
@@ -155,7 +155,7 @@ def conv() -> Any:
 
 
 def test_both_prove_a_layer(conv: Any, tmp_path: Path):
-    """In a process of its own, which has imported nothing before."""
+    """In its own process, which has imported nothing before."""
     built()
     words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv)).words
     done = python("-m", "verify", *words, "--verified", cwd=tmp_path)
@@ -192,7 +192,7 @@ def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path, verify
 def test_a_false_certificate_is_an_error_and_the_verified_checker_says_what_it_finds(
     conv: Any, tmp_path: Path, verify_command: Command
 ):
-    """With and without ``--verified`` the same line and exit code, whether a certificate is false or damaged."""
+    """The line and exit code are the same with and without ``--verified``, for false and for damaged certificates."""
     built()
     files = Certified(tmp_path, conv, construct.conv_to_mhsa(conv))
     document = json.loads(files.certificate.read_text())

@@ -1,7 +1,7 @@
-"""The one assumption that the theorems on floats make of the machine: torch's exp and softmax are exactly 0 far below the maximum.
+"""The only machine assumption of the theorems on floats: torch's exp and softmax are exactly 0 far below the maximum.
 
-`softmax_one_hot` asks of the exponential: nonzero at 0, and 0 at every float ≤ −g, where g = 104, 746, 18, 93 is the threshold of
-float32, float64, float16 and bfloat16.  A faithfully rounded one need not be so.  The deep run tries every float of three formats.
+`softmax_one_hot` requires an exponential that is nonzero at 0, and 0 at every float ≤ −g, where g = 104, 746, 18, 93 is the
+threshold of float32, float64, float16 and bfloat16.  Faithful rounding does not suffice.  The deep run tries all floats of three.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ AT_ONCE = 1 << 22
 
 
 def ends(dtype: torch.dtype) -> tuple[int, int]:
-    """The bits of −threshold and of the least finite float: those between count the floats between, downwards."""
+    """The bits of −threshold and of the least finite float; the integers between enumerate the floats between, downwards."""
     first, last = torch.tensor([-THRESHOLDS[dtype], torch.finfo(dtype).min], dtype=dtype).view(BITS[dtype]).tolist()
     return first, last
 
 
 def below(dtype: torch.dtype, step: int = 1) -> Iterator[torch.Tensor]:
-    """Every ``step``-th float ≤ −threshold that is finite, largest first, in blocks."""
+    """Every ``step``-th finite float ≤ −threshold, largest first, in blocks."""
     first, last = ends(dtype)
     for start in range(first, last + 1, AT_ONCE * step):
         yield (
@@ -34,7 +34,7 @@ def below(dtype: torch.dtype, step: int = 1) -> Iterator[torch.Tensor]:
 
 def assert_nothing_is_left(x: torch.Tensor) -> None:
     assert not torch.exp(x).any()
-    row = torch.cat([x.new_zeros(1), x])  # contiguous along the row, and across it: two kernels of torch
+    row = torch.cat([x.new_zeros(1), x])  # contiguous along and across the row, for two torch kernels
     for scores, dim in ((row[None], 1), (row[:, None].expand(-1, 2).contiguous(), 0)):
         weights = torch.softmax(scores, dim=dim).movedim(dim, 0)
         assert (weights[0] == 1).all()
@@ -64,7 +64,7 @@ def test_every_float32_below_104(step: int):
 
 
 def test_float64_below_746():
-    """Too many to try all: the ones next to the threshold, and a sample over all exponents."""
+    """Too many to try all: those next to the threshold, and a sample over all exponents."""
     first, last = ends(torch.float64)
     bits = np.random.default_rng(0).integers(first, last, 1_000_000, endpoint=True)
     for start in (torch.arange(first, first + 100_000), torch.from_numpy(bits)):
@@ -73,6 +73,6 @@ def test_float64_below_746():
 
 @pytest.mark.parametrize("dtype", list(THRESHOLDS), ids=str)
 def test_the_thresholds_are_needed(dtype: torch.dtype):
-    """One integer above, e^x is the smallest subnormal, in a correctly rounded exponential and in torch's."""
+    """One integer above the threshold, e^x is the smallest subnormal, both correctly rounded and in torch."""
     x = torch.full((64,), 1 - THRESHOLDS[dtype], dtype=dtype)
     assert (torch.exp(x) > 0).all()

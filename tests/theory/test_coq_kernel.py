@@ -1,6 +1,6 @@
-"""Facts that Coq's kernel computes from the compiled proofs: the geometry against torch, and one layer's check.
+"""Coq's kernel itself computes from the compiled proofs: the geometry agrees with torch, and one layer passes the check.
 
-They need Coq itself and the build of ``python -m verify coq build``; without these they are skipped, or fail under
+These tests need Coq and the build of ``python -m verify coq build``; without them they are skipped, or fail under
 COQ_TESTS=required.
 """
 
@@ -37,7 +37,7 @@ Definition read_by_heads (g : geometry) (sizes : list Z) : list (list Z) :=
 
 @pytest.fixture(scope="module")
 def compile_(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Compile lines of Coq against the proofs; the exit code and what was printed."""
+    """Compile Coq lines against the proofs; return the exit code and the output."""
     folder = built().parent
     if shutil.which("coqc") is None or not (folder / "Makefile").is_file():
         if os.environ.get("COQ_TESTS") == "required":
@@ -59,7 +59,7 @@ def listed(numbers: Any) -> str:
 
 
 def facts(seed: int, dims: int, transposed: bool) -> Any:
-    """Goals of Coq: which pixels torch reads by every tap of random convolutions of one channel, found by weights of one 1."""
+    """Coq goals: the pixels that torch reads by each tap of random one-channel convolutions, found with one-hot weights."""
     rng = random.Random(seed)
     most = {1: 5, 2: 3, 3: 2}[dims]
 
@@ -112,7 +112,7 @@ def test_a_wrong_fact_does_not_compile(compile_: Any):
 
 
 def test_the_kernel_itself_checks_a_layer(compile_: Any):
-    """No extraction, no OCaml: `check_text` computed by the kernel, on the text that the program reads."""
+    """Without extraction or OCaml, the kernel computes `check_text` on the program's input text."""
     torch.manual_seed(0)
     conv = nn.Conv1d(2, 2, 3, padding=1).requires_grad_(False)
     asked, pair = Asked(), pair_of(conv, conv_to_mhsa(conv).requires_grad_(False), (6,))

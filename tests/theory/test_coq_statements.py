@@ -1,4 +1,4 @@
-"""The headline theorems are printed as they stand in Coq's sources, and the documents name theorems that are there."""
+"""The headline theorems are printed verbatim from the Coq sources, and the documents name existing theorems."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ def test_every_headline_stands_in_its_file_under_a_group_and_beside_the_paper():
         assert headline.group
         assert headline.equation, headline.name
         proof = text.split(headline.statement)[1].lstrip()
-        assert proof.startswith("Proof"), headline.name  # the sentence is whole
+        assert proof.startswith("Proof"), headline.name  # the sentence is complete
 
 
 def test_the_sections_of_a_theorem_are_part_of_it():
@@ -46,7 +46,7 @@ def test_a_name_that_is_none_is_refused():
 
 
 def test_what_the_theorems_state_is_what_is_committed():
-    """A claim cites a theorem by its name: what stands under the name changes with statements.txt alone."""
+    """Claims cite theorems by name, so a theorem's statement may change only together with statements.txt."""
     committed = (SOURCES / "statements.txt").read_text(encoding="utf-8")
     assert pinned() == committed, "python -m verify coq statements --digests >verify/coq/statements.txt, if it is meant"
 

@@ -1,4 +1,4 @@
-"""Proofs as LaTeX: the document has the form that TeX asks for, and compiles where an engine is installed."""
+"""Proofs as LaTeX: the document is well-formed, and compiles if a TeX engine is installed."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ KNOWN = set(
     "textasciicircum textless textgreater textbar mathrm hat sim backslash alpha beta delta varepsilon vartheta pi sigma tau "
     "omega Delta prod sum le ge ne pm cdot times otimes to dots infty in ln max prime".split()
 ) | set("()|,&%$#_{}")
-"""Commands that the document may use: those of LaTeX, amsmath and amssymb among them."""
+"""Commands that the document may use, from LaTeX, amsmath and amssymb."""
 
 UNESCAPED = re.compile(r"\\(?:[A-Za-z]+|.)", re.DOTALL)
 
@@ -49,7 +49,7 @@ def structure_of(source):
 
 
 def compiled(source, folder):
-    """What an engine says to the document."""
+    """The engine's output for the document."""
     (folder / "proofs.tex").write_text(source)
     command = [shutil.which("pdflatex") or "", "-interaction=nonstopmode", "-halt-on-error", "proofs.tex"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)

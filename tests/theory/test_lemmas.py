@@ -1,4 +1,4 @@
-"""Lemma 2 is proved about the code that runs: the proof holds as coded, and breaks when the code is broken."""
+"""Lemma 2 is proved for the code that runs: the proof holds as coded and fails when the code is broken."""
 
 import math
 import pickle
@@ -56,7 +56,7 @@ EACH_WRONG_ONCE += [pytest.param(2, functions, id=name) for name, functions in W
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(("dims", "functions"), EACH_WRONG_ONCE)
 def test_a_wrong_encoding_fails_every_part_on_its_own(dims, functions, part, monkeypatch):
-    # Were the other parts not there, this one would still notice: none of them is decoration.
+    # Without the other parts, this one would still notice: each part is effective.
     break_encoding(monkeypatch, functions)
     with pytest.raises(ProofFailed):
         PARTS[part](dims)
@@ -65,9 +65,9 @@ def test_a_wrong_encoding_fails_every_part_on_its_own(dims, functions, part, mon
 @pytest.mark.parametrize(
     ("functions", "noticed_by"),
     [
-        # A score that every key gets changes the identity, and neither the gaps nor the softmax.
+        # A constant added to every score changes the identity, but neither the gaps nor the softmax.
         ({"r": lambda delta: (right_r(delta)[0] + 1, *delta)}, {"score"}),
-        # Twice the sharpness is one-hot in the limit all the same, but the gap is not alpha.
+        # Twice the sharpness is also one-hot in the limit, but the gap is not alpha.
         ({"v": lambda tau, alpha: right_v(tau, 2 * alpha)}, {"score", "gap", "squeeze"}),
         ({}, set()),
     ],
@@ -86,7 +86,7 @@ def test_a_part_notices_what_it_is_about_and_nothing_else(functions, noticed_by,
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_half_the_sharpness_fails_the_gap(dims, monkeypatch):
-    # Every inequality but one survives this: the gap is positive, though smaller than alpha.
+    # All inequalities but one still hold: the gap is positive, but smaller than alpha.
     break_encoding(monkeypatch, {"v": lambda tau, alpha: right_v(tau, alpha / 2)})
     with pytest.raises(ProofFailed):
         gap_steps(dims)
@@ -107,7 +107,7 @@ def test_the_limits_shown_are_near_at_a_large_alpha(dims):
     for step in as_coded("prove_lemma2", dims).steps:
         for expression in step.expressions if step.how is How.LIMIT else ():
             weight, alpha = expression.lhs.args[:2]
-            point = {s: 200 if s == alpha else 12 for s in weight.free_symbols}  # beside alpha, the number of keys
+            point = {s: 200 if s == alpha else 12 for s in weight.free_symbols}  # apart from alpha, the number of keys
             assert abs(sympy.N(weight.subs(point) - expression.rhs, 200)) < 12 * math.exp(-200)
 
 
@@ -137,7 +137,7 @@ def test_the_squeeze_holds_for_numbers(shape, alpha, data):
         scores[key] = sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
     total = math.fsum(math.exp(s - scores[target]) for s in scores.values())
     weights = {key: math.exp(s - scores[target]) / total for key, s in scores.items()}
-    rounding = 1 + 1e-11  # the scores reach 20 * 27 and are rounded, which the exponential magnifies
+    rounding = 1 + 1e-11  # the scores reach 20 * 27, and the exponential magnifies their rounding
     assert weights.pop(target) * rounding >= 1 / (1 + (len(keys) - 1) * math.exp(-alpha))
     assert all(weight <= math.exp(-alpha) * rounding for weight in weights.values())
 

@@ -1,4 +1,4 @@
-"""The symbolic proofs: each holds as coded, fails when the code under it is broken, and its expressions are true of numbers."""
+"""Each symbolic proof holds as coded, fails when the code under it is broken, and its expressions hold for numbers."""
 
 import inspect
 import math
@@ -29,11 +29,11 @@ from verify.theory.symbolic.proofs_theorem import theorem_steps
 right_r, right_v, right_number = quadratic.r, quadratic.v, quadratic.number
 right_key, right_query = quadratic.absolute_key, quadratic.absolute_query
 
-# Steps that sympy does not discharge, in each proof.
+# The number of steps that sympy does not discharge, for each proof.
 ARGUED = {
     "prove_lemma1": 1,  # a finite sum in another order
     "prove_lemma2": 0,
-    "prove_lemma2_any_length": 1,  # that the code treats all components alike
+    "prove_lemma2_any_length": 1,  # the code treats all components alike
     "prove_theorem": 1,  # Lemma 1's
     "prove_leakage_on_lattice": 1,  # bounded increasing sums converge
     "prove_leakage_off_lattice": 1,
@@ -69,7 +69,7 @@ NUMBERS = [3, -2, 5, 7, -4, 1, 2, -6, 11, 4, -3, 8, 9, -5, 6, 10]
 
 
 def _true_of_numbers(step):
-    """Evaluate every identity, sum and inequality of a step at numbers; yields how each one was stated."""
+    """Check every identity, sum and inequality of a step at numbers; yield the method of each."""
     if step.how not in (How.IDENTITY, How.SUBSTITUTION, How.SUM, How.ASSUMPTIONS, How.CASES):
         return
     for expression in step.expressions:
@@ -92,12 +92,12 @@ def _summed(expression) -> Any:
 
 
 def _point(symbols):
-    """Numbers as the symbols are assumed to be; integers for all, so that whatever is an integer stays one."""
+    """Numbers that satisfy the symbols' assumptions, all integers, so that integer expressions stay integers."""
     point, places = {}, iter(NUMBERS * 50)
     for symbol in sorted(symbols, key=str):
         number = next(places)
         if symbol.name.startswith("a_") and symbol.is_integer:
-            number = -2  # the ends of a box of keys
+            number = -2  # the ends of a box of keys are negative
         elif symbol.name.startswith("b_") and symbol.is_integer:
             number = 3
         elif symbol.is_nonnegative:
@@ -418,7 +418,7 @@ def test_theorem_1_cites_the_lemmas_and_repeats_neither():
     assert [reason for _, reason in theorem.lines][:2] == ["Lemma 2", "Lemma 1"]
     repeated = {statement for lemma in (lemma1, lemma2) for statement, _ in lemma.lines}
     assert not repeated & {statement for statement, _ in theorem.lines}
-    assert set(lemma2.steps) <= set(theorem.steps)  # what a citation stands for is discharged again, and shown by str
+    assert set(lemma2.steps) <= set(theorem.steps)  # the cited steps are discharged again and shown by str
 
 
 def test_a_line_in_brief_carries_every_step_under_it():

@@ -1,4 +1,4 @@
-"""The table of docs/numerics.md is what the code gives, and every measured leakage is within its bound."""
+"""The table of docs/numerics.md matches the code, and every measured leakage is within its bound."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_no_measured_leakage_exceeds_its_bound(dims: int) -> None:
     for row in rows(dims):
         for dtype in DTYPES:
             info = torch.finfo(dtype)
-            # Each of the 9^d weights carries a few roundings of its own, and may be rounded up to the smallest number.
+            # Each of the 9^d weights has a few rounding errors, and may be rounded up to the smallest number.
             slack = 9**dims * (4 * info.eps * row.bound + info.tiny * info.eps)
             assert row.leaked[dtype] <= row.bound + slack, (row.alpha, dtype)
 

@@ -1,1 +1,1 @@
-"""PROVED: ``certify``, its steps for all inputs, runs and counterexamples, and the certificate file."""
+"""Verdicts for all inputs: ``certify``, the steps of its argument, runs and counterexamples, and the certificate file."""

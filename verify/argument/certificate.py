@@ -1,4 +1,4 @@
-"""``Certificate``: what is claimed of a convolution and an attention layer for all inputs, its steps and assumptions."""
+"""``Certificate``: a claim about a convolution and an attention layer for all inputs, with its steps and assumptions."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ from verify.recheck.certificate_file import VERSION
 from verify.verdict import Verdict, as_html, exactly, from_above
 
 MOST_SHOWN = 2**16
-"""An input over the bound is written down if it has no more numbers than this."""
+"""An input that exceeds the bound is written down if it has no more numbers than this."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Overrun:
     """A run that differs from the convolution by more than the bound.
 
     Attributes:
-        execution: which was run.
+        execution: the one that was run.
         input: (D_in, *grid), float64.
         output: (channel, *position).
-        convolution: the convolution's output there, exactly.
-        attention: what the run gave there.
+        convolution: the convolution's exact output there.
+        attention: the run's output there.
     """
 
     execution: str
@@ -35,7 +35,7 @@ class Overrun:
     attention: float
 
     def record(self) -> dict[str, Any]:
-        """In JSON's types; the input is null where it is long."""
+        """As JSON types; a long input becomes null."""
         return {
             "execution": self.execution,
             "grid": list(self.input.shape[1:]),
@@ -56,23 +56,23 @@ class Certificate:
         input_bound: B.
         within: None for the claim "the same function" (the bound is rounding alone), else T for "a difference ≤ T".
         bound: float64 (D_out,), rounded up: rounding + leakage + taps.  Infinite where a step failed.
-        rounding: the part of rounding.
-        leakage: the part of attention that goes to other keys.
-        taps: the part of weights that differ.
-        steps: the argument.
-        assumptions: what is taken for granted, each as ``"name: sentence"``.
-        dtype: of both layers.
+        rounding: the part due to rounding.
+        leakage: the part due to attention that goes to other keys.
+        taps: the part due to weights that differ.
+        steps: the steps of the argument.
+        assumptions: what the claim assumes, each as ``"name: sentence"``.
+        dtype: the type of both layers.
         heads: N_h.
-        conv_geometry: of the convolution, as it states it.
-        mhsa_geometry: of the attention layer, as it states it.
+        conv_geometry: the geometry that the convolution states.
+        mhsa_geometry: the geometry that the attention layer states.
         conv_sha256: digest of the convolution's geometry and numbers.
-        mhsa_sha256: the same of the attention layer.
-        torch_version: that ran the probes.
-        observed: the greatest difference that any run showed, per output channel.
+        mhsa_sha256: the same for the attention layer.
+        torch_version: the version that ran the probes.
+        observed: the largest difference in any run, per output channel.
         tightness: bound over observed at the worst output; infinite if nothing was observed.
         probes: (execution, inputs, worst ratio to the bound, note).
-        counterexample: of a REFUTED certificate, where it is an exact one.
-        overrun: of a certificate that is REFUTED by a run over the bound.
+        counterexample: an input on which the two exact outputs differ, if that is what refutes the claim.
+        overrun: the first run that refutes the bound, if there is one.
 
     >>> import construct, torch, verify
     >>> conv = torch.nn.Conv1d(2, 3, 5, padding=2)
@@ -108,12 +108,12 @@ class Certificate:
 
     @property
     def claim(self) -> str:
-        """Which claim it is: "same sums" (one function, so that only rounding tells them apart), or "within" a number."""
+        """The kind of claim: "same sums" (the same function, up to rounding), or "within" a number."""
         return "same sums" if self.within is None else "within"
 
     @property
     def assumes(self) -> str:
-        """The assumptions by name, in a line; ``str`` of the certificate has them in full."""
+        """The names of the assumptions, in one line; ``str`` of the certificate has them in full."""
         names = [assumption.partition(":")[0] for assumption in self.assumptions]
         return f"assumes {'; '.join(names)} ({len(names)} in all, listed in the certificate)"
 
@@ -136,7 +136,7 @@ class Certificate:
     _repr_html_ = as_html
 
     def record(self) -> dict[str, Any]:
-        """The certificate in JSON's types; floats are written so that they are read back exactly."""
+        """The certificate as JSON types; floats are written so that they read back exactly."""
         counter = self.counterexample
         return {
             "version": VERSION,
@@ -175,7 +175,7 @@ class Certificate:
         }
 
     def to_json(self) -> str:
-        """The record as a JSON text."""
+        """The record as JSON text."""
         return json.dumps(self.record(), indent=1, ensure_ascii=False) + "\n"
 
 

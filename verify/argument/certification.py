@@ -1,8 +1,8 @@
-"""``certify``: the certificate for all inputs, from the steps of the argument, the runs and the search for a counterexample.
+"""``certify``: builds the certificate for all inputs from the steps of the argument, the runs and a counterexample search.
 
-Steps 0 to 5 are in :mod:`verify.argument.steps`, step 6 (the runs) in :mod:`verify.argument.runs`.  REFUTED takes more than a step
-that fails: an input on which the two exact outputs differ (:mod:`verify.argument.refutation`), or a run over the bound in which the
-attention is off its exact value.
+Steps 0 to 5 are in :mod:`verify.argument.steps`, step 6 (the runs) in :mod:`verify.argument.runs`.  A failed step
+alone is not REFUTED: that takes an input on which the two exact outputs differ (:mod:`verify.argument.refutation`), or a run over
+the bound in which the attention differs from its exact value.
 """
 
 from collections.abc import Iterable
@@ -31,22 +31,22 @@ def certify(
     """Judge, for all inputs, whether an attention layer computes a convolution.
 
     Args:
-        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; one whose tensors ``torch.nn.utils`` computes from others
-            (weight_norm, spectral_norm, pruning, parametrizations) is judged as it is in eval mode, and an assumption says so.
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; if ``torch.nn.utils`` computes its tensors from others
+            (weight_norm, spectral_norm, pruning, parametrizations), it is judged in eval mode, and an assumption says so.
         mhsa: the attention layer (its raw fields are read; its executions are run).
         grid: the spatial size of the input, before padding; smaller inputs are covered too.
         input_bound: B; the claim is about inputs with |x| ≤ B.
-        within: None to claim the same function, which is UNDECIDED where heads leak (the sentence names the bound, and the α
-            from which on they do not); a number T to claim a difference of at most T.
+        within: None to claim the same function, which is UNDECIDED where heads leak (the sentence gives the bound, and the α
+            from which they no longer do); a number T to claim a difference of at most T.
 
     Returns:
-        The certificate, whatever the verdict.
+        The certificate, with any verdict.
 
     Raises:
         Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers, or may
-            compute something else than their fields say (hooks, another forward), or change while they are run.
+            compute something other than their fields say (hooks, another forward), or change while they are run.
         GridRefused: torch's convolution has no output for this grid.
-        TypeError: the grid is no series of whole numbers, or B or T no number.
+        TypeError: the grid is not a sequence of integers, or B or T is not a number.
         ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
             or an axis of the grid has too many tokens to be enumerated, or subnormal numbers are flushed to zero
             (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
@@ -67,11 +67,11 @@ def certify(
 def certified(
     conv: Any, mhsa: Any, grid: Iterable[int], input_bound: float, within: float | None, leaking: bool = False
 ) -> Certificate:
-    """:func:`certify`; with ``leaking``, where heads leak and no ``within`` says otherwise, the derived bound is claimed."""
+    """:func:`certify`; with ``leaking`` and no ``within``, it claims the derived bound where heads leak."""
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
     within = None if within is None else _positive(within, "within")
-    if isinstance(mhsa, MHSA):  # else nothing of it is run
+    if isinstance(mhsa, MHSA):  # no other class is run
         require_plain_attention(mhsa, TENSORS)
     given, (conv, folded) = conv, plain_convolution(conv)
     problem = Problem.read(conv, mhsa, grid, input_bound)
@@ -117,7 +117,7 @@ def certified(
 
 
 def _require_comparable(problem: Problem) -> None:
-    """Refuse what makes two layers incomparable, and settings of torch under which the model of rounding does not hold."""
+    """Refuse layers that cannot be compared, and torch settings under which the rounding model does not hold."""
     conv, mhsa, theirs, ours = problem.conv_module, problem.layer, problem.geometry, problem.attention.geometry
     if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
         raise ValueError(
@@ -138,7 +138,7 @@ def _require_comparable(problem: Problem) -> None:
 
 
 def _total(argument: Argument) -> np.ndarray:
-    """The bound, (D_out,): infinite where a part is."""
+    """The bound, (D_out,): the sum of its parts, rounded up; infinite where a part is not finite."""
     with np.errstate(invalid="ignore"):
         total = argument.rounding + argument.leakage + argument.taps
     return np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
@@ -150,7 +150,7 @@ def _tightness(total: np.ndarray, observed: np.ndarray) -> float:
 
 
 def _overrun(probes: list[Probe]) -> Overrun | None:
-    """The first run in which the attention is off by more than the bound, beside the convolution's exact output there."""
+    """The first run over the bound in which the attention is at fault, with the convolution's exact output there."""
     for probe in probes:
         if probe.refutes and probe.over is not None and probe.at is not None:
             over = probe.over
@@ -228,7 +228,7 @@ def _verdict(
 
 
 def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...]) -> tuple[str, ...]:
-    """What the certificate takes for granted, each as ``"name: sentence"``; ``folded`` names the convolution's parametrizations."""
+    """What the certificate assumes, each as ``"name: sentence"``; ``folded`` names the convolution's parametrizations."""
     counts: dict[str, int] = {}
     for probe in probes:
         counts[probe.execution] = counts.get(probe.execution, 0) + probe.inputs

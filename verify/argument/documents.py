@@ -1,15 +1,15 @@
 """Writes the certificate file, ``model.mhsa.json``.
 
-JSON in UTF-8.  Floats that a claim rests on are written in hexadecimal, so they are read back exactly.
+JSON in UTF-8.  Floats that a claim rests on are in hexadecimal, so that they read back exactly.
 
     format, version      "conv-as-attention certificate", 4
     torch_version        of the run that wrote it
     conv_file, mhsa_file {"name", "sha256"} of the weight files, or null
     layers               for each layer its path in the network ("" for a bare layer) and ``Certificate.record()``
-    network              null, or what the runs of both networks showed: their calls, and their distance from float64
+    network              null, or the results of running both networks: their calls, and their distance from float64
     record_sha256        digest of all the rest as canonical JSON: sorted keys, no spaces, ASCII
 
-It is read by :mod:`verify.recheck.certificate_file`.
+:mod:`verify.recheck.certificate_file` reads it.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def write_document(
     conv_file: str | os.PathLike[str] | None = None,
     mhsa_file: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Write certificates to a file atomically: an earlier file is replaced whole or not at all.
+    """Write certificates to a file atomically: an earlier file is replaced entirely or not at all.
 
     Args:
         path: of the certificate file.
@@ -45,7 +45,7 @@ def write_document(
         mhsa_file: the weight file with the attention layers.
 
     Raises:
-        ValueError: two layers have one name.
+        ValueError: two layers have the same name.
         OSError: a file cannot be read or written.
 
     >>> import construct, tempfile, torch, verify
@@ -71,12 +71,12 @@ def document(
     """The content of a certificate file, for callers that write it together with another file.
 
     Args:
-        layers: as of :func:`write_document`.
+        layers: as in :func:`write_document`.
         conv_file: already written.
-        mhsa_file: already written, perhaps not in its place yet.
-        network: what runs of both networks showed, as the command writes it; the checker looks at its form alone.
+        mhsa_file: already written, perhaps under a temporary name.
+        network: the results of running both networks, as the command writes them; the checker checks only their form.
         mhsa_name: the final name of the file with the attention layers.
-        conv_sha256: of the file with the convolutions when they were read; without it, the file is hashed now.
+        conv_sha256: digest of the file with the convolutions, taken when they were read; without it, the file is hashed now.
     """
     records = [{"name": name, **certificate.record()} for name, certificate in layers]
     if len({record["name"] for record in records}) != len(records):
@@ -113,7 +113,7 @@ def _digest_of(
 ) -> dict[str, str] | None:
     if path is None:
         return None
-    # The bytes of the name, whatever the locale takes them for.
+    # The bytes of the name, independent of the locale.
     text = os.fsencode(name or Path(path).name).decode(errors="backslashreplace")
     if sha256 is None:
         with Path(path).open("rb") as file:
@@ -122,7 +122,7 @@ def _digest_of(
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: such numbers become texts; tuples and numpy's numbers become JSON's."""
+    """The value as JSON types: infinity and NaN, which JSON lacks, become strings; tuples and numpy's numbers are converted."""
     if isinstance(value, dict):
         return {key: _finite(x) for key, x in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -136,7 +136,7 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write a file atomically: into a temporary file beside it, fsynced, then renamed.
 
     Raises:
-        OSError: it cannot be written; what was there is unchanged.
+        OSError: it cannot be written; an earlier file is unchanged.
     """
     path = path.resolve()
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
@@ -150,6 +150,6 @@ def replace_file(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
-            # Name the file that was asked for, not the temporary one.
+            # Name the requested file, not the temporary one.
             raise type(error)(error.errno, error.strerror, str(path)) from None
         raise

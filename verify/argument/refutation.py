@@ -1,7 +1,7 @@
 """Step 7 of a certificate: an input on which the two exact outputs differ, evaluated in rational arithmetic.
 
-Only for attention that is one-hot and depends on position alone: then an output is b + Σ_h Σ_i X[read_h, i] (W_val W_out)_i, a
-rational number, and so is the convolution's.
+This needs attention that is one-hot and depends on position alone: then an output is b + Σ_h Σ_i X[read_h, i] (W_val W_out)_i,
+a rational number, as is the convolution's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ from verify.layers.taps import Shift, head_product
 from verify.layers.targets import attends_by_content, target
 
 Readers = dict[Index, tuple[list[Index], list[int]]]
-"""By input position: the taps and the heads that read it."""
+"""For each input position, the taps and the heads that read it."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Counterexample:
 
     Attributes:
         entries: (channel, *position) → value; every other entry of the input is 0.
-        output: (channel, *position) of the output looked at.
-        convolution: the convolution's output there, exactly.
-        attention: the attention's output there, exactly.
-        sentence: for people.
-        shapes: where the two outputs differ in shape (the attention's is None if there is no output): then the spatial size
-            of both, and nothing else but the sentence.
+        output: (channel, *position) of the output that differs.
+        convolution: the convolution's exact output there.
+        attention: the attention's exact output there.
+        sentence: the counterexample in words.
+        shapes: the spatial sizes of both outputs if they differ (None for the attention if it has no output); then only the
+            sentence is set besides.
     """
 
     entries: dict[Index, Fraction]
@@ -62,7 +62,7 @@ class Counterexample:
 
 
 def counterexample_of(argument: Argument) -> Counterexample | None:
-    """Where a step failed that an input can show, such an input, for the claim "the same function"."""
+    """An input that refutes the claim "the same function", where taps differ or a step failed that an input can refute."""
     problem = argument.problem
     if argument.targets is not None and argument.leaks is not None and argument.kernel is not None:
         one_hot = argument.leaks.one_hot
@@ -83,7 +83,7 @@ def counterexample_of(argument: Argument) -> Counterexample | None:
 
 
 def _tap_counterexample(problem: Problem, shifts: Sequence[Shift | None], kernel: Taps) -> Counterexample | None:
-    """For taps that differ, an impulse where the difference is read; the largest differences first."""
+    """For taps that differ, an impulse at an input that they read, the largest differences first; for biases, the zero input."""
     if kernel.same:
         return None
     reading = _Reading(problem, shifts)
@@ -97,7 +97,7 @@ def _tap_counterexample(problem: Problem, shifts: Sequence[Shift | None], kernel
 
 
 def _reading_counterexample(problem: Problem) -> Counterexample | None:
-    """Where tokens or targets differ but the outputs have one shape: impulses at what either side reads."""
+    """Where tokens or targets differ but the outputs have equal shapes: an impulse at an input that either layer reads."""
     attention = problem.attention
     if attention.radix is not None or attends_by_content(attention):
         return None
@@ -112,7 +112,7 @@ def _reading_counterexample(problem: Problem) -> Counterexample | None:
 
 
 def _places(outputs: tuple[int, ...]) -> Iterable[Index]:
-    """Output positions: corners, edges and middles first, then more."""
+    """Output positions to try: corners, edges and middles first, then more."""
     few = [sorted({0, 1 % o, o // 2, max(o - 2, 0), o - 1}) for o in outputs]
     more = (range(min(o, 2000)) for o in outputs)
     return dict.fromkeys([*islice(product(*few), 200), *islice(product(*more), 2000)])
@@ -120,11 +120,11 @@ def _places(outputs: tuple[int, ...]) -> Iterable[Index]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The input positions that both sides read for an output.
+    """The input positions that each layer reads for an output.
 
     Attributes:
-        problem: of what.
-        shifts: of the one-hot heads; None for one that carries nothing.
+        problem: the two layers.
+        shifts: of the one-hot heads; None for a head that carries nothing.
     """
 
     problem: Problem
@@ -132,7 +132,7 @@ class _Reading:
 
     @cached_property
     def amplitude(self) -> float:
-        """The largest input that the layers' format holds."""
+        """The largest number of the layers' format that is at most B."""
         return self.problem.fmt.below(self.problem.bound)
 
     @cached_property
@@ -144,13 +144,13 @@ class _Reading:
         return [query_places(self.problem.attention.geometry, axis, o) for axis, o in enumerate(self.problem.outputs)]
 
     def by_tap(self, tap: Index, place: Index) -> Index | None:
-        """The input position that a tap reads at an output, or None for a zero."""
+        """The input position that a tap reads for an output, or None for a padded zero."""
         g, axes = self.problem.geometry, enumerate(zip(self.problem.grid, tap, place, strict=True))
         read = tuple(int(input_at(g, axis, n, np.array(tap_place(g, axis, j, o)))) for axis, (n, j, o) in axes)
         return None if ZERO in read else read
 
     def by_head(self, shift: Shift | None, place: Index) -> Index | None:
-        """The input position that a one-hot head reads: the key at the shift, else the nearest key there is."""
+        """The input position that a one-hot head reads: the key at its shift, or the nearest key on the grid."""
         if shift is None:
             return None
         axes = zip(self.tokens, self.queries, place, shift, strict=True)
@@ -163,7 +163,7 @@ class _Reading:
         return (tap is not None and self.by_tap(tap, place) is not None) or self.by_head(shift, place) is not None
 
     def readers(self, place: Index) -> Readers:
-        """By input position, the taps and the heads that read it for the output at ``place``."""
+        """For each input position, the taps and the heads that read it for the output at ``place``."""
         readers: Readers = {}
         for tap, position in taps_at(self.problem.geometry, self.problem.grid, place):
             readers.setdefault(position, ([], []))[0].append(tap)
@@ -185,7 +185,7 @@ def _of_biases(reading: _Reading) -> Counterexample | None:
 def _of_impulses(
     reading: _Reading, places: Iterable[Index], first: Sequence[tuple[int, int, int]] = ()
 ) -> Counterexample | None:
-    """Try impulses at what the outputs at ``places`` read; of each tap matrix the ``first`` entries (group, i, o) first."""
+    """Try impulses at the inputs that the outputs at ``places`` read, and in each tap matrix ``first`` (group, i, o) first."""
     for place in places:
         readers = reading.readers(place)
         for position in sorted(readers):
@@ -200,7 +200,7 @@ def _of_impulses(
 
 
 def _coefficients(problem: Problem, taps: list[Index], heads: list[int]) -> np.ndarray:
-    """About |coefficient of an input position in an output|, attention minus convolution, (g, i, o), by who reads it."""
+    """|Attention − convolution| of an input position's coefficients, rounded, (g, i, o), from the taps and heads that read it."""
     total = np.zeros_like(tap_matrix(problem.conv, (0,) * len(problem.grid)))
     for tap in taps:
         total -= tap_matrix(problem.conv, tap)
@@ -212,7 +212,7 @@ def _coefficients(problem: Problem, taps: list[Index], heads: list[int]) -> np.n
 def _confirmed(
     reading: _Reading, entries: dict[Index, Fraction], output: Index, readers: Readers
 ) -> Counterexample | None:
-    """Evaluate both layers exactly; a counterexample only if they differ."""
+    """Evaluate both layers exactly, and return a counterexample only if they differ."""
     conv, attention, channel = reading.problem.conv, reading.problem.attention, output[0]
     theirs = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
     ours = Fraction(float(attention.b_out[channel]))

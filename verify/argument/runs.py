@@ -1,6 +1,6 @@
-"""Step 6 of a certificate: every execution of the layer beside the convolution, on inputs that align rounding errors.
+"""Step 6 of a certificate: runs every execution of the layer against the convolution, on inputs that align rounding errors.
 
-A certificate speaks of Eq. 3; that a given execution computes Eq. 3 is an assumption, and this is its test.
+A certificate is about Eq. 3; that a given execution computes Eq. 3 is an assumption, which these runs test.
 """
 
 import math
@@ -21,32 +21,32 @@ from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.reference import Deviation, OutputPair
 
 MOST_MULTIPLICATIONS = 2**33
-"""An execution that takes more is not run, which is noted (about ten seconds of one core)."""
+"""An execution that takes more is not run, and a note says so (about ten seconds of one core)."""
 SOFTMAX_COST = 64
-"""Multiplications that the softmax counts as, for each pair of a query and a key."""
+"""Cost of the softmax in multiplications, for each pair of a query and a key."""
 PAIRWISE = ("dense", "chunked", "sdpa")
 """Executions that form a score for each pair of a query and a key."""
 CHEAP = 2**24
-"""Multiplications that a run on the whole grid may cost."""
+"""The most multiplications that a run on the whole grid may cost."""
 HEAVY = 2**16
-"""Weights from which on a layer is run on fewer inputs, of one size: each of them adds up that many terms already."""
+"""A layer with this many weights is run on fewer inputs, of one size, because each already sums so many terms."""
 UNEVEN = 1 - 2.0**-9 - 2.0**-12
-"""Rounded to bfloat16, float16 or TF32 it moves, by 2^−12 and more: where signs align, so do these errors, beyond the bound."""
+"""Rounding it to bfloat16, float16 or TF32 changes it by 2^−12 or more; aligned signs add such errors up beyond the bound."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the runs of one execution showed.
+    """The result of running one execution.
 
     Attributes:
         execution: its name.
         inputs: how many inputs were run.
         grid: their spatial size.
-        observed: the greatest |execution − convolution| per output channel, float64 (D_out,).
-        worst: the greatest |difference|/bound over all outputs.
+        observed: the largest |execution − convolution| per output channel, float64 (D_out,).
+        worst: the largest |difference|/bound over all outputs.
         note: why it was not run; empty if it was.
-        broken: whether it was not run because it raised an error other than want of memory.
-        over: where a run is over the bound, an output that shows which side is off the exact value.
+        broken: whether it raised an error other than lack of memory.
+        over: if a run exceeds the bound, an output that shows which layer differs from the exact value.
         at: the input (D_in, *grid) of that output.
     """
 
@@ -62,12 +62,12 @@ class Probe:
 
     @property
     def refutes(self) -> bool:
-        """Whether it is the attention that is off; torch's own convolution may be."""
+        """Whether the bound is exceeded and the attention is at fault, rather than torch's own convolution."""
         return not self.worst <= 1 and (self.over is None or self.over.refutes)
 
 
 def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
-    """Step 6: run every execution, and hold each run against the bound ``total``, (D_out,)."""
+    """Step 6: run every execution and compare each run with the bound ``total``, (D_out,)."""
     problem = argument.problem
     module, layer, conv, bound = problem.conv_module, problem.layer, problem.conv, problem.bound
     if not isinstance(layer, MHSA):
@@ -75,17 +75,17 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
     small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
     if conv.weight.size < HEAVY:
         probes = run_executions(module, layer, adversarial_inputs(conv, problem.geometry, small, bound), total)
-        # On the other grid, where tokens come from: random signs and magnitudes show that.
+        # On the other grid, random signs and magnitudes show which input each token copies.
         inputs = np.stack(random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0)))
-    else:  # one size, with a stride that on which inputs may be left over
+    else:  # one size only; with a stride, the size that may leave inputs over
         other = other if any(s > 1 for s in conv.stride) else small
         probes, inputs = [], adversarial_inputs(conv, problem.geometry, other, bound)
-    alone = impulses(conv, other, bound)  # show what each head carries
+    alone = impulses(conv, other, bound)  # these show what each head carries
     allowed, local = total, _impulse_bound(argument, alone)
     if local is not None:
         whole = total.reshape(-1, *(1,) * len(other))
         allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
-    # In several blocks, as on large inputs; of unequal lengths.
+    # In several blocks of unequal lengths, as on large inputs.
     queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
     probes += run_executions(module, layer, np.concatenate([inputs, alone]), allowed, queries=queries)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
@@ -97,7 +97,7 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
 
 
 def _impulse_bound(argument: Argument, inputs: np.ndarray) -> np.ndarray | None:
-    """A bound for every output of impulses, where attention is one-hot and carries exactly the kernel; else None."""
+    """A bound for each output on impulses if attention is one-hot and carries exactly the kernel; else None."""
     leaks, kernel, problem = argument.leaks, argument.kernel, argument.problem
     if leaks is None or kernel is None or not (leaks.one_hot and kernel.same):
         return None
@@ -115,8 +115,8 @@ def run_executions(
         layer: the attention layer; its ``execution`` is restored.
         inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
         bound: per output channel (D_out,), or for every output of every input (N, D_out, *output).
-        queries: the most of one block, for executions that work in blocks; None for their usual blocks, which only large
-            inputs fill.
+        queries: the largest number of queries in a block, for executions that work in blocks; None for their usual blocks,
+            which only large inputs fill.
     """
     weight = layer.w_val
     x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
@@ -132,7 +132,7 @@ def run_executions(
             layer.execution = name
             try:
                 multiplications = layer.multiplications(x.shape, name)
-                # It is, or picks, one of these.
+                # This execution is, or selects, a pairwise one.
                 if multiplications in (layer.multiplications(x.shape, other) for other in PAIRWISE):
                     multiplications += SOFTMAX_COST * pairs
                 if multiplications > MOST_MULTIPLICATIONS:
@@ -141,7 +141,7 @@ def run_executions(
             except (MemoryError, NotImplementedError) as error:
                 probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
                 continue
-            except Exception as error:  # where the convolution has an output; attributes may be of any type at all
+            except Exception as error:  # although the convolution has an output; attributes may have any type
                 note = f"{type(error).__name__}: {error}"
                 probes.append(Probe(name, 0, grid, nothing, 0.0, note, broken=True))
                 continue
@@ -166,15 +166,15 @@ def run_executions(
 
 
 def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:
-    """The greatest |difference| of every output channel, and the greatest |difference|/bound anywhere."""
+    """The largest |difference| per output channel, and the largest |difference|/bound over all outputs."""
     per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
-    # Of a channel with one bound, the greatest difference has the greatest ratio: rounded division keeps the order.
+    # With one bound per channel, the largest difference has the largest ratio: rounded division preserves order.
     ratio = _ratio(per_channel, bound) if bound.ndim == 1 else _ratio(difference, bound)
     return per_channel, float(ratio.max(initial=0.0))
 
 
 def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """|difference|/bound: an infinite bound claims nothing; else whatever is not a number is over it."""
+    """|difference|/bound: 0 where the bound is infinite and so claims nothing; else NaN is over the bound."""
     allowed = _by_output(bound, difference.ndim)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
@@ -183,17 +183,17 @@ def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 
 def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
-    """A bound per channel so that it broadcasts over outputs of so many axes; one for every output as it is."""
+    """A bound per channel, reshaped to broadcast over outputs with ``ndim`` axes; a bound per output, unchanged."""
     return bound.reshape(-1, *(1,) * (ndim - 2)) if bound.ndim < ndim else bound
 
 
-# ---- the inputs of these runs, and their sizes ---------------------------------------------------------------------------
+# ---- inputs for the runs, and their sizes --------------------------------------------------------------------------------
 
 
 def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one on which other outputs exist.
+    """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one with other outputs.
 
-    That is ``grid`` itself where a run of the attention layer on it is cheap, else a little more than the small one:
+    The second is ``grid`` itself if running the attention layer on it is cheap, else slightly larger than the small one:
     with a stride, inputs at the far end may then be left over, or fewer of them.
     """
     small = probe_grid(g, grid)
@@ -219,8 +219,8 @@ def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
 def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bound: float) -> np.ndarray:
     """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
 
-    Signs that follow the kernel of the heaviest channels at different places (of a heavy layer, of one), random signs (but of
-    light layers alone), random magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
+    Signs that match the kernel of the heaviest channels (of one, for a heavy layer), random signs (for light layers only),
+    random magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
     """
     rng = np.random.default_rng(0)
     shape = (conv.in_channels, *grid)
@@ -235,21 +235,21 @@ def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bo
 
 
 def random_inputs(shape: tuple[int, ...], bound: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Random signs, and random magnitudes."""
+    """One input with random signs, and one with random magnitudes."""
     return [bound * rng.choice([-1.0, 1.0], shape), bound * rng.uniform(-1, 1, shape)]
 
 
 def impulses(conv: Convolution, grid: tuple[int, ...], bound: float) -> np.ndarray:
-    """Inputs with one position that is not zero, ±bound in all channels: float64 (N, D_in, *grid); of light layers, zero too.
+    """Inputs with one nonzero position, ±bound in all channels, (N, D_in, *grid) float64; for light layers, the zero input too.
 
-    Most outputs then meet one tap or none, so that little rounding is allowed for, and a head or a bias that some execution
-    leaves out shows also in half precision.
+    Most outputs then read it by one tap or none, so that little rounding is allowed, and a head or a bias that some execution
+    leaves out shows even in half precision.
     """
     rng = np.random.default_rng(0)
     d_in = conv.in_channels
     places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
     if conv.weight.size < HEAVY:
-        # With a stride, each place meets some of the taps only; and the first is where a border may be wrong.
+        # With a stride, each place meets only some taps; an error at the border may show at the first place.
         steps = product(*((0, 1) if s > 1 else (0,) for s in conv.stride))
         places += [tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True)) for ahead in steps]
         places.append(tuple(0 for _ in grid))
@@ -261,9 +261,9 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float) -> np.ndarr
 
 
 def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: tuple[int, ...]) -> np.ndarray:
-    """±1 such that the output of ``channel`` in the middle of its grid adds up |W|: (D_in, *grid)."""
+    """±1 such that the middle output of ``channel`` is Σ|W| over the inputs it reads: (D_in, *grid)."""
     group, o = divmod(channel, len(conv.sizes) // conv.groups)
-    inputs = slice(group * conv.contraction, (group + 1) * conv.contraction)  # that the channel reads
+    inputs = slice(group * conv.contraction, (group + 1) * conv.contraction)  # which the channel reads
     kernel = conv.weight[inputs, o] if conv.transposed else conv.weight[channel]  # (D_in/groups, *K)
     x = np.ones((conv.in_channels, *grid))
     for tap, place in taps_at(g, grid, [o // 2 for o in output_size(g, grid)]):

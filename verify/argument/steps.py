@@ -1,11 +1,11 @@
-"""Steps 0 to 5 of a certificate: the argument that holds for all inputs, each step exact or rounded outwards.
+"""Steps 0 to 5 of a certificate: the argument for all inputs, each step exact or rounded outwards.
 
-0 tokens      both layers have the same geometry; worked out afresh, every tap and its head read the same input position
+0 tokens      both layers have the same geometry; every tap and its head read the same input position, derived independently
 1 content     the scores depend on δ only
 2 target      each head's score has one maximum, at an integer shift, with a gap that beats the scores' own rounding
-3 leakage     at that gap the softmax gives exactly 0 elsewhere (or, within a tolerance, leaks at most so much)
+3 leakage     at that gap the softmax gives exactly 0 elsewhere (or, within a tolerance, leaks at most a stated amount)
 4 taps        the heads at each shift sum to exactly the kernel's tap there, and b_out is the bias
-5 rounding    how far two evaluations of one exact function may be apart, and that nothing overflows
+5 rounding    a bound on how far apart two evaluations of one exact function may be, and nothing overflows
 """
 
 import math
@@ -45,7 +45,7 @@ from verify.verdict import from_above
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the argument, by its number in the list of steps: whether it could be shown, and how, or why not."""
+    """One step of the argument, with its number above: whether it holds, and how or why not."""
 
     number: int
     name: str
@@ -55,17 +55,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be compared, as it was read: a convolution and an attention layer, for all |x| ≤ bound on inputs up to a grid.
+    """The convolution and the attention layer to compare, as read, for all |x| ≤ bound on inputs up to a grid.
 
     Attributes:
-        conv_module, layer: the modules of both.
+        conv_module, layer: the two modules.
         conv, geometry: the fields and the geometry of the convolution.
-        attention: the attention layer's fields, with a geometry of its own.
+        attention: the attention layer's fields, with its own geometry.
         grid: the input's spatial size.
-        outputs: the output's, of the convolution.
+        outputs: the spatial size of the convolution's output.
         bound: B.
         fmt: the format of the attention layer's values.
-        tokens: T, by the convolution's geometry.
+        tokens: T, from the convolution's geometry.
     """
 
     conv_module: Any
@@ -97,25 +97,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Targets:
-    """Step 2: where every head looks (None for one that carries nothing), and the range of δ on each axis."""
+    """Step 2: where each head looks (None for one that carries nothing), and the range of δ on each axis."""
 
     heads: tuple[Target | None, ...]
     box: tuple[tuple[int, int], ...]
 
     @property
     def shifts(self) -> list[Shift | None]:
-        """The shift of every head."""
+        """The shift of each head."""
         return [None if at is None else at.shift for at in self.heads]
 
 
 @dataclass(frozen=True)
 class Leaks:
-    """Step 3: what every head leaks to other keys, (heads,), rounded up.
+    """Step 3: the attention that each head leaks to other keys, (heads,), rounded up.
 
     Attributes:
         working: after the softmax is rounded to the working type; exactly 0 where every other weight rounds to zero.
         float64: in float64, in which the softmax is evaluated.
-        sharp_from: the α from which on no head leaks.
+        sharp_from: the α from which no head leaks.
     """
 
     working: np.ndarray
@@ -133,9 +133,9 @@ class Taps:
     """Step 4: where the heads differ from the kernel.
 
     Attributes:
-        differences: of taps.
+        differences: the taps that differ.
         bias: |b_out − bias|, (D_out,).
-        as_stored: whether each tap is one head's, whose factors put the tap's numbers together by no addition, so that
+        as_stored: whether each tap belongs to one head, whose factors multiply to the tap without additions, so that
             |W_val||W_out| = |W|.
     """
 
@@ -151,13 +151,13 @@ class Taps:
 
 @dataclass(frozen=True)
 class Argument:
-    """The steps, and what they showed.
+    """The steps of the argument and their results.
 
     Attributes:
-        problem: of what.
-        steps: 0 to 5, or up to the first after which nothing is left to stand on.
-        rounding, leakage, taps: the parts of the bound, (D_out,); infinite where a step before them failed.
-        targets, leaks, kernel: what steps 2, 3 and 4 found; None where a step before them failed.
+        problem: the two layers.
+        steps: 0 to 5, or up to the failed step that ends the argument.
+        rounding, leakage, taps: the parts of the bound, (D_out,); infinite if an earlier step failed.
+        targets, leaks, kernel: the results of steps 2, 3 and 4; None if an earlier step failed.
     """
 
     problem: Problem
@@ -171,9 +171,9 @@ class Argument:
 
 
 def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
-    """Go through steps 0 to 5; step 0, 1 or 2 ends the argument where it fails.
+    """Run steps 0 to 5; a failure of step 0, 1 or 2 ends the argument.
 
-    ``may_leak`` and ``may_differ`` say whether the claim allows heads to leak, and taps to differ.
+    ``may_leak`` and ``may_differ`` say whether the claim allows heads to leak and taps to differ.
 
     Raises:
         ValueError: an intermediate may overflow the layers' type.
@@ -214,7 +214,7 @@ def _refuse_overflow(problem: Problem) -> None:
 
 
 def tokens_step(problem: Problem) -> Step:
-    """Step 0: geometry field by field, which covers every size; and token by token on this grid, worked out afresh."""
+    """Step 0: compare geometries field by field, for every size, and tokens one by one on this grid, derived independently."""
     g, ours = problem.geometry, problem.attention.geometry
     for field in fields(Geometry):
         theirs, its = getattr(g, field.name), getattr(ours, field.name)
@@ -242,7 +242,7 @@ def content_step(problem: Problem) -> Step:
 def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
     """Step 2: every head that carries something has one best shift.
 
-    Others may look anywhere: finite scores make weights in [0, 1], and those times 0 are 0.
+    The others may look anywhere: finite scores give weights in [0, 1], and those times 0 are 0.
     """
     a, g = problem.attention, problem.geometry
     box = shift_box(g, problem.grid)
@@ -260,7 +260,7 @@ def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
         if carries and at is None:
             return fails(f"head {h} has no unique best shift")
         if at is not None and not _within_kernel(g, at.shift):
-            # On some size its target is off the grid; softmax then takes the nearest key there is.
+            # For some size its target is off the grid, and the softmax then selects the nearest key on the grid.
             return fails(f"head {h} looks at {at.shift}, off the padded grid for some query of some size")
         heads.append(at)
     if any(largest_score(a, h, box) >= 2**1023 for h in range(len(heads))):
@@ -297,12 +297,12 @@ def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[St
         if gap > FORMATS["float64"].one_hot_gap:
             continue
         ideal = cached_leakage(at.sharpness, at.offset)
-        # Scores that are off by ±slack/2 change the odds by at most exp(slack), which is at most 1 + 2·slack up to slack = ½.
+        # Score errors of ±slack/2 change the odds by a factor of at most exp(slack), which is ≤ 1 + 2·slack for slack ≤ ½.
         leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
         float64[h] = math.nextafter(leak, math.inf)
         if not gap > needed:
             working[h] = float64[h]
-            # The gap and the rounding of the scores grow with α alike.
+            # The gap and the scores' rounding are both proportional to α.
             sharp_from = max(sharp_from, float(needed * at.sharpness / gap) if gap > 0 else math.inf)
     leaks, fmt = Leaks(working, float64, sharp_from), problem.fmt
     if leaks.one_hot:
@@ -313,7 +313,7 @@ def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[St
 
 
 def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Step, Taps]:
-    """Step 4: Σ W_val^h W_out^h over the heads at each shift is the kernel's matrix there, and b_out the bias."""
+    """Step 4: Σ W_val^h W_out^h over the heads at each shift is the kernel's matrix there, and b_out is the bias."""
     a, g, conv = problem.attention, problem.geometry, problem.conv
     heads: dict[Shift, list[int]] = {}
     for h, shift in enumerate(targets.shifts):

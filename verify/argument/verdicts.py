@@ -1,4 +1,4 @@
-"""The final verdict: on a layer, by its certificate and its samples together; on a network, by substitution."""
+"""The final verdict: on a layer, from its certificate and its samples; on a network, by substitution."""
 
 import math
 from collections.abc import Mapping
@@ -20,16 +20,16 @@ def certify_layer(
     within: float | None = None,
     leaking: bool = False,
 ) -> tuple[Certificate | None, Verdict]:
-    """Certify a layer for all inputs like those that were sampled, and judge the samples by the certificate.
+    """Certify a layer for all inputs of the sampled size and magnitude, and judge the samples by the certificate.
 
     Args:
         conv: the convolution.
         layer: its attention layer.
-        check: what the samples showed; its grid is the certificate's.
+        check: the result of the samples; its grid becomes the certificate's.
         input_bound: B; by default the least power of two that is not below any sampled input.
         within: T, to claim a difference of at most T.
-        leaking: whether the sharpness was chosen by the user.  Where heads leak, the claim is then a difference of at most the
-            bound that is derived, the leakage in it; where none does, the same function as ever.
+        leaking: whether the user chose the sharpness.  If heads leak, the claim is then a difference of at most the derived
+            bound, leakage included; if none does, it is the same function as usual.
 
     Returns:
         The certificate (None where ``certify`` refuses) and the verdict.
@@ -44,16 +44,16 @@ def certify_layer(
 
 
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
-    """The verdict on a layer that has both: samples may contradict a certificate, and refute what it leaves open."""
+    """The verdict on a layer from both: samples may contradict a certificate, or refute what it leaves undecided."""
     name, difference, within = certificate.verdict.name, check.discrepancy, certificate.within
-    refuted = check.verdict.name == "REFUTED"  # of the same sums
+    refuted = check.verdict.name == "REFUTED"  # the claim "same sums"
     if name == "PROVED" and _covers(certificate, check):
         limit = float(certificate.bound[difference.worst[-len(check.grid) - 1]]) if difference.worst else 0.0
         if not difference.max_abs <= limit:
             beyond = f"the samples differ by {difference.max_abs:.3g}, beyond the certificate's {limit:.3g}"
-            excused = check.convolution_off and not (refuted and within is None)  # that may be torch's own convolution
+            excused = check.convolution_off and not (refuted and within is None)  # the error may be torch's own
             return Verdict("UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}")
-        if refuted and within is None:  # at another output, where less is allowed than where the difference is greatest
+        if refuted and within is None:  # at another output, where less is allowed than at the largest difference
             return check.verdict
     elif name == "UNDECIDED" and refuted:
         if within is None or not (difference.max_abs <= within or check.convolution_off):
@@ -62,7 +62,7 @@ def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
 
 
 def power_of_two_above(value: float) -> float:
-    """The least power of two that is not below ``value``, and at least 2^−20: a bound in few digits."""
+    """The least power of two that is at least ``value`` and 2^−20: a bound with few digits."""
     if not math.isfinite(value):
         return value
     return 2.0 ** math.ceil(math.log2(max(value, 2.0**-20)))
@@ -71,10 +71,10 @@ def power_of_two_above(value: float) -> float:
 def same_expression(
     calls: CallComparison, certificates: Mapping[str, Certificate | None], checks: Mapping[str, LayerCheck]
 ) -> bool:
-    """Whether, on the inputs run, the converted network evaluates the same expression as the original, its sums in another order.
+    """Whether the converted network, on the inputs run, evaluates the original's expression, with sums in another order.
 
-    By substitution: every executed convolution became a layer PROVED the same function, for inputs as large as it was
-    given, and all other calls agree.
+    By substitution: every executed convolution became a layer PROVED the same function for inputs as large as those it
+    received, and all other calls agree.
     """
     if calls.difference is not None or calls.untraced or calls.left:
         return False
@@ -89,6 +89,6 @@ def _same_function(certificate: Certificate | None, check: LayerCheck | None) ->
 
 
 def _covers(certificate: Certificate, check: LayerCheck) -> bool:
-    """Whether the certificate speaks of the inputs that were run: of their size and magnitude."""
+    """Whether the certificate covers the size and the magnitude of the inputs that were run."""
     fits = all(n <= most for n, most in zip(check.grid, certificate.grid, strict=True))
     return fits and check.largest_input <= certificate.input_bound

@@ -1,1 +1,1 @@
-"""The theorem in Coq, and the checker that is extracted from its proof: theory/, floats/ and verified/ are Coq's sources."""
+"""The theorem in Coq, and the checker extracted from its proof; the Coq sources are in theory/, floats/ and verified/."""

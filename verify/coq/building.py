@@ -1,7 +1,7 @@
-"""Build the verified checker from Coq's sources into the user's cache: compile, compare the axioms, extract, link.
+"""Builds the verified checker from the Coq sources into the user's cache: compile, compare the axioms, extract, link.
 
-The folder of a build is named by a digest of the sources, so that a program of other sources is never run.  A build is made beside
-it and renamed when it is whole.
+A build's folder is named by a digest of the sources, so a program built from other sources is never run.  The build happens in a
+temporary folder next to it, which is renamed when complete.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ ADMITTED = re.compile(r"^ *(Admitted|Axiom|Axioms|Parameter|Parameters|Conjectur
 
 
 class NotBuilt(ValueError):
-    """There is no verified checker, or none could be built."""
+    """The verified checker does not exist, or could not be built."""
 
 
 def sources() -> list[Path]:
@@ -34,7 +34,7 @@ def sources() -> list[Path]:
 
 
 def build_folder() -> Path:
-    """The folder of these sources' build, there or not."""
+    """The folder for the build of these sources, whether it exists or not."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(f"{path.as_posix()} {hashlib.sha256((SOURCES / path).read_bytes()).hexdigest()}\n".encode())
@@ -52,11 +52,11 @@ def program() -> Path:
 
 
 def build(report: Callable[[str], None], jobs: int | None = None) -> Path:
-    """Build the verified checker, unless it stands already.
+    """Build the verified checker, unless it exists already.
 
     Args:
-        report: called with a line for every file that is compiled.
-        jobs: so many files at a time; by default one a core.
+        report: called with a line for each compiled file.
+        jobs: files to compile at a time; by default one per core.
 
     Raises:
         NotBuilt: a tool is missing, or a step failed.
@@ -66,7 +66,7 @@ def build(report: Callable[[str], None], jobs: int | None = None) -> Path:
         return target / "checker"
     _check_tools()
     target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(".building-*"):  # by a build that was killed
+    for left in target.parent.glob(".building-*"):  # left by a build that was killed
         if time.time() - left.stat().st_mtime > 86_400:
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
@@ -74,7 +74,7 @@ def build(report: Callable[[str], None], jobs: int | None = None) -> Path:
         _build_in(folder, report, jobs or os.cpu_count() or 1)
         try:
             folder.rename(target)
-        except OSError:  # another build has come first, or left a folder without a program
+        except OSError:  # another build came first, or left a folder without a program
             if not (target / "checker").is_file():
                 raise
     finally:
@@ -130,15 +130,15 @@ def _build_in(folder: Path, report: Callable[[str], None], jobs: int) -> None:
 
 
 def _all_at_once(headlines: str) -> str:
-    """The file Headlines.v with one question for the axioms of all theorems, which takes seconds instead of minutes."""
+    """Headlines.v with one ``Print Assumptions`` for all theorems together, which takes seconds instead of minutes."""
     line = re.compile(r"^Print Assumptions ([\w.]+)\.$", re.MULTILINE)
     names = ", ".join(f"@{name}" for name in line.findall(headlines))
     return f"{line.sub('', headlines)}Definition headlines := ({names}).\nPrint Assumptions headlines.\n"
 
 
 def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None) -> str:
-    """Run a step in a process group of its own, which ends with this one; return what it printed."""
-    # An interruption waits until the step can be killed: one inside Popen would leave it running without a name.
+    """Run a step in its own process group, which ends with this process; return its output."""
+    # Block interrupts until the step can be killed: one inside Popen would leave it running with no handle to it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""``python -m verify coq`` and ``check --verified``: arguments and what is printed."""
+"""``python -m verify coq`` and ``check --verified``: their arguments and output."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[str]:
-    """What to print, as it comes; ``report`` gets the progress of a build.
+    """Yield the text to print; ``report`` receives a build's progress.
 
     Raises:
         ValueError: a tool is missing, a step fails, or there is no such theorem.

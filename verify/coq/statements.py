@@ -1,7 +1,7 @@
-"""The headline theorems, read from Coq's sources: Headlines.v lists them, by groups, with the paper's equation before each.
+"""Reads the headline theorems from the Coq sources; Headlines.v lists them by group, each after the paper's equation.
 
-A statement is printed as it stands in its file, with the comment above it, and with the variables and hypotheses of the sections
-that it stands in, which are part of it.  statements.txt, committed, pins what every headline states and every file defines.
+A statement is printed verbatim, with the comment above it and with the variables and hypotheses of its enclosing sections, which
+are part of it.  The committed statements.txt pins what every headline states and every file defines.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ _DEFINED = re.compile(
 
 
 class Headline(NamedTuple):
-    """A theorem.
+    """A headline theorem.
 
     Attributes:
-        group: what it is about.
-        equation: the paper's equation or claim that it is beside, or whose it is.
-        name: of the theorem, without its module.
-        file: relative to Coq's sources.
-        comment: the words above it in the source; may be empty.
-        context: the variables and hypotheses of the sections that it stands in, as they stand there.
-        statement: as it stands in the source.
+        group: its topic.
+        equation: the paper's equation or claim to which it belongs, or its origin.
+        name: the theorem's name, without its module.
+        file: relative to the Coq sources.
+        comment: the comment above it in the source; may be empty.
+        context: the variables and hypotheses of its enclosing sections, verbatim.
+        statement: the statement, verbatim.
     """
 
     group: str
@@ -81,7 +81,7 @@ def headlines(names: Sequence[str] = ()) -> list[Headline]:
 
 
 def pinned() -> str:
-    """A line with a digest for what every headline theorem states, and for all that every file defines: statements.txt.
+    """The content of statements.txt: a digest of each headline theorem's statement and of each file's definitions.
 
     >>> pinned().splitlines()[0].split()[0]
     'lemma2'
@@ -94,13 +94,13 @@ def pinned() -> str:
 
 
 def _digest(sentences: Sequence[str]) -> str:
-    """The digest of sentences, however they are broken into lines."""
+    """The digest of sentences, independent of line breaks."""
     return hashlib.sha256("\n".join(" ".join(code.split()) for code in sentences).encode()).hexdigest()[:16]
 
 
 @cache
 def _sentences(text: str) -> list[tuple[str, str]]:
-    """Every sentence of Coq, which ends with a period, and the comment before it; comments nest."""
+    """Every Coq sentence (it ends with a period) with the comment before it; comments nest."""
     depth, comment, began, start, sentences = 0, (0, 0), 0, -1, []
     for token in _TOKEN.finditer(text):
         if token[0] == "(*":
@@ -117,7 +117,7 @@ def _sentences(text: str) -> list[tuple[str, str]]:
 
 
 def _statements(path: Path) -> Iterator[Headline]:
-    """Every theorem of a file."""
+    """The theorems of a file."""
     sections: list[tuple[str, list[str]]] = []
     file = path.relative_to(SOURCES).as_posix()
     for comment, code in _sentences(path.read_text(encoding="utf-8")):

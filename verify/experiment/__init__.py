@@ -1,1 +1,1 @@
-"""``verify.audit``: whether an attention layer is a convolution, measured from its inputs and outputs."""
+"""``verify.audit``: measures from inputs and outputs whether an attention layer is a convolution."""

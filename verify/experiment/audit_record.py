@@ -11,45 +11,45 @@ from verify.experiment.receptive_fields import Vector
 from verify.verdict import as_html
 
 LEAST_PRINTED = 1e-3
-"""Shifts of smaller weight are in the record, not in the text."""
+"""Shifts with smaller weights appear in the record but not in the text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The convolution nearest to an attention layer, measured on one grid; no claim about other inputs or grids.
+    """The convolution nearest to an attention layer, measured on one grid, without claims about other inputs or grids.
 
-    A distance is the relative residual √(Σ error² / Σ output²) for white noise, without the constant parts: 0 for the same map,
-    1 for nothing in common.
+    A distance is the relative residual √(Σ error² / Σ output²) for white noise, without constant parts: 0 for equal maps, 1 for
+    maps with nothing in common.
 
     Attributes:
         grid: the input's spatial size.
         output: the spatial size of the output.
         channels: C and D of the layer.
         inputs, outputs: the indices of the channels fed and read.
-        dtype: in which the layer was run.
-        rounding: n·ε with n products an output, the relative error that rounding alone can cause.
-        superposition: the greatest relative error of g(ax + by) = a·g(x) + b·g(y), g = f − f(0).
+        dtype: the dtype in which the layer was run.
+        rounding: n·ε with n products per output, the relative error that rounding alone can cause.
+        superposition: the largest relative error of g(ax + by) = a·g(x) + b·g(y), g = f − f(0).
         equivariance: the relative error of shifted outputs for shifted inputs, in the interior; None without two neighbouring
             interior outputs.
-        kernel: of the nearest convolution, float64 (D, C, *K) of the channels read, zero between groups.
-        stride, dilation: one number an axis.
+        kernel: of the nearest convolution, float64 (D, C, *K) for the channels read, zero between groups.
+        stride, dilation: one number per axis.
         padding: how far the kernel reads before and after the grid on each axis; negative where it stops inside.
-        padding_modes: the modes that match the border, of zeros, replicate, circular, reflect, or one for each axis as in
-            "zeros × circular"; ("none",) where no output reads padding; empty where no mode fits.
+        padding_modes: the modes that match the border, among zeros, replicate, circular, reflect, or one per axis as in
+            "zeros × circular"; ("none",) if no output reads padding; empty if no mode fits.
         bias: (D,).
-        bias_variation: the greatest deviation of f(0) from it at any output.
+        bias_variation: the largest deviation of f(0) from it at any output.
         groups: the largest number of channel blocks that the kernel splits into; None if not all channels were read.
-        interior: the distance over outputs that read no padding; None without any.
-        border: the distance over the other outputs, with the best padding mode; None without any.
+        interior: the distance over outputs that read no padding; None if there are none.
+        border: the distance over the other outputs, with the best padding mode; None if there are none.
         border_by_mode: the same for every padding mode.
         distance: over all outputs.
         exact: whether interior, border and bias all agree within rounding.
         interior_outputs: the number of interior outputs.
-        not_finite: the number of outputs that were not finite for some finite input; all other figures leave them out.
+        not_finite: the number of outputs that were not finite for some finite input; all other figures exclude them.
         tap_ranks: the rank of every tap's D × C matrix, (*K).
-        tap_effective_ranks: exp of the entropy of the shares of its singular values, (*K): from 1 to min(D, C).
-        attention_available: whether the layer gives its attention.
-        heads: statistics of each head; None without attention, or where the keys do not lie on the grid.
+        tap_effective_ranks: exp of the entropy of its normalised singular values, (*K): from 1 to min(D, C).
+        attention_available: whether the layer exposes its attention.
+        heads: statistics of each head; None without attention, or if the keys do not lie on the grid.
 
     >>> import torch, verify
     >>> audit = verify.audit(torch.nn.Conv1d(1, 2, kernel_size=3), grid=(6,))
@@ -88,7 +88,7 @@ class Audit:
 
     @property
     def kernel_size(self) -> Vector:
-        """The kernel size K, one number an axis."""
+        """The kernel size K, one number per axis."""
         return self.kernel.shape[2:]
 
     @property
@@ -103,17 +103,17 @@ class Audit:
 
     @property
     def equivariant(self) -> bool | None:
-        """Whether shifted inputs give shifted outputs within rounding, in the interior; None if that could not be tried."""
+        """Whether shifted inputs give shifted outputs within rounding, in the interior; None if this could not be tested."""
         return None if self.equivariance is None else self.equivariance <= 8 * self.rounding
 
     @property
     def content(self) -> float | None:
-        """The greatest change of attention between inputs, over heads and queries; None without attention."""
+        """The largest change of attention between inputs, over heads and queries; None without attention."""
         return None if self.heads is None else max((head.content_most for head in self.heads), default=0.0)
 
     @property
     def collapsed(self) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
-        """(shift, heads) for every shift that takes more than half of the attention of several heads."""
+        """(shift, heads) for every shift that receives more than half of the attention of several heads."""
         return collapsed(self.heads or ())
 
     @property
@@ -127,7 +127,7 @@ class Audit:
         return self.exact and self.affine and bool(self.padding_modes) and not self.not_finite
 
     def record(self) -> dict[str, Any]:
-        """The audit in JSON's types."""
+        """The audit as JSON types."""
         derived = ("is_convolution", "affine", "equivariant", "kernel_size", "content", "unplaced")
         named = {name: getattr(self, name) for name in (*vars(self), *derived)}
         collapsed = [{"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed]
@@ -258,7 +258,7 @@ class Audit:
 
 
 def _json(value: Any) -> Any:
-    """A value in JSON's types."""
+    """A value as JSON types."""
     if isinstance(value, tuple):
         return [_json(item) for item in value]
     if isinstance(value, Head):

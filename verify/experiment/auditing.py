@@ -1,7 +1,7 @@
 """``verify.audit``: fit a convolution to an attention layer as a black box, and report the residual.
 
-Only the number of channels and the attention, where the layer gives it, are read from the layer.
-1. Superposition on random inputs, from size 1 to as large as the format holds.  2. The linear map, by impulse response.
+Only the number of channels and, if available, the attention are read from the layer.
+1. Superposition on random inputs, from size 1 up to the largest the format holds.  2. The linear map, by impulse response.
 3. The nearest convolution over all receptive fields, a least squares fit in the interior.  4. The padding mode, from the residual
 at the border.  5. Translation equivariance.  6. The attention of each head, on inputs of several sizes.
 """
@@ -32,27 +32,27 @@ def audit(
     seed: int = 0,
     budget: int = BUDGET,
 ) -> Audit:
-    """Fit the nearest convolution to an attention layer, as a black box, and measure the distance.
+    """Fit the nearest convolution to an attention layer as a black box, and measure the distance.
 
     Args:
-        attention: any layer or function (B, C, *grid) → (B, D, *output); of a module, a copy is cast to ``dtype`` and put
-            into eval mode.  A bare ``nn.MultiheadAttention`` is given the pixels as tokens.
+        attention: any layer or function (B, C, *grid) → (B, D, *output); a module is copied, cast to ``dtype`` and put into
+            eval mode.  A bare ``nn.MultiheadAttention`` receives the pixels as tokens.
         grid: the spatial size of the inputs.
         in_channels: C; by default the layer's own (``in_channels``, ``embed_dim``).
-        kernel_size: the largest kernel to try, in taps, one number or one an axis; by default any size, or half the grid where
+        kernel_size: the largest kernel to try, in taps, one number or one per axis; by default any size, or half the grid if
             no kernel fits.
-        most_channels: how many input channels to feed at most, drawn at random, and how many output channels to read at
-            most, first those that they reach; the other inputs are zero.  The map of a wide layer on a large grid does not fit
-            in memory.  By default all.
+        most_channels: the most input channels to feed, drawn at random, and the most output channels to read, first those that
+            the inputs reach; the other inputs are zero.  The map of a wide layer on a large grid does not fit in memory.  By
+            default all.
         probabilities: the attention for an input, (B or 1, heads, outputs, keys); by default the layer's method
             ``attention_probabilities``, if it has one.
         dtype: float64 or float32, for running the layer.
-        seed: of the random inputs.
+        seed: for the random inputs.
         budget: bytes for the layer's linear map.
 
     Returns:
-        The fit and its residuals.  For an affine layer the distances are of the map itself, so of all inputs of this size; for
-        any other layer they are over random inputs.
+        The fit and its residuals.  For an affine layer the distances are those of the map itself, so they hold for all inputs
+        of this size; for any other layer they are over random inputs.
 
     Raises:
         ValueError: an argument is invalid, the layer cannot be run, no output is finite, or the map exceeds the budget.
@@ -74,7 +74,7 @@ def audit(
     linear = impulse_response(black_box, random, budget)
     if not linear.finite.any():
         raise ValueError("no output of the layer is finite, not even for a zero input")
-    if most is None and not linear.affine:  # impulses then only say where to look
+    if most is None and not linear.affine:  # then impulses only suggest the receptive field
         most = half_of(black_box.grid)
     fit = nearest_convolution(linear.matrix, black_box.grid, black_box.output, linear.finite, linear.rounding, most)
     field, inside, border = fit.field, fit.inside, ~fit.inside & linear.finite
@@ -141,16 +141,16 @@ def _sizes(kernel_size: Any, grid: Vector) -> Vector | None:
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """The mean over the first axis; of equal numbers exactly that number."""
+    """The mean over the first axis; exact for equal numbers."""
     return values[0] + (values - values[0]).mean(axis=0)
 
 
 def _by_regression(
     black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
 ) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[float, ...]]]:
-    """Kernel, bias and distances (interior, border, all) of a layer that is not affine, from random inputs.
+    """Kernel, bias and distances (interior, border, all) of a non-affine layer, from random inputs.
 
-    They are fitted on some inputs and judged on others.
+    The fit and the distances use different inputs.
     """
     field, inside = fit.field, fit.inside
     unknown = field.taps * len(black_box.inputs) + 1
@@ -199,7 +199,7 @@ def _matching_modes(
 def _equivariance(
     black_box: BlackBox, field: ReceptiveField, finite: np.ndarray, random: np.random.Generator
 ) -> float | None:
-    """The greatest ‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ of any axis, over neighbouring interior outputs."""
+    """The largest ‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ of any axis, over neighbouring interior outputs."""
     inside = (field.interior() & finite).reshape(field.output)
     worst = None
     for axis, (n, m, s) in enumerate(zip(field.grid, field.output, field.stride, strict=True)):
@@ -234,13 +234,13 @@ def _heads(
         if not np.isfinite(p).all():
             if size == 1.0:
                 raise ValueError("the attention that the layer shows is not finite")
-            continue  # such large inputs overflow; the smaller ones still count
+            continue  # such large inputs overflow; smaller ones still count
         maps.append(p)
     return summarise_heads(maps, field, kernel), True
 
 
 def _ranks(kernel: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]:
-    """For every tap, the number of singular values above rounding and exp of the entropy of their shares."""
+    """For each tap, the number of singular values above rounding, and exp of the entropy of the normalised ones."""
     taps = np.moveaxis(kernel.reshape(*kernel.shape[:2], -1), 2, 0)
     values = np.linalg.svd(taps, compute_uv=False)  # (taps, min(D, C))
     floor = rounding * float(values.max(initial=0.0))
@@ -254,7 +254,7 @@ def _ranks(kernel: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]
 
 
 def _groups(kernel: np.ndarray, rounding: float) -> int:
-    """The largest number of equal channel blocks outside of which the kernel is zero."""
+    """The largest number of equal channel blocks outside which the kernel is zero."""
     d, c = kernel.shape[:2]
     strength = np.abs(kernel).reshape(d, c, prod(kernel.shape[2:])).max(axis=2)
     used = strength > rounding * float(strength.max(initial=0.0))

@@ -4,8 +4,8 @@ An impulse e of channel c at position i gives one column of an affine layer f:
 
     A[o, i, :, c] = (f(a·e) − f(−a·e)) / 2a,        a a large power of two.
 
-With so large an amplitude the bias is rounded away and the weights are not: where f multiplies by one weight, that weight comes
-back bit for bit.
+With so large an amplitude the bias is rounded away but the weights are not: where f multiplies by one weight, that weight is
+recovered bit for bit.
 """
 
 import copy
@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 BUDGET = 2**30
-"""Bytes for the linear map of a layer, by default."""
+"""Default budget in bytes for a layer's linear map."""
 
 INPUT_SIZES = (1.0, 2.0**10, 2.0**20)
-"""Sizes of the random inputs on which a layer is measured: content, or a threshold, may matter only for large ones."""
+"""Sizes of the random inputs on which a layer is measured; content, or a threshold, may matter only for large ones."""
 FAR = 300
-"""Outputs above 2^FAR or below 2^−FAR are rescaled, so that their squares stay in the range of float64."""
+"""Outputs above 2^FAR or below 2^−FAR are rescaled to keep their squares in float64's range."""
 _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
 _BATCH_BYTES = 2**24
 
@@ -41,8 +41,8 @@ class BlackBox:
         budget: bytes that an input may take.
 
     Attributes:
-        inputs, outputs: the indices of the channels fed and read; all at first.  The others are fed zeros.
-        exponent: outputs are in units of 2^exponent; 0 at first.
+        inputs, outputs: the indices of the channels fed and read; initially all.  The others are fed zeros.
+        exponent: outputs are in units of 2^exponent; initially 0.
 
     Raises:
         ValueError: grid, channels or dtype are invalid, or the layer cannot be copied or called.
@@ -68,7 +68,7 @@ class BlackBox:
                 raise ValueError(f"the layer cannot be copied into {dtype}: {_line(error)}") from error
         self.stock = isinstance(attention, nn.MultiheadAttention)
         if self.stock:
-            self.function.batch_first = True  # of the copy; the weights know nothing of the order
+            self.function.batch_first = True  # set on the copy; the weights do not depend on the axis order
             if not getattr(self.function, "_qkv_same_embed_dim", False):
                 raise ValueError(
                     "a bare nn.MultiheadAttention with kdim or vdim does not take the same tokens three times"
@@ -97,9 +97,9 @@ class BlackBox:
         self.exponent = 0
 
     def narrow(self, most: int, random: np.random.Generator) -> None:
-        """From now on feed at most this many channels, drawn at random, and read at most as many, first those that they reach.
+        """Feed at most ``most`` channels, drawn at random, and read at most as many, first those that they reach.
 
-        Of a grouped layer, channels drawn apart may share no group: their map is zero, and tells nothing of the layer.
+        In a grouped layer, independently drawn channels may share no group; their map is zero and says nothing about the layer.
         """
         self.inputs = np.sort(random.choice(self.channels, min(self.channels, most), replace=False))
         x = random.standard_normal((1, len(self.inputs), *self.grid))
@@ -108,7 +108,7 @@ class BlackBox:
         self.outputs = np.sort(order[:most])
 
     def rescale(self) -> None:
-        """Rescale outputs from now on if their squares would leave the range of float64."""
+        """Rescale subsequent outputs if their squares would leave float64's range."""
         y = self(np.random.default_rng(0).standard_normal((1, len(self.inputs), *self.grid)))
         size = float(np.abs(y[np.isfinite(y)]).max(initial=0.0))
         exponent = frexp(size)[1]
@@ -149,12 +149,12 @@ class BlackBox:
     def probabilities(
         self, x: np.ndarray, own: Callable[[torch.Tensor], torch.Tensor | None] | None
     ) -> np.ndarray | None:
-        """The attention of every head, (B, heads, outputs, keys); None if the layer does not give it.
+        """The attention of every head, (B, heads, outputs, keys); None if the layer does not expose it.
 
         Args:
             x: (B, channels fed, *grid).
-            own: computes it for an input; by default the layer's method ``attention_probabilities``, or what the one
-                ``nn.MultiheadAttention`` in it returns as its weights.
+            own: computes it for an input; by default the layer's method ``attention_probabilities``, or the weights returned by
+                its only ``nn.MultiheadAttention``.
         """
         tensor = self._input(x)
         own = own or getattr(self.function, "attention_probabilities", None)
@@ -173,7 +173,7 @@ class BlackBox:
         return np.broadcast_to(maps, (len(x), *maps.shape[1:]))
 
     def _hooked(self, x: np.ndarray) -> torch.Tensor | None:
-        """The weights of the one ``nn.MultiheadAttention`` in the layer's copy during a run: (B, heads, outputs, keys)."""
+        """The weights of the only ``nn.MultiheadAttention`` in the layer's copy during a run: (B, heads, outputs, keys)."""
         modules = list(self.function.modules()) if isinstance(self.function, nn.Module) else []
         inside = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
         if len(inside) != 1:
@@ -186,7 +186,7 @@ class BlackBox:
             recorded.append(weights)
             return y, None
 
-        inner.forward = hooked  # of the copy alone
+        inner.forward = hooked  # only on the copy
         try:
             self._run(x)
         finally:
@@ -196,15 +196,15 @@ class BlackBox:
 
 @dataclass(frozen=True)
 class LinearMap:
-    """The linear map of a layer by impulse response, and how linear the layer is.
+    """A layer's linear map by impulse response, and the layer's deviation from linearity.
 
     Attributes:
-        superposition: the greatest |g(ax + by) − a·g(x) − b·g(y)| of random inputs of several sizes, g = f − f(0), over the
-            size of the channel's outputs.
-        products: n = T·C + 8, the most products of an output.
-        rounding: n·ε relative: the error that rounding alone can cause.
+        superposition: the largest |g(ax + by) − a·g(x) − b·g(y)| on random inputs of several sizes, g = f − f(0), relative to
+            the size of the channel's outputs.
+        products: n = T·C + 8, the most products in an output.
+        rounding: n·ε, the relative error that rounding alone can cause.
         constant: f(0), (O, D).
-        matrix: A, (O, T, D, C); of a layer that is not affine, its response to impulses of size 1.
+        matrix: A, (O, T, D, C); for a non-affine layer, its response to impulses of size 1.
         finite: bool (O,), which outputs were finite in every run.
     """
 
@@ -273,9 +273,9 @@ def _superposition(
     products: int,
     random: np.random.Generator,
 ) -> tuple[float, np.ndarray]:
-    """How far the layer is from affine on inputs of a size, as in :class:`LinearMap`, and of which outputs, bool (O,).
+    """The deviation from superposition on inputs of a size, as in :class:`LinearMap`, and the outputs judged, bool (O,).
 
-    An output is judged until a run makes it infinite or not a number.
+    An output is judged until a run makes it infinite or NaN.
     """
     off, judged = 0.0, finite.copy()
     for _ in range(3):
@@ -290,9 +290,9 @@ def _superposition(
 
 
 def sizes_by_channel(values: np.ndarray, products: int) -> np.ndarray:
-    """The largest |value| of every channel, the last axis; no less than the largest of all over the products of an output.
+    """The largest |value| of each channel (the last axis), but at least the overall largest divided by ``products``.
 
-    Rounding is of a channel's own size where its numbers are sums of its own, and of the others' where they are a mixture.
+    Rounding scales with a channel's own size if its numbers are sums of its own terms, and with the others' if they are mixed.
     """
     sizes = np.abs(values).max(axis=tuple(range(values.ndim - 1)), initial=0.0)
     sizes = np.maximum(sizes, sizes.max(initial=0.0) / products)

@@ -1,4 +1,4 @@
-"""``python -m verify audit``: its arguments and its run.  Apart from `auditing`, so that ``--help`` loads no torch."""
+"""``python -m verify audit``: its arguments and its run, separate from `auditing` so that ``--help`` loads no torch."""
 
 import argparse
 from typing import TYPE_CHECKING

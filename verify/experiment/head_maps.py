@@ -1,6 +1,6 @@
 """Statistics of attention maps: centre, spread and content dependence of each head.
 
-A head whose attention depends on positions alone is a weighted sum of shifts, Σ_δ weight(δ)·(the input moved by δ).
+A head whose attention depends only on positions is a weighted sum of shifts, Σ_δ weight(δ)·(the input moved by δ).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Head:
     """The attention of one head, averaged over interior queries and random inputs.
 
     Attributes:
-        centre: Σ weight·δ, an axis each; δ is key minus query, in pixels.
+        centre: Σ weight·δ, one per axis; δ is key minus query, in pixels.
         spread: √(Σ weight·‖δ − centre‖²), in pixels.
         peak: the mean of the largest attention weight of a query.
         content: the mean total variation distance between inputs: 0 for no dependence on content, 1 for disjoint attention.
@@ -38,7 +38,7 @@ class Head:
     shifts: tuple[tuple[Vector, float], ...]
 
     def record(self) -> dict[str, Any]:
-        """The statistics in JSON's types."""
+        """The statistics as JSON types."""
         shifts = [{"shift": list(shift), "weight": weight} for shift, weight in self.shifts]
         return {**vars(self), "centre": list(self.centre), "shifts": shifts}
 
@@ -46,8 +46,8 @@ class Head:
 def key_grids(field: ReceptiveField, keys: int) -> list[np.ndarray]:
     """Candidate positions of the keys in pixels of the input, each (keys, d): rectangles of that many positions.
 
-    Either the pixels themselves, or a padded grid no wider than the receptive field reads; with a stride it may go on a little
-    beyond the last position read.
+    Either the pixels themselves, or a padded grid no wider than what the receptive field reads; with a stride it may extend
+    slightly beyond the last position read.
     """
     if keys == prod(field.grid):
         return [_positions([range(n) for n in field.grid])]
@@ -66,9 +66,9 @@ def summarise_heads(maps: Sequence[np.ndarray], field: ReceptiveField, kernel: n
     """Summarise the heads.
 
     Args:
-        maps: attention for batches of random inputs, the first of size 1, the others larger: each (B, heads, O, keys).
+        maps: attention for batches of random inputs, the first of size 1, the others larger; each (B, heads, O, keys).
         field: the receptive field of the nearest convolution; averages are over its interior queries, or all if it has none.
-        kernel: (D, C, *K) of that convolution; its taps decide where the keys are, for heads look at taps.
+        kernel: (D, C, *K) of that convolution; its taps determine the keys' positions, because heads look at taps.
 
     Returns:
         The heads; None if the positions of the keys are ambiguous.
@@ -102,7 +102,7 @@ def summarise_heads(maps: Sequence[np.ndarray], field: ReceptiveField, kernel: n
 
 
 class _Shifted:
-    """Attention by shift, δ = key − query: ``shifts`` (S, d) and ``weights`` (heads, S), of a mean (heads, queries, keys)."""
+    """Mean attention (heads, queries, keys) by shift δ = key − query: ``shifts`` (S, d) and ``weights`` (heads, S)."""
 
     def __init__(self, mean: np.ndarray, keys: np.ndarray, queries: np.ndarray):
         delta = (keys[None] - queries[:, None]).reshape(-1, keys.shape[1])
@@ -111,7 +111,7 @@ class _Shifted:
         self.weights = np.stack(flat) / len(queries)
 
     def share_on_taps(self, field: ReceptiveField, sized: np.ndarray) -> float:
-        """The attention that falls on taps with weights, at most 1 a tap."""
+        """The attention that falls on taps with nonzero weights, at most 1 per tap."""
         steps = [
             [a + dil * j for j in range(k)] for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
         ]
@@ -122,12 +122,12 @@ class _Shifted:
 
 
 def _variation(p: np.ndarray) -> np.ndarray:
-    """The greatest ½Σ|p − p′| between the maps of consecutive inputs: (heads, O)."""
+    """The largest ½Σ|p − p′| between the maps of consecutive inputs: (heads, O)."""
     return (np.abs(p[1:] - p[:-1]).sum(axis=3) / 2).max(axis=0, initial=0.0)
 
 
 def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
-    """Shifts that take more than half of the attention of several heads, with the indices of these heads."""
+    """Shifts that receive more than half of the attention of several heads, with the indices of these heads."""
     by_shift: dict[Vector, list[int]] = {}
     for number, head in enumerate(heads):
         if head.shifts and head.shifts[0][1] > 0.5:

@@ -2,7 +2,7 @@
 
 The map A (outputs × inputs, each entry a D × C matrix) is fitted by Σ_j S_j ⊗ W_j, where S_j reads the input at s·o + δ_j and
 δ_j = start + dilation·j.  In the interior, where no tap reads padding, the least squares W_j is the mean of A[o, s·o + δ_j].
-Each padding mode then predicts the border, and its residual says how well.
+Each padding mode then predicts the border, with its own residual.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from verify.experiment.black_box import sizes_by_channel
 from verify.experiment.receptive_fields import BETWEEN, MODES, ReceptiveField, Vector, candidates, half_of
 
 MOST_CANDIDATES = 32
-"""Receptive fields that are fitted at most, likeliest first."""
+"""The most receptive fields to fit, likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Fit:
         field: its receptive field.
         kernel: (D, C, *K).
         inside: bool (O,), the interior outputs that count.
-        size: Σ|A|² by output, (O,).
-        residual: Σ|A − convolution|² by output, (O,), by padding mode.
-        worst: the greatest |A − convolution| over the largest |A| of the channel, interior and border, by padding mode.
+        size: Σ|A|² for each output, (O,).
+        residual: for each padding mode, Σ|A − convolution|² for each output, (O,).
+        worst: for each padding mode, the largest |A − convolution| over the channel's largest |A|, in interior and border.
     """
 
     field: ReceptiveField
@@ -38,13 +38,13 @@ class Fit:
     worst: dict[str, tuple[float, float]]
 
     def distance(self, mode: str, outputs: np.ndarray) -> float:
-        """√(Σ|A − convolution|² / Σ|A|²) over the outputs given: the relative error for white noise."""
+        """√(Σ|A − convolution|² / Σ|A|²) over the given outputs: the relative error for white noise."""
         size, residual = float(self.size[outputs].sum()), float(self.residual[mode][outputs].sum())
         return (residual / size) ** 0.5 if size else float(residual > 0)
 
     @property
     def best(self) -> str:
-        """The padding mode of the smallest residual."""
+        """The padding mode with the smallest residual."""
         return min(self.residual, key=lambda mode: float(self.residual[mode].sum()))
 
 
@@ -58,11 +58,11 @@ def nearest_convolution(
         grid: the input's spatial size.
         output: the spatial size of the output.
         finite: bool (O,), which outputs count.
-        rounding: entries up to this share of the largest count as zero when the kernel's extent is decided.
-        most: the largest kernel; None for any size, or half the grid where no kernel fits.
+        rounding: entries up to this fraction of the largest count as zero in determining the kernel's extent.
+        most: the largest kernel; None for any size, or half the grid if no kernel fits.
 
     Returns:
-        The best fit; among fits that are exact within rounding, the one of fewest taps.
+        The best fit; among fits that are exact within rounding, the one with the fewest taps.
     """
     fit = _best(matrix, grid, output, finite, rounding, most)
     if most is None and max(fit.worst[fit.best]) > rounding:
@@ -78,7 +78,7 @@ def _best(
     best, least_residual = None, np.inf
     for field in islice(candidates(matrix, grid, output, finite, rounding, most), MOST_CANDIDATES):
         first = fit_taps(matrix, field, finite, ("zeros",))
-        if first.worst["zeros"][0] <= rounding:  # then the border may be exact too, with one of the modes
+        if first.worst["zeros"][0] <= rounding:  # then some mode may make the border exact too
             fit = fit_taps(matrix, field, finite)
             if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
                 fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
@@ -92,7 +92,7 @@ def _best(
 
 
 def _mode_by_axis(fit: Fit) -> str:
-    """For each axis, the mode of least residual at outputs that read padding along that axis alone."""
+    """For each axis, the mode with the least residual at outputs that read padding only along that axis."""
     field, modes = fit.field, []
     for axis in range(len(field.grid)):
         outside = np.ones((), dtype=bool)
@@ -116,7 +116,7 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
         if len(rows):
             blocks = matrix[rows, source[rows]]
             first = blocks[len(rows) // 2]
-            weights[tap] = first + (blocks - first).mean(axis=0)  # the mean of equal numbers is exactly that number
+            weights[tap] = first + (blocks - first).mean(axis=0)  # exact for equal numbers
     size = np.square(matrix).sum(axis=(1, 2, 3)) * finite
     products = matrix.shape[1] * matrix.shape[3] + 8
     largest = sizes_by_channel(np.moveaxis(matrix[finite], 2, -1), products)
@@ -137,7 +137,7 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
 def regression(field: ReceptiveField, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Kernel (D, C, *K) and bias (D,) by linear regression of outputs (B, O, D) on inputs (B, C, *grid).
 
-    Over the interior; over all outputs without one.
+    It uses the interior outputs, or all outputs if there are none.
     """
     interior = field.interior() if field.interior().any() else np.ones(y.shape[1], dtype=bool)
     rows = im2col(field, x, "zeros")[:, interior].reshape(len(x) * int(interior.sum()), -1)
@@ -148,7 +148,7 @@ def regression(field: ReceptiveField, x: np.ndarray, y: np.ndarray) -> tuple[np.
 
 
 def im2col(field: ReceptiveField, x: np.ndarray, mode: str) -> np.ndarray:
-    """The inputs that every output reads, tap by tap: (B, O, taps, C)."""
+    """The inputs that each output reads, by tap: (B, O, taps, C)."""
     flat = x.reshape(*x.shape[:2], -1)
     flat = np.concatenate([flat, np.zeros((*flat.shape[:2], 1))], axis=2)  # −1 reads this zero
     return flat[:, :, field.sources(mode)].transpose(0, 3, 2, 1)

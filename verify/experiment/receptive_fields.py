@@ -1,7 +1,7 @@
-"""Receptive fields of a convolution, and the ones that could belong to a given linear map, likeliest first.
+"""Receptive fields of a convolution, and candidates for a given linear map, likeliest first.
 
-Padding acts on each axis by itself.  Along one axis, a row's energy lies where its taps read, and all rows inside the grid are
-alike.  Candidates for which both hold come first.
+Padding acts on each axis separately.  Along one axis, a row's energy lies where its taps read, and all rows inside the grid are
+equal.  Candidates for which both hold come first.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class ReceptiveField(NamedTuple):
     output: Vector
 
     def reads(self, axis: int) -> np.ndarray:
-        """The positions read along an axis, on the grid or off it: (outputs, taps)."""
+        """The positions read along an axis, on or off the grid: (outputs, taps)."""
         o, j = np.arange(self.output[axis])[:, None], np.arange(self.kernel[axis])
         return self.stride[axis] * o + self.start[axis] + self.dilation[axis] * j
 
@@ -41,7 +41,7 @@ class ReceptiveField(NamedTuple):
 
     @property
     def padding(self) -> tuple[tuple[int, int], ...]:
-        """How far it reads before and after the grid, an axis each; negative where it stops inside."""
+        """How far it reads before and after the grid, per axis; negative where it stops inside."""
         edges = [(self.reads(axis).min(), self.reads(axis).max()) for axis in range(len(self.grid))]
         return tuple((-int(lo), int(hi) - n + 1) for (lo, hi), n in zip(edges, self.grid, strict=True))
 
@@ -60,7 +60,7 @@ class ReceptiveField(NamedTuple):
     def sources(self, mode: str) -> np.ndarray:
         """The flat input index that each tap reads for each output, −1 for a zero: int (taps, O).
 
-        ``mode`` is one of ``MODES``, or one an axis joined by ``BETWEEN``.
+        ``mode`` is one of ``MODES``, or one per axis joined by ``BETWEEN``.
         """
         flat, real, dims = np.zeros((), dtype=int), np.ones((), dtype=bool), len(self.grid)
         modes = mode.split(BETWEEN) if BETWEEN in mode else [mode] * dims
@@ -84,17 +84,17 @@ def _folded(place: np.ndarray, n: int, mode: str) -> np.ndarray:
 
 
 def half_of(grid: Vector) -> Vector:
-    """The largest kernel to try where none fits: about half the grid, odd where there is room."""
+    """The largest kernel to try if none fits: about half the grid, odd if there is room."""
     return tuple(min(n, (n // 2) | 1) for n in grid)
 
 
 def candidates(
     matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
 ) -> Iterator[ReceptiveField]:
-    """Receptive fields worth fitting, likeliest first; arguments as of `verify.experiment.least_squares.nearest_convolution`.
+    """Receptive fields worth fitting, likeliest first; arguments as in `verify.experiment.least_squares.nearest_convolution`.
 
-    Fields that may fit exactly come first.  Among these, fewer taps win; then more interior outputs, the stride that the sizes
-    suggest, and symmetric padding, because around a circle other paddings give the same function.
+    Fields that may fit exactly come first.  Among these, fewer taps win; then more interior outputs, the stride suggested by
+    the sizes, and symmetric padding, because with circular padding other amounts give the same function.
     """
     energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
     floor = (rounding * float(np.abs(matrix).max(initial=0.0))) ** 2
@@ -118,19 +118,19 @@ def candidates(
         lopsided = sum(abs(before - after) for before, after in field.padding)
         misfits = sum(own[part] for own, part in zip(misfit, parts, strict=True))
         better = misfits, field.taps, -int(field.interior().sum()), unusual, field.dilation, lopsided
-        return *better, field.start, field.kernel, field.stride  # of equals always the same one first
+        return *better, field.start, field.kernel, field.stride  # breaks ties deterministically
 
     for parts in sorted(product(*axes), key=rank):
         yield _joined(parts)
 
 
 def _joined(parts: tuple[ReceptiveField, ...]) -> ReceptiveField:
-    """The receptive field that has each of these along one axis."""
+    """The receptive field with one of these along each axis."""
     return ReceptiveField(*(sum(numbers, ()) for numbers in zip(*parts, strict=True)))
 
 
 def _along_axis(start: int, kernel: int, dilation: int, stride: int, n: int, m: int) -> ReceptiveField:
-    """A receptive field of n inputs and m outputs along one axis."""
+    """A receptive field along one axis, with n inputs and m outputs."""
     return ReceptiveField((start,), (kernel,), (dilation,), (stride,), (n,), (m,))
 
 
@@ -142,7 +142,7 @@ def _usual_stride(n: int, m: int) -> int:
 def _repeats(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether some tap reads the grid at two outputs or more.
 
-    Otherwise nothing repeats: a mirror image would pass for padding, and any map for a wide enough kernel.
+    Otherwise nothing repeats: a mirror image would pass for padding, and any map for a sufficiently wide kernel.
     """
     m, n = energy.shape
     if m == 1 or not (energy > floor).any():
@@ -154,7 +154,7 @@ def _repeats(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
 
 
 def _may_fit(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
-    """Whether all interior rows have the same energy on the taps, and some padding mode explains the others."""
+    """Whether all interior rows have the same energy on the taps and some padding mode explains the other rows."""
     m, n = energy.shape
     reads, inside = part.reads(0), part.within(0)
     if not inside.any():
@@ -164,7 +164,7 @@ def _may_fit(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
         return False
     used, rows = energy > floor, np.arange(m)[:, None]
     for mode in MODES:
-        read = np.zeros((m, n + 1), dtype=bool)  # the last column for zeros
+        read = np.zeros((m, n + 1), dtype=bool)  # the last column stands for zeros
         read[rows, part.sources(mode).T] = True
         if not (used & ~read[:, :n]).any():
             return True
@@ -175,7 +175,7 @@ def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> lis
     """Strides along an axis, likeliest first: the right s has A[o + 1, i + s] = A[o, i] away from the border."""
     m, n = output[axis], grid[axis]
     if m == 1:
-        return [1]  # with a single output every stride is the same function
+        return [1]  # with a single output every stride gives the same function
     full = matrix.reshape(*output, *grid, *matrix.shape[2:])
     middle = (m - 1) // 2
     row, next_row = (np.moveaxis(full.take(middle + e, axis=axis), len(grid) - 1 + axis, 0) for e in (0, 1))
@@ -192,7 +192,7 @@ def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> lis
 def _axis_candidates(
     energy: np.ndarray, n: int, m: int, stride: int, floor: float, most: int | None
 ) -> Iterator[ReceptiveField]:
-    """Receptive fields along an axis: of each middle output, then of all outputs together."""
+    """Receptive fields along an axis, estimated from each middle output, then from all outputs together."""
     middle = {(m - 1) // 2 + e for e in (-1, 0, 1, 2)} & set(range(m))
     for rows in [*([o] for o in sorted(middle)), list(range(m))]:
         energies: dict[int, float] = {}
@@ -212,7 +212,7 @@ def _axis_candidates(
 
 
 def _strongest(energies: dict[int, float], most: int) -> tuple[int, int, int]:
-    """(start, kernel, dilation) of the ``most`` taps with the most energy, the least dilated on a tie."""
+    """(start, kernel, dilation) of the ``most`` taps with the most energy; on a tie, the least dilated."""
     low, high = min(energies), max(energies)
     choices = [
         (-sum(energies.get(start + step * j, 0.0) for j in range(most)), step, start)

@@ -1,8 +1,8 @@
-"""An attention layer from a file, ours or a stock one.  Nothing that the file holds is run.
+"""Reads an attention layer, ours or a stock one, from a file, without running anything that the file holds.
 
-Ours are read as the checker reads them.  A stock one is what ``torch.save`` wrote of an ``nn.MultiheadAttention``, or of the
-image-to-image module around one that ``construct.to_torch_mha`` makes: read by ``torch.load(weights_only=True)`` with these exact
-classes alone, where plain records stand for the classes of the project.
+Ours are read as the checker reads them.  A stock layer is an ``nn.MultiheadAttention``, or the image-to-image module around one
+that ``construct.to_torch_mha`` makes, written by ``torch.save``.  ``torch.load(weights_only=True)`` reads it with exactly these
+classes allowed, where plain records stand for the project's classes.
 """
 
 import os
@@ -18,9 +18,9 @@ from verify.plots.stored_layer import layer_in
 
 
 class StoredStock(nn.Module):
-    """Stands in for `construct.stock.layer.StockAttention`: runs the tensors and tokens of the file.
+    """Stand-in for `construct.stock.layer.StockAttention`: runs with the file's tensors and tokens.
 
-    ``geometry`` is of the convolution, ``grid`` the spatial size of the input.
+    ``geometry`` is the convolution's, ``grid`` the spatial size of the input.
     """
 
     geometry: Any
@@ -32,7 +32,7 @@ class StoredStock(nn.Module):
 
     @property
     def in_channels(self) -> int:
-        """The input's channels."""
+        """The number of input channels."""
         return self.geometry.in_channels
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,14 +49,14 @@ class StoredStock(nn.Module):
 
 
 class _Inert:
-    """Stands in for where a head looks and for its fractions, which only casts of the original read."""
+    """Stand-in for a head's target and its fractions, which only casts of the original use."""
 
     def __init__(self, *numbers: Any):
         self.numbers = numbers
 
 
 def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Module:
-    """Read an attention layer: as `verify.plots.stored_layer.layer_in` does, or a stock one written by ``torch.save``."""
+    """Read an attention layer as `verify.plots.stored_layer.layer_in` does, or a stock one written by ``torch.save``."""
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such file")
     stock = _stock_in(path) if name is None else None
@@ -64,7 +64,7 @@ def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Mo
 
 
 def _stock_in(path: str | os.PathLike[str]) -> nn.Module | None:
-    """The stock attention of a file; None if the file holds something else."""
+    """The stock attention in a file; None if the file holds something else."""
     known: list[Any] = [
         nn.MultiheadAttention,
         nn.modules.linear.NonDynamicallyQuantizableLinear,
@@ -75,12 +75,12 @@ def _stock_in(path: str | os.PathLike[str]) -> nn.Module | None:
         (_Inert, "fractions.Fraction"),
     ]
     try:
-        with zipfile.ZipFile(path) as archive:  # what is not compressed cannot grow
+        with zipfile.ZipFile(path) as archive:  # uncompressed data cannot expand
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 return None
         with torch.serialization.safe_globals(known):
             module = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # the checker's reader says what is wrong with any other file
+    except Exception:  # the checker's reader reports what is wrong with other files
         return None
     if isinstance(module, nn.Module) and not all(t.is_contiguous() for t in module.state_dict().values()):
         raise ValueError(f"{path}: a tensor of it is laid out as torch.save of a layer never does")

@@ -1,7 +1,7 @@
 """The raw fields of a convolution and an attention layer: weights exactly, geometry as stated, digests.
 
-Every format that a layer may have (float16, bfloat16, float32, float64) is a subset of float64, so these float64 arrays are
-the stored numbers themselves.
+Every format that a layer may have (float16, bfloat16, float32, float64) is a subset of float64, so these float64 arrays
+hold exactly the stored numbers.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 
 @dataclass(frozen=True)
 class Geometry:
-    """The geometry of either layer, per axis, with ``padding`` as numbers.
+    """The geometry of a convolution or an attention layer, per axis, with ``padding`` as numbers.
 
     Attributes:
-        kernel_size, stride, dilation, output_padding: an axis each.
-        pads: before and after, an axis each; of the input itself (for a transposed layer: p, p).
+        kernel_size, stride, dilation, output_padding: one per axis.
+        pads: before and after the input, one pair per axis (for a transposed layer: p, p).
         padding_mode: as in torch.
-        groups, in_channels, out_channels: of channels.
+        groups, in_channels, out_channels: as in torch.
         transposed: as in torch.
     """
 
@@ -45,10 +45,10 @@ class Geometry:
 
     @classmethod
     def read(cls, layer: Any) -> "Geometry":
-        """Read it from the attributes of a layer.
+        """Read the geometry from a layer's attributes.
 
         Raises:
-            Unreadable: an attribute is missing or is no geometry.
+            Unreadable: an attribute is missing or invalid.
         """
         stated = stated_geometry(layer)
         if not isinstance(stated["kernel_size"], list) or not stated["kernel_size"]:
@@ -105,9 +105,9 @@ class Attention:
     """The raw fields of an attention layer.
 
     Attributes:
-        geometry: as stated.
+        geometry: as the layer states it.
         radix: None for the quadratic encoding, else the mixed radix of the parabola.
-        w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out: float64, shapes as in the layer; heads first.
+        w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out: float64, with the layer's shapes, heads first.
     """
 
     geometry: Geometry
@@ -126,7 +126,7 @@ class Attention:
         """Read the eight tensors and the geometry.
 
         Raises:
-            Unreadable: something is missing, of the wrong shape or encoding, or not finite.
+            Unreadable: something is missing, not finite, or of the wrong shape or encoding.
         """
         require_known_encoding(layer)
         arrays = {}
@@ -136,7 +136,7 @@ class Attention:
                 raise Unreadable(f"the attention layer has no tensor {name}")
             arrays[name] = exact_array(tensor, f"{name} of the attention layer")
         for name in ("w_out", "b_out"):
-            # The layer would round it to the type of its input: not the number that is stored.
+            # The layer would round it to the type of its input, so the stored number is not the one used.
             if getattr(layer, name).dtype != layer.w_val.dtype:
                 raise Unreadable(f"{name} is {getattr(layer, name).dtype}, but w_val {layer.w_val.dtype}")
         geometry, radix = Geometry.read(layer), getattr(layer, "radix", None)
@@ -161,7 +161,7 @@ class Attention:
 
     @property
     def carrying(self) -> np.ndarray:
-        """Whether each head carries anything, bool (heads,): else it adds 0 to every output, wherever it looks."""
+        """Whether each head has nonzero values, bool (heads,); if not, it adds 0 to every output, wherever it looks."""
         return np.asarray(self.w_val.any(axis=(1, 2, 3)) & self.w_out.any(axis=(1, 2, 3)))
 
     def _check_shapes(self) -> None:
@@ -186,7 +186,7 @@ class Attention:
 
 
 def stated_geometry(layer: Any) -> dict[str, Any]:
-    """The geometry of a layer as it states it, in JSON's types: what is hashed and written down.
+    """The geometry that a layer states, as JSON types, which is hashed and written down.
 
     Raises:
         Unreadable: an attribute is missing.
@@ -200,7 +200,7 @@ def stated_geometry(layer: Any) -> dict[str, Any]:
     dims = len(stated["kernel_size"]) if isinstance(stated["kernel_size"], list) else 0
     for name in ("stride", "dilation", "padding", "output_padding"):
         value = [stated[name]] if _whole(stated[name]) else stated[name]
-        # torch reads one number, also one in a list, for all axes.
+        # torch takes a single number, even in a list, for all axes.
         stated[name] = value * dims if isinstance(value, list) and len(value) == 1 else value
     if getattr(layer, "radix", None) is not None:
         stated["radix"] = list(layer.radix)
@@ -211,7 +211,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     """The raw fields of a torch convolution, exactly, with its parametrizations folded in.
 
     Raises:
-        Unreadable: it has no weight, numbers that are not finite, or a geometry that its weight contradicts.
+        Unreadable: it has no weight, non-finite numbers, or a geometry that its weight contradicts.
     """
     conv, _ = plain_convolution(conv)
     g = Geometry.read(conv)
@@ -228,7 +228,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     if (g.dims, g.transposed) != CONVOLUTIONS[base]:
         raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
     if g.padding_mode != "zeros":
-        # torch pads by this private list, last axis first, whatever ``padding`` says.
+        # torch pads by this private list, last axis first, and ignores ``padding``.
         listed = list(getattr(conv, "_reversed_padding_repeated_twice", []))
         if listed != [n for pads in reversed(g.pads) for n in pads]:
             raise Unreadable(f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}")
@@ -241,7 +241,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
 
 
 def digest(layer: Any, tensors: tuple[str, ...]) -> str:
-    """SHA-256 of a layer: its stated geometry, and the type, shape and bytes of its tensors, in the order given.
+    """SHA-256 of a layer: its stated geometry, and the type, shape and bytes of its tensors, in the given order.
 
     The text hashed is the JSON (sorted keys, no spaces) of ``{"geometry": …, "tensors": [[name, dtype, shape], …]}``, a zero
     byte, and then the little-endian bytes of every tensor, row-major.

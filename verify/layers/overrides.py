@@ -1,8 +1,8 @@
-"""Refuses modules whose call may run anything but their class's own code: hooks, overridden methods, tensor subclasses.
+"""Refuses modules whose call may run code other than their class's own: hooks, overridden methods, tensor subclasses.
 
-Only then do the fields of a layer say what it computes.  Of convolutions, torch's own hooks that only recompute a tensor are let
-through, and the class that ``torch.nn.utils.parametrize`` makes, which adds properties for the parametrized tensors alone;
-:mod:`verify.layers.reparametrized` evaluates these.  An attention layer must have plain parameters.
+Only without such code do a layer's fields determine what it computes.  A convolution may have torch's own hooks that only recompute
+a tensor, and the class that ``torch.nn.utils.parametrize`` makes, which only adds properties for the parametrized tensors;
+:mod:`verify.layers.reparametrized` evaluates both.  An attention layer must have plain parameters.
 """
 
 import inspect
@@ -24,11 +24,11 @@ HARMLESS = frozenset(
     "__getstate__ __setstate__ __deepcopy__ __reduce__ __dir__ __init_subclass__ __class_getitem__ _get_name train eval apply "
     "_apply state_dict load_state_dict _load_from_state_dict _save_to_state_dict get_extra_state set_extra_state _version".split()
 )
-"""What an instance or a subclass may override: no call of the layer reaches it."""
+"""What an instance or a subclass may override, because no call of the layer uses it."""
 OF_MODULES = frozenset(vars(nn.Module()))
-"""What every module of torch holds, which its call reads."""
+"""The attributes of every torch module, which its call reads."""
 ATTRIBUTES = ("geometry", "heads", "radix", "_execution")
-"""What an attention layer holds beside its tensors, and its call reads."""
+"""The attributes of an attention layer other than its tensors, which its call reads."""
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -43,7 +43,7 @@ def require_no_overrides(
     attributes: Iterable[str],
     known_hooks: Collection[object] = (),
 ) -> None:
-    """Refuse a layer whose call may run anything but ``base``'s own code, or whose tensors are of another class.
+    """Refuse a layer whose call may run code other than ``base``'s, or whose tensors are of another class.
 
     Args:
         layer: an instance of ``base``.
@@ -75,7 +75,7 @@ def require_no_overrides(
         if cls in base.__mro__:
             continue
         for own in vars(cls):
-            # The instance's own is met first, unless the class holds a property, or what Python takes for one.
+            # The instance's attribute is found first, unless the class holds a property or another data descriptor.
             is_property = any(hasattr(vars(cls)[own], method) for method in ("__set__", "__delete__"))
             met = own not in fields or hasattr(base, own) or is_property
             if not met or is_parametrized(layer, own):
@@ -98,13 +98,13 @@ def is_parametrized(layer: nn.Module, name: str) -> bool:
 
 
 def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
-    """As :func:`require_no_overrides`, of an attention layer, whose ``heads`` and ``geometry`` must fit its tensors too."""
+    """:func:`require_no_overrides` for an attention layer, whose ``heads`` and ``geometry`` must also fit its tensors."""
     missing = next((own for own in ATTRIBUTES if not hasattr(layer, own)), None)
     if missing is not None:
         raise Unreadable(f"{type(layer).__name__} has no {missing.strip('_')}")
     require_known_encoding(layer)
     if parametrize.is_parametrized(layer):
-        # Whatever the rule: it may ask whether the layer is in training.
+        # Any parametrization is refused, because it may depend on whether the layer is in training.
         names = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
         raise Unreadable(f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first")
     require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
@@ -125,7 +125,7 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
 
 
 def require_known_encoding(layer: object) -> None:
-    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): nothing is known of its scores."""
+    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): its scores are unknown."""
     kind = getattr(getattr(layer, "encoding", None), "name", None)
     if kind not in (None, "quadratic", "parabola"):
         raise Unreadable(f"its encoding is {kind}, and only the quadratic one and the parabola are known here")
@@ -135,13 +135,13 @@ def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
     """The stored numbers as float64, which holds them exactly.
 
     Raises:
-        Unreadable: not a dense tensor of a floating format, or some number is not finite.
+        Unreadable: it is not a dense floating-point tensor, or some number is not finite.
     """
     if tensor.layout != torch.strided or tensor.is_meta or nn.parameter.is_lazy(tensor):
         raise Unreadable(f"{what} is not a dense tensor of numbers")
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise Unreadable(f"{what} is {tensor.dtype}")
     stored = tensor.detach().cpu().resolve_neg()
-    if stored.numel() and not all(map(math.isfinite, stored.aminmax())):  # a NaN is both the least and the greatest
+    if stored.numel() and not all(map(math.isfinite, stored.aminmax())):  # aminmax returns a NaN as both
         raise Unreadable(f"{what} has numbers that are not finite")
     return stored.double().contiguous().numpy()

@@ -1,12 +1,12 @@
-"""Which input position each output reads, derived twice, axis by axis, from two definitions; and one output exactly.
+"""Which input position each output reads, derived per axis from the definitions of both layers; and one exact output.
 
-The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's:
-a padded grid of real tokens, a query for every output, a key at the query plus a shift.  Neither uses the builder's code.
+The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's
+definition: a padded grid of real tokens, a query for each output, a key at query plus shift.  Neither uses the builder's code.
 
-    convolution   tap j of output o meets the place s·o + dil·j − p      (transposed: (o + p − dil·j)/s, where that is whole)
+    convolution   tap j of output o meets the place s·o + dil·j − p      (transposed: (o + p − dil·j)/s, where that is an integer)
     attention     the head at shift τ meets the token s·o + a + τ        (transposed: o + a + τ)
 
-Taps and outputs come in through the place alone, and heads and queries through the token's number.
+The input that is read depends on tap and output only through the place, and on head and query only through the token's number.
 """
 
 import math
@@ -25,7 +25,7 @@ Index = tuple[int, ...]
 ZERO = -1
 """Stands for a padded zero instead of an input position."""
 LONGEST = 2**26
-"""Tokens of one axis that are enumerated: half a gigabyte."""
+"""The most tokens of one axis that are enumerated: half a gigabyte."""
 
 
 class GridRefused(ValueError):
@@ -37,7 +37,7 @@ def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
 
     Raises:
         GridRefused: exactly where torch raises or returns nothing: an empty axis, no output, or a padding mode that cannot pad
-            so far.  (Of a transposed convolution without outputs, torch refuses some and returns an empty tensor for others.)
+            that far.  (For transposed convolutions without outputs, torch sometimes raises and sometimes returns an empty tensor.)
     """
     if len(grid) != g.dims or any(n < 1 for n in grid):
         raise GridRefused(f"the grid {grid} is not {g.dims} positive sizes")
@@ -61,13 +61,13 @@ def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
-    """The convolution's side: the place that a tap of this axis meets at an output; transposed: the stride times that place."""
+    """The convolution's side: the place where a tap meets an output, on one axis; transposed: the stride times that place."""
     before, dil = g.pads[axis][0], g.dilation[axis]
     return output + before - dil * tap if g.transposed else g.stride[axis] * output + dil * tap - before
 
 
 def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
-    """The convolution's side: the input position, or ``ZERO``, at each :func:`tap_place`, also before 0 and from n on."""
+    """The convolution's side: the input position, or ``ZERO``, at each :func:`tap_place`, including places outside 0 … n − 1."""
     if g.transposed:  # Y[s·i + dil·j − p] += X[i] W_j, solved for i
         i, rest = np.divmod(place, g.stride[axis])
         return np.where((rest == 0) & (i >= 0) & (i < n), i, ZERO)
@@ -85,7 +85,7 @@ def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
 def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
     """The attention's side: int (T_axis,), the input position that each token of the padded axis copies, or ``ZERO``."""
     k, dil, s, (before, after) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
-    if g.transposed:  # inputs s apart, then padded (or cropped) by dil·(K − 1) − p
+    if g.transposed:  # inputs at distance s, then padded (or cropped) by dil·(K − 1) − p
         row = np.full(s * (n - 1) + 1, ZERO)
         row[::s] = np.arange(n)
         span = dil * (k - 1)
@@ -99,7 +99,7 @@ def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
 
 
 def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
-    """The attention's side: int (outputs,), where on the padded axis the query of each output sits: s·o + a."""
+    """The attention's side: int (outputs,), the position of each output's query on the padded axis: s·o + a."""
     anchor = g.dilation[axis] * ((g.kernel_size[axis] - 1) // 2)
     return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + anchor
 
@@ -114,17 +114,17 @@ def shift_box(g: Geometry, grid: tuple[int, ...]) -> tuple[tuple[int, int], ...]
 
 
 def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
-    """τ on this axis of the head that carries a tap: dil·j − a, on the grid of a transposed layer dil·(K − 1 − j) − a."""
+    """τ on this axis of the head that carries tap j: dil·j − a; for a transposed layer, dil·(K − 1 − j) − a."""
     k, dil = g.kernel_size[axis], g.dilation[axis]
     return dil * ((k - 1 - tap if g.transposed else tap) - (k - 1) // 2)
 
 
 def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
-    """A tap of this axis that does not read what the head at its shift reads, at some output; None if there is none.
+    """A tap of this axis that, for some output, reads another input than the head at its shift; None if there is none.
 
-    The key less the place is one number for all taps and outputs: both go up by the same stride from an output to the next,
-    so that the first output and the last tell.  Then it is enough that each token holds the input at its place, and that all
-    keys are tokens; which takes the tokens and the taps, and not their product.
+    Key minus place must be the same for all taps and outputs; both grow by the same stride per output, so checking the first
+    and the last output suffices.  Then each token must hold the input at its place, and all keys must be tokens: work of the
+    order of tokens plus taps, not of their product.
     """
     tokens, queries = tokens_along(g, axis, n), query_places(g, axis, outputs)
     lead = int(queries[0]) + shift_of_tap(g, axis, 0) - tap_place(g, axis, 0, 0)
@@ -141,7 +141,7 @@ def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
 def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
     """The kernel position that a head at this shift must carry, or None if it is no kernel position.
 
-    Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel lies flipped.
+    Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel is flipped.
     """
     tap = []
     for tau, k, dil in zip(shift, g.kernel_size, g.dilation, strict=True):
@@ -158,7 +158,7 @@ def token_count(g: Geometry, grid: tuple[int, ...]) -> int:
 
 
 def token_length(g: Geometry, axis: int, n: int) -> int:
-    """How many tokens an axis has: the length of :func:`tokens_along`, without making them."""
+    """The number of tokens on an axis: the length of :func:`tokens_along`, without building it."""
     before, after = g.pads[axis]
     if g.transposed:
         span = g.dilation[axis] * (g.kernel_size[axis] - 1)
@@ -167,7 +167,7 @@ def token_length(g: Geometry, axis: int, n: int) -> int:
 
 
 def require_enumerable(g: Geometry, grid: tuple[int, ...]) -> None:
-    """Raise a ValueError for a grid with an axis too long to be enumerated."""
+    """Raise a ValueError if an axis of the grid is too long to be enumerated."""
     for axis, n in enumerate(grid):
         length = token_length(g, axis, n)
         if length > LONGEST:
@@ -191,7 +191,7 @@ def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -
 
 
 def taps_at(g: Geometry, grid: Index, place: Sequence[int]) -> Iterator[tuple[Index, Index]]:
-    """Every tap that meets an input at the output at ``place``, and which; those that meet a zero are left out."""
+    """Each tap that reads an input for the output at ``place``, with that input's position; taps that read a zero are omitted."""
     axes = []
     for axis, (n, k, output) in enumerate(zip(grid, g.kernel_size, place, strict=True)):
         reads = input_at(g, axis, n, tap_place(g, axis, np.arange(k), output)).tolist()
@@ -202,5 +202,5 @@ def taps_at(g: Geometry, grid: Index, place: Sequence[int]) -> Iterator[tuple[In
 
 
 def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:
-    """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), from torch's layout."""
+    """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), converted from torch's layout."""
     return conv.matrices[tap] if conv.transposed else np.swapaxes(conv.matrices[tap], 1, 2)

@@ -1,8 +1,8 @@
-"""The plain convolution behind weight_norm, spectral_norm, pruning or a parametrization, as it computes in eval mode.
+"""The plain convolution that weight_norm, spectral_norm, pruning or a parametrization computes in eval mode.
 
-weight_norm, spectral_norm and pruning put a forward pre-hook on the module, which leaves its last result behind as an attribute;
-``torch.nn.utils.parametrize`` puts a property into its class.  Here torch's own classes recompute the tensors as a call in eval
-mode does.  The module is not changed, and results of an earlier call are not used.
+weight_norm, spectral_norm and pruning register a forward pre-hook on the module, which stores its last result as an attribute;
+``torch.nn.utils.parametrize`` adds a property to its class.  Here torch's own classes recompute the tensors as a call in eval
+mode does.  The module is not changed, and results of earlier calls are not used.
 """
 
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ GEOMETRY = (
     *("transposed", "output_padding"),
 )
 COPIED = (*GEOMETRY, "_reversed_padding_repeated_twice")
-"""The attributes of a convolution beside its tensors."""
+"""The attributes of a convolution other than its tensors."""
 
 
 def recomputing_hooks(conv: nn.Module) -> list[Any]:
-    """The forward pre-hooks of torch's own that do nothing but recompute a tensor from others, in their order."""
+    """Torch's own forward pre-hooks that only recompute a tensor from others, in their order."""
     return [hook for number, hook in conv._forward_pre_hooks.items() if _recomputes(conv, number, hook)]
 
 
@@ -44,7 +44,7 @@ def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
         return False
     kind = type(hook)
     if kind not in (WeightNorm, SpectralNorm):
-        # A method of pruning says what to keep; by its masks, only torch's own code makes the tensor.
+        # A pruning method decides which entries to keep; only torch's own code applies its masks.
         code = ("__call__", "apply_mask", "__getattribute__")
         if not issubclass(kind, BasePruningMethod) or hasattr(kind, "__getattr__"):
             return False
@@ -61,7 +61,7 @@ def _tensor_name(hook: Any) -> str:
 
 
 def base_of(conv: object) -> type[nn.Module]:
-    """Which of torch's convolutions this is; `Unreadable` if none of them."""
+    """The torch convolution class of this module; `Unreadable` if it is none of them."""
     base = next((base for base in CONVOLUTIONS if isinstance(conv, base)), None)
     if base is None:
         raise Unreadable(f"{type(conv).__name__} is none of torch's convolutions")
@@ -69,15 +69,15 @@ def base_of(conv: object) -> type[nn.Module]:
 
 
 def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
-    """A convolution with its parametrizations folded in, as they are in eval mode.
+    """A convolution with its parametrizations folded in, as in eval mode.
 
     Returns:
         The convolution itself if its tensors are plain, else a new one of torch's class; and the parametrizations, as
         ``("weight_norm of weight",)``.
 
     Raises:
-        Unreadable: it is none, or a call of it runs more than torch's own code (its fields then do not say what it computes),
-            or its tensors cannot be recomputed, or not twice alike.
+        Unreadable: it is no convolution, or calling it runs other code than torch's (its fields then do not determine what it
+            computes), or its tensors cannot be recomputed, or differ between two evaluations.
     """
     base = base_of(conv)
     require_no_overrides(conv, base, ("weight", "bias"), COPIED, recomputing_hooks(conv))
@@ -90,7 +90,7 @@ def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
         first, second = _tensors(conv, hooks), _tensors(conv, hooks)
     except Unreadable:
         raise
-    except Exception as error:  # whatever a parametrization of the user's own raises
+    except Exception as error:  # whatever the user's own parametrization raises
         message = " ".join(str(error).split())[:200]
         raise Unreadable(
             f"{type(conv).__name__}: its tensors cannot be worked out: {type(error).__name__}: {message}"
@@ -112,11 +112,11 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
     chains, tensors = _chains(conv), {}
     devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
     device = next(filter(torch.amp.is_autocast_available, devices), "cpu")
-    # Autocast would round matrix products on the way to half precision, and no claim is about what it does.
+    # Autocast would round matrix products to half precision, which no claim covers.
     with keeping_modes(conv), torch.no_grad(), torch.autocast(device, enabled=False):
-        for module in conv.modules():  # in training, spectral_norm changes whenever it is read
+        for module in conv.modules():  # in training mode, every read changes spectral_norm
             module.training = False
-        copied: Any = type(conv).__new__(type(conv))  # the hooks write here
+        copied: Any = type(conv).__new__(type(conv))  # the hooks write to this copy
         vars(copied).update({name: dict(held) if isinstance(held, dict) else held for name, held in vars(conv).items()})
         for hook in hooks:
             hook(copied, None)
@@ -129,7 +129,7 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
 
 
 def _chains(conv: nn.Module) -> dict[str, Any]:
-    """Tensor → its parametrizations."""
+    """The parametrizations of each tensor, by its name."""
     return {name: chain for name, chain in getattr(conv, "parametrizations", {}).items() if is_parametrized(conv, name)}
 
 
@@ -139,7 +139,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 @contextmanager
 def keeping_modes(*models: nn.Module) -> Iterator[None]:
-    """Every module returns to its own mode, training or eval, afterwards."""
+    """Restore every module's mode, training or eval, afterwards."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         yield
@@ -149,6 +149,6 @@ def keeping_modes(*models: nn.Module) -> Iterator[None]:
 
 
 def _name(method: object) -> str:
-    """The name of the function that makes it: ``weight_norm`` makes ``WeightNorm`` and ``_WeightNorm``."""
+    """The name of the torch function that creates it: ``weight_norm`` creates ``WeightNorm`` and ``_WeightNorm``."""
     kind = "pruning" if isinstance(method, BasePruningMethod) else type(method).__name__.lstrip("_")
     return {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm", "Orthogonal": "orthogonal"}.get(kind, kind)

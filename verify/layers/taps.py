@@ -1,11 +1,11 @@
-"""Whether the heads at each shift sum to exactly the kernel's matrix there, decided without rounding.
+"""Decides, without rounding, whether the heads at each shift sum to exactly the kernel's matrix there.
 
 Floats are dyadic rationals, so Σ_h W_val^h W_out^h = W_j is a question about integers.  Two routes:
 
-- One head at the shift, and one of its factors a partial permutation scaled by powers of two (what the construction makes,
-  and every rescaling of it): then each entry of the product is a single stored number times a power of two, exact in
-  float64 as long as it stays in the normal range, and comparing is comparing numbers.
-- Otherwise all factors are put over one power of two and multiplied as Python integers, which is slower.
+- One head at the shift, with one factor a partial permutation scaled by powers of two (as the construction makes it, or a
+  rescaling of that): then each entry of the product is a single stored number times a power of two, exact in float64
+  while it stays in the normal range, so the numbers can be compared directly.
+- Otherwise all factors become Python integers times one power of two and are multiplied exactly, which is slower.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,13 +23,13 @@ SMALLEST, LARGEST = 2.0**-1000, 2.0**1000
 
 @dataclass(frozen=True)
 class TapDifference:
-    """Where the heads differ from the kernel, at one shift.
+    """How the heads at one shift differ from the kernel.
 
     Attributes:
         shift: the shift.
         size: |Σ_h W_val^h W_out^h − W_j| as float64, never below the true value: (groups, D_in/groups, D_out/groups).
         entry: (group, i, o) of the largest difference.
-        exact: the difference there, heads minus kernel, exactly.
+        exact: the exact difference there, heads minus kernel.
     """
 
     shift: Shift
@@ -39,14 +39,14 @@ class TapDifference:
 
 
 def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """A·B without rounding where A has at most one non-zero a row, a power of two; or B at most one a column.
+    """A·B without rounding, if each row of A, or each column of B, has at most one nonzero entry, a power of two.
 
     Args:
         a: (groups, i, e).
         b: (groups, e, o).
 
     Returns:
-        (groups, i, o), not to be written to (it may be a factor itself); None if neither factor has that form or a product would
+        (groups, i, o), read-only because it may be a factor itself; None if neither factor has that form or a product would
         leave the safe range.
     """
     if _identity(a):
@@ -62,13 +62,13 @@ def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | Non
 
 
 def head_product(w_val: np.ndarray, w_out: np.ndarray) -> np.ndarray:
-    """W_val W_out of one head, (groups, D_in/groups, D_out/groups), multiplied out only where that takes a sum."""
+    """W_val W_out of one head, (groups, D_in/groups, D_out/groups), by a matrix product only if it needs sums."""
     product = scaled_permutation_product(w_val, w_out)
     return matmul(w_val, w_out) if product is None else product
 
 
 def _identity(a: np.ndarray) -> bool:
-    """Whether each matrix is the identity: ones on the diagonal, and no other number that is not 0."""
+    """Whether each matrix is the identity: ones on the diagonal and zeros elsewhere."""
     groups, rows, columns = a.shape
     return rows == columns and bool((np.einsum("gii->gi", a) == 1).all()) and np.count_nonzero(a) == groups * rows
 
@@ -81,7 +81,7 @@ def _one_power_of_two_a_row(a: np.ndarray) -> bool:
 
 
 def _select(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """A·B for A with at most one non-zero a row: pick that row of B and scale it."""
+    """A·B if A has at most one nonzero entry per row: select the matching row of B and scale it."""
     if a.shape[2] == 0:
         return np.zeros((*a.shape[:2], b.shape[2]))
     place = np.argmax(a != 0, axis=2, keepdims=True)
@@ -124,17 +124,17 @@ def compare_taps(
     tap_at: Callable[[Shift], np.ndarray],
     shifts: Sequence[Shift],
 ) -> tuple[list[TapDifference], Shift | None]:
-    """Every shift at which the heads do not sum to the kernel's tap; none means exact equality.
+    """Compare the sum of the heads with the kernel's tap at every shift; no difference means exact equality.
 
     Args:
-        heads: shift → heads that look there, of those that carry something.
+        heads: for each shift, the heads that look there and carry something.
         w_val: (heads, groups, D_in/groups, D_h).
         w_out: (heads, groups, D_h, D_out/groups).
         tap_at: the matrix that the kernel has at a shift, (groups, D_in/groups, D_out/groups); zeros elsewhere.
-        shifts: every shift at which either side has something.
+        shifts: every shift at which either layer has a tap.
 
     Returns:
-        The differences, and the first shift at which it took exact integers, if any did.
+        The differences, and the first shift that needed exact integers, or None.
     """
     differences: list[TapDifference] = []
     in_integers: Shift | None = None
@@ -160,7 +160,7 @@ def compare_taps(
 
 
 def _stored_difference(shift: Shift, product: np.ndarray, tap: np.ndarray) -> TapDifference:
-    """The difference of two arrays of stored numbers; a rounded subtraction is zero only for equal numbers."""
+    """The difference of two arrays of stored numbers; rounded subtraction gives 0 only for equal numbers."""
     with np.errstate(over="ignore"):
         size = np.abs(product - tap)
     entry = tuple(int(i) for i in np.unravel_index(int(np.argmax(size)), size.shape))

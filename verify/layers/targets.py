@@ -1,11 +1,11 @@
-"""The shift τ at which each head looks and how sharply, from the stored numbers in exact rational arithmetic.
+"""The shift τ at which each head looks, and its sharpness, from the stored numbers in exact rational arithmetic.
 
 The score of a shift is c·r_δ with c = Ŵ_keyᵀ v.  For the quadratic encoding, with a = −c_0 > 0 and τ = c_{1…d}/(2a), it is
 −a‖δ − τ‖² up to a constant.  Let n be the integer vector nearest to τ and f = τ − n, all |f_i| < ½.  For an integer m ≠ 0
 
     score(n) − score(n + m) = a Σ_i (m_i² − 2 m_i f_i) ≥ a Σ_i |m_i|(|m_i| − 2|f_i|) ≥ a(1 − 2 max|f_i|),
 
-so n is the only maximum and that is its gap.  The parabola is the same with one axis, the number of the shift in mixed radix.
+so n is the only maximum, with that gap.  The parabola is the case of one axis: the shift's number in mixed radix.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Target:
         shift: the integer vector n nearest to τ.
         sharpness: a, exactly.
         offset: f = τ − n, exactly; one number for the parabola.
-        gap: how far the score of every other shift lies below, at least; exact, over the reals.
-        size: Σ_k Σ_p |v_k Ŵ_kp| by p: how large the terms of the score are, for its rounding.
+        gap: an exact lower bound, over the reals, on how far every other shift's score lies below.
+        size: Σ_k |v_k Ŵ_kp| for each p: the size of the score's terms, for its rounding bound.
     """
 
     shift: tuple[int, ...]
@@ -38,11 +38,11 @@ Row = tuple[float, ...]
 
 
 def stored_rows(attention: Attention, head: int) -> tuple[Row, tuple[Row, ...]]:
-    """v and the columns of Ŵ_key of one head, as they are stored."""
+    """v and the columns of Ŵ_key of one head, as stored."""
     return tuple(attention.v[head].tolist()), tuple(map(tuple, attention.w_key_pos[head].T.tolist()))
 
 
-# Layers of one encoding and sharpness hold the same few numbers, so results are cached by these numbers.
+# Layers with the same encoding and sharpness share the same few numbers, which serve as cache keys.
 @lru_cache(maxsize=4096)
 def position_vector(v: Row, columns: tuple[Row, ...]) -> tuple[Fraction, ...]:
     """c = Ŵ_keyᵀ v of one head, exactly."""
@@ -56,7 +56,7 @@ def target(attention: Attention, head: int) -> Target | None:
 
 
 def attends_by_content(attention: Attention) -> bool:
-    """Whether some head's scores depend on what the keys hold, and not on their positions alone."""
+    """Whether some head's scores depend on the tokens' content, not only on their positions."""
     return bool(attention.w_qry.any() or (attention.u.any() and attention.w_key.any()))
 
 
@@ -79,7 +79,7 @@ def _target(v: Row, columns: tuple[Row, ...], radix: tuple[int, ...] | None) -> 
 
 
 def score_size(v: Row, columns: tuple[Row, ...]) -> tuple[Fraction, ...]:
-    """Σ_k |v_k Ŵ_kp| by p: how large the terms of a head's scores are."""
+    """Σ_k |v_k Ŵ_kp| for each p: the size of the terms of a head's scores."""
     return position_vector(tuple(map(abs, v)), tuple(tuple(map(abs, column)) for column in columns))
 
 
@@ -99,7 +99,7 @@ def shift_of_number(number: int, radix: tuple[int, ...]) -> tuple[int, ...] | No
 
 
 def numbers_are_distinct(radix: tuple[int, ...], box: tuple[tuple[int, int], ...]) -> bool:
-    """Whether the mixed radix gives every shift of the box a number of its own, and reads it back."""
+    """Whether the mixed radix gives each shift in the box a distinct number from which it can be read back."""
     if radix[-1] != 1:
         return False
     for axis in range(1, len(radix)):
@@ -111,7 +111,7 @@ def numbers_are_distinct(radix: tuple[int, ...], box: tuple[tuple[int, int], ...
 
 
 def largest_encoding(radix: tuple[int, ...] | None, box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """The largest |r_δ| over the box, component by component."""
+    """The largest |r_δ| over the box, per component."""
     widest = [max(-least, most, 0) for least, most in box]
     if radix is None:
         return (sum(w * w for w in widest), *widest)
@@ -120,10 +120,10 @@ def largest_encoding(radix: tuple[int, ...] | None, box: tuple[tuple[int, int], 
 
 
 def score_rounding(attention: Attention, at: Target, box: tuple[tuple[int, int], ...]) -> Fraction:
-    """How far a score of this head may be off when it is evaluated in float64, anywhere in the box.
+    """A bound on the rounding error of this head's scores in float64, anywhere in the box.
 
-    c takes D_k products and sums an entry, c·r takes D_p more, and one subtraction of the maximum follows.  A product that
-    underflows is off by the smallest number, which c·r may multiply.
+    Each entry of c takes D_k products and sums, c·r takes D_p more, and then the maximum is subtracted.  A product that
+    underflows errs by the smallest number, which c·r may multiply.
     """
     operations = attention.w_key_pos.shape[1] + attention.w_key_pos.shape[2] + 2
     u = Fraction(1, 2**53)
@@ -134,7 +134,7 @@ def score_rounding(attention: Attention, at: Target, box: tuple[tuple[int, int],
 
 
 def largest_score(attention: Attention, head: int, box: tuple[tuple[int, int], ...]) -> Fraction:
-    """No number on the way to a score of this head exceeds this, anywhere in the box."""
+    """A bound on every intermediate of this head's scores, anywhere in the box."""
     largest = largest_encoding(attention.radix, box)
     size = score_size(*stored_rows(attention, head))
     return 2 * sum((s * max(1, r) for s, r in zip(size, largest, strict=True)), Fraction(0))

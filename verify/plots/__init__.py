@@ -1,7 +1,7 @@
 """Figures of attention, leakage, errors and cost, as matplotlib ``Figure`` objects; ``python -m verify plot`` writes them.
 
-Attention comes from the layer's own softmax and never from its geometry, errors from a certificate file, costs from measured
-times.  matplotlib (the extra ``viz``) is imported when a figure is drawn; pyplot, which has global state, never.
+Attention comes from the layer's own softmax, never from its geometry; errors come from a certificate file, costs from measured
+times.  matplotlib (the extra ``viz``) is imported when a figure is drawn; pyplot, which has global state, is never imported.
 """
 
 from importlib import import_module

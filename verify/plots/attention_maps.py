@@ -22,11 +22,11 @@ def attention_figure(
     queries: Sequence[tuple[int, ...]] | None = None,
     alpha: float | None = None,
 ) -> Figure:
-    """Draw the attention probabilities of every head for some queries, over the padded grid of tokens.
+    """Draw the attention probabilities of every head for some queries, over the padded token grid.
 
     Args:
-        layer: of 1, 2 or 3 dimensions; in 3-D the plane with the most attention is drawn.
-        x: as of :func:`verify.plots.probabilities.attention_of`, like ``grid`` and ``alpha``.
+        layer: a layer in 1, 2 or 3 dimensions; in 3-D the plane with the most attention is drawn.
+        x: as in :func:`verify.plots.probabilities.attention_of`, like ``grid`` and ``alpha``.
         grid: the spatial size of the input.
         queries: positions of the output; by default a corner and the middle.
         alpha: another sharpness.
@@ -77,7 +77,7 @@ def attention_figure(
 
 
 def _draw(ax: Axes, attention: LayerAttention, head: int, position: tuple[int, ...], most: float) -> str:
-    """One panel; returns its title."""
+    """Draw one panel and return its title."""
     weights, query, title = attention.map(head, position), attention.query(position), f"head {head}"
     inside, query_on_plane = attention.inside, True
     if weights.ndim == 3:

@@ -13,12 +13,12 @@ from verify.plots.drawing import INK, Axes, Figure, colours, new_figure, style
 from verify.plots.probabilities import LayerAttention, attention_of
 
 SHARES = {0.5: "-", 0.9: ":"}
-"""The shares of a Gaussian inside the circles, and the line of each."""
+"""The fractions of a Gaussian inside the circles, with their line styles."""
 
 
 @dataclass(frozen=True)
 class Centres:
-    """Mean and spread of the attention of one query.
+    """Mean and spread of the attention for one query.
 
     Attributes:
         centre: (heads, d), Σ_k P_k (k − q): the mean shift, in tokens.
@@ -30,7 +30,7 @@ class Centres:
 
 
 def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> Centres:
-    """Mean and standard deviation of the attention of every head, from the probabilities alone."""
+    """Mean and standard deviation of every head's attention, from the probabilities alone."""
     query, heads = attention.query(position), len(attention.probabilities)
     row = np.stack([attention.map(head, position) for head in range(heads)])
     centre, spread = np.zeros((2, heads, len(attention.tokens)))
@@ -44,11 +44,11 @@ def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> Centres:
 
 
 def radius(spread: np.ndarray, share: float) -> float:
-    """The radius that holds a given share of an isotropic Gaussian, in one dimension or two.
+    """The radius that contains a given fraction of an isotropic Gaussian, in one or two dimensions.
 
     Args:
         spread: standard deviations of one or two axes; two are replaced by their root mean square.
-        share: between 0 and 1.
+        share: the fraction, between 0 and 1.
     """
     if len(spread) == 1:
         return NormalDist().inv_cdf((1 + share) / 2) * float(spread[0])
@@ -63,20 +63,20 @@ def centres_figure(
     query: tuple[int, ...] | None = None,
     alpha: float | None = None,
 ) -> Figure:
-    """Draw the centre of attention of every head relative to the query, with the circles of 50 % and 90 %.
+    """Draw every head's centre of attention relative to the query, with circles for 50 % and 90 %.
 
-    The circles belong to the Gaussian with the attention's mean and variance.  Where attention is not Gaussian they show its width
-    and not its extent.  The circles of a sharp head have radius 0.
+    The circles are those of the Gaussian with the attention's mean and variance.  If attention is not Gaussian they show its width,
+    not its extent.  The circles of a sharp head have radius 0.
 
     Args:
-        layer: as of :func:`verify.plots.probabilities.attention_of`, like ``x``, ``grid`` and ``alpha``.
+        layer: as in :func:`verify.plots.probabilities.attention_of`, like ``x``, ``grid`` and ``alpha``.
         x: an input.
         grid: the spatial size of the input; its border cuts off a very soft head.
-        query: a position of the output; the middle by default.
+        query: an output position; the middle by default.
         alpha: another sharpness.
 
     Returns:
-        A figure with one panel; in 3-D one for each plane with a centre.
+        A figure with one panel; in 3-D one per plane that contains a centre.
 
     Raises:
         ValueError: there is no such query, or see :func:`verify.plots.probabilities.attention_of`.
@@ -131,7 +131,7 @@ def _circles(ax: Axes, measured: Centres, heads: np.ndarray) -> None:
         )
     reach = 1.05 * reach + 0.25
     ax.set_xlim(-reach, reach)
-    ax.set_ylim(reach, -reach)  # rows are counted downwards
+    ax.set_ylim(reach, -reach)  # rows count downwards
     ax.set_aspect("equal")
     ax.locator_params(integer=True)
     ax.grid()

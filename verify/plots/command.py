@@ -1,4 +1,4 @@
-"""``python -m verify plot``: its arguments and its run, importing torch only when a figure is drawn."""
+"""``python -m verify plot``: its arguments and its run; it imports torch only when it draws a figure."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`cost_figure`: time against the number of tokens, with the exponent of a power law by linear regression."""
+"""`cost_figure`: time against the number of tokens, with a power law fitted by linear regression."""
 
 import json
 import math
@@ -22,14 +22,14 @@ from verify.recheck.weight_files import strict_json
 FORMAT, VERSION = "conv-as-attention cost", 1
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
 LEAST = 3
-"""The fewest points of a fit."""
+"""The fewest points for a fit."""
 SECONDS, PAIRS = 2.0, 2**26
-"""A series stops before a call that would take longer, or have more (head, query, key) triples."""
+"""Limits of a series: it stops before a call that would take longer, or have more (head, query, key) triples."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Measured times of one call of one execution, by the increasing number of tokens of the padded grid."""
+    """Measured times per call of one execution, by increasing number of tokens on the padded grid."""
 
     name: str
     tokens: tuple[int, ...]
@@ -37,26 +37,26 @@ class Series:
 
     @property
     def fitted_from(self) -> int:
-        """The first point of the larger half (at least ``LEAST`` points): overhead dominates small calls."""
+        """The first point of the larger half (at least ``LEAST`` points), because overhead dominates small calls."""
         return min(len(self.tokens) // 2, len(self.tokens) - LEAST)
 
     @property
     def fit(self) -> tuple[float, float]:
-        """(p, c) of the least squares fit seconds ≈ c·tokens^p, in logarithms, to the points from ``fitted_from`` on."""
+        """(p, c) of the logarithmic least squares fit seconds ≈ c·tokens^p to the points from ``fitted_from`` on."""
         logs = [[math.log(v) for v in values[self.fitted_from :]] for values in (self.tokens, self.seconds)]
         line = statistics.linear_regression(*logs)
         return line.slope, math.exp(line.intercept)
 
 
 def write_costs(path: str | os.PathLike[str], series: Sequence[Series], what: str) -> None:
-    """Write times for :func:`read_costs`; ``what`` says what was measured, and where."""
+    """Write times for :func:`read_costs`; ``what`` says what was measured and where."""
     rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
     document = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
     replace_file(Path(path), (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:
-    """Read the series of a file and its description.
+    """Read a file's series and description.
 
     Raises:
         ValueError: the file holds no times.
@@ -80,7 +80,7 @@ def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:
 
 
 def measured(layer: MHSA, executions: Sequence[str] = ("auto", "dense"), rounds: int = 5) -> list[Series]:
-    """Time a layer on growing inputs, the least of several calls each, until a call takes too long.
+    """Time a layer on growing inputs, as the minimum of several calls each, until a call takes too long.
 
     Raises:
         ValueError: too few sizes were fast enough for a fit.
@@ -126,7 +126,7 @@ def cost_figure(series: Sequence[Series], what: str = "") -> Figure:
 
     Args:
         series: from :func:`read_costs` or :func:`measured`.
-        what: what was measured, and where; a line under the title.
+        what: what was measured and where, a line under the title.
 
     >>> import verify.plots
     >>> from verify.plots.costs import Series

@@ -16,7 +16,7 @@ from verify.verdict import escaped
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-else:  # named in annotations alone: matplotlib is imported when a figure is drawn
+else:  # only annotations use it: matplotlib is imported when a figure is drawn
     Axes = Figure = Any
 
 SUFFIXES = (".svg", ".png")
@@ -52,7 +52,7 @@ STYLE = {
 
 
 def colours(count: int) -> tuple[str, ...]:
-    """So many colours, no two alike: of the palette, and beyond it from around the colour wheel, light and dark in turn.
+    """``count`` distinct colours: the palette, then more from the colour wheel, alternately light and dark.
 
     >>> len(set(colours(64)))
     64
@@ -84,7 +84,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches, unknown to pyplot."""
+    """An empty figure of this size in inches, not registered with pyplot."""
     return import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
@@ -92,7 +92,7 @@ def require_writable(path: str | os.PathLike[str]) -> Path:
     """Check that a figure can be written to a path, and return it.
 
     Raises:
-        ValueError: the suffix is no supported format, or the folder is missing.
+        ValueError: the suffix is not a supported format, or the folder is missing.
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
@@ -105,17 +105,17 @@ def require_writable(path: str | os.PathLike[str]) -> Path:
 
 
 MARK = "conv-as-attention"
-"""Marks every figure in its metadata, as its publisher."""
+"""The publisher in every figure's metadata, which marks it as ours."""
 
 
 def is_figure(path: Path) -> bool:
-    """Whether a file is a figure of this project, which may be replaced."""
+    """Whether a file is a figure of this project and may thus be replaced."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(4096)
 
 
 def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure atomically: an earlier file is replaced whole or not at all.
+    """Write a figure atomically: an earlier file is replaced entirely or not at all.
 
     Args:
         figure: the figure.
@@ -133,12 +133,12 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     content = io.BytesIO()
     metadata = {"Date": None, "Publisher": MARK} if kind == "svg" else {"Source": MARK}
     with style(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a font without some letter of a layer's name only draws a box
+        warnings.simplefilter("ignore")  # a glyph missing from the font is only drawn as a box
         figure.savefig(content, format=kind, dpi=150, metadata=metadata)
     replace_file(target, content.getvalue())
 
 
 def plain(text: str, most: int = 40) -> str:
-    """A drawable name: unprintable characters are escaped, and long names are cut in the middle."""
+    """A drawable name: unprintable characters are escaped and long names are cut in the middle."""
     shown = escaped(text)
     return shown if len(shown) <= most else f"{shown[: most // 2]}…{shown[-(most // 2 - 1) :]}"

@@ -1,4 +1,4 @@
-"""`errors_figure`: observed differences beside certified bounds, layer by layer, from a certificate file."""
+"""`errors_figure`: observed differences and certified bounds by layer, from a certificate file."""
 
 import math
 import os
@@ -12,9 +12,9 @@ from verify.recheck.weight_files import strict_json
 
 @dataclass(frozen=True)
 class LayerErrors:
-    """One layer of a certificate file; of each number the greatest of any channel.
+    """One layer of a certificate file, with the largest value of each number over the channels.
 
-    ``observed`` may be infinite or NaN, ``bound`` infinite; ``rounding`` is the part of the bound that comes from
+    ``observed`` may be infinite or NaN, and ``bound`` infinite; ``rounding`` is the part of the bound that is due to
     rounding.
     """
 
@@ -29,7 +29,7 @@ def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
     """The layers of a certificate file, in file order.
 
     Raises:
-        ValueError: it is no certificate, was edited, or holds no layer.
+        ValueError: it is not a certificate, was edited, or holds no layer.
         OSError: it cannot be read.
     """
     certificates = read_document(path).certificates
@@ -46,13 +46,13 @@ def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
 
 
 def errors_figure(path: str | os.PathLike[str]) -> Figure:
-    """Draw the greatest observed difference and the greatest bound of every layer.
+    """Draw the largest observed difference and the largest bound of every layer.
 
     Args:
         path: of a certificate file, ``model.mhsa.json``.
 
     Returns:
-        A figure with one row a layer and a logarithmic x axis; 0, ∞ and NaN are written as text.
+        A figure with one row per layer and a logarithmic x axis; 0, ∞ and NaN appear as text.
 
     Raises:
         ValueError: see :func:`rows_of`.

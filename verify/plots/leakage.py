@@ -1,4 +1,4 @@
-"""`leakage_figure`: the leakage of each dtype's softmax against the sharpness α, beside the bound."""
+"""`leakage_figure`: the leakage of each dtype's softmax against the sharpness α, with the bound."""
 
 import math
 
@@ -15,12 +15,12 @@ SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
 
 
 def leaked(alpha: float, dtype: torch.dtype, dims: int) -> float:
-    """The sum of all softmax weights but the largest, by torch in that dtype."""
+    """The sum of all softmax weights but the largest, computed by torch in this dtype."""
     return float(other_weights(alpha, dtype, dims, SIDES[dims]).sum())
 
 
 def threshold(dtype: torch.dtype) -> float:
-    """ln(2/η) with η the smallest positive number of the dtype: above it e^−α < η/2 rounds to 0."""
+    """ln(2/η), with η the smallest positive number of the dtype: for larger α, e^−α < η/2 rounds to 0."""
     info = torch.finfo(dtype)
     return math.log(2) - math.log(info.tiny) - math.log(info.eps)
 
@@ -32,7 +32,7 @@ def leakage_figure(dims: int = 2) -> Figure:
         dims: the number of dimensions, 1 to 4.
 
     Returns:
-        A figure of two panels: up to float32's threshold of exactly one-hot attention, and up to float64's.
+        A figure with two panels: up to float32's threshold for exactly one-hot attention, and up to float64's.
 
     Raises:
         ValueError: dims is not supported.
@@ -64,7 +64,7 @@ def leakage_figure(dims: int = 2) -> Figure:
 
 
 def _exponent_of_bound(alpha: float, dims: int) -> float:
-    """Of the bound; of its upper bound 2d·e^−α where a double cannot hold it."""
+    """The decimal exponent of the bound, or of its upper bound 2d·e^−α where a double cannot hold it."""
     bound = leakage_on_lattice(alpha, dims)
     return math.log10(bound) if bound > 1e-300 else math.log10(2 * dims) - alpha * math.log10(math.e)
 
@@ -85,7 +85,7 @@ def _panel(ax: Axes, dims: int, alphas: np.ndarray, limits: tuple[float, float])
         )  # fmt: skip
         edge = threshold(dtype)
         if 0.13 * alphas[-1] < edge < alphas[-1]:
-            height, side = (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")  # where the curve is not
+            height, side = (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")  # away from the curve
             ax.axvline(edge, color=colour, ls=":", lw=1.2)
             ax.text(
                 edge, height, f"{name}: 0 from {math.ceil(10 * edge) / 10}", rotation=90, fontsize=8.5, color=colour,

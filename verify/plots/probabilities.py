@@ -1,4 +1,4 @@
-"""Attention probabilities of a layer from its own softmax, by head, query and token."""
+"""Attention probabilities from a layer's own softmax, by head, query and token."""
 
 import copy
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class LayerAttention:
 
     Attributes:
         probabilities: (heads, queries, tokens), float64, from ``MHSA.attention_probabilities``.
-        outputs, tokens: the spatial size of the output, one query a position, and of the padded grid.
-        places: by axis, the query token of each output.
-        inside: by axis, the first and the last token that are not padding.
+        outputs, tokens: the spatial size of the output, with one query per position, and of the padded grid.
+        places: per axis, the query token of each output.
+        inside: per axis, the first and last token that are not padding.
         content: whether the attention depends on the input.
     """
 
@@ -53,7 +53,7 @@ class LayerAttention:
 
     @property
     def scope(self) -> str:
-        """For a title: the inputs that have this attention."""
+        """The inputs that have this attention, for a title."""
         return "for one input, on which it depends" if self.content else "the same for every input"
 
     def middle(self) -> tuple[int, ...]:
@@ -71,14 +71,14 @@ def attention_of(
     """Compute the attention of a layer on one input.
 
     Args:
-        layer: of 1, 2 or 3 dimensions.
-        x: an input (1, D_in, *size), for attention that depends on it; random by default.
+        layer: a layer in 1, 2 or 3 dimensions.
+        x: an input (1, D_in, *size), for attention that depends on content; random by default.
         grid: the spatial size of the input, if ``x`` is not given.
         alpha: scale every v so that the softest head has this sharpness.
         larger: a factor on the default grid.
 
     Raises:
-        TypeError: this is no attention layer of this project.
+        TypeError: this is not an attention layer of this project.
         ValueError: the grid is invalid, the attention is too large to draw, or the heads have no sharpness to change.
     """
     if not isinstance(layer, MHSA):

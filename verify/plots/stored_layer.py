@@ -1,4 +1,4 @@
-"""Load an attention layer from a weight file through the checker's reader, which executes nothing from the file."""
+"""Loads an attention layer from a weight file with the checker's reader, which executes nothing from the file."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
         name: the layer's path in the network; only needed if the file holds several layers.
 
     Raises:
-        ValueError: the file is malformed or holds no such layer, or several and no name was given.
+        ValueError: the file is malformed, holds no such layer, or holds several and no name was given.
         OSError: it cannot be read.
     """
     with Path(path).open("rb") as file:

@@ -1,8 +1,8 @@
-"""A strict zip reader for archives of torch.save: every byte belongs to exactly one part, or the file is refused.
+"""A strict zip reader for torch.save archives: every byte belongs to exactly one part, or the file is refused.
 
 Zip readers differ in where they look: at the end record or the zip64 record, at the directory or the records' own headers.  Here
-the layout is fixed.  Records start at byte 0, each a header, its bytes and, unless empty, a descriptor.  The directory follows, one
-entry a record in the same order; then the zip64 record with its locator, or neither; then the end record.  All must agree.
+the layout is fixed.  Records start at byte 0, each a header, its bytes and, unless empty, a descriptor.  The directory follows, an
+entry per record in the same order; then the zip64 record with its locator, or neither; then the end record.  All must agree.
 """
 
 import struct
@@ -23,12 +23,12 @@ class Record(NamedTuple):
 
     start: int
     size: int
-    padding: int  # alignment bytes; negative without a field for them
+    padding: int  # alignment bytes; negative if there is no field for them
     described: bool  # whether a descriptor follows
 
 
 class Archive(NamedTuple):
-    """The records of a file, by name inside its one folder."""
+    """The records of a file, by name within its single folder."""
 
     file: BinaryIO
     records: dict[str, Record]
@@ -39,7 +39,7 @@ class Archive(NamedTuple):
 
 
 def archive_in(file: BinaryIO) -> Archive:
-    """The archive in a file; `Rejected` unless torch.save could have written every byte."""
+    """Read the archive in a file; `Rejected` unless torch.save could have written every byte."""
     first, last, count = _directory(file)
     if count > MOST_RECORDS or last - first > 2**28:
         raise Rejected(f"the zip has {count} records, more than {MOST_RECORDS}, or too long a directory")
@@ -55,7 +55,7 @@ def archive_in(file: BinaryIO) -> Archive:
             raise Rejected("an entry of the zip's directory is damaged, or is of a folder, or has notes")
         if method or flags & ~0x808 or packed != size:
             raise Rejected("the zip is compressed or encrypted, which torch.save never does")
-        # Numbers above 32 bits are in the zip64 field, in this order.
+        # Numbers that exceed 32 bits are in the zip64 field, in this order.
         large = [number == LONG for number in (size, packed, offset)]
         field = struct.pack("<2H", 1, 8 * sum(large)) if any(large) else b""
         if len(extra) != len(field) + 8 * sum(large) or not extra.startswith(field):
@@ -91,7 +91,7 @@ def _exactly(file: BinaryIO, at: int, count: int) -> bytes:
 
 
 def _directory(file: BinaryIO) -> tuple[int, int, int]:
-    """Start, end and number of entries of the directory, on which all end records must agree."""
+    """Start, end and entry count of the directory, on which all end records must agree."""
     size = file.seek(0, 2)
     tail = _exactly(file, max(0, size - 2**17), min(size, 2**17))
     if tail[-END.size :][:4] != b"PK\5\6":
@@ -178,7 +178,7 @@ def _check_format(archive: Archive) -> None:
         raise Rejected(f"not what torch.save writes: its storage_alignment is {text!r}")
     if ".format_version" not in records:
         return
-    # Of such files torch can also compute where each storage lies.
+    # In such files torch may also compute each storage's position.
     order = "".join("s" if name.startswith("data/") else " " for name in records)
     if " s" in order.strip() or any(
         start % align or not 0 <= padding < align or described != bool(size)

@@ -55,7 +55,7 @@ _NUMBERS |= {"predictions": {"agree": (int, type(None)), "of": int}}
 
 
 class LayerCertificate(NamedTuple):
-    """What a certificate file states of one layer, field by field as in ``Certificate``."""
+    """What a certificate file states about one layer, with the fields of ``Certificate``."""
 
     name: str
     verdict: str
@@ -69,11 +69,11 @@ class LayerCertificate(NamedTuple):
     plausible: bool  # the tightness is the bound over the largest observed difference
     geometries: tuple[dict[str, Any], dict[str, Any]]  # of the convolution and of the attention layer, as stated
     digests: tuple[str, str]  # of their numbers
-    counterexample: dict[str, Any] | None  # exact input {index: value}, output, convolution, attention; or shapes alone
+    counterexample: dict[str, Any] | None  # exact input {index: value}, output, convolution, attention; or only shapes
 
 
 class Document(NamedTuple):
-    """A certificate file with the right digest and well-formed fields."""
+    """A certificate file with a correct digest and well-formed fields."""
 
     certificates: tuple[LayerCertificate, ...]
     digests: tuple[str | None, str | None]  # of the two weight files
@@ -98,7 +98,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
 
 
 def record_digest(document: dict[str, Any]) -> str:
-    """SHA-256 of a document as canonical JSON, without the field of the digest."""
+    """SHA-256 of a document as canonical JSON, without its digest field."""
     rest = {key: value for key, value in document.items() if key != "record_sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -127,7 +127,7 @@ def _document(document: dict[str, Any]) -> Document:
 
 
 def _check_network(network: dict[str, Any]) -> None:
-    """Check the form of the network's record; repeating its runs would take the network."""
+    """Check the form of the network's record; repeating its runs would need the network."""
     _check_types(network, _NETWORK, "network")
     _index(network["input_size"] or [], least=1)
     calls, numbers = network["calls"], network["numbers"]
@@ -195,7 +195,7 @@ def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
 
 
 def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndarray) -> bool:
-    """Check measurements for consistency only; repeating them would take torch."""
+    """Check measurements for consistency only; repeating them would need torch."""
     with np.errstate(all="ignore"):
         tightness = float(np.where((observed > 0) & (bound < np.inf), bound / observed, np.inf).min(initial=np.inf))
     claimed = _measured(record["tightness"])
@@ -215,7 +215,7 @@ def _check_measured(record: dict[str, Any], bound: np.ndarray, observed: np.ndar
 
 
 def _check_types(record: Any, types: dict[str, Any], what: str) -> None:
-    """Check the fields of a record: each is of a type, or of one of several, or a record itself, whose types are a dict."""
+    """Check each field of a record: its type is one type, one of several, or a dict of types for a nested record."""
     if set(record) != set(types):
         raise Rejected(f"{what}: missing or unknown: {', '.join(sorted(set(types) ^ set(record)))}")
     for name, kinds in types.items():

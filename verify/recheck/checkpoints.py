@@ -1,7 +1,7 @@
-"""The network inside a checkpoint, and its layers by the names of the certificate.
+"""Finds the network inside a checkpoint, and its layers under the certificate's names.
 
-Nothing is guessed: two networks in one file are refused, and a prefix is removed only if every layer has it.  Digests are checked
-afterwards in any case.
+Nothing is guessed: two networks in one file are refused, and a prefix is removed only if every layer has it.  Digests are always
+checked afterwards.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,10 +24,10 @@ _Layer = TypeVar("_Layer")
 
 
 def network_in(root: Pickled) -> Pickled:
-    """The module or state dict that a file holds.
+    """The module or state dict in a file.
 
     Raises:
-        Rejected: there are several; the message names all.
+        Rejected: there are several; the message names them all.
     """
     if is_module(root) or all(_is_tensor(value) for _, value in root.pairs):
         return root
@@ -44,7 +44,7 @@ def tensors_of(network: Pickled) -> dict[str, Any]:
     """The tensors of a state dict, without the plain values and containers that training adds.
 
     Raises:
-        Rejected: in a tensor's place is something else.
+        Rejected: something else is in a tensor's place.
     """
     entries = network.entries().items()
     tensors = {name: value for name, value in entries if isinstance(value, Pickled) and value.kind not in _CONTAINERS}
@@ -58,7 +58,7 @@ def tensors_of(network: Pickled) -> dict[str, Any]:
 
 
 def geometry_records(state_dict: Pickled) -> dict[str, dict[str, Any]]:
-    """The geometry of attention layers by path, from the metadata that torch keeps beside a state dict."""
+    """The geometry of attention layers by path, from the metadata that torch keeps with a state dict."""
     metadata = (_by_text(state_dict.state) or {}).get("_metadata")
     records = {path: (_by_text(entry) or {}).get("geometry") for path, entry in (_by_text(metadata) or {}).items()}
     fields = {path: record.entries() for path, record in records.items() if isinstance(record, Pickled)}
@@ -92,7 +92,7 @@ def _is_kernel(name: str, value: Any) -> bool:
 
 
 def may_be_a_kernel(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor may be a convolution's kernel, parametrized or not, by its shape, or is an attention layer's."""
+    """Whether a tensor's shape allows a convolution kernel, parametrized or not, or its name is an attention tensor's."""
     return name == "w_key_pos" or (len(shape) > 2 and name.startswith(("weight", "original")))
 
 
@@ -106,7 +106,7 @@ def _by_text(value: Any) -> dict[str, Any] | None:
 def by_certified_name(
     layers: Mapping[str, _Layer], names: Collection[str], file: str, notes: list[str]
 ) -> Mapping[str, _Layer]:
-    """Layers under the certificate's names; changes to their own names are added to the notes.
+    """Layers under the certificate's names; renamings are added to the notes.
 
     Wrappers leave prefixes in a state dict (``module.0.weight``), which the command removes.
 

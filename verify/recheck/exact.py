@@ -1,7 +1,7 @@
-"""The checker's exact arithmetic: attention centres, upper bounds of leakage, and matrix products compared with the taps.
+"""The checker's exact arithmetic: attention centres, upper bounds on leakage, and matrix products compared with taps.
 
-Stored numbers are dyadic rationals, so centres and taps are exact in fractions and integers.  The exponentials of a leakage are
-integers over a power of two, each rounded up.  Nothing is shared with the certifier.
+Stored numbers are dyadic rationals, so centres and taps are exact in fractions and integers.  Exponentials in the leakage are
+integers over a power of two, each rounded up.  It shares no code with the certifier.
 """
 
 import math
@@ -20,7 +20,7 @@ LIMB = 20  # bits; a sum of fewer than 2^13 products of two limbs is exact in fl
 class Centre(NamedTuple):
     """The attention centre of a head, and its margin over every other shift."""
 
-    shift: tuple[int, ...]  # n, the integer shift nearest to τ
+    shift: tuple[int, ...]  # n, the integer vector nearest to τ
     sharpness: Fraction  # a
     offset: tuple[Fraction, ...]  # τ − n; one number for the parabola
     gap: Fraction  # every other shift scores lower by at least this
@@ -38,7 +38,7 @@ def centre_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None,
         v: (D_k,), of this head.
         w_key_pos: (D_k, D_p).
         radix: of the parabola, r_δ = (n², n) with n = Σ radix_i δ_i; None for r_δ = (‖δ‖², δ).
-        widest: the greatest |δ_i| between a query and a key, one number an axis.
+        widest: the largest |δ_i| between a query and a key, one per axis.
 
     Raises:
         NoCentre: there is no unique maximum, or rounding or overflow may hide it.
@@ -54,7 +54,7 @@ def centre_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None,
         nearest = digits_of(nearest[0], radix, widest)
     gap = a * (1 - 2 * max(map(abs, offset)))
     size = largest_score(terms, encoded)
-    # c takes D_k products and sums an entry, c·r takes D_p more, then the maximum is subtracted: γ_n, and n underflows.
+    # Each entry of c takes D_k products and sums, c·r takes D_p more, then the maximum is subtracted: γ_n and n underflows.
     n = sum(w_key_pos.shape) + 2
     slack = 2 * (size * Fraction(n, 2**53 - n) + n * Fraction(1 + sum(encoded), 2**1074))
     if not gap > slack or max(encoded) > 2**53 or size >= 2**1022:
@@ -65,7 +65,7 @@ def centre_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None,
 
 
 def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> None:
-    """Raise `NoCentre` unless every shift of the box has a finite score: all that a head without values needs."""
+    """Raise `NoCentre` unless every shift in the box has a finite score, which suffices for a head with zero values."""
     encoded = encoded_at_most(radix, widest)
     if radix is not None:
         digits_of(0, radix, widest)
@@ -74,12 +74,12 @@ def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | N
 
 
 def terms_of(v: np.ndarray, w_key_pos: np.ndarray) -> list[list[Fraction]]:
-    """The products whose sums are c = Ŵ_keyᵀ v, a row for each of its entries."""
+    """The products whose sums are c = Ŵ_keyᵀ v, one row per entry."""
     return [[Fraction(float(w)) * Fraction(float(x)) for w, x in zip(column, v, strict=True)] for column in w_key_pos.T]
 
 
 def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[int]:
-    """The greatest |r_δ|, entry by entry."""
+    """The largest |r_δ|, per entry."""
     if radix is None:
         return [sum(w * w for w in widest), *widest]
     reach = sum(r * w for r, w in zip(radix, widest, strict=True))
@@ -87,13 +87,13 @@ def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[
 
 
 def largest_score(terms: list[list[Fraction]], encoded: list[int]) -> Fraction:
-    """An upper bound of Σ|v||Ŵ_key||r_δ|."""
+    """An upper bound on Σ|v||Ŵ_key||r_δ|."""
     sizes = (sum(map(abs, column), Fraction(0)) * r for column, r in zip(terms, encoded, strict=True))
     return sum(sizes, Fraction(0))
 
 
 def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[int]:
-    """The shift with this number, in balanced digits; `NoCentre` unless the radix numbers every shift of the box once."""
+    """The shift with this number, in balanced digits; `NoCentre` unless the radix gives each shift in the box its own number."""
     bases = [big // small for big, small in pairwise(radix) if small > 0]
     if [*radix] != [math.prod(bases[axis:]) for axis in range(len(widest))]:
         raise NoCentre(f"has a radix {radix} that is none")
@@ -110,10 +110,10 @@ def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[
 
 
 def leak(centre: Centre, log_eta: int) -> float:
-    """An upper bound of the attention past the nearest key, 1 − Π 1/(1 + s_i).
+    """An upper bound on the attention outside the nearest key, 1 − Π 1/(1 + s_i).
 
-    Exactly 0 where every other weight is below half of η = 2^−log_eta, the smallest number of the working type.  Scores that
-    are off by half the slack change the odds by a factor e^slack ≤ 1 + 2·slack, for a slack below ½.
+    Exactly 0 if every other weight is below half of η = 2^−log_eta, the smallest number of the working type.  Score errors of
+    half the slack change the odds by a factor of at most e^slack ≤ 1 + 2·slack, for a slack below ½.
     """
     if centre.gap - centre.slack > LN2 * (log_eta + 1) + Fraction(1, 2**45):
         return 0.0
@@ -128,11 +128,11 @@ def leak(centre: Centre, log_eta: int) -> float:
 
 @cache
 def tail(a: Fraction, f: Fraction, bits: int) -> Fraction:
-    """An upper bound of s = Σ_{n≥1} (e^{−a(n²−2nf)} + e^{−a(n²+2nf)}): all keys of one axis relative to the nearest.
+    """An upper bound on s = Σ_{n≥1} (e^{−a(n²−2nf)} + e^{−a(n²+2nf)}): all other keys of one axis relative to the nearest.
 
-    Term by term each exponent grows by a(2n + 1 ∓ 2f), and this by 2a, so four exponentials are enough.  The terms past N are
-    at most e^{−an(n−1)} each, a geometric series at least.  Below a = 10⁻⁶, where there are many terms, the sum over all n of
-    the unimodal e^{−a(n−f)²} is at most its integral √(π/a) and its maximum 1.
+    From term to term each exponent grows by a(2n + 1 ∓ 2f), and this by 2a, so four exponentials suffice.  The terms past N are
+    at most e^{−an(n−1)} each, which a geometric series bounds.  Below a = 10⁻⁶, where there are many terms, the sum over all n
+    of the unimodal e^{−a(n−f)²} is at most its integral √(π/a) plus its maximum 1.
     """
     if a < Fraction(1, 10**6):
         root = Fraction(math.isqrt(math.ceil(PI / a * 4**64)) + 1, 2**64)
@@ -149,13 +149,13 @@ def tail(a: Fraction, f: Fraction, bits: int) -> Fraction:
 
 
 def exponential(x: Fraction, bits: int) -> int:
-    """A tight integer upper bound of 2^bits·e^−x for x ≥ 0: Taylor's series for x/2^k ≤ ⅛, squared k times."""
+    """A tight integer upper bound on 2^bits·e^−x for x ≥ 0: Taylor's series for x/2^k ≤ ⅛, squared k times."""
     if x > bits:
         return 1
     k, work = max(0, math.ceil(x * 8).bit_length()), bits + 64
     y = math.floor(x * 2**work / 2**k)
     total, most, least = 0, 1 << work, 1 << work
-    for n in range(1, 2 * work):  # alternating: addends round up, subtrahends down, and it ends with an addend
+    for n in range(1, 2 * work):  # alternating series: addends round up, subtrahends down, and the last is an addend
         total += most if n % 2 else -least
         if n % 2 and most <= 1:
             break
@@ -183,7 +183,7 @@ def gamma(n: int, u: float) -> float:
 
 
 def selected(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """A·B without rounding, if A has at most one nonzero a row or B one a column, all powers of two; else None.
+    """A·B without rounding, if each row of A, or each column of B, has at most one nonzero, a power of two; else None.
 
     Args:
         a: (groups, i, e).
@@ -205,7 +205,7 @@ def selected(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
 
 
 def product_gap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tap: np.ndarray) -> np.ndarray:
-    """An upper bound of |Σ A·B − W|, 0 only where it is exactly 0, by limbs that float64 multiplies exactly."""
+    """An upper bound on |Σ A·B − W|, 0 only where that is exactly 0, from limbs that float64 multiplies exactly."""
     terms = [(-part, exponent) for part, exponent in limbs(tap)]
     for a, b in pairs:
         if a.shape[2] >= 2**13:
@@ -220,7 +220,7 @@ def product_gap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tap: np.ndarray)
 
 
 def limbs(x: np.ndarray) -> list[tuple[np.ndarray, int]]:
-    """x = Σ part·2^exponent exactly, every part an integer below 2^LIMB."""
+    """x = Σ part·2^exponent exactly, with every part an integer below 2^LIMB."""
     top, rest, parts = int(np.frexp(np.abs(x).max(initial=0.0))[1]), x, []
     while rest.any():
         top -= LIMB

@@ -1,6 +1,6 @@
-"""The receptive fields of both layers axis by axis, for the checker: which input each output reads.
+"""The receptive fields of both layers per axis, for the checker: which input each output reads.
 
-Nothing is shared with the certifier's :mod:`verify.layers.reading`.
+It shares no code with the certifier's :mod:`verify.layers.reading`.
 
     convolution            Y[o] = b + Σ_j W_j X̃[s·o + dil·j − p],  X̃ the input, continued by its padding mode
     transposed             Y[s·i + dil·j − p] += X[i] W_j
@@ -19,12 +19,12 @@ import numpy as np
 
 from verify.recheck.weight_files import GEOMETRY, Rejected
 
-LONGEST, MOST = 2**26, 2**32  # tokens of one axis, and tokens times taps: at most about ten seconds of work
+LONGEST, MOST = 2**26, 2**32  # limits on an axis' tokens and on tokens times taps: about ten seconds of work
 MODES = ("zeros", "reflect", "replicate", "circular")
 
 
 class StatedGeometry(NamedTuple):
-    """The geometry that a file states, one entry an axis; ``pads`` are before and after the input."""
+    """The geometry that a file states, one entry per axis; ``pads`` are before and after the input."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -38,33 +38,33 @@ class StatedGeometry(NamedTuple):
     d_out: int
 
     def span(self, axis: int) -> int:
-        """The distance from the first tap to the last."""
+        """The distance between the first and the last tap."""
         return self.dilation[axis] * (self.kernel[axis] - 1)
 
     def anchor(self, axis: int) -> int:
-        """The token of output 0's query."""
+        """The token of the query of output 0."""
         return self.dilation[axis] * ((self.kernel[axis] - 1) // 2)
 
     def steps(self, axis: int) -> list[int]:
-        """τ on one axis of every tap along it."""
+        """τ on one axis, for every tap along it."""
         k, dil = self.kernel[axis], self.dilation[axis]
         return [dil * j - self.anchor(axis) for j in (range(k - 1, -1, -1) if self.transposed else range(k))]
 
     def shifts(self) -> list[tuple[int, ...]]:
-        """τ of every tap, taps in row-major order."""
+        """τ of every tap, in row-major order."""
         return [*product(*map(self.steps, range(len(self.kernel))))]
 
     def torch_pads(self) -> list[int]:
-        """The numbers that torch pads the input by, last axis first."""
+        """The padding of the input as torch lists it, last axis first."""
         return [p for pair in reversed(self.pads) for p in pair]
 
 
 class Axis(NamedTuple):
     """One axis of a grid; in ``reads`` and ``tokens`` a number is an input position, −1 a zero."""
 
-    reads: Callable[[int], np.ndarray]  # (outputs,) by tap: what it reads for every output
-    tokens: np.ndarray  # (N,): what the tokens hold
-    queries: np.ndarray  # (outputs,): which token asks for output o
+    reads: Callable[[int], np.ndarray]  # tap → (outputs,): the input that it reads for each output
+    tokens: np.ndarray  # (N,): the input that each token holds
+    queries: np.ndarray  # (outputs,): the query token of each output
 
 
 class NoOutput(ValueError):
@@ -72,7 +72,7 @@ class NoOutput(ValueError):
 
 
 def geometry_of(stated: dict[str, Any]) -> StatedGeometry:
-    """Read the geometry that a layer states; `Rejected` if it is none of a convolution."""
+    """Read the geometry that a layer states; `Rejected` if it is not a convolution's."""
     try:
         geometry = _geometry_of(stated)
     except (TypeError, ValueError, KeyError, AttributeError):

@@ -14,7 +14,7 @@ from verify.recheck.weight_files import Rejected, StoredLayer, numbers
 
 CONVOLUTION = ("weight", "bias")
 AT_LEAST_FLOAT32 = ("w_qry", "w_key", "w_key_pos", "u", "v")
-"""Tensors of the scores, whose dtype may differ from that of the values."""
+"""The score tensors, whose dtype may differ from that of the values."""
 
 NOT_PLAIN = "what is folded, or of a class of its own, is not rechecked (a state dict with the plain weights is)"
 
@@ -24,17 +24,17 @@ class LayerPair:
     """The numbers of a convolution and an attention layer in float64, which is exact.
 
     Attributes:
-        stated: what the certificate says of them.
+        stated: what the certificate states about them.
         conv: the geometry of the convolution.
         mhsa: the geometry of the attention layer.
         radix: of the parabola; None for the quadratic encoding.
-        weight: the kernel in torch's order.
+        weight: the kernel in torch's layout.
         kernel: W, (taps, groups, D_in/groups, D_out/groups), taps in row-major order.
         bias: (D_out,).
         a: the eight tensors of the attention layer.
         carrying: (heads,), whether a head's value and output matrices are nonzero.
         content: (heads,), whether a head's scores may depend on the content.
-        assumed: whether a file states no geometry, so that the certificate's is taken.
+        assumed: whether a file states no geometry, so that the certificate's is used.
         notes: remarks for the report.
     """
 
@@ -53,7 +53,7 @@ class LayerPair:
 
     @classmethod
     def read(cls, stated: LayerCertificate, conv: StoredLayer, mhsa: StoredLayer) -> "LayerPair":
-        """Read both layers; `Rejected` unless they are the certified ones byte by byte."""
+        """Read both layers; `Rejected` unless they are byte for byte the certified ones."""
         prefix, notes = f"layer {stated.name!r}: ", []
         if conv.kind == "unknown":
             raise Rejected(
@@ -120,7 +120,7 @@ def _certified(
 def _shapes(
     g: StatedGeometry, mhsa: StatedGeometry, radix: list[int] | None, v: tuple[int, ...], head_dim: int
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor, by the geometries."""
+    """The shape of every tensor, from the geometries."""
     heads, key_dim = v
     first, second = (g.d_in, g.d_out) if g.transposed else (g.d_out, g.d_in)
     return {

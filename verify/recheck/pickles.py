@@ -1,7 +1,7 @@
 """A pickle interpreter that builds inert records: nothing is imported and nothing is called.
 
-It accepts the instructions of torch.load(weights_only=True), in the protocol that torch.save writes, and only as torch.save uses
-them.  Nothing changes a tensor or a storage after it is built, and no function receives one but torch's own that rebuild tensors.
+It accepts the opcodes of torch.load(weights_only=True), in the protocol that torch.save writes, and only as torch.save uses
+them.  Nothing changes a tensor or a storage after it is built, and only torch's own functions that rebuild tensors receive one.
 """
 
 import re
@@ -15,9 +15,9 @@ MOST_OPCODES = 5_000_000
 CLASSES = {f"torch.nn.modules.conv {kind}{d}d": f"{kind}{d}d" for kind in ("Conv", "ConvTranspose") for d in (1, 2, 3)}
 CLASSES["construct.attention MHSA"] = "MHSA"
 PLAIN = re.compile(r"torch\.nn\.modules\.\w+ \w+|construct\.attention MHSA|construct\.geometry ConvGeometry")
-"""Classes built without arguments and then given a state, by known code."""
+"""Classes that known code builds without arguments and then gives a state."""
 STORAGES = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16}
-"""Bytes per number of each storage type; those that can have gradients come first."""
+"""Bytes per number of each storage type; types that can have gradients come first."""
 _TRAIN = {f"torch {kind}Storage" for kind in STORAGES}
 STORAGES |= {"Bool": 1, "Byte": 1, "Char": 1, "Short": 2, "Int": 4, "Long": 8, "QInt8": 1, "QUInt8": 1, "QInt32": 4}
 STORAGES = {f"torch {kind}Storage": width for kind, width in STORAGES.items()} | {"torch.storage UntypedStorage": 1}
@@ -27,16 +27,16 @@ _DICTS, _ORDERED = ("dict", "collections OrderedDict"), "collections OrderedDict
 _TORCHS = re.compile(
     r"(torch(\.(_\w+|storage|serialization|nn\.(parameter|functional)))?|_codecs|builtins|__builtin__) .*|collections Counter"
 )
-"""Names that torch knows; each is called in one way only, or never."""
+"""Names that torch knows; each may be called in one way only, or never."""
 _LITERALS = {78: None, 0x88: True, 0x89: False, 41: ()}
 _NUMBERS = {75: "<B", 77: "<H", 74: "<i", 71: ">d"}
 _EMPTY = {93: "list", 125: "dict", 0x8F: "set"}
 
 
 class Rejected(ValueError):
-    """A file is malformed, or a certificate states something false; the message says what in one line.
+    """A file is malformed, or a certificate states something false; the one-line message says what.
 
-    Letters of the file that do not print are escaped.
+    Unprintable characters of the file are escaped.
     """
 
     def __init__(self, message: str):
@@ -44,7 +44,7 @@ class Rejected(ValueError):
 
 
 class NotConfirmed(Rejected):
-    """The files are whole, and what the certificate states of them is false."""
+    """The files are intact, but what the certificate states about them is false."""
 
 
 @dataclass(eq=False)
@@ -65,17 +65,17 @@ class Pickled:
 
 
 def counts(*rows: Any) -> bool:
-    """Whether these are all sequences of nonnegative integers, as sizes are."""
+    """Whether all of these are sequences of nonnegative integers, as sizes are."""
     return all(isinstance(row, list | tuple) and all(type(x) is int and 0 <= x < 2**60 for x in row) for row in rows)
 
 
 def _other_class(kind: str) -> bool:
-    """Whether this names a class, but none of ``_TORCHS`` and not OrderedDict."""
+    """Whether this names a class other than those of ``_TORCHS`` and OrderedDict."""
     return " " in kind and kind != _ORDERED and not _TORCHS.fullmatch(kind)
 
 
 def _key(value: Any) -> bool:
-    """Whether this can be a dict's key."""
+    """Whether this can be a dict key."""
     if type(value) is tuple:
         return all(type(part) is not tuple and _key(part) for part in value)
     if isinstance(value, Pickled):
@@ -93,7 +93,7 @@ class Walk:
     """Interpret a pickle into records.
 
     Attributes:
-        root: the record of the whole.
+        root: the record of the whole object.
         layers: the records of all convolutions and attention layers.
         storages: type and size of every storage by key, in the order of first mention.
     """
@@ -183,7 +183,7 @@ class Walk:
         target.pairs += zip(items[::2], items[1::2], strict=True) if by_key else ((item, 0) for item in items)
 
     def _give(self, target: Pickled, items: Any) -> None:
-        """Note what an object of an unknown class receives."""
+        """Note the values that an object of an unknown class receives."""
         if PLAIN.fullmatch(target.kind) or not _other_class(target.kind):
             raise Rejected(
                 f"the pickle puts an item into a {target.kind}, or gives it a state, which torch.save does not"
@@ -248,7 +248,7 @@ class Walk:
     def _fill(self, target: Any, state: Any) -> None:
         if target.state is not None:
             raise Rejected(f"the pickle gives a {target.kind} two states")
-        # Pickle also copies what a dict holds at this moment.
+        # Pickle, too, copies the dict's present items.
         target.state = replace(state, pairs=[*state.pairs]) if isinstance(state, Pickled) else state
         if target.kind == _ORDERED:
             if [key for key, _ in state.pairs] != ["_metadata"]:
@@ -257,7 +257,7 @@ class Walk:
             self._give(target, None if is_module(target) else state)
 
     def _check_unknown(self) -> None:
-        """Refuse tensors given to unknown code, which might change their numbers."""
+        """Refuse tensors passed to unknown code, which might change their numbers."""
         pending, visited = [*self._to_unknown], set[int]()
         while pending:
             value = pending.pop()
@@ -270,7 +270,7 @@ class Walk:
 
 
 def _makes_a_value(kind: str, args: tuple[Any, ...]) -> bool:
-    """Whether this is how torch.save writes bytes, sets and the like from plain arguments."""
+    """Whether this is how torch.save writes bytes, sets and similar values, from plain arguments."""
     types = [type(x) for x in args]
     if kind == "_codecs encode":
         return types == [str, str] and args[1] == "latin1" and all(ord(letter) < 256 for letter in args[0])

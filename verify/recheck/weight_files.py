@@ -1,9 +1,9 @@
-"""Layers and tensors of a weight file, read with numpy and the standard library alone.
+"""Reads the layers and tensors of a weight file, with only numpy and the standard library.
 
 - torch.save of a module: a zip whose pickle is walked opcode by opcode.  Nothing is imported and nothing is called: every object
   that pickle would build becomes an inert record, and layers are the records of known classes, by path.
-- torch.save of a state dict: the same; its metadata state the geometry of attention layers and of nothing else.
-- torch.save of a checkpoint with one of these inside: that one.
+- torch.save of a state dict: the same; its metadata state the geometry of attention layers only.
+- torch.save of a checkpoint that contains one of these: that one.
 - safetensors, with or without the geometry of its layers as JSON under the key ``geometry`` of the metadata.
 
 Every checksum, length, offset and stride is checked, and any other content is refused in one line.
@@ -48,12 +48,12 @@ _STORAGES = dict(zip([f"torch {kind}Storage" for kind in ("Half", "BFloat16", "F
 _SAFETENSORS = dict(zip(("F16", "BF16", "F32", "F64"), BYTES, strict=True))
 _WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2}
 _WIDTHS |= {"I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8}
-_MODULE = frozenset(  # what every module of torch holds
+_MODULE = frozenset(  # the attributes of every torch module
     "training _parameters _buffers _modules _non_persistent_buffers_set _is_full_backward_hook _backward_hooks _backward_pre_hooks "
     "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
     "_state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks".split()
 )
-_WALK = frozenset(  # methods by which torch goes through a module
+_WALK = frozenset(  # methods by which torch traverses a module
     "modules named_modules children named_children parameters named_parameters buffers named_buffers state_dict get_submodule "
     "_named_members".split()
 )
@@ -75,13 +75,13 @@ class StoredLayer(NamedTuple):
     """A layer in a weight file."""
 
     kind: str  # "MHSA", "Conv2d" and so on; "Conv" of unknown dimension; "unknown" for any other class
-    geometry: dict[str, Any] | None  # as the file states it, in JSON's types; None if it does not
+    geometry: dict[str, Any] | None  # as the file states it, as JSON types; None if it does not
     tensors: dict[str, StoredTensor]  # by name; a convolution's bias may be missing
     pads: list[int] | None = None  # torch's padding of the input, last axis first, if stated
 
 
 def numbers(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """The numbers of these bits as float64, which is exact."""
+    """The numbers with these bits, as float64, which is exact."""
     if dtype == "bfloat16":
         return (bits.astype("<u4") << 16).view("<f4").astype(np.float64)
     return bits.view(f"<f{BYTES[dtype]}").astype(np.float64)
@@ -101,13 +101,13 @@ def opened(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def strict_json(text: bytes, what: str) -> Any:
-    """Parse JSON without repeated keys and with finite numbers only; raise `Rejected` otherwise."""
+    """Parse JSON that has no repeated keys and only finite numbers; raise `Rejected` otherwise."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
             raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)}"[:200])
         for text in (text for pair in pairs for text in pair if isinstance(text, str)):
-            text.encode()  # half of a surrogate pair is no text
+            text.encode()  # a lone surrogate is not valid text
         return dict(pairs)
 
     def whole(number: str) -> int:
@@ -135,7 +135,7 @@ def layers_in(file: BinaryIO, what: str) -> dict[str, StoredLayer]:
         if not file.read(1):
             raise Rejected("the file is empty")
         file.seek(0)
-        start = file.read(9)  # the length of a safetensors header may begin as a pickle does; then a brace follows
+        start = file.read(9)  # a safetensors header's length may look like a pickle's start; then a brace follows
         if start[:1] == b"\x80" and start[1:2] <= b"\x05" and start[8:] != b"{":
             raise Rejected(
                 "a pickle, as torch.save wrote before 1.6, which is not rechecked: save it again with torch.save"
@@ -168,7 +168,7 @@ def _by_name(tensors: dict[str, StoredTensor], stated: dict[str, dict[str, Any]]
 
 
 def _path_of(name: str) -> tuple[str, str]:
-    """Split a tensor's name into the path of its layer and its name there."""
+    """Split a tensor's name into its layer's path and its name within the layer."""
     if not all(name.split(".")):
         raise Rejected(f"a tensor is named {name!r}, and a path could mean two things")
     path, _, last = name.rpartition(".")
@@ -238,11 +238,11 @@ def _torch_layers(file: BinaryIO) -> dict[str, StoredLayer]:
         records = geometry_records(root)
         whole = [path for path in records if {f"{path}.{name}" if path else name for name in TENSORS} <= tensors.keys()]
         stated = {path: {name: _plain(value) for name, value in records[path].items()} for path in whole}
-        return _by_name(tensors, stated)  # metadata may outlive a layer that was removed
+        return _by_name(tensors, stated)  # metadata may outlive a removed layer
     layers: dict[str, StoredLayer] = {}
     pending: list[tuple[str, Pickled, tuple[int, ...]]] = [("", root, ())]
     layer_by_module: dict[int, StoredLayer | None] = {}
-    for _ in range(MOST_MODULES):  # every module under each of its paths, in the order of torch's named_modules
+    for _ in range(MOST_MODULES):  # each module under each of its paths, in the order of torch's named_modules
         if not pending:
             break
         path, module, ancestors = pending.pop()
@@ -266,7 +266,7 @@ def _torch_layers(file: BinaryIO) -> dict[str, StoredLayer]:
 
 
 def _check_names(path: str, module: Pickled, attributes: dict[str, Any]) -> None:
-    """Refuse names of a module that shadow another name or a method of its class."""
+    """Refuse a module's names that shadow another name or a method of its class."""
     names = [name for part in ("_parameters", "_buffers", "_modules") for name in attributes[part].entries()]
     if odd := [name for name in names if not name or "." in name]:
         raise Rejected(f"{path!r} has something named {odd[0]!r}, and a path could mean two things")
@@ -283,7 +283,7 @@ def _check_names(path: str, module: Pickled, attributes: dict[str, Any]) -> None
 
 
 def _layer_of(path: str, module: Pickled, attributes: dict[str, Any], archive: Archive) -> StoredLayer | None:
-    """The layer of a module's record; None if it is no layer."""
+    """The layer in a module's record, or None if the module is not a layer."""
     held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
     kind = CLASSES.get(module.kind, "unknown")
     if kind == "unknown" and not ({"weight", "w_val"} & set(held) and {"kernel_size", "geometry"} & set(attributes)):
@@ -314,7 +314,7 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
     if any(value is NotImplemented for value in geometry.values()) or not isinstance(geometry["kernel_size"], list):
         raise Rejected(f"{path!r} has a geometry that is not of plain numbers and texts")
     axes = len(geometry["kernel_size"])
-    for name in GEOMETRY_VECTORS:  # torch reads one number, also one in a list, for all axes
+    for name in GEOMETRY_VECTORS:  # torch takes a single number, even in a list, for all axes
         value = [geometry[name]] if type(geometry[name]) is int else geometry[name]
         geometry[name] = value * axes if isinstance(value, list) and len(value) == 1 else value
     geometry |= {} if radix is None else {"radix": _plain(radix)}
@@ -322,7 +322,7 @@ def _layer(path: str, kind: str, attributes: dict[str, Any], tensors: dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """A value in JSON's types, or a flat list of such; NotImplemented for any other."""
+    """A value as a JSON type, or a flat list of such values; NotImplemented for any other."""
     if isinstance(value, tuple) or (isinstance(value, Pickled) and value.kind == "list"):
         items = [*value] if isinstance(value, tuple) else [item for item, _ in value.pairs]
         return items if all(type(item) in (int, bool, str) for item in items) else NotImplemented

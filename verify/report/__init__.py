@@ -1,1 +1,1 @@
-"""``verify.write_report``: one HTML page of a conversion, with attention maps beside the certificates."""
+"""``verify.write_report``: one HTML page about a conversion, with attention maps and certificates."""

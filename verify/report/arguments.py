@@ -1,4 +1,4 @@
-"""Validation of the arguments of `verify.write_report`, before any work, in one line each."""
+"""Validates the arguments of `verify.write_report` before any work, with one-line errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from verify.layers.fields import TENSORS, digest
 
 
 def models(original: Any, converted: Any) -> None:
-    """Raise a TypeError unless both are networks or missing, and a ValueError if one alone is given."""
+    """Raise a TypeError unless each is a network or missing, and a ValueError if only one is given."""
     for what, model in (("the original", original), ("the converted network", converted)):
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"write_report: {what} is a {type(model).__name__}, no torch.nn.Module")
@@ -28,11 +28,11 @@ def batch(x: Any) -> None:
 
 
 def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> dict[str, Certificate]:
-    """Certificates by layer path, whose digests match the layers' present numbers.
+    """Certificates by layer path, with digests that match the layers' present numbers.
 
     Raises:
-        TypeError: a value is no certificate.
-        ValueError: there is no such layer, or the certificate is of another one.
+        TypeError: a value is not a certificate.
+        ValueError: there is no such layer, or the certificate belongs to another one.
     """
     if given is None:
         return {}

@@ -1,9 +1,9 @@
-"""Data for the page's attention maps: tokens and score vectors, from the layer's own code.
+"""Data for the page's attention maps, from the layer's own code: tokens and score vectors.
 
-The page computes softmax(c·r_δ) itself, in float64, from the vector c = Ŵ_keyᵀ v of each head and the layer's encoding r, so the
-picture follows the weights: edit ``v`` and it changes.  The geometry gives the tokens and the queries only.  Attention that depends
-on the image's content is shipped as the probabilities that the layer computes.  What a softer or sharper layer would put out is in
-:mod:`verify.report.live`.
+The page computes softmax(c·r_δ) itself, in float64, from each head's vector c = Ŵ_keyᵀ v and the layer's encoding r, so the
+picture follows the weights: edit ``v`` and it changes.  The geometry determines only the tokens and the queries.  Attention that
+depends on the image's content is shipped as the probabilities that the layer computes.  :mod:`verify.report.live` has the outputs
+of a softer or sharper layer.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from verify.rounding.leakage import leakage
 MOST_HEADS = 64
 """The most heads to draw; a 7 × 7 kernel has 49."""
 MOST_PAIRS = 300_000
-"""The most (head, key) pairs: a browser recomputes them many times a second."""
+"""The most (head, key) pairs, which a browser recomputes many times a second."""
 MOST_NUMBERS = 100_000
 """The most shipped probabilities, two bytes each."""
 TOKENS = {1: 24, 2: 16, 3: 7}
@@ -37,7 +37,7 @@ SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-4, 21))
 
 
 def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
-    """The data of a layer's attention maps, in JSON's types; ``share`` is the byte budget for given probabilities.
+    """The data of a layer's attention maps, as JSON types; ``share`` is the byte budget for given probabilities.
 
     Raises:
         NoPicture: there is nothing to draw, or too much.
@@ -82,7 +82,7 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
 
 
 def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
-    """The padded grid for an input of spatial size ``size``: the content of every token, and the queries."""
+    """The padded grid for an input of spatial size ``size``: the content of each token, and the queries."""
     try:
         outputs = output_size(g, size)
     except GridRefused as error:
@@ -100,7 +100,7 @@ def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
 
 
 def input_span(g: Geometry, axis: int, n: int) -> tuple[int, int]:
-    """The first and the last token of an axis that are not padding, for ``n`` inputs."""
+    """The first and last non-padding token of an axis, for ``n`` inputs."""
     first = tokens_before(g, axis)
     return first, first + (g.stride[axis] if g.transposed else 1) * (n - 1)
 
@@ -112,7 +112,7 @@ def tokens_before(g: Geometry, axis: int) -> int:
 
 
 def _size(layer: ReportLayer, g: Geometry, content: bool) -> tuple[int, ...]:
-    """The size of the layer's own input if that is small; else of a part of it, no larger than what was certified or checked."""
+    """The size of the layer's own input if small; else of a part of it, no larger than the certified or checked size."""
     record = layer.certificate or layer.check
     most = None if record is None else record.grid
     if layer.x is not None:
@@ -124,7 +124,7 @@ def _size(layer: ReportLayer, g: Geometry, content: bool) -> tuple[int, ...]:
 
 
 def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys: int) -> dict[str, Any]:
-    """The picture below the attention, and what the page computes outputs from; where it cannot, why."""
+    """The picture below the attention and the data from which the page computes outputs, or why it cannot."""
     data: dict[str, Any] = {"image": None, "live": None, "live_why": ""}
     try:
         if part is None:
@@ -142,7 +142,7 @@ def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys
 
 
 def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
-    """The spatial size of a small input: about ``tokens`` an axis, and room for five outputs, or for two if far apart."""
+    """The spatial size of a small input: about ``tokens`` per axis, with room for five outputs, or two if far apart."""
     size = []
     for axis, (k, dil, s) in enumerate(zip(g.kernel_size, g.dilation, g.stride, strict=True)):
         pads, span = g.pads[axis], dil * (k - 1)
@@ -150,14 +150,14 @@ def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[in
             size.append(max(-(-(tokens - 2 * tokens_before(g, axis)) // s), 3))
         else:
             room = span + 1 + 4 * s
-            if room > 2 * tokens:  # of a patch embedding, say, whose tokens would be too small to see
+            if room > 2 * tokens:  # for example a patch embedding, whose tokens would be too small to see
                 room = span + 1 + s
             size.append(max(max(tokens, room) - sum(pads), *(p + 1 for p in pads), 3))
     return tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
 
 
 def _content_input(mhsa: Any, part: torch.Tensor | None, size: tuple[int, ...]) -> torch.Tensor:
-    """The part of the layer's own input that is drawn, or noise if there is none."""
+    """The part of the layer's own input to draw, or noise if there is none."""
     if part is not None:
         return part.to(mhsa.w_val)
     generator = torch.Generator().manual_seed(0)
@@ -165,10 +165,10 @@ def _content_input(mhsa: Any, part: torch.Tensor | None, size: tuple[int, ...]) 
 
 
 def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
-    """The factor on the scores at each stop of the slider, and the bound on each head's leakage there.
+    """For each stop of the slider, the factor on the scores and the bound on each head's leakage.
 
-    A stop is the α that the softest head then has; the last factor is 1, the layer as it is.  Bounds come from
-    :mod:`verify.rounding.leakage`, rounded up; heads of equal sharpness and offset share them.
+    A stop is the resulting α of the softest head; the last factor is 1, the layer unchanged.  Bounds come from
+    :mod:`verify.rounding.leakage`, rounded up; heads with equal sharpness and offset share them.
     """
     known = [a for a in centres if a is not None]
     own = min((a.sharpness for a in known), default=None)
@@ -176,7 +176,7 @@ def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
     factors = [*(1.0 if abs(s / alpha - 1) < 1e-9 else s / alpha for s in SHARPNESSES), 1.0]
     rows: dict[tuple[Fraction, tuple[Fraction, ...]], int] = {}
     bound_of = [None if a is None else rows.setdefault((a.sharpness, a.offset), len(rows)) for a in centres]
-    if len(rows) > 16:  # a learned layer: a bound for each head and stop would take too long
+    if len(rows) > 16:  # a learned layer, for which a bound per head and stop would take too long
         rows, bound_of = {}, [None] * len(centres)
     bounds = [[_bound(sharpness * Fraction(f), offset) for f in factors] for sharpness, offset in rows]
     return {"factors": factors, "alpha": None if own is None else alpha, "bounds": bounds, "bound_of": bound_of}
@@ -186,10 +186,10 @@ _bound = cache(leakage)
 
 
 def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content: bool) -> dict[str, Any]:
-    """The kernel's size, the tap that each head looks at, and the norm of each head's W_val W_out."""
+    """The kernel size, the tap at which each head looks, and the norm of each head's W_val W_out."""
     mhsa = layer.mhsa
     val, out = (w[: len(centres)].detach().double() for w in (mhsa.w_val, mhsa.w_out))
-    # ‖A B‖² = tr(AᵀA · BBᵀ) is cheap where heads are narrow.
+    # ‖A B‖² = tr(AᵀA · BBᵀ) is cheap for narrow heads.
     grams = torch.einsum("hgie,hgif->hgef", val, val) * torch.einsum("hgeo,hgfo->hgef", out, out)
     carried = grams.sum(dim=(1, 2, 3)).clamp(min=0).sqrt().tolist()
     data: dict[str, Any] = {"kernel": None, "taps": [None] * len(centres), "carried": carried}
@@ -204,7 +204,7 @@ def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content:
     for head, centre in enumerate(centres):
         tap = None if centre is None else tap_of_shift(geometry, tuple(centre["shift"]))
         data["taps"][head] = None if tap is None else places.index(tuple(tap))
-    if content:  # the page looks up where a head's attention is greatest
+    if content:  # the page finds where a head's attention is largest
         reach = [dil * (k - 1) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True)]
         shifts = {tap_of_shift(geometry, s): list(s) for s in product(*(range(-r, r + 1) for r in reach))}
         data["shifts"] = [shifts[place] for place in places]

@@ -9,18 +9,18 @@ import numpy as np
 from verify.report.layer import NoPicture, times
 
 MOST_GIVEN = 12_000_000
-"""The byte budget for given probabilities on a page, shared by the layers: the 12 layers of a ViT-B take half of it."""
+"""The byte budget for given probabilities on a page, shared by the layers; the 12 layers of a ViT-B take half of it."""
 MOST_EXACT = 200_000
-"""The most numbers of a layer to ship in 16 bits; more are shipped in 8, which is enough for a picture."""
+"""The most numbers of a layer to ship in 16 bits; larger layers use 8 bits, which suffice for a picture."""
 
 
 def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: int) -> dict[str, Any]:
-    """The data of probabilities (heads, *positions, *positions), a row for each query.
+    """The data of probabilities (heads, *positions, *positions), one row per query.
 
-    If all queries exceed the byte budget ``share``, evenly spaced ones are kept.
+    If all queries together exceed the byte budget ``share``, evenly spaced ones are kept.
 
     Raises:
-        ValueError: the shape is another one, or the values are no probabilities.
+        ValueError: the shape differs, or the values are not probabilities.
         NoPicture: even a few queries exceed the budget.
     """
     maps = np.asarray(probabilities, dtype=np.float64)
@@ -68,7 +68,7 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
 
 
 def _asking(shape: tuple[int, ...], most: int) -> list[list[int]] | None:
-    """The query positions axis by axis: all, or evenly spaced ones, ``most`` in total; None if not even one fits."""
+    """The query positions per axis: all, or evenly spaced ones, ``most`` in total; None if not even one fits."""
     for step in range(1, max(shape) + 1):
         axes = [list(range(n))[min(step, n) // 2 :: step] for n in shape]
         if prod(map(len, axes)) <= most:
@@ -77,9 +77,9 @@ def _asking(shape: tuple[int, ...], most: int) -> list[list[int]] | None:
 
 
 def packed(rows: np.ndarray, bits: int = 16) -> str:
-    """Probabilities (heads, queries, keys) in base64: in 16 bits with 65535 for 1, little-endian; or the root of each in 8 bits.
+    """Probabilities (heads, queries, keys) in base64: 16 bits with 65535 for 1, little-endian; or their square roots in 8 bits.
 
-    The picture's shade is the root, so 8 bits change a shade by at most 1/510.
+    A shade in the picture is the square root, so 8 bits change it by at most 1/510.
     """
     values = np.rint(rows.clip(0, 1) * 65535).astype("<u2") if bits == 16 else np.rint(np.sqrt(rows.clip(0, 1)) * 255)
     return base64.b64encode(values.astype("<u2" if bits == 16 else "u1").tobytes()).decode()

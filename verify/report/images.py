@@ -1,4 +1,4 @@
-"""Images of a layer's input, of both layers' outputs and of their difference, as PNG data URIs.
+"""Draws a layer's input, both layers' outputs and their difference as PNG data URIs.
 
 The standard library writes the PNG, so that the page stays one file.
 """
@@ -18,16 +18,16 @@ from verify.report.layer import NoPicture, ReportLayer, most_varied
 from verify.samples.sampling import called, evaluating, watching
 
 LARGEST = 96
-"""The most pixels along a side; larger images are drawn in blocks."""
+"""The most pixels per side; larger images are drawn in blocks."""
 
-# A sequential colour map, light at the least value, and a diverging one, light at zero.
+# A sequential colour map, light at the smallest value, and a diverging one, light at zero.
 INK = ((247, 248, 250), (158, 190, 220), (52, 108, 168), (12, 40, 84))
 BOTH = ((140, 70, 20), (224, 150, 80), (247, 248, 250), (110, 150, 205), (20, 60, 120))
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image: its heading, the PNG as a data URI, text for screen readers, and the values of the lightest and darkest shade."""
+    """One image: heading, PNG data URI, text for screen readers, and the values of the lightest and darkest shade."""
 
     title: str
     uri: str
@@ -44,7 +44,7 @@ class Strip:
 
     @property
     def size(self) -> int:
-        """The characters that it adds to the page."""
+        """The number of characters that it adds to the page."""
         return sum(len(image.uri) for image in self.images)
 
 
@@ -105,7 +105,7 @@ def _input_image(x: np.ndarray) -> Image:
 
 
 def _image(title: str, values: np.ndarray, of: str, scaled_as: np.ndarray | None = None) -> Image:
-    """A picture whose lightest and darkest shade are the extremes of ``scaled_as``, by default its own."""
+    """An image whose lightest and darkest shades are the extremes of ``scaled_as``, by default its own."""
     plane = values if scaled_as is None else scaled_as
     low, high = float(plane.min()), float(plane.max())
     shade = (_small(_flat(values)) - low) / ((high - low) or 1.0)
@@ -123,12 +123,12 @@ def _number(value: float) -> str:
 
 
 def _flat(values: np.ndarray) -> np.ndarray:
-    """A plane as it is; of a volume the middle slice."""
+    """A plane unchanged, or the middle slice of a volume."""
     return values[len(values) // 2] if values.ndim == 3 else values
 
 
 def _small(planes: np.ndarray, greatest: bool = False) -> np.ndarray:
-    """Downsample to at most ``LARGEST`` pixels a side, by the mean of each block or its value of greatest size."""
+    """Downsample to at most ``LARGEST`` pixels per side, by each block's mean or its value of largest magnitude."""
     height, width = planes.shape[-2:]
     f, g = -(-height // LARGEST), -(-width // LARGEST)
     if f == g == 1:
@@ -167,16 +167,16 @@ def has_photograph(shape: tuple[int, ...] | None) -> bool:
 
 
 def digit() -> np.ndarray:
-    """The bundled handwritten digit, (8, 8) from 0 to 1: an input of the network that ships with the project."""
+    """The bundled handwritten digit, (8, 8) from 0 to 1, an input of the network that ships with the project."""
     text = (files("verify.report") / "digit.txt").read_text(encoding="utf-8")
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     return np.array(rows, dtype=np.float64) / 16
 
 
 def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, str] | None:
-    """A real image of (channels, height, width) and its description; None without one.
+    """A real image of shape (channels, height, width) and its description, or None.
 
-    A single channel of 8 × 8 pixels gets a handwritten digit, three channels scikit-learn's sample photograph of a flower, if
+    One channel of 8 × 8 pixels gets a handwritten digit; three channels get scikit-learn's sample photograph of a flower, if
     scikit-learn is installed.
     """
     if shape == (1, 8, 8):
@@ -187,7 +187,7 @@ def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor
         from sklearn.datasets import load_sample_image
 
         image = torch.tensor(load_sample_image("flower.jpg").copy())
-    except (ImportError, OSError):  # reading it takes pillow
+    except (ImportError, OSError):  # reading it needs pillow
         return None
     square = image.permute(2, 0, 1)[None, :, :, 106:533].double() / 255  # 427 × 427, the flower in the middle
     small = nn.functional.interpolate(square, size=shape[1:], mode="area")

@@ -1,4 +1,4 @@
-"""The record of one layer of the page, and a convolution's geometry in words."""
+"""The record of one layer on the page, and a convolution's geometry in words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class NoPicture(ValueError):
 
 @dataclass(frozen=True)
 class ReportLayer:
-    """One layer of the page; fields that are None are not shown.
+    """One layer on the page; fields that are None are not shown.
 
     Attributes:
         name: its path in the network; empty for a bare layer.
@@ -78,7 +78,7 @@ def _padding(g: Geometry) -> str:
 
 
 def most_varied(values: np.ndarray) -> int:
-    """The channel of (channels, *positions) that varies most: the one to draw."""
+    """The channel of (channels, *positions) that varies most, which is drawn."""
     return int(values.reshape(len(values), -1).var(axis=1).argmax())
 
 

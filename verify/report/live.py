@@ -1,7 +1,7 @@
 """Data from which the page computes a layer's output at any sharpness, for one output channel and one crop of the input.
 
 By Eq. 3 the output is y(q) = b + Σ_h Σ_k P_h(q, k) · z_h(k), with z_h = X W_val^h W_out^h.  The page computes P; b and z do not
-depend on the sharpness, and are shipped in float64, beside the convolution's own output for the same crop.
+depend on the sharpness and are shipped in float64, with the convolution's own output for the same crop.
 """
 
 import base64
@@ -18,13 +18,13 @@ from verify.report.layer import NoPicture, ReportLayer, most_varied, times
 MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""
 MOST_PRODUCTS = 4_000_000
-"""The most (head, query, key) triples: the page computes them anew at every step of the slider."""
+"""The most (head, query, key) triples, which the page recomputes at every step of the slider."""
 WHOLE = {1: 64, 2: 16, 3: 6}
-"""Inputs of at most so many positions along every axis are drawn whole, by dimension."""
+"""By dimension, inputs with at most this many positions along every axis are drawn whole."""
 
 
 def crop(x: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, str]:
-    """The middle of an input (1, C, *n), and in words which part it is; no words where it is all of it."""
+    """The middle of an input (1, C, *n), and which part this is, in words; empty if it is the whole input."""
     whole = tuple(x.shape[2:])
     first = [(n - small) // 2 for n, small in zip(whole, size, strict=True)]
     part = x[:1, :, *(slice(a, a + n) for a, n in zip(first, size, strict=True))]
@@ -36,7 +36,7 @@ def crop(x: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, str]:
 
 
 def grey(x: torch.Tensor) -> dict[str, Any]:
-    """One byte a position of (1, C, *n): the lightness of a colour picture, else the channel that varies most."""
+    """One byte per position of (1, C, *n): the lightness of a colour picture, or the channel that varies most."""
     values = float64(x)[0]
     if not np.isfinite(values).all():
         raise NoPicture("the input is not finite everywhere")
@@ -50,9 +50,9 @@ def grey(x: torch.Tensor) -> dict[str, Any]:
     return {"bytes": base64.b64encode(shades.tobytes()).decode(), "of": of, "low": low, "high": high}
 
 
-@np.errstate(all="ignore")  # what is not finite is refused at the end
+@np.errstate(all="ignore")  # non-finite numbers are refused at the end
 def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
-    """The numbers z, the bias and the convolution's output, for the output channel that varies most on this crop, (1, C, *n).
+    """The values z, the bias and the convolution's output, for the output channel that varies most on this crop, (1, C, *n).
 
     Raises:
         NoPicture: the page cannot compute this layer; the message says why.

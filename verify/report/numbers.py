@@ -1,4 +1,4 @@
-"""The numbers of a page, each from one certificate, check or run of the network, rounded up to three digits and exact."""
+"""The page's numbers, each from one certificate, check or run of the network, both exact and rounded up to three digits."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from verify.verdict import exactly, from_above
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number of the page.
+    """One number on the page.
 
     Attributes:
         key: its name for programs.
@@ -35,13 +35,13 @@ Sentence = tuple[str | Quantity, ...]
 
 
 def quantity(key: str, value: float | str, name: str = "") -> Quantity:
-    """The number to three digits, rounded up, and exactly; from a file, one that is not finite is a string."""
+    """The number, rounded up to three digits and exact; non-finite numbers from a file are strings."""
     number = float(value)
     return Quantity(key, name, rounded_up(number), repr(number))
 
 
 def rounded_up(value: float) -> str:
-    """The number to three digits, rounded up."""
+    """The number rounded up to three digits."""
     return "∞" if value == math.inf else from_above(value)
 
 
@@ -56,15 +56,15 @@ def claimed(certificate: Certificate) -> str:
 
 
 def numbers_of(layer: ReportLayer) -> list[Quantity]:
-    """The rows of a layer's table: its certificate's numbers, and the differences on samples."""
+    """The rows of a layer's table: its certificate's numbers and the differences on samples."""
     return [*(_certified(layer.certificate) if layer.certificate is not None else ()), *_sampled(layer)]
 
 
 def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
-    """The observed difference beside the allowed one.
+    """The observed difference and the allowed one.
 
-    The bound is what is allowed only where it is proved.  The bound of a layer that is another function includes the difference of
-    the functions; then the claim allows rounding only, or the tolerance of ``within``.
+    The allowed difference is the bound only if that is proved.  The bound of a layer that is another function includes the
+    difference of the functions; then the claim allows only rounding, or the tolerance of ``within``.
     """
     certificate, verdict = layer.certificate, layer.verdict
     if certificate is None or verdict is None:
@@ -81,7 +81,7 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
 
 
 def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
-    """Sentences on the network as a whole, from the figures of the certificate file."""
+    """Sentences about the network as a whole, from the numbers in the certificate file."""
     calls, numbers, operators = network["calls"], network["numbers"], network["convolution_calls"]
     if calls["same"]:
         calls_sentence = (
@@ -146,7 +146,7 @@ def _certified(certificate: Certificate) -> list[Quantity]:
 
 
 def _sampled(layer: ReportLayer) -> list[Quantity]:
-    """The differences on samples; a dash where no output is of that kind."""
+    """The differences on samples; a dash if there is no output of that kind."""
     check = layer.check
     if check is None:
         return []
@@ -163,7 +163,7 @@ def _sampled(layer: ReportLayer) -> list[Quantity]:
 
 
 def _kinds(conv: Any, grid: tuple[int, ...]) -> tuple[bool, bool]:
-    """Whether some outputs on this grid read no padding, and whether some do."""
+    """Whether some output on this grid reads no padding, and whether some output does."""
     try:
         inside = Convolution.read(conv).interior(grid, output_size(Geometry.read(conv), grid))
     except (Unreadable, ValueError):

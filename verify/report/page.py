@@ -1,4 +1,4 @@
-"""Rendering of the HTML page by jinja2: self-contained, with every name escaped as text."""
+"""Renders the HTML page with jinja2: self-contained, with every name escaped as text."""
 
 import base64
 import hashlib
@@ -22,16 +22,16 @@ from verify.report.numbers import Sentence, claimed, numbers_of, summary
 from verify.verdict import escaped, exactly
 
 MARK = '<meta name="generator" content="conv-as-attention report">'
-"""Near the start of every page of this project."""
+"""Marks every page of this project near its start."""
 MOST_PICTURES = 600_000
-"""Characters of attention data; layers beyond that show their numbers alone."""
+"""The most characters of attention data; layers beyond that show only their numbers."""
 MOST_IMAGES = 350_000
-"""Characters of drawn activations."""
+"""The most characters of drawn activations."""
 MOST_ARGUMENTS = 60
-"""Layers whose argument is printed step by step; the certificate file has all."""
+"""The most layers whose argument is printed step by step; the certificate file has all."""
 
 SCRIPTS = ("softmax.js", "drawing.js", "page.js")
-"""The page's script, in this order."""
+"""The parts of the page's script, in order."""
 FULL = "the layers above fill the page"
 
 MEANINGS = {
@@ -44,10 +44,10 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """The content of a page besides its layers.
+    """The content of a page apart from its layers.
 
-    ``lede`` is the paragraph below the heading, ``network`` what is said of the network as a whole, ``input_caption`` a
-    description of the drawn input, ``recheck`` the command that rechecks the certificates, and ``hindered`` why there
+    ``lede`` is the paragraph below the heading, ``network`` the sentences about the network as a whole, ``input_caption``
+    a description of the drawn input, ``recheck`` the command that rechecks the certificates, and ``hindered`` why there
     is none.
     """
 
@@ -65,7 +65,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
 
     Raises:
         ImportError: jinja2 is missing.
-        ValueError: given attention is no probabilities.
+        ValueError: the given attention does not consist of probabilities.
     """
     template = _template()
     views, pictures, limits = _views(layers)
@@ -97,7 +97,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page of this project, which may be replaced."""
+    """Whether a file is a page of this project and may thus be replaced."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
@@ -123,7 +123,7 @@ def in_script(value: Any) -> str:
 
 
 def plain(text: Any) -> Any:
-    """Text with unprintable characters escaped; anything else as it is."""
+    """Text with unprintable characters escaped; anything else unchanged."""
     return escaped(text) if type(text) is str else text
 
 
@@ -150,13 +150,13 @@ def _hash(text: str) -> str:
 
 
 def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[int, Any], list[str]]:
-    """The template's data of every layer, the data of the pictures, and remarks on what was left out."""
+    """The template's data for each layer, the data of the pictures, and remarks on omissions."""
     views, pictures = [], {}
     drawn, images, omitted = 0, 0, Counter()
     share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
     for index, layer in enumerate(layers):
         why_not, shown, no_strip, data = "", None, "", {}
-        # The page is made for given attention, so it is drawn however large.
+        # Given attention is the page's purpose, so it is drawn at any size.
         if drawn >= MOST_PICTURES and layer.attention is None:
             why_not = FULL
             omitted["pictures of attention"] += 1
@@ -169,7 +169,7 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[in
                 why_not = str(reason)
         live = data.get("live") is not None
         if live and not data["crop"]:
-            pass  # the page itself draws both outputs, whole
+            pass  # the page itself draws both outputs in full
         elif images < MOST_IMAGES or layer.x is None:
             try:
                 shown = strip(layer)
@@ -193,7 +193,7 @@ def _view(index: int, layer: ReportLayer, shown: Strip | None) -> dict[str, Any]
     heads, alpha = "", None
     if layer.mhsa is not None:
         heads = layer.mhsa.heads
-        if layer.mhsa.encoding.name != "relative":  # which has no sharpness of its own
+        if layer.mhsa.encoding.name != "relative":  # that encoding has no sharpness
             alpha = _alpha(float(layer.mhsa.centres()[0].min()))
     elif layer.attention is not None:
         heads = len(layer.attention)

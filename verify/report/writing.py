@@ -1,4 +1,4 @@
-"""``verify.write_report``: check and certify the layers of two networks, and write the page."""
+"""``verify.write_report``: checks and certifies the layers of two networks, and writes the page."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -40,23 +40,23 @@ def write_report(
     attention: Mapping[str, Any] | None = None,
     title: str = "Convolutions as attention",
 ) -> None:
-    """Write one self-contained HTML page with the attention of every head and what is proved of each layer.
+    """Write one self-contained HTML page with the attention of every head and the proved claim for each layer.
 
     Args:
-        path: of the page; an earlier file is replaced atomically.
+        path: of the page; it replaces an earlier file atomically.
         original: a convolution, or a network with convolutions.
         converted: its attention layer, or the network that ``construct.convert`` made of it.
-        x: a batched input of ``original`` to check and to draw; by default every layer gets inputs of its own.
-        certificates: of ``verify.certify``, by layer path, or one for a bare layer.  Layers without one are certified here.
-        attention: probabilities (heads, *positions, *positions) of learned attention, by name.  A layer path replaces that layer's
-            own attention; other names are added.
+        x: a batched input of ``original`` to check and draw; by default each layer gets its own inputs.
+        certificates: from ``verify.certify``, by layer path, or one for a bare layer.  Layers without one are certified here.
+        attention: probabilities (heads, *positions, *positions) of learned attention, by name.  Under a layer path they replace
+            that layer's own attention; other names are added.
         title: of the page.
 
     Raises:
         ImportError: jinja2 is missing.
-        TypeError: an argument has another type than above.
-        ValueError: the networks do not belong together, a certificate is of another layer, ``x`` is no input of the network, or
-            the attention is no probabilities.
+        TypeError: an argument has a wrong type.
+        ValueError: the networks do not belong together, a certificate belongs to another layer, ``x`` is not a valid input of
+            the network, or the attention does not consist of probabilities.
         OSError: the file cannot be written.
 
     >>> import construct, pathlib, tempfile, torch, verify
@@ -92,7 +92,7 @@ def write_report(
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
-    """Every attention layer with the convolution that it replaces, by path."""
+    """Each attention layer and the convolution that it replaces, by path."""
     before = dict(original.named_modules(remove_duplicate=False))
     pairs = {}
     for name, mhsa in converted.named_modules(remove_duplicate=False):
@@ -112,8 +112,8 @@ def pictured(
 ) -> tuple[dict[str, torch.Tensor], str]:
     """An input to draw for each layer, and a caption.
 
-    The network is run once: on a photograph if it takes one of ``size``, (channels, height, width), else on ``x``.
-    Without ``x`` every layer gets seeded random inputs.
+    The network runs once: on a photograph if it accepts one of ``size``, (channels, height, width), else on ``x``.
+    Without ``x`` each layer gets seeded random inputs.
     """
     convolutions = dict(islice(convolutions.items(), MOST_DRAWN))
     dtype = next(conv.weight.dtype for conv in convolutions.values())

@@ -1,1 +1,1 @@
-"""How far rounding may move a result, and how much attention may leak: one model, its applications, bounds from above."""
+"""Upper bounds on rounding errors and on the leakage of attention: one rounding model and its applications."""

@@ -1,11 +1,11 @@
 """The error bound of a certificate, per output channel: rounding, leakage and taps, each rounded up.
 
-With |X| ≤ B, every term of an output is at most B times a product of weights, so sums over the weights alone bound every output
-of the channel at once: B Σ|W| + |b| for the convolution, B Σ_h |W_val^h||W_out^h| + |b_out| for the attention, with the model of
+With |X| ≤ B, every term of an output is at most B times a product of weights, so sums over the weights alone bound all outputs
+of the channel: B Σ|W| + |b| for the convolution, B Σ_h |W_val^h||W_out^h| + |b_out| for the attention, in the model of
 :mod:`verify.rounding.model`.
 
-A softmax that returns η where 0 is meant adds (T − 1)·η·B·Σ|W_val||W_out|: no exact zero is needed.  A head that leaks ε moves
-its output by at most 2εB Σ|W_val||W_out| (what it loses at its key, and what it gains elsewhere).  Taps that differ add
+A softmax that returns η instead of 0 adds (T − 1)·η·B·Σ|W_val||W_out|, so no exact zero is needed.  A head that leaks ε moves
+its output by at most 2εB Σ|W_val||W_out| (its loss at its key and its gain elsewhere).  Taps that differ add
 B Σ|ΔW| + |Δb|.
 """
 
@@ -30,9 +30,9 @@ from verify.rounding.model import (
 def rounding_part(
     conv: Convolution, attention: Attention, bound: float, fmt: Format, tokens: int, soft: bool
 ) -> np.ndarray:
-    """Rounding of both layers and the η of the softmax, float64 (D_out,).
+    """Rounding of both layers, including the softmax's η, float64 (D_out,).
 
-    ``soft`` says whether attention weights other than 0 and 1 occur; they then carry rounding of their own.
+    ``soft`` says whether attention weights other than 0 and 1 occur, which have rounding errors of their own.
     """
     bias = np.zeros(attention.geometry.out_channels) if conv.bias is None else np.abs(conv.bias)
     attended = attention_size(attention, bound).sum(axis=0)
@@ -51,10 +51,10 @@ def working_rounding(
     bound: float,
     soft_tokens: int = 0,
 ) -> np.ndarray:
-    """Rounding of both layers in the working format; by output channel first, then anything.
+    """Rounding of both layers in the working format, (D_out, …).
 
-    ``size_c`` is Σ|W||x| + |b| and ``size_a`` Σ|W_val||W_out||x| + |b_out|, (D_out, …) each, with |x| ≤ bound;
-    ``soft_tokens`` is T, where attention weights other than 0 and 1 occur.
+    ``size_c`` is Σ|W||x| + |b| and ``size_a`` is Σ|W_val||W_out||x| + |b_out|, (D_out, …) each, with |x| ≤ bound;
+    ``soft_tokens`` is T if attention weights other than 0 and 1 occur.
     """
     theirs, ours = convolution_rounding(conv, fmt), attention_rounding(attention, bound, fmt, soft_tokens)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -65,12 +65,12 @@ def working_rounding(
 def leakage_part(attention: Attention, bound: float, leaks: np.ndarray) -> np.ndarray:
     """2B Σ_h ε_h |W_val^h||W_out^h|, float64 (D_out,); ``leaks`` holds ε_h, rounded up."""
     size = attention_size(attention, bound)
-    leaking = leaks > 0  # an exact 0 stays one, whatever the size
+    leaking = leaks > 0  # an exact 0 stays 0, even with an infinite size
     return widened(2 * (leaks[leaking, None] * size[leaking] + TINY).sum(axis=0))
 
 
 def taps_part(differences: Iterable[np.ndarray], bias_difference: np.ndarray, bound: float) -> np.ndarray:
-    """B Σ|ΔW| + |Δb|, float64 (D_out,), of the |ΔW| of each tap, (groups, D_in/groups, D_out/groups)."""
+    """B Σ|ΔW| + |Δb|, float64 (D_out,), from |ΔW| of each tap, (groups, D_in/groups, D_out/groups)."""
     total = bias_difference
     for difference in differences:
         size = difference.sum(axis=1).reshape(-1)
@@ -79,7 +79,7 @@ def taps_part(differences: Iterable[np.ndarray], bias_difference: np.ndarray, bo
 
 
 def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
-    """No number on the way exceeds this, in either layer; silent content terms are evaluated too, and must not overflow."""
+    """A bound on every intermediate of both layers; zero content terms are evaluated too, and must not overflow."""
     bias = 0.0 if conv.bias is None else float(np.abs(conv.bias).max(initial=0))
     with np.errstate(over="ignore"):
         into = [
@@ -90,12 +90,12 @@ def largest_intermediate(conv: Convolution, attention: Attention, bound: float) 
         through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
         direct = bound * conv.sizes + bias
         folded = _folded_size(attention)
-        # Rounding on the way cannot double a bounded sum.
+        # The rounding of intermediate results cannot double a bounded sum.
         return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0), folded]))
 
 
 def _folded_size(attention: Attention) -> float:
-    """No entry of a folded |W_val||W_out| exceeds this: row sums times the greatest entries, whichever way is less."""
+    """A bound on the entries of |W_val||W_out|: sums of one factor times maxima of the other, whichever way is smaller."""
     w_val, w_out = attention.magnitudes
     with np.errstate(over="ignore", invalid="ignore"):
         by_column = matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)

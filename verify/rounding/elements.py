@@ -1,6 +1,6 @@
-"""How far apart two correct evaluations of one convolution may be on given inputs: a bound for every output.
+"""Bounds, for each output, on the difference between two correct evaluations of one convolution on given inputs.
 
-The model is that of :mod:`verify.rounding.model`, with Σ|W||x| + |b| worked out for each output.  On samples every rounding to half
+The model is that of :mod:`verify.rounding.model`, with Σ|W||x| + |b| computed for each output.  On samples, every rounding to half
 precision may go to either neighbour.
 """
 
@@ -28,19 +28,19 @@ from verify.rounding.model import (
 
 
 class OffTheKernel(ValueError):
-    """Some head looks at no position of the kernel, so this layer is no evaluation of that convolution."""
+    """Some head looks at no tap of the kernel, so this layer does not evaluate that convolution."""
 
 
 def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
-    """Elementwise: how far torch's convolution of ``x`` (B, D_in, *size) may be from the exact one."""
+    """Elementwise bound on the error of torch's convolution of ``x`` (B, D_in, *size)."""
     fields, fmt = _fields(conv, x, output), Format.of(x.dtype)
     return _bound(convolution_rounding(fields, fmt), size_of(fields, x), most_roundings(fields), fmt)
 
 
 def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
-    """As :func:`convolution_bound`, but no more than the part of the convolution in any bound of a certificate.
+    """Like :func:`convolution_bound`, but never more than the convolution's share in a certificate's bound.
 
-    In half precision nothing is rounded at a tap that meets zeros alone, and every rounding goes to the nearest number.
+    In half precision, taps that meet only zeros do not round, and every rounding goes to the nearest number.
     """
     fields, fmt = Convolution.read(conv), Format.of(x.dtype)
     met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy()) if fmt.stored_u else 0
@@ -48,9 +48,9 @@ def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
 
 
 def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
-    """Elementwise: how far one-hot attention may be from its exact value on inputs ``x`` (B, D_in, *size).
+    """Elementwise bound on the error of one-hot attention on inputs ``x`` (B, D_in, *size).
 
-    ``size`` is Σ_h |W_val^h||W_out^h||x| + |b_out| for every output, or more.
+    ``size`` is at least Σ_h |W_val^h||W_out^h||x| + |b_out|, for each output.
     """
     return _bound(_rounding_of(attention, x), size.copy(), 1, Format.of(x.dtype))
 
@@ -58,8 +58,7 @@ def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> 
 def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
     """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention is fully sharp; float64.
 
-    ``x`` is finite, (B, D_in, *size); ``output`` is the spatial size of the output, where a transposed layer was asked
-    for one.
+    ``x`` is finite, (B, D_in, *size); ``output`` is the output size requested of a transposed layer.
 
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
@@ -85,24 +84,24 @@ def impulse_bound(
     as_stored: bool = False,
     remainders: np.ndarray | None = None,
 ) -> np.ndarray | None:
-    """How far one-hot attention that carries exactly the kernel may be off on impulses: float64 (N, D_out, *output).
+    """A bound on |attention − convolution| on impulses, if one-hot heads carry exactly the kernel: float64 (N, D_out, *output).
 
-    At each output, the rounding of the terms that it meets, and nothing where it meets none: there both sides give 0, or the
-    bias.  But heads that are one-hot in the working type need not be so in float64, in which the softmax is evaluated: with a
-    gap between ln(2/η) of the one and of the other (104 and 745 for float32) a weight e^−gap that float32 would round to 0 is a
-    number, and an execution that multiplies by it in float64 (``sdpa``) keeps e^−gap·x, which float32 has room for where x is
-    large.  A head of sharpness α that leaks ε = 1 − Π 1/(1 + s_i) over the reals moves an output by at most
-    2ε·max|x|·Σ|W_val||W_out|, wherever the input is; so this is added, and it is exactly 0 where the gap beats float64 too, as
-    at the default α.  An execution that rounds the weights to the working type first stays within this also.
+    It covers the rounding of the terms that an output reads; an output that reads none is 0, or the bias, in both layers.  But
+    heads that are one-hot in the working type may not be so in float64, in which the softmax is evaluated: if the gap is
+    between ln(2/η) of the two types (104 and 745 for float32), a weight e^−gap that float32 rounds to 0 is nonzero in float64,
+    and an execution that multiplies by it there (``sdpa``) keeps e^−gap·x, which float32 can hold if x is large.  A head of
+    sharpness α that leaks ε = 1 − Π 1/(1 + s_i) over the reals moves any output by at most 2ε·max|x|·Σ|W_val||W_out|.  This is
+    added; it is exactly 0 if the gap exceeds float64's threshold too, as at the default α.  An execution that first rounds the
+    weights to the working type also stays within this bound.
 
     Args:
         conv: the convolution's fields.
         attention: the attention layer's fields.
-        inputs: (N, D_in, *grid), of one magnitude in all channels of a position.
+        inputs: (N, D_in, *grid), with equal magnitudes in all channels of a position.
         fmt: the format of both layers.
         tokens: at least T.
         as_stored: whether Σ_h|W_val^h||W_out^h| is known to be |W| at every tap.
-        remainders: ε of every head, (heads,), as a softmax in float64 has it; none by default.
+        remainders: ε of each head, (heads,), for a softmax in float64; none by default.
 
     Returns:
         None if a head that carries something looks at no tap.
@@ -115,7 +114,7 @@ def impulse_bound(
     largest = float(np.abs(inputs).max(initial=0.0))
     by_channel = (-1, *(1,) * (inputs.ndim - 2))
     bias = 0.0 if conv.bias is None else np.abs(conv.bias).reshape(by_channel)
-    # All channels of a position have one magnitude, so the weights may be summed over them first.
+    # All channels of a position have equal magnitudes, so the weights may be summed over channels first.
     x = np.abs(inputs).max(axis=1, keepdims=True)
     terms = _over_channels(conv, weight)(x)
     carried = terms if kernel is weight or np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
@@ -135,7 +134,7 @@ def impulse_bound(
 
 
 def absolute_kernel(attention: Attention) -> np.ndarray:
-    """:func:`absolute_matrices` as torch lays a weight out."""
+    """:func:`absolute_matrices` in torch's weight layout."""
     kernel, dims = absolute_matrices(attention), attention.geometry.dims
     kernel = np.moveaxis(kernel, tuple(range(dims)), tuple(range(-dims, 0)))
     if not attention.geometry.transposed:
@@ -144,10 +143,10 @@ def absolute_kernel(attention: Attention) -> np.ndarray:
 
 
 def absolute_matrices(attention: Attention) -> np.ndarray:
-    """The size of what the attention adds up, Σ_h |W_val^h||W_out^h| at the tap where head h looks: (*K, groups, in, out).
+    """Σ |W_val^h||W_out^h| over the heads h that look at each tap, the magnitude of the attention's terms: (*K, groups, in, out).
 
     Raises:
-        OffTheKernel: a head looks elsewhere, or nowhere in particular.
+        OffTheKernel: a head looks at no tap, or has no unique best shift.
     """
     g = attention.geometry
     groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
@@ -157,7 +156,7 @@ def absolute_matrices(attention: Attention) -> np.ndarray:
         tap = None if at is None else tap_of_shift(g, at.shift)
         if tap is not None:
             kernel[tap] += head_product(w_val, w_out)
-        # Adds exactly 0, wherever it looks, if no inner channel has a number other than 0 on both of its sides.
+        # A head adds exactly 0, wherever it looks, unless some inner channel is nonzero in both factors.
         elif bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any()):
             place = "has no single best shift" if at is None else f"looks at {at.shift}, which is no tap"
             raise OffTheKernel(f"head {head} {place}")
@@ -168,7 +167,7 @@ def absolute_matrices(attention: Attention) -> np.ndarray:
 
 
 def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> Convolution:
-    """The fields of the convolution, with the output padding that a transposed one took."""
+    """The convolution's fields, with the output padding that a transposed one used for this output size."""
     fields = Convolution.read(conv)
     return fields if output is None else fields.reaching(tuple(x.shape[2:]), output)
 
@@ -182,12 +181,12 @@ def size_of(fields: Convolution, x: torch.Tensor) -> np.ndarray:
 
 
 def _taps_met(fields: Convolution, nonzero: np.ndarray) -> np.ndarray:
-    """How many taps of each output meet a number that is not 0, (N, 1, *output), of 1 and 0 by position."""
+    """For each output, how many taps meet a nonzero position, (N, 1, *output); ``nonzero`` is 1 or 0 by position."""
     return replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)(nonzero)
 
 
 def _over_channels(conv: Convolution, weight: np.ndarray) -> Convolution:
-    """A convolution of one input channel: Σ_i W_i x = (Σ_i W_i) x, where x is the same in all channels."""
+    """The convolution of one input channel for an x equal in all channels: Σ_i W_i x = (Σ_i W_i) x."""
     if conv.transposed:
         blocks = weight.reshape(conv.groups, -1, *weight.shape[1:]).sum(axis=1)  # (g, out/g, *K)
         summed = blocks.reshape(1, -1, *conv.kernel_size)
@@ -202,7 +201,7 @@ def _rounding_of(attention: Attention, x: torch.Tensor) -> Rounding:
 
 
 def _bound(rounding: Rounding, size: np.ndarray, roundings: Any, fmt: Format, units: int = 2) -> np.ndarray:
-    """The bound at outputs of these sizes, (B, D_out, *output), in the place of ``size`` where it can be."""
+    """The bound for outputs of these sizes, (B, D_out, *output), stored in ``size`` where possible."""
     rest = fmt.eta * np.reshape(rounding.underflows, (-1, *(1,) * (size.ndim - 2)))
     if fmt.stored_u:
         return stored_rounding(rounding.slope * size + rest, [(size, roundings)], fmt, units) * WIDEN

@@ -1,14 +1,14 @@
-"""Leakage: the attention that goes past a head's nearest key, over the reals, at any sharpness and on any grid.
+"""Leakage: the attention that a head gives to all but its nearest key, over the reals, at any sharpness and on any grid.
 
-Two bounds, both for the quadratic encoding with sharpness α, both independent of the size of the grid (a key that is missing
-only leaks less).  Numerator and denominator of the softmax are products over the axes, so with every integer shift present
+Two bounds for the quadratic encoding with sharpness α, both independent of the grid's size (missing keys only reduce the
+leakage).  Numerator and denominator of the softmax are products over the axes, so with every integer shift present
 
     on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
     off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})
 
-with f = τ − round(τ).  The second is the first where f = 0.  At f_i = ±½ the nearest key is a tie and half leaks for every α.
+with f = τ − round(τ).  The second equals the first at f = 0.  At f_i = ±½ two keys tie and half leaks for every α.
 
-All of it in interval arithmetic: the returned number is never below the true value.
+All is interval arithmetic: the returned number is never below the true value.
 """
 
 import math
@@ -19,20 +19,20 @@ from typing import Any
 
 import mpmath
 
-iv: Any = mpmath.iv  # its operators are made at run time, unseen by type checkers
+iv: Any = mpmath.iv  # its operators are created at run time, unseen by type checkers
 
 Number = int | float | Fraction
 SOFT = Fraction(1, 100)
-"""Below this α, sums over all integers are evaluated by Poisson's formula; e^{−π²/α} is then below 10^−428."""
+"""Below this α, sums over all integers use Poisson summation; e^{−π²/α} is then below 10^−428."""
 
 
 def tail(alpha: Number, offset: Number = 0) -> Any:
-    """s(α, f) as an interval: the weight of all other keys of one axis, relative to the nearest.
+    """An enclosure of s(α, f): the weight of all other keys of one axis relative to the nearest.
 
-    The terms beyond N are at most e^{−αn(n−1)} twice, as |2f| ≤ 1, and n(n−1) grows by at least 2(N+1) a step; so they sum
-    to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)}).
+    Beyond N, both terms are at most e^{−αn(n−1)}, because |2f| ≤ 1, and n(n−1) grows by at least 2(N+1) per step, so they
+    sum to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)}).
 
-    Below ``SOFT`` there are too many terms; but 1 + s = e^{αf²} Σ_n e^{−α(n−f)²}, and by Poisson's formula the sum over all n
+    Below ``SOFT`` there are too many terms; but 1 + s = e^{αf²} Σ_n e^{−α(n−f)²}, and by Poisson summation the sum over all n
     is √(π/α)(1 + 2Σ_{m≥1} e^{−π²m²/α} cos 2πmf) ≤ √(π/α)(1 + 3e^{−π²/α}).
 
     Raises:
@@ -46,7 +46,7 @@ def tail(alpha: Number, offset: Number = 0) -> Any:
     if alpha < SOFT:
         everything = iv.sqrt(iv.pi / a) * (1 + 3 * iv.exp(-iv.pi * iv.pi / a))
         return iv.exp(a * f * f) * everything - 1
-    # Far enough for the remainder to vanish beside a double: α N² ≥ 60, and past it the rest is bounded anyway.
+    # α N² ≥ 60 makes the remainder negligible in double precision; it is bounded in any case.
     last = max(2, math.isqrt(int(60 / alpha) + 1) + 1)
     total = iv.mpf(0)
     for n in range(1, last + 1):
@@ -56,11 +56,11 @@ def tail(alpha: Number, offset: Number = 0) -> Any:
 
 
 def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
-    """At most this much weight leaks past the nearest key: 1 − Π_i 1/(1 + s(α, f_i)), rounded up.
+    """An upper bound on the weight outside the nearest key: 1 − Π_i 1/(1 + s(α, f_i)), rounded up.
 
     Args:
         alpha: the sharpness, positive.
-        offsets: f_i = τ_i − round(τ_i), an axis each; zeros on the lattice.
+        offsets: f_i = τ_i − round(τ_i), one per axis; zeros on the lattice.
 
     Raises:
         ValueError: α is not positive, or some |f_i| exceeds ½.
@@ -68,7 +68,7 @@ def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
     >>> leakage(4.0, [0, 0]) < 0.08
     True
     """
-    # Π(1 + s_i) − 1 without cancellation, so that a tiny leakage keeps its size.
+    # Π(1 + s_i) − 1 without cancellation, so that a tiny leakage stays accurate.
     excess = iv.mpf(0)
     for offset in offsets:
         s = tail(alpha, offset)
@@ -77,7 +77,7 @@ def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
 
 
 def cached_leakage(alpha: Fraction, offsets: Sequence[Fraction]) -> float:
-    """:func:`leakage` at offsets rounded up to multiples of 2^−30, so that heads that differ by rounding alone share one result."""
+    """:func:`leakage` at offsets rounded up to multiples of 2^−30, so that heads that differ only by rounding share a result."""
     return _cached(alpha, tuple(Fraction(math.ceil(abs(f) * 2**30), 2**30) for f in offsets))
 
 

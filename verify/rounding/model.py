@@ -1,30 +1,30 @@
-"""The standard model of rounding, once: how far a convolution and an attention layer, each evaluated in any order, may be off.
+"""The standard rounding model: error bounds for a convolution and an attention layer, each evaluated in any order.
 
-Each product and each sum returns its exact result times 1 + ε with |ε| ≤ u, and a product that underflows is off by η at most
-(u the unit roundoff, η the smallest positive number).  A sum of products, evaluated in *any* order, then errs by at most
-γ_n Σ|products| and what underflows, with γ_n = n·u/(1 − n·u) and n the most operations that one term passes through.
+Each product and each sum returns its exact result times 1 + ε with |ε| ≤ u, and a product that underflows errs by at most η
+(u is the unit roundoff, η the smallest positive number).  A sum of products, evaluated in *any* order, then errs by at most
+γ_n Σ|products| plus underflow, with γ_n = n·u/(1 − n·u) and n the largest number of operations on any one term.
 
-**The convolution.**  A term is multiplied once and passes at most D_in/groups·ΠK additions, the bias among them: so many
-operations and one more, and as many products that may underflow.
+**The convolution.**  A term is multiplied once and passes at most D_in/groups·ΠK additions, including the bias: that many
+operations plus one, and as many products that may underflow.
 
-**One-hot attention.**  P is exactly 0 or 1, so that P X only moves numbers.  The rest may be evaluated in two orders:
+**One-hot attention.**  P is exactly 0 or 1, so P X only moves numbers.  The rest may be evaluated in two orders:
 
-    (P X W_val) W_out   a term passes D_in/groups operations, and then N_h·D_h
-    P X (W_val W_out)   the factors are folded first: D_h operations, and then N_h·D_in/groups
+    (P X W_val) W_out   a term passes D_in/groups operations, then N_h·D_h
+    P X (W_val W_out)   the factors are multiplied first: D_h operations, then N_h·D_in/groups
 
-The bias is one more, so n = max(D_in/groups + N_h·D_h, D_h + N_h·D_in/groups) + 1.  Underflow: D_in/groups products of X W_val
-are multiplied by |W_out|, N_h·D_h follow; folded, each entry is off by D_h·η, which meets |x| ≤ B, and N_h·D_in/groups follow.
+The bias adds one, so n = max(D_in/groups + N_h·D_h, D_h + N_h·D_in/groups) + 1.  Underflow: D_in/groups products of X W_val are
+multiplied by |W_out|, and N_h·D_h follow; folded, each entry errs by D_h·η, times |x| ≤ B, and N_h·D_in/groups follow.
 
-**Soft attention** has rounding of its own, and may be evaluated as a product of d factors, one softmax an axis, whose lengths sum
-to at most T + d.  A term passes 2(T + d) operations in the sums of the softmax and over the keys, and a few in every exponential,
-division and cast: 2T + 4 + 12d more.  Its products, T + d of them, underflow by η times |W_out| or |W_val||W_out|.  Entries of a
-factor below 2^−100 may be set to zero, which loses (T + d)·2^−100 of what is attended.
+**Soft attention** has weights with rounding errors, and may be evaluated as a product of d factors, one softmax per axis, whose
+lengths sum to at most T + d.  A term passes 2(T + d) operations in the sums of the softmax and over the keys, and a few in each
+exponential, division and cast: 2T + 4 + 12d more.  Its T + d products underflow by η times |W_out| or |W_val||W_out|.  Entries
+of a factor below 2^−100 may be set to zero, which loses (T + d)·2^−100 of the attended values.
 
-**Half precision.**  Both are taken to accumulate in float32; the attention rounds to half once, the convolution at most once a
-tap and twice more.  That is an assumption about torch, not a theorem.
+**Half precision.**  Both are assumed to accumulate in float32; the attention rounds to half once, the convolution at most once
+per tap and twice more.  This is an assumption about torch, not a theorem.
 
-Applied per output channel for a certificate in :mod:`verify.rounding.channels`, per output for samples in
-:mod:`verify.rounding.elements`.  The checker's own derivation stands apart.
+:mod:`verify.rounding.channels` applies it per output channel for a certificate, :mod:`verify.rounding.elements` per output for
+samples.  The checker derives its bounds separately.
 """
 
 import math
@@ -40,25 +40,25 @@ from verify.layers.fields import Attention
 from verify.oracle import Convolution, matmul
 
 WIDEN = 1 + 2.0**-20
-"""More than float64 can lose in evaluating a bound (a sum of fewer than 2^32 non-negative numbers)."""
+"""Exceeds float64's relative error in evaluating a bound (a sum of fewer than 2^32 nonnegative numbers)."""
 NEGLIGIBLE = 2.0**-100
-"""Where attention is evaluated axis by axis, weights below this may be taken for zero."""
+"""Attention evaluated axis by axis may treat smaller weights as zero."""
 LN2 = Fraction(693147180559945310, 10**18)
 """Just above ln 2."""
 TINY = 2.0**-1074
-"""The smallest double: what a product in float64 may lose besides."""
+"""The smallest double, which a product in float64 may lose in addition."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point format and the one that its layers compute in.
+    """A floating-point format, and the working format in which its layers compute.
 
     Attributes:
         name: of the stored format.
         u: unit roundoff of the working format (float32 for half precision).
         eta: smallest positive number of the working format.
         largest: largest finite number of the stored format.
-        stored_u: unit roundoff of the stored format where results are rounded to it (half precision), else 0.
+        stored_u: unit roundoff of the stored format if results are rounded to it (half precision), else 0.
         stored_eta: smallest positive number of the stored format in that case, else 0.
     """
 
@@ -76,11 +76,11 @@ class Format:
 
     @property
     def one_hot_gap(self) -> Fraction:
-        """ln(2/η), from above: a gap beyond it makes every other weight round to zero, its exponential an ulp or two off."""
+        """ln(2/η), rounded up: with a larger gap, every other weight rounds to 0 even if its exponential errs by an ulp or two."""
         return LN2 * (1 + (149 if self.u == 2.0**-24 else 1074)) + Fraction(1, 2**45)
 
     def below(self, value: float) -> float:
-        """The largest number of the stored format that is not above ``value``, which is positive."""
+        """The largest number of the stored format that is at most ``value``, which is positive."""
         value = min(value, self.largest)
         _, exponent = math.frexp(value)
         digits = -int(math.log2(self.stored_u or self.u))
@@ -102,7 +102,7 @@ def gamma(n: int, u: float) -> float:
 
 
 def widened(bound: np.ndarray) -> np.ndarray:
-    """A bound, with more added than float64 lost in evaluating it; an exact 0 stays one."""
+    """A bound, widened by more than float64 lost in evaluating it; an exact 0 stays 0."""
     with np.errstate(over="ignore"):
         return np.where(bound > 0, np.nextafter(bound * WIDEN, np.inf), bound)
 
@@ -110,7 +110,7 @@ def widened(bound: np.ndarray) -> np.ndarray:
 def attention_size(attention: Attention, bound: float) -> np.ndarray:
     """B Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out).
 
-    B comes first: the product of two small weights alone could underflow, and B be large.
+    B is multiplied first, because the product of two small weights alone could underflow while B is large.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         w_val, w_out = attention.magnitudes
@@ -122,7 +122,7 @@ def attention_size(attention: Attention, bound: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Rounding:
-    """An error of at most ``slope``·Σ|products| + η·``underflows``; the latter a number, or one per output channel."""
+    """An error of at most ``slope``·Σ|products| + η·``underflows``, which is a number or one per output channel."""
 
     slope: float
     underflows: Any
@@ -132,15 +132,15 @@ class Rounding:
 
 
 def convolution_rounding(conv: Convolution, fmt: Format) -> Rounding:
-    """Of a convolution, in the working format."""
+    """The rounding of a convolution, in the working format."""
     n = conv.contraction * math.prod(conv.kernel_size) + 1
     return Rounding(gamma(n, fmt.u), float(n))
 
 
 def attention_rounding(attention: Attention, bound: float, fmt: Format, soft_tokens: int = 0) -> Rounding:
-    """Of an attention layer, in the working format, for |x| ≤ bound.
+    """The rounding of an attention layer, in the working format, for |x| ≤ bound.
 
-    ``soft_tokens`` is T, where attention weights other than 0 and 1 occur; 0 for one-hot attention.
+    ``soft_tokens`` is T if attention weights other than 0 and 1 occur; 0 for one-hot attention.
     """
     heads, _, d_in, head_dim = attention.w_val.shape
     n = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
@@ -156,13 +156,13 @@ def attention_rounding(attention: Attention, bound: float, fmt: Format, soft_tok
 
 
 def stored_rounding(error: np.ndarray, results: Sequence[tuple[Any, Any]], fmt: Format, units: int = 1) -> np.ndarray:
-    """An error in the working format, and in half precision what rounding the results to the stored format adds.
+    """An error in the working format, plus, in half precision, that of rounding the results to the stored format.
 
     Args:
         error: of all results together, before they are stored.
-        results: of each, |result| and how often it is rounded.
+        results: |result| and its number of roundings, for each.
         fmt: the format.
-        units: how many unit roundoffs one rounding may take: 1 to the nearest number, 2 to either neighbour.
+        units: unit roundoffs per rounding: 1 to the nearest number, 2 to either neighbour.
     """
     if not fmt.stored_u:
         return error
@@ -172,5 +172,5 @@ def stored_rounding(error: np.ndarray, results: Sequence[tuple[Any, Any]], fmt: 
 
 
 def most_roundings(conv: Convolution) -> int:
-    """How often a convolution in half precision rounds to the stored format, at most: once a tap, and twice more."""
+    """The most roundings to the stored format of a half-precision convolution: one per tap, and two more."""
     return math.prod(conv.kernel_size) + 2

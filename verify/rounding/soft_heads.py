@@ -1,13 +1,13 @@
-"""How far rounding alone may move an attention layer's output, wherever its heads look and however softly.
+"""A bound on the rounding error of an attention layer's output, for heads that look anywhere, at any sharpness.
 
-:mod:`verify.rounding.elements` follows each term of the sum, and so has to know which pixel a head reads.  Where that is not
-known, this holds: softmax gives some weights p ≥ 0 with Σp = 1, so that a head's output is at most max|x|·|W_val||W_out|, and
+:mod:`verify.rounding.elements` follows each term of the sum, so it must know which pixel a head reads.  Where that is
+unknown, this holds: the softmax gives weights p ≥ 0 with Σp = 1, so a head's output is at most max|x|·|W_val||W_out|, and
 
-- scores that are off by at most s change every weight by a factor between e^−2s and e^2s;
-- scores of positions are evaluated in float64, those of content in the type of the values, the softmax in float64;
+- scores with errors of at most s change every weight by a factor between e^−2s and e^2s;
+- position scores are evaluated in float64, content scores in the type of the values, the softmax in float64;
 - the sum over all T keys is one more sum, in any order.
 
-It is far from tight.  It is there so that REFUTED is never said of a difference that rounding could have made.
+It is far from tight.  It ensures that no difference that rounding could have caused is called REFUTED.
 """
 
 import math
@@ -23,11 +23,11 @@ from verify.rounding.elements import attention_bound, convolution_bound
 from verify.rounding.model import Format, gamma
 
 ONE_HOT = 800
-"""A gap between scores from which on every weight but one is 0 in every format, whatever the scores' own rounding is here."""
+"""With a larger score gap, every weight but one is 0 in every format, for any rounding of the scores that occurs here."""
 
 
 def one_hot(layer: Any) -> bool:
-    """Whether every head that adds anything looks at one key alone, whatever the image holds."""
+    """Whether every head with nonzero values looks at a single key, independent of the image."""
     attention = Attention.read(layer)
     if attends_by_content(attention):
         return False
@@ -36,9 +36,9 @@ def one_hot(layer: Any) -> bool:
 
 
 def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
-    """Elementwise bound on |layer(x) − conv(x)| if both are the same function over the reals; float64, perhaps infinite.
+    """Elementwise bound on |layer(x) − conv(x)| if both are the same function over the reals; float64, possibly infinite.
 
-    ``x`` is finite, (B, D_in, *size), on any grid; ``output`` is as of
+    ``x`` is finite, (B, D_in, *size), on any grid; ``output`` is as in
     :func:`verify.rounding.elements.difference_bound`.
 
     Raises:
@@ -50,11 +50,11 @@ def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, 
     smallest_normal = fmt.eta / (2 * fmt.u)
     with np.errstate(over="ignore", invalid="ignore"):
         w_val, w_out = attention.magnitudes
-        # Σ_h Σ_i |W_val||W_out| of each output channel, times the largest pixel: no convex combination gives more.
+        # Σ_h Σ_i |W_val||W_out| of each output channel, times the largest pixel, bounds every convex combination.
         size = largest * np.einsum("hgie,hgeo->go", w_val, w_out).ravel() + np.abs(attention.b_out)
         error = _score_error(attention, keys, largest, fmt)
         moved = math.expm1(2 * error) if error < 300 else math.inf
-        # The softmax itself, and weights that are rounded to the type of the values or lost below its smallest number.
+        # The softmax itself, and weights rounded to the type of the values or lost below its smallest number.
         moved = (1 + moved) * (1 + gamma(tokens + 8, 2.0**-53)) * (1 + 2 * fmt.u) - 1 + tokens * smallest_normal
         summed = gamma(tokens, fmt.u)
         theirs = convolution_bound(conv, x, output)
@@ -66,13 +66,13 @@ def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, 
 
 
 def _score_error(attention: Attention, keys: list[int], largest: float, fmt: Format) -> float:
-    """How far a head's score of a key may be off, at most."""
+    """A bound on the error of any score."""
     dims = len(keys)
-    reach = tuple((-n, n) for n in keys)  # no shift is longer along an axis
+    reach = tuple((-n, n) for n in keys)  # no shift along an axis is longer
     r = np.array(largest_encoding(attention.radix, reach), dtype=float)
     d_in, key_dim = attention.w_qry.shape[1:]
     positions = np.abs(attention.v)[:, :, None] * np.abs(attention.w_key_pos)  # (heads, D_k, D_p)
-    # Fourfold: an execution may expand the score around a centre, into terms that are up to so much larger.
+    # Fourfold: an execution may expand the score around a centre, into terms up to four times as large.
     error = 4 * gamma(key_dim + dims + 8, 2.0**-53) * float((positions.sum(axis=1) @ r).max(initial=0.0))
     if attends_by_content(attention):
         query = largest * np.abs(attention.w_qry).sum(axis=1)  # (heads, D_k)

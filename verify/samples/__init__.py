@@ -1,1 +1,1 @@
-"""CHECKED: layers and networks run on samples, compared with their convolutions."""
+"""Verdicts on samples (CHECKED): layers and networks run on samples and compared with their convolutions."""

@@ -1,12 +1,12 @@
-"""CHECKED: the error of a converted network against a float64 run of the original, beside the original's own error.
+"""CHECKED: the error of a converted network against a float64 run of the original, compared with the original's own error.
 
-Two correct evaluations of one network differ by what their summation orders make of rounding, and depth may amplify that.  The
-original's own distance from its float64 run measures it, so it is the yardstick:
+Two correct evaluations of one network differ by rounding in different summation orders, which depth may amplify.  The
+original's own distance from its float64 run measures this effect, so it sets the limit:
 
     REFUTED  unless  |converted − float64| ≤ FACTOR·|original − float64| + FLOOR·ε·|largest output|
 
-in every tensor that the network returns, with ε the spacing of its type at 1.  The floor is for originals that come out exact by
-luck.  Of 5,500 random networks in float32 (1 to 20 layers, 1 to 3 dimensions), none took more than 4 for both.
+in every tensor that the network returns, with ε the spacing of its type at 1.  The floor is for originals that happen to be
+exact.  Of 5,500 random networks in float32 (1 to 20 layers, 1 to 3 dimensions), none needed more than 4 for both.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ FLOOR = 16.0
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The outputs of a network and its conversion beside a float64 run.
+    """The outputs of a network and its conversion compared with a float64 run.
 
     Attributes:
-        verdict: CHECKED or REFUTED; UNDECIDED where there is no float64 run, or no tensor to compare.
-        original: the greatest |original − float64|, in the tensor where the conversion is nearest to the limit; None without
+        verdict: CHECKED or REFUTED; UNDECIDED if there is no float64 run, or no tensor to compare.
+        original: the largest |original − float64|, in the tensor where the conversion is nearest to its limit; None without
             a float64 run.
-        converted: the same of the conversion.
-        limit: the greatest that ``converted`` may be.
-        scale: the greatest |output| of that tensor, in float64.
-        difference: the greatest |converted − original|; None where no floating-point tensor is returned.
-        largest: the greatest |output|.
-        agree: how many of the predictions (the largest of a row of scores) agree; None where nothing looks like scores.
-        predictions: of how many.
+        converted: the same for the conversion.
+        limit: the largest value allowed for ``converted``.
+        scale: the largest |output| of that tensor, in float64.
+        difference: the largest |converted − original|; None if no floating-point tensor is returned.
+        largest: the largest |output|.
+        agree: how many predictions (the largest score of a row) agree; None if no output looks like scores.
+        predictions: the number of predictions compared.
         other: how many numbers of other types (indices, masks) differ.
-        no_float64: why there is no float64 run to compare with; empty if there is.
+        no_float64: why there is no float64 run to compare with; empty if there is one.
     """
 
     verdict: Verdict
@@ -55,7 +55,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class _Distances:
-    """The distances of one returned tensor, each the greatest."""
+    """The largest distances in one returned tensor."""
 
     difference: float
     largest: float
@@ -78,14 +78,14 @@ def accuracy(
     no_float64: str = "",
     leaking: bool = False,
 ) -> Accuracy:
-    """Compare what three runs returned.
+    """Compare the outputs of three runs.
 
     Args:
         original: for each input, the tensors that the original returned.
-        converted: the same of the conversion, of the same shapes.
-        reference: the same of the original in float64; None where there is no such run.
+        converted: the same for the conversion, with the same shapes.
+        reference: the same for the original in float64; None if there is no such run.
         no_float64: why there is none.
-        leaking: whether heads leak attention by choice: then only numbers that are not finite refute.
+        leaking: whether heads leak attention by choice; then only non-finite numbers refute.
     """
     rows: list[_Distances] = []
     agree = predictions = other = 0
@@ -152,7 +152,7 @@ def _distances(a: Tensor, b: Tensor, reference: Tensor | None) -> _Distances:
 
 
 def _flat(numbers: Tensor) -> Tensor:
-    """All numbers in float64; of complex ones both parts."""
+    """All numbers in float64; a complex number gives both its parts."""
     numbers = numbers.detach().cpu()
     return (torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers).double().flatten()
 

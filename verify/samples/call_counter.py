@@ -1,4 +1,4 @@
-"""Call counter: the convolution and FFT operators that torch executes, whatever module or function calls them."""
+"""Call counter: counts the convolution and FFT operators that torch executes, whatever module or function calls them."""
 
 import re
 from collections import Counter
@@ -8,15 +8,15 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CONVOLUTION_OPERATORS = re.compile(r"conv(?!ert)|fft")
-"""Names of operators that are a convolution, part of one, or a way around one (but not ``convert``)."""
+"""Names of operators that are a convolution, part of one, or a substitute for one (but not ``convert``)."""
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode that does not make torch import its compiler."""
+    """A dispatch mode that does not trigger the import of torch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled; to make sure of that, torch would import its compiler, which takes seconds."""
+        """Nothing here is compiled, but to find that out torch would import its compiler, which takes seconds."""
         return False
 
 
@@ -28,7 +28,7 @@ class _ConvolutionCounter(DispatchMode):
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count and pass on."""
+        """Count the operator and execute it."""
         name = str(func)
         if CONVOLUTION_OPERATORS.search(name):
             self.calls[name] += 1
@@ -36,7 +36,7 @@ class _ConvolutionCounter(DispatchMode):
 
 
 def convolution_calls(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Counter[str]:
-    """Call a function and count the convolution operators that torch executes within.
+    """Call a function and count the convolution operators that torch executes in the call.
 
     >>> import torch
     >>> convolution_calls(torch.nn.Conv1d(1, 1, 3), torch.ones(1, 1, 8)).total() > 0

@@ -1,4 +1,4 @@
-"""``compare``: the observed difference between a convolution and a layer on one input, interior and border apart."""
+"""``compare``: the observed difference between a convolution and a layer on one input, separately for interior and border."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,14 @@ class Discrepancy:
     """The observed difference between two outputs.
 
     Attributes:
-        max_abs: the greatest |difference|; not a number if an output is, infinite if only one output is infinite.
-        max_ulp: the greatest |difference| in units of the last place of the larger of the two values.
-        interior: the greatest |difference| among outputs that read no padding; 0 if there is none.
-        border: the same among outputs that read some.
-        worst: the index (batch, channel, *position) of the greatest |difference|; empty if nothing was compared.
+        max_abs: the largest |difference|; NaN if an output is NaN, infinite if only one output is infinite.
+        max_ulp: the largest |difference| in ulps of the larger of the two values.
+        interior: the largest |difference| among outputs that read no padding; 0 if there is none.
+        border: the same among outputs that read padding.
+        worst: the index (batch, channel, *position) of the largest |difference|; empty if nothing was compared.
         expected: the convolution's value there.
         actual: the layer's value there.
-        compared: how many outputs.
+        compared: the number of outputs compared.
 
     >>> import verify
     >>> verify.compare(torch.nn.Conv1d(1, 1, 2), torch.nn.Conv1d(1, 1, 2), torch.ones(1, 1, 8)).compared
@@ -39,16 +39,16 @@ class Discrepancy:
 
 
 def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
-    """The greatest difference between a convolution and a layer on one input.
+    """The largest difference between a convolution and a layer on one input.
 
     Args:
         conv: a torch convolution.
-        layer: any module with the same call, for instance ``construct.conv_to_mhsa(conv)``.
+        layer: any module with the same call signature, for instance ``construct.conv_to_mhsa(conv)``.
         x: (B, D_in, *size) or (D_in, *size).
         call: further arguments of the call (``output_size``).
 
     Returns:
-        What was observed; no judgement.
+        The observed difference, without a verdict.
 
     Raises:
         ValueError: the outputs differ in shape, or are complex.
@@ -64,7 +64,7 @@ def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
 
 
 def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor) -> Discrepancy:
-    """The difference of two outputs; ``conv`` and ``x`` say which of them are interior.
+    """The difference of two outputs; ``conv`` and ``x`` determine which positions are interior.
 
     Raises:
         ValueError: the outputs differ in shape.
@@ -76,7 +76,7 @@ def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: to
 def subtracted(
     conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor
 ) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
-    """Input and outputs a and b, float64, with a batch axis, and |a − b|: 0 where the two are equal, infinities among them.
+    """Input and outputs a and b as float64 with a batch axis, and |a − b|, which is 0 where both are equal, even if infinite.
 
     Raises:
         ValueError: the outputs differ in shape, or are complex.
@@ -99,7 +99,7 @@ def subtracted(
 def of_errors(
     conv: Any, x: torch.Tensor, dtype: torch.dtype, a: np.ndarray, b: np.ndarray, error: np.ndarray
 ) -> Discrepancy:
-    """The difference of two batches of outputs a and b, float64, and |a − b|."""
+    """The difference of two float64 batches of outputs, a and b, from ``error`` = |a − b|."""
     if a.size == 0:
         return Discrepancy(0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0, 0)
     with np.errstate(invalid="ignore"):
@@ -108,7 +108,7 @@ def of_errors(
     inside = Convolution.read(conv, np.broadcast_to(0.0, tuple(conv.weight.shape))).interior(
         tuple(x.shape[2:]), a.shape[2:]
     )
-    worst = np.unravel_index(int(np.argmax(error)), error.shape)  # a NaN counts as greatest
+    worst = np.unravel_index(int(np.argmax(error)), error.shape)  # argmax treats NaN as largest
     places = error.max(axis=(0, 1))
     return Discrepancy(
         max_abs=float(error[worst]),
@@ -123,10 +123,10 @@ def of_errors(
 
 
 def _ulp(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The distance from |value| to the next number of its format, in the place of the float64 ``size``."""
+    """The distance from |value| to the next number of its format, stored in the float64 array ``size``."""
     info = torch.finfo(dtype)
     np.maximum(size, info.tiny, out=size)
     np.minimum(size, np.finfo(np.float64).max, out=size)
     bits = size.view(np.int64)
-    bits &= 0x7FF << 52  # the exponent alone: the greatest power of two that is not above the value
+    bits &= 0x7FF << 52  # keep the exponent: the largest power of two that is at most the value
     return np.multiply(size, info.eps, out=size)

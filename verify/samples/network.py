@@ -1,7 +1,7 @@
-"""Compares a network with its conversion on the inputs run: the traces call by call, the outputs beside a float64 run.
+"""Compares a network with its conversion on given inputs: traces call by call, outputs against a float64 run.
 
-Of a network nothing is claimed for all inputs: Python code between the layers may look at numbers.  What is proved is each layer;
-here it is observed that, on these inputs, nothing else differs.
+Nothing is claimed about a network for all inputs, because Python code between the layers may inspect numbers.  Each layer is
+proved; this module observes that, on these inputs, nothing else differs.
 """
 
 import enum
@@ -23,16 +23,16 @@ from verify.samples.trace import Activation, Call, Constant, Number, Trace, Trac
 
 @dataclass(frozen=True)
 class CallComparison:
-    """The calls of two networks on the same inputs, compared.
+    """The result of comparing the calls of two networks on the same inputs.
 
     Attributes:
         compared: how many calls of the original were compared on the first input.
         converted: how many of these were convolutions that became attention.
         layers: the paths of all convolutions that were called and became attention, on any input.
         executed: convolution operators that the original executed on the first input.
-        left: the same of the converted network.
-        difference: the first call that differs, in one clause; None if all are the same.
-        untraced: what a trace does not see of these networks, a clause each.
+        left: the same for the converted network.
+        difference: the first call that differs, in one clause; None if all calls agree.
+        untraced: what the traces do not see of these networks, one clause each.
     """
 
     compared: int
@@ -48,10 +48,10 @@ def traces(network: nn.Module, inputs: Iterable[Any], layers: Mapping[nn.Module,
     """Run a network in eval mode on each input, always with the same random numbers, and record its calls.
 
     Args:
-        network: gets copies of the inputs.
-        inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments each.
-        layers: the convolutions, or attention layers in their place → their path.
-        seed: of torch's, numpy's and Python's random numbers.
+        network: receives copies of the inputs.
+        inputs: each a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        layers: the path of each convolution, or of the attention layer in its place.
+        seed: for torch's, numpy's and Python's random numbers.
     """
     runs = []
     for x in inputs:
@@ -61,7 +61,7 @@ def traces(network: nn.Module, inputs: Iterable[Any], layers: Mapping[nn.Module,
 
 
 def in_float64(inputs: Iterable[Any]) -> list[Any]:
-    """Inputs with every floating-point tensor in float64, which holds each number exactly."""
+    """Inputs with every floating-point tensor converted to float64, which is exact."""
 
     def widened(value: Any) -> Any:
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -70,7 +70,7 @@ def in_float64(inputs: Iterable[Any]) -> list[Any]:
 
 
 def compare_calls(original: Sequence[Trace], converted: Sequence[Trace]) -> CallComparison:
-    """Compare the calls of two networks, which ran on the same inputs."""
+    """Compare the calls of two networks that ran on the same inputs."""
     compared = [compare_traces(*pair) for pair in zip(original, converted, strict=True)]
     called = [[call.function.path for call in run.calls if isinstance(call.function, TracedLayer)] for run in original]
     layers = [[path for path in paths if path in run.layers] for paths, run in zip(called, original, strict=True)]
@@ -89,7 +89,7 @@ WIDE = (torch.float64, torch.complex128)
 
 
 def why_no_float64(original: Sequence[Trace], reference: Sequence[Trace]) -> str:
-    """Why the float64 run of a network is no reference for the original; empty if it is one."""
+    """Why a network's float64 run cannot serve as reference for the original; empty if it can."""
     if all(t.dtype in WIDE for run in original for t in run.outputs if t.is_floating_point() or t.is_complex()):
         return "the network computes in float64 itself"
     for ours, exact in zip(original, reference, strict=True):
@@ -113,12 +113,12 @@ def compare_numbers(
     no_float64: str = "",
     leaking: bool = False,
 ) -> Accuracy | None:
-    """Hold what two networks returned against a float64 run of the original.
+    """Compare the outputs of two networks with a float64 run of the original.
 
     Args:
-        original: runs.
-        converted: on the same inputs.
-        reference: of the original in float64; None where it does not run.
+        original: the original's runs.
+        converted: the converted network's runs on the same inputs.
+        reference: the original's runs in float64; None if it does not run.
         no_float64: why it does not.
         leaking: whether heads leak attention by choice, so that the networks may differ by more than rounding.
 
@@ -137,7 +137,7 @@ def compare_numbers(
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed torch's, numpy's and Python's random numbers within; restore their state afterwards."""
+    """Seed torch's, numpy's and Python's random numbers; restore their states afterwards."""
     before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a network may use
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -155,19 +155,19 @@ _PLAIN = frozenset(
     | {torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
-# ---- two traces compared ----------------------------------------------------------------------------------------------------
+# ---- comparing two traces ---------------------------------------------------------------------------------------------------
 
 
 def compare_traces(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], int]:
     """Compare two traces call by call.
 
     Args:
-        ours: of the original.
-        theirs: of the converted network.
+        ours: the original's trace.
+        theirs: the converted network's trace.
 
     Returns:
-        The first call at which they differ, in one clause, or None if all calls and their arguments are the same; what cannot
-        be seen of them, a clause each; and how many calls were compared.
+        The first difference, in one clause, or None if all calls, arguments and returned values agree; what the traces do not
+        see, one clause each; and how many calls were compared.
     """
     untraced, most = [*ours.untraced, *theirs.untraced], len(ours.calls)
     for number, (a, b) in enumerate(zip(ours.calls, theirs.calls, strict=False), start=1):
@@ -178,7 +178,7 @@ def compare_traces(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], i
                 untraced.append(f"an object of class {type(x).__name__} goes into {a.name}")
         what = _call_difference(a, b)
         if what is not None and a.bypassed_layer is not None:
-            # A method of the layer, held elsewhere, is no call of the layer.
+            # Calling a stored method of the layer does not call the layer.
             layer = a.bypassed_layer or "the layer"
             untraced.append(f"{a.name} runs {layer} without calling it; what follows is not compared")
             return None, untraced, number - 1
@@ -200,7 +200,7 @@ def compare_traces(ours: Trace, theirs: Trace) -> tuple[str | None, list[str], i
 
 
 def _is_unknown(x: Any, y: Any) -> bool:
-    """Whether either is a tensor of unknown origin; one that both networks hold was there before they ran."""
+    """Whether either is a tensor of unknown origin; a tensor shared by both networks existed before they ran."""
     constants = [value for value in (x, y) if isinstance(value, Constant)]
     if len(constants) == 2 and constants[0].tensor is constants[1].tensor:
         return False
@@ -208,7 +208,7 @@ def _is_unknown(x: Any, y: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether this is all that it is: an object of another class may run Python code of its own, or hide a state."""
+    """Whether this is plain data; an object of another class may run its own Python code, or hide state."""
     if type(value) is slice:
         return all(map(_is_plain, (value.start, value.stop, value.step)))
     if isinstance(value, np.ndarray):
@@ -242,7 +242,7 @@ def _argument_difference(x: Any, y: Any) -> str | None:
     x, y = (value.value if isinstance(value, Number) else value for value in (x, y))
     if isinstance(x, Constant) and isinstance(y, Constant):
         if (x.tensor.shape, x.tensor.dtype) == (y.tensor.shape, y.tensor.dtype):
-            known = (x.known and y.known) or x.tensor is y.tensor  # what both networks hold may change between the runs
+            known = (x.known and y.known) or x.tensor is y.tensor  # shared tensors may change between the runs
             return "a constant goes in that differs from the original's" if known and not _same_numbers(x, y) else None
     elif _same_value(x, y):
         return None
@@ -256,11 +256,11 @@ def _same_value(x: Any, y: Any) -> bool:
         return y != y
     if isinstance(x, np.ndarray):
         return x.dtype == y.dtype and np.array_equal(x, y)
-    if isinstance(x, float | complex | slice):  # −0 is another number
+    if isinstance(x, float | complex | slice):  # −0 differs from 0
         return repr(x) == repr(y)
     try:
-        return type(x).__eq__ is object.__eq__ or bool(x == y)  # without an equality of their own: copies of one object
-    except Exception:  # of a class of the network's own
+        return type(x).__eq__ is object.__eq__ or bool(x == y)  # without their own equality: copies of one object
+    except Exception:  # from the network's own class
         return False
 
 
@@ -271,7 +271,7 @@ def _same_numbers(x: Constant, y: Constant) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether all numbers are equal, NaN equal to NaN."""
+    """Whether all numbers are equal, with NaN equal to NaN."""
     same = torch.eq(a, b)
     return bool((same | ((a != a) & (b != b))).all())
 

@@ -1,11 +1,11 @@
-"""Which of attention and torch's convolution is off the exact value, where the two differ by more than the bound.
+"""Decides whether the attention or torch's convolution is at fault where the two differ by more than the bound.
 
-A certificate is about the convolution that torch documents, and torch's own is an execution of it, as those of the attention
-are of Eq. 3.  It may be the one that is off: oneDNN's kernels for bfloat16 flush subnormal numbers to zero on processors with
-an instruction for products of bfloat16 (VDPBF16PS does so whatever the control register says), and lose all of an output whose
-weights or inputs are that small.  Such a difference refutes nothing.  Nor is PROVED the word, as the claim rests on the printed
-assumption that torch's convolution computes its definition, which has just failed: the word is UNDECIDED, and the
-sentence names the side.
+A certificate is about the convolution that torch documents; torch's convolution is one execution of it, as the attention's
+are of Eq. 3.  torch's may be the wrong one: oneDNN's bfloat16 kernels flush subnormal numbers to zero on processors with an
+instruction for bfloat16 products (VDPBF16PS does so whatever the control register says), and lose all of an output whose
+weights or inputs are that small.  Such a difference refutes nothing.  Nor is the verdict PROVED, because the claim rests on
+the printed assumption that torch's convolution computes its definition, which has just failed: it is UNDECIDED, and the
+sentence says which layer is at fault.
 """
 
 from dataclasses import dataclass, replace
@@ -20,21 +20,21 @@ from verify.layers.taps import rounded_up
 from verify.oracle import Convolution
 
 TINY = 2.0**-126
-"""Smaller numbers are subnormal in bfloat16 and float32."""
+"""Numbers below this are subnormal in bfloat16 and float32."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One output at which the two differ by more than is allowed, beside its exact value.
+    """One output at which the two layers differ by more than is allowed, with its exact value.
 
     Attributes:
         index: (input, channel, *position).
         exact: the convolution's output there, by its definition in rational arithmetic.
-        convolution: what torch's convolution gave.
-        attention: what the attention gave.
-        refutes: whether the attention is off; else it is torch's convolution alone, here and wherever they differ too much.
-        convolution_off: whether torch's convolution is off by more than rounding explains, here or at another output.
-        sentence: by how much either is off.
+        convolution: the output of torch's convolution.
+        attention: the attention's output.
+        refutes: whether the attention is at fault; if not, torch's convolution alone is, at every output examined.
+        convolution_off: whether the error of torch's convolution exceeds what rounding explains, here or at another output.
+        sentence: the errors of both.
     """
 
     index: Index
@@ -48,16 +48,16 @@ class Deviation:
 
 @dataclass(frozen=True)
 class OutputPair:
-    """Outputs of both sides for the same inputs, float64 (N, D_out, *output) each, and how far they may be off.
+    """Outputs of both layers for the same inputs, float64 (N, D_out, *output) each, and their error bounds.
 
     Attributes:
-        fields: of the convolution.
-        geometry: of the convolution.
+        fields: the convolution's fields.
+        geometry: the convolution's geometry.
         inputs: finite, (N, D_in, *grid) float64.
-        convolution: of torch's convolution.
-        attention: of the attention.
-        allowed: how far apart the two may be.
-        rounding: how far torch's convolution may be off by rounding alone.
+        convolution: the outputs of torch's convolution.
+        attention: the attention's outputs.
+        allowed: the bound on the difference of the two.
+        rounding: the bound on the rounding error of torch's convolution.
     """
 
     fields: Convolution
@@ -69,12 +69,12 @@ class OutputPair:
     rounding: np.ndarray
 
     def deviation(self, over: np.ndarray) -> Deviation:
-        """Judge the outputs that differ by more than is allowed.
+        """Judge outputs that differ by more than is allowed.
 
-        The attention is refuted by an output that is further off the exact value than is allowed; or by one that is less far
-        off, if torch's convolution is off by no more than rounding explains there, since then the attention took more than its
-        share.  A float64 reference says where to look: at the output where the attention is off most, and at those where the
-        convolution is off least and most.
+        An output refutes the attention if its error against the exact value exceeds the allowed difference; or if rounding
+        explains the error of torch's convolution there, since the attention then used more than its share.  Three outputs are
+        examined, selected by a float64 reference: where the attention's error is largest, and where the convolution's is smallest
+        and largest.
 
         Args:
             over: bool (N, D_out, *output), the outputs to judge, at least one.
@@ -88,7 +88,7 @@ class OutputPair:
         return replace(first, convolution_off=any(one.convolution_off for one in judged))
 
     def _at(self, index: Index) -> Deviation:
-        """One output, exactly."""
+        """Judge one output exactly."""
         image, *output = index
         x = self.inputs[image]
         exact = exact_output(self.fields, self.geometry, x, tuple(output))

@@ -1,7 +1,7 @@
-"""CHECKED: runs a layer beside its convolution on samples, and holds each difference against its rounding bound.
+"""CHECKED: runs a layer and its convolution on samples, and compares each difference with its rounding bound.
 
-Comparing whole networks is a weak test (normalisation hides a great deal), so every layer is judged alone: on the very
-activations that reach it inside the network, or on generated inputs.
+Comparing whole networks is a weak test (normalisation hides much), so each layer is judged alone: on the activations that
+reach it inside the network, or on generated inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,19 +27,19 @@ from verify.verdict import Verdict, from_above
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """What samples showed of one layer.
+    """The result of running one layer on samples.
 
     Attributes:
-        discrepancy: of the call with the greatest |difference|.
-        interior: the greatest |difference| over all calls where no padding is read.
-        border: the same where some is.
-        bound: the rounding bound where the difference is greatest.
-        ratio: the greatest |difference|/bound anywhere; equality up to rounding means at most 1.
+        discrepancy: that of the call with the largest |difference|.
+        interior: the largest |difference|, over all calls, where no padding is read.
+        border: the same where padding is read.
+        bound: the rounding bound where the difference is largest.
+        ratio: the largest |difference|/bound anywhere; at most 1 for equality up to rounding.
         calls: how many calls were compared.
-        grid: the largest spatial size of an input, axis by axis.
-        largest_input: the greatest |x| of any call.
+        grid: the largest spatial size of an input, per axis.
+        largest_input: the largest |x| of any call.
         verdict: CHECKED, REFUTED or UNDECIDED.
-        convolution_off: whether torch's own convolution was seen to be off its exact value by more than rounding explains.
+        convolution_off: whether an error of torch's own convolution exceeded what rounding explains.
     """
 
     discrepancy: Discrepancy
@@ -54,7 +54,7 @@ class LayerCheck:
     convolution_off: bool = False
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
-        """One record of two sets of calls of the same layer: the worse of each figure, the worse verdict."""
+        """Merge the records of two sets of calls of one layer: the worse of each figure and of the verdicts."""
         severity = {"REFUTED": 2, "UNDECIDED": 1, "CHECKED": 0}
         worse = max(self, other, key=lambda check: severity[check.verdict.name])
         wider = max(self, other, key=lambda check: np.nan_to_num(check.discrepancy.max_abs, nan=np.inf))
@@ -79,7 +79,7 @@ def _greater(a: float, b: float) -> float:
 def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -> LayerCheck:
     """Compare one call of a convolution and its attention layer on ``x``, batched or not, and judge it.
 
-    ``what`` says where the input comes from, in the sentence of the verdict; ``call`` holds further arguments
+    ``what`` describes the input in the verdict's sentence; ``call`` holds further arguments
     (``output_size``).
 
     >>> import construct
@@ -94,22 +94,22 @@ def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -
 def check_outputs(
     conv: Any, layer: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor, what: str
 ) -> LayerCheck:
-    """As :func:`check_call`, for outputs that are there already."""
+    """:func:`check_call` for outputs that have been computed already."""
     x, a, b, error = subtracted(conv, x, expected, attended)
     difference = of_errors(conv, x, expected.dtype, a, b, error)
     grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
     outputs = a.shape[2:]
-    soft = ""  # why the bound is that of soft heads, where it is
+    soft = ""  # why the soft-heads bound is used, if it is
     try:
         bound = difference_bound(conv, layer, x, outputs)
-    except OffTheKernel as off:  # the terms of its sum are not known one by one, their sizes are
+    except OffTheKernel as off:  # only the sizes of its terms are known
         bound, soft = soft_heads_bound(layer, conv, x, outputs), f"{off}, and "
     except Unreadable as unknown:
         verdict, nan = Verdict("UNDECIDED", str(unknown)), float("nan")
         return LayerCheck(difference, difference.interior, difference.border, nan, nan, 1, grid, largest, verdict)
     ratios = _ratios(error, bound)
     if not soft and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
-        # Soft attention rounds in sums over all keys, which that bound leaves out.
+        # Soft attention also rounds in sums over all keys, which that bound does not cover.
         wide = soft_heads_bound(layer, conv, x, outputs)
         if float(_ratios(error, wide).max(initial=0.0)) <= 1:
             bound, soft = wide, "attention is shared among keys, and "
@@ -118,7 +118,7 @@ def check_outputs(
     at_worst = float(bound[difference.worst]) if difference.worst else 0.0
     if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
         verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
-    elif not ratio <= 1:  # written so that a NaN fails
+    elif not ratio <= 1:  # written so that NaN fails
         fields, explained = Convolution.read(conv).reaching(grid, outputs), convolution_bound(conv, x, outputs)
         both = OutputPair(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
         worst = both.deviation(~(ratios <= 1))
@@ -135,7 +135,7 @@ def check_outputs(
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """|a − b| over its bound; 0 where they are the same, whatever the bound."""
+    """|a − b|/bound; 0 where a = b, for any bound."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return np.where(error == 0, 0.0, error / bound)
 
@@ -143,7 +143,7 @@ def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
 def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] = ()) -> torch.Tensor:
     """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
 
-    ``size`` is the least spatial size.
+    ``size`` is the minimum spatial size.
     """
     generator = torch.Generator().manual_seed(seed)
     count, channels, *least = generated_shape(conv, samples)
@@ -153,12 +153,12 @@ def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] =
 
 
 def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
-    """The shape of :func:`generated_inputs`, so that it can be judged before anything is allocated."""
+    """The shape of :func:`generated_inputs`, known before anything is allocated."""
     fields = Convolution.read(conv)
     spans = [dil * (k - 1) for k, dil in zip(fields.kernel_size, fields.dilation, strict=True)]
     if fields.transposed:
         assert not isinstance(fields.padding, str)
-        # Room for one output, s·(n − 1) ≥ 2p − span, and for one that reads no padding, s·(n − 1) ≥ span; two more inputs.
+        # One output needs s·(n − 1) ≥ 2p − span, and one that reads no padding s·(n − 1) ≥ span; plus two more inputs.
         size = [
             -(-max(span, 2 * p - span) // s) + 3
             for span, p, s in zip(spans, fields.padding, fields.stride, strict=True)
@@ -168,13 +168,13 @@ def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
             max(span + 1 + 2 * s, before + 1, after + 1)
             for span, (before, after), s in zip(spans, fields.pads(), fields.stride, strict=True)
         ]
-    size = [n + axis for axis, n in enumerate(size)]  # sides differ, so that swapped axes show
+    size = [n + axis for axis, n in enumerate(size)]  # sides differ, so swapped axes show
     return (samples, fields.in_channels, *size)
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Eval mode within; every module returns to its own mode afterwards."""
+    """Put the models in eval mode, and restore every module's own mode afterwards."""
     with keeping_modes(*models):
         for model in models:
             model.eval()
@@ -189,18 +189,18 @@ def call_with(model: nn.Module, x: Any) -> Any:
 
 
 def copies(x: Any) -> Any:
-    """An input with copies of its tensors, which a network may change."""
+    """An input with its tensors copied, because a network may change them."""
     return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x)
 
 
 def called(model: nn.Module, x: Any) -> Any:
-    """As :func:`call_with`, with copies of the tensors."""
+    """:func:`call_with` on copies of the tensors."""
     return call_with(model, copies(x))
 
 
 @contextmanager
 def watching(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
-    """While active, ``see`` gets the path and the input of these layers, before each of their calls."""
+    """While active, call ``see`` with path and input before each call of these layers."""
     with ExitStack() as stack:
         for path, layer in layers.items():
 
@@ -215,15 +215,15 @@ def watching(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Tensor],
 def comparing(
     pairs: Mapping[str, tuple[nn.Module, nn.Module]], what: str, progress: Callable[[str], None] = lambda path: None
 ) -> Iterator[dict[str, LayerCheck]]:
-    """While active, every call of a convolution is also made of its attention layer, on the same activations, and compared.
+    """While active, repeat every call of a convolution with its attention layer, on the same activations, and compare.
 
     Args:
         pairs: path → (convolution, its attention layer).
         what: a description of the inputs, for the verdicts.
-        progress: called with the path of a layer whenever a call of it has been compared.
+        progress: called with a layer's path after each comparison.
 
     Yields:
-        One record for every layer that is called, as it grows.
+        A record for each layer called so far, updated with each call.
     """
     checks: dict[str, LayerCheck] = {}
 
@@ -233,7 +233,7 @@ def comparing(
             named = {key: value for key, value in kwargs.items() if key != "input"}
             mixed, where = torch.is_autocast_enabled(x.device.type), what
             with untraced(), torch.autocast(x.device.type, enabled=False):
-                if mixed:  # what is claimed of a layer is claimed in its own format
+                if mixed:  # a claim about a layer holds in its own format
                     x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
                     output = conv.forward(x, *others, **named)
                 check = check_outputs(conv, layer, x, output, layer(x, *others, **named), where)
@@ -244,7 +244,7 @@ def comparing(
 
     with ExitStack() as stack:
         for path, (conv, layer) in pairs.items():
-            # Before any other hook: what is compared is what the convolution itself returned.
+            # Before any other hook, so that the comparison uses the convolution's own output.
             handle = conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
             stack.callback(handle.remove)
         yield checks
@@ -253,16 +253,16 @@ def comparing(
 def check_on_activations(
     model: nn.Module, pairs: Mapping[str, tuple[nn.Module, nn.Module]], inputs: Iterable[Any], what: str
 ) -> dict[str, LayerCheck]:
-    """Run a network, and at every call of a convolution run its attention layer on the same activations.
+    """Run a network, and at each call of a convolution run its attention layer on the same activations.
 
     Args:
-        model: the original network; it is run in eval mode and left as it was.
+        model: the original network; it runs in eval mode, and its modes are restored.
         pairs: path → (convolution inside ``model``, its attention layer).
-        inputs: one call each: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        inputs: one per call: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         what: a description of the inputs, for the verdicts.
 
     Returns:
-        One record for every layer that the network called.
+        A record for each layer that the network called.
     """
     layers = (layer for _, layer in pairs.values())
     with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what) as checks:

@@ -1,13 +1,12 @@
-"""Traces a network's run with torch's function and dispatch modes: every call in order, and where each argument comes from.
+"""Traces a network's run with torch's function and dispatch modes: all calls in order, and the origin of each argument.
 
-The function mode sees the functions of torch that Python code calls (``F.relu``, ``Tensor.add``).  What bypasses it (TorchScript,
-an ``autograd.Function``, code that disables function modes) the dispatch mode sees as operators.  A convolution and the attention
-layer in its place are one call each, named by their path, whatever they do inside.
+The function mode sees the torch functions that Python code calls (``F.relu``, ``Tensor.add``).  The dispatch mode sees, as
+operators, what bypasses it (TorchScript, an ``autograd.Function``, code that disables function modes).  A convolution, or the
+attention layer in its place, counts as one call, named by its path, whatever it does inside.
 
-Activations are named by the call that returned them, so that two networks are compared call by call without comparing rounded
+Activations are named by the call that returned them, so two networks can be compared call by call without comparing rounded
 numbers.  What neither mode sees is listed: tensors changed by another thread (not through ``.data``), memory shared with numpy,
-through DLPack or by its address, Python code that a call is given or that an operator, a hook or a class of tensors runs inside
-one.
+through DLPack or by its address, Python code passed to a call, or run inside one by an operator, a hook or a tensor subclass.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from verify.samples.call_counter import CONVOLUTION_OPERATORS, DispatchMode
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation, by its origin: tensor number ``part`` of the results of call number ``call``; call 0 is the input."""
+    """An activation's origin: tensor number ``part`` among the results of call number ``call``; call 0 is the input."""
 
     call: int
     part: int
@@ -38,13 +37,13 @@ class Activation:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor into which no input went, as far as the trace knows.
+    """A tensor that depends on no input, as far as the trace knows.
 
     Attributes:
-        tensor: itself.
-        copy: of its numbers at the call, where there are few; the network may change them later.
-        known: whether it is a parameter or a buffer of the network, or computed from such by traced calls.
-        digest: of its numbers at the call, where there are many.
+        tensor: the tensor itself.
+        copy: a copy of its numbers at the call, if they are few, because the network may change them later.
+        known: whether it is a parameter or buffer of the network, or computed from these by traced calls.
+        digest: a digest of its numbers at the call, if they are many.
     """
 
     tensor: Tensor
@@ -55,7 +54,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that Python read off an activation (``.item()``), with the results that it is: (call, part) each."""
+    """A number that Python read from an activation (``.item()``), with the results equal to it, each as (call, part)."""
 
     origins: frozenset[tuple[int, int]]
     value: float
@@ -63,22 +62,22 @@ class Number:
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """A convolution, or the attention layer in its place, as what is called."""
+    """A convolution, or the attention layer in its place, as the function of a call."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call.
+    """One recorded call.
 
     Attributes:
-        path: of the module in which it happens.
-        function: of torch, or an operator, or a :class:`TracedLayer`.
+        path: the path of the module that makes the call.
+        function: a torch function, an operator, or a :class:`TracedLayer`.
         arguments: flattened; tensors as :class:`Activation` or :class:`Constant`.
-        structure: of the arguments, as ``torch.utils._pytree`` has it.
-        results: shape and dtype of every tensor that it returns.
-        bypassed_layer: the path of a layer whose weight goes in, so that its work may be done without calling it; else None.
+        structure: the structure of the arguments, from ``torch.utils._pytree``.
+        results: shape and dtype of every returned tensor.
+        bypassed_layer: the path of a layer whose weight is an argument, so that the call may bypass that layer; else None.
     """
 
     path: str
@@ -94,7 +93,7 @@ class Call:
         if isinstance(self.function, TracedLayer):
             return f"the layer {self.function.path or '(the model)'}"
         name = getattr(self.function, "__name__", str(self.function))
-        if name == "__get__":  # an attribute
+        if name == "__get__":  # reads an attribute
             name = getattr(self.function.__self__, "__name__", name)
         return f"{name} in {self.path}" if self.path else name
 
@@ -105,11 +104,11 @@ class Trace:
 
     Attributes:
         layers: the paths of the convolutions, or of the attention layers in their place.
-        calls: in order; those into which an activation goes.
+        calls: the calls that receive an activation, in order.
         returned: what the network returns, flattened: activations, constants and plain values.
         outputs: the tensors among these.
-        convolutions: how many convolution operators were executed, in any way.
-        untraced: what the trace does not see, a clause each.
+        convolutions: how many convolution operators were executed, however called.
+        untraced: what the trace does not see, one clause each.
     """
 
     layers: frozenset[str]
@@ -124,11 +123,11 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
     """Run a network once, without gradients, and record its calls.
 
     Args:
-        run: (network, inputs) → what the network returns.
-        network: in the mode in which it is to be run.
+        run: calls the network with the inputs and returns its output.
+        network: already in the mode in which to run it.
         inputs: a tensor, or tensors in tuples, lists and dicts; the floating-point ones are activations.
-        layers: convolutions, or the attention layers in their place → the path that names them; each call of one counts as one,
-            and so does that of any other attention layer.
+        layers: convolutions, or the attention layers in their place → the path that names them; each call of one counts as one
+            call, as does that of any other attention layer.
     """
     record = Trace(frozenset(layers.values()))
     tracer = _Tracer(record, network, inputs, layers)
@@ -143,19 +142,19 @@ def trace(run: Callable[..., Any], network: nn.Module, inputs: Any, layers: Mapp
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Suspend tracing within, for measurements in the middle of a run."""
+    """Suspend tracing, for measurements during a run."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 SMALL = 4096
-"""Numbers of a constant of which a copy is kept."""
+"""The largest constant, in numbers, of which a copy is kept."""
 
 ATTRIBUTES = (
     "shape dtype device ndim layout requires_grad is_nested is_cuda is_mps is_sparse is_quantized is_leaf itemsize"
 )
 OF_TORCH: Any = (getattr(Tensor.__torch_function__, "__func__", None), nn.Parameter.__torch_function__)
-"""What tensors and parameters make of a function: nothing of their own."""
+"""The ``__torch_function__`` of plain tensors and parameters, which runs no code of its own."""
 
 PLAIN_OPERATORS = frozenset("aten prim prims quantized mkldnn".split())
 """Namespaces of operators that run no Python code."""
@@ -164,26 +163,26 @@ METHODS = "size dim ndimension numel nelement __len__ is_floating_point is_compl
 SILENT: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in ATTRIBUTES.split()] + [getattr(Tensor, name) for name in METHODS.split()]
 )
-"""What these return depends on no number; they are no calls of the trace."""
+"""Functions whose results depend on no number; the trace does not record their calls."""
 
 EMPTY = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
-"""What these return has no numbers yet, so that it is named by its call as activations are."""
+"""Functions that return uninitialised tensors, which are named by the call, as activations are."""
 
 _PLAIN = (Tensor, bool, int, float, complex, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None))
 
 
 class _Tracer(TorchFunctionMode):
-    """Function mode: records the functions of torch that Python code calls, and what the dispatch mode and the hooks see."""
+    """Function mode: records the torch functions that Python code calls, and what the dispatch mode and the hooks see."""
 
     def __init__(self, record: Trace, network: nn.Module, inputs: Any, layers: Mapping[nn.Module, str]):
         super().__init__()
         own = {module: path for path, module in network.named_modules() if isinstance(module, MHSA)}
         self.record, self.layers = record, own | dict(layers)
         self.inside = 0
-        """How many calls are under way whose inner calls do not count."""
+        """How many calls in progress hide their inner calls."""
         self.paths = [""]
-        self._entered: tuple[tuple[Any, ...], Any] = (), None  # arguments of the layer under way, and their structure
-        # tensor → (Activation, or None for a constant of the network's own; the version in which the trace left it)
+        self._entered: tuple[tuple[Any, ...], Any] = (), None  # arguments of the layer in progress, and their structure
+        # tensor → (Activation, or None for a constant of the network; the version that the trace last saw)
         self._origins = WeakTensorKeyDictionary()
         self._numbers: dict[str, set[tuple[int, int]]] = {}
         self._weights = {id(conv.weight): path for conv, path in layers.items() if "weight" in conv._parameters}
@@ -201,7 +200,7 @@ class _Tracer(TorchFunctionMode):
         return self.called(func, args, kwargs or {})
 
     def called(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Make a call, and record it if an activation goes into it."""
+        """Make a call, and record it if an activation is among its arguments."""
         if self.inside or function in SILENT:
             return function(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
@@ -229,7 +228,7 @@ class _Tracer(TorchFunctionMode):
         self._origins[tensor] = origin, _version(tensor)
 
     def _renew(self, changed: list[Tensor]) -> None:
-        """Note that tensors which share memory with those that a call has changed are changed by it, too."""
+        """Note that a call also changed the tensors that share memory with those it changed."""
         memory = {_memory(tensor) for tensor in changed}
         for tensor, (origin, _) in list(self._origins.items()):
             if _memory(tensor) in memory:
@@ -243,7 +242,7 @@ class _Tracer(TorchFunctionMode):
         results: list[Any],
         changed: Iterable[Tensor] = (),
     ) -> None:
-        """Record a call; what it returns, and what it changes in place, are activations from now on."""
+        """Record a call; tensors that it returns or changes in place become activations."""
         returned = _tensors(results)
         convolves = CONVOLUTION_OPERATORS.search(getattr(function, "__name__", str(function)))
         weights = [self._weights.get(id(c.tensor)) for c in arguments if convolves and isinstance(c, Constant)]
@@ -266,7 +265,7 @@ class _Tracer(TorchFunctionMode):
                 self.note_untraced(f"{call.name} hands out a {type(value).__name__}")
 
     def named(self, value: Any) -> Any:
-        """What stands for an argument: a tensor's origin, the call that gave a number (``.item()``), anything else as it is."""
+        """The record of an argument: a tensor's origin, the call that gave a number (``.item()``), or the value itself."""
         if isinstance(value, Tensor):
             origin, version = self._origins[value] if value in self._origins else (None, None)
             if version is not None and version != _version(value):
@@ -286,7 +285,7 @@ class _Tracer(TorchFunctionMode):
 
     @contextmanager
     def hooked(self, network: nn.Module) -> Iterator[None]:
-        """Hook every module, so that calls are named by its path."""
+        """Hook every module, so that calls are recorded with its path."""
         paths = {module: path for path, module in network.named_modules()} | self.layers
         with ExitStack() as stack:
             for module, path in paths.items():
@@ -330,7 +329,7 @@ class _Tracer(TorchFunctionMode):
 
 
 class _Operators(DispatchMode):
-    """Dispatch mode: counts convolution operators, and records the operators that no function of torch has called."""
+    """Dispatch mode: counts convolution operators, and records operators that no torch function has called."""
 
     def __init__(self, tracer: _Tracer):
         super().__init__()
@@ -338,7 +337,7 @@ class _Operators(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record and pass on."""
-        if "conv" in str(func) and CONVOLUTION_OPERATORS.search(str(func)):  # an FFT is none
+        if "conv" in str(func) and CONVOLUTION_OPERATORS.search(str(func)):  # without FFTs
             self.tracer.record.convolutions += 1
         if func.namespace not in PLAIN_OPERATORS:
             self.tracer.note_untraced(f"{func} is an operator beyond torch's own")
@@ -346,7 +345,7 @@ class _Operators(DispatchMode):
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor, or one of which it is a view, was changed; −1 where torch does not count."""
+    """How often a tensor, or the tensor that it views, was changed; −1 if torch does not count."""
     with torch._C.DisableTorchFunction():
         return -1 if tensor.is_inference() else tensor._version
 
@@ -360,7 +359,7 @@ def _memory(tensor: Tensor) -> int | None:
 
 
 def _digest(tensor: Tensor) -> bytes | None:
-    """A digest of a tensor's numbers, to which −0 is 0; None where it has no plain memory."""
+    """A digest of a tensor's numbers, with −0 equal to 0; None if it has no plain memory."""
     try:
         plain = (tensor.detach().cpu() + 0 if tensor.is_floating_point() else tensor.detach().cpu()).contiguous()
         return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy().data).digest()
@@ -373,7 +372,7 @@ def _tensors(values: list[Any]) -> list[Tensor]:
 
 
 def flattened(output: Any) -> tuple[list[Any], str | None]:
-    """Every tensor and every plain value in a nested output, in order; and why that is not the whole of it, if it is not."""
+    """The tensors and plain values of a nested output, in order; and why these are not all of it, or None."""
     leaves: list[Any] = []
     odd: list[str] = []
     stack = [output]

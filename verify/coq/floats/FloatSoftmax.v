@@ -10,7 +10,7 @@
       correctly_rounded_exp      a correctly rounded exponential satisfies the assumption where e^−g < η/2
       faithful_exp_is_not_enough a faithfully rounded one may be nonzero everywhere
       float32_one_hot and kin    one-hot from α = 104 (float64 746, float16 18, bfloat16 93), exp correctly rounded
-    Outside: a fused attention that divides only after the values were summed, and one that rescales by a
+    Not covered: fused attention that divides only after the values are summed, or that rescales by a
     running maximum. *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
@@ -78,7 +78,7 @@ Hypothesis g_float : F g.
 Hypothesis expf_sharp : sharp_exp emin prec g expf.
 Hypothesis s_gap : gap g G s k0.
 
-(** The shared part: expf(d_k0) = expf(0), every other is 0, and so S = expf(0). *)
+(** The common part: expf(d_k0) = expf(0), all others are 0, so S = expf(0). *)
 Lemma row_sum m d S : (forall k, In k G -> s k <= m) -> (exists k, In k G /\ s k = m) ->
   (forall k, In k G -> rounds emin prec (s k - m) (d k)) ->
   computes emin prec (map (fun k => (1, expf (d k))) G) S ->

@@ -1,9 +1,9 @@
-(** A float softmax at finite sharpness: how far its weights lie from the real softmax.
+(** A float softmax at finite sharpness: a bound on the distance of its weights from the real softmax.
 
     The exponential is accurate: |expf(x) − e^x| ≤ ε·e^x + η' at every float x ≤ 0; the differences of scores
     are floats, as those of integer scores are.  N is the number of keys, u the unit roundoff.  Statements:
       softmax_rounding      Σ_k |P_k − softmax(s)_k| ≤ [softmax_error], about (2N + 1)·u + 3ε
-      soft_near_one_hot     so that P lies within λ = 2·leak + [softmax_error] of one-hot: what layer_rounding asks *)
+      soft_near_one_hot     so P lies within λ = 2·leak + [softmax_error] of one-hot, as layer_rounding requires *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
 From Flocq Require Import Core.

@@ -1,4 +1,4 @@
-(** From which sharpness α the softmax weight e^−α underflows to exactly zero, by number format.
+(** The sharpness α from which the softmax weight e^−α underflows to exactly zero, for each number format.
 
     A format has a precision p and a least exponent e_min: its floats are the m·2^e with |m| < 2^p and
     e ≥ e_min (Flocq's FLT).  η = 2^e_min is the smallest subnormal.  ○ rounds to nearest, and every tie

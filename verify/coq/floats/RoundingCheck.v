@@ -1,8 +1,8 @@
 (** The certificate's figures computed in integers, and what follows when they stay below a bound.
 
-    A layer with its convolution is given as integers times powers of two; positions are integers.  Only Z is
-    computed with, so that [figures] and [check_float] can be extracted.  Statements, for every grid of N
-    tokens or fewer, all floats |X| ≤ B, every query q whose tokens are on the grid, every output channel j,
+    A layer and its convolution are given as integers times powers of two; positions are integers.  All
+    computations are in Z, so [figures] and [check_float] can be extracted.  Statements, for every grid of at most N
+    tokens, all floats |X| ≤ B, every query q whose tokens are on the grid, every output channel j,
     and every evaluation of the two (RoundingLayer.v):
       figures_sound      |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, the three numbers that [figures] returns
       check_float_sound  if [check_float] accepts the bound T, then |fl(MHSA(X)) − fl(Conv(X))| ≤ T
@@ -96,7 +96,7 @@ Definition total (f : figures) : dyadic := z_add (z_add (leak_of f) (taps_of f))
 Definition all_figures : list figures :=
   let heads := head_columns in map (channel_figures heads) (seq 0 (out_channels p)).
 
-(** Every output channel's figures add up to T at most; B is no negative number. *)
+(** The figures of every output channel sum to at most T, and B is not negative. *)
 Definition check_float (T : dyadic) : bool :=
   z_le (z_of 0) (s_bound s) && forallb (fun f => z_le (total f) T) all_figures.
 
@@ -106,7 +106,7 @@ Definition final_bound (emin prec : Z) (T : dyadic) (j : nat) : dyadic :=
 
 End Computed.
 
-(** * What it is computed from *)
+(** * The input of the computation *)
 
 (** The layer L, the taps W and the bias b are those of p. *)
 Definition represents {H} (p : float_pair H) (L : layer H) (W : position -> matrix) (b : vector) : Prop :=

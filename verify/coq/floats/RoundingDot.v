@@ -1,14 +1,14 @@
-(** Rounding of a dot product, in whatever order its terms are added.
+(** Rounding of a dot product, for any order of summation.
 
     Statements, for any evaluation tree (RoundingTree.v) that adds the terms (w_1, x_1) … (w_n, x_n), where
     n counts the nonzero products:
       dot_rounding   |fl(Σ w_i x_i) − Σ w_i x_i| ≤ n·u·Σ|w_i x_i| + n·η/2·(1 + n·u)
       dot_rounding_multiples  ≤ n·u·Σ|w_i x_i| alone if every product is a multiple of η
       sum_exact      if every product is a multiple of 2^e ≥ η and Σ|w_i x_i| ≤ 2^(p + e), nothing is rounded
-      single_exact   if one product alone is not zero, and is a float, the tree returns it
+      single_exact   if only one product is nonzero, and it is a float, the tree returns it
       one_hot_exact  so attention with one-hot weights returns the value that it attends to
-    n·u is the bound of Jeannerod and Rump (SIAM J. Matrix Anal. Appl. 34, 2013), valid for every n, where
-    the textbook has γ_n = n·u/(1 − n·u).  The factor 1 + n·u stands where products that underflowed are
+    n·u is the bound of Jeannerod and Rump (SIAM J. Matrix Anal. Appl. 34, 2013), valid for every n; the
+    textbook bound is γ_n = n·u/(1 − n·u).  The factor 1 + n·u appears because products that underflowed are
     added up like any other. *)
 
 From Coq Require Import Reals ZArith List Lra Lia Permutation.

@@ -1,10 +1,10 @@
-(** Integers times powers of two, and the rounding figures computed in them: no real number is computed with.
+(** Integers times powers of two, in which the rounding figures are computed without any real number.
 
-    Every float is such a number, and so are u = 2^−p and η/2, so that the figures of RoundingLayer.v are
+    Every float is such a number, and so are u = 2^−p and η/2, so the figures of RoundingLayer.v are
     computed exactly.  Statements:
       z_rounding_value  the value of [z_rounding] is [rounding_figure]
       z_leak_value      the value of [z_leak] is [leak_figure]
-      round_up_le       [round_up] shortens a number to k bits or so, upward *)
+      round_up_le       [round_up] shortens a number to about k bits, rounding up *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
 From Flocq Require Import Core.
@@ -51,7 +51,7 @@ Definition z_dot_bound (n : Z) (A : dyadic) : dyadic :=
 
 Definition z_mixing (λ : dyadic) (N : Z) (A : dyadic) : dyadic := if z_is_zero λ then z_of 0 else z_dot_bound N A.
 
-(** What the bound needs of a column of W_val, the same for every output channel: B·Σ|w|, λ and the rounding. *)
+(** What the bound needs from a column of W_val, for every output channel: B·Σ|w|, λ and the rounding. *)
 Record head_column : Set := HeadColumn { h_size : dyadic; h_leak : dyadic; h_rounding : dyadic }.
 
 Definition z_head_column (o : order) (N : Z) (B λ : dyadic) (w : list dyadic) : head_column :=

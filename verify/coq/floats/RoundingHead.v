@@ -5,7 +5,7 @@
     where the float softmax is one-hot (FloatSoftmax.v).  Each sum is any evaluation tree (RoundingTree.v).
     The values may be formed first, fl(Σ_k P_k·fl(X_k w)), or after the attention, fl(fl(Σ_k P_k X_k)·w).
     Statements:
-      attended_rounding  fl(Σ_k P_k x_k) differs from x_k0 by λ·M and one dot product, by nothing if λ = 0
+      attended_rounding  fl(Σ_k P_k x_k) differs from x_k0 by λ·M and the rounding of one dot product; equal if λ = 0
       head_rounds        either order differs from X_k0·w by the leak λ·B·Σ|w| and the rounding [head_rounding] *)
 
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
@@ -48,7 +48,7 @@ Definition head_computes (o : order) (d_in : nat) (G : list position) (X : image
       computes (map (fun c => (w c, A c)) (seq 0 d_in)) v
   end.
 
-(** What the sum over N keys rounds, for Σ_k |P_k x_k| ≤ A: nothing if one key alone is attended. *)
+(** The rounding of the sum over N keys, for Σ_k |P_k x_k| ≤ A: zero if only one key is attended. *)
 Definition mixing (λ : R) (N : nat) (A : R) : R := if Req_EM_T λ 0 then 0 else dot_bound N A.
 
 (** The rounding of a column w, apart from the leak. *)
@@ -138,7 +138,7 @@ Proof.
   unfold unit_row at 1 3; destruct (position_eq_dec k k0); rewrite ?Rabs_R0, ?Rabs_R1; lra.
 Qed.
 
-(** Attention over the reals misses x_k0 by λ·M. *)
+(** Attention over the reals differs from x_k0 by at most λ·M. *)
 Lemma attended_leak (x : position -> R) M : (forall k, In k G -> Rabs (x k) <= M) ->
   Rabs (sum G (fun k => P k * x k) - x k0) <= λ * M.
 Proof.
@@ -186,7 +186,7 @@ Proof. intros; unfold mixing; destruct (Req_EM_T λ 0); [lra|]; apply dot_bound_
 
 (** * A column of the head *)
 
-(** The column's value at the attended token, Σ_c X_{k0,c} w_c, is met up to leak and rounding. *)
+(** The computed value equals Σ_c X_{k0,c} w_c, that of the attended token, up to leak and rounding. *)
 Theorem head_rounds o d_in X (w : vector) B v : 0 <= B ->
   (forall k c, In k G -> (c < d_in)%nat -> F (X k c) /\ Rabs (X k c) <= B) ->
   head_computes o d_in G X P w v ->

@@ -8,9 +8,9 @@
       sharp_layer_rounding  ≤ taps + rounding, where each head's weights come from a float softmax of scores
                             with a gap g at which the exponential is 0
       final_rounding        the same after both were rounded once more, to a lower precision
-      near_one_hot_softmax  λ_h for finite sharpness: twice the leak of the real softmax, plus how far the
-                            float weights lie from it
-    Outside: overflow, Winograd and FFT, flush to zero, and mixed precision beyond one final rounding. *)
+      near_one_hot_softmax  λ_h for finite sharpness: twice the leak of the real softmax, plus the distance of
+                            the float weights from it
+    Not covered: overflow, Winograd and FFT, flush to zero, and mixed precision beyond one final rounding. *)
 
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
 From Flocq Require Import Core.
@@ -52,7 +52,7 @@ Definition conv_weights (d_in : nat) (Δ : list position) (W : position -> matri
 Definition leak_figure (B : R) (cols : list (column R)) : R :=
   sum cols (fun c => Rabs (out_weight c) * (row_leak c * (weight (in_weights c) * B))).
 
-(** Rounding: of the convolution, of the heads as W_out passes it on, of the sum over heads. *)
+(** The rounding of the convolution, of the heads (times W_out), and of the sum over heads. *)
 Definition rounding_figure (emin prec : Z) (o : order) (N : nat) (B b_conv : R) (ws : list R) (b_att : R)
     (cols : list (column R)) : R :=
   let head c := head_rounding emin prec o N B (row_leak c) (in_weights c) in
@@ -66,7 +66,7 @@ Definition rounding_figure (emin prec : Z) (o : order) (N : nat) (B b_conv : R) 
 Definition size_figure (emin prec : Z) (B b_conv : R) (ws : list R) : R :=
   Rabs b_conv + weight ws * B + dot_bound emin prec (support (b_conv :: ws)) (Rabs b_conv + weight ws * B).
 
-(** Numbers of size M that differ by T are rounded once more, to the format (e_min, p). *)
+(** The difference after numbers of size M that differ by T are rounded once more, to the format (e_min, p). *)
 Definition final_figure (emin prec : Z) (M T : R) : R :=
   T + (roundoff prec * M + half_eta emin) + (roundoff prec * (M + T) + half_eta emin).
 
@@ -135,7 +135,7 @@ Proof.
   apply dot_bound_monotone; [lia|apply magnitude_nonneg|apply conv_terms_magnitude].
 Qed.
 
-(** The computed convolution is no larger than this. *)
+(** A bound on the size of the computed convolution. *)
 Lemma conv_size y : computes emin prec terms y -> Rabs y <= size_figure emin prec B (b j) ws.
 Proof.
   intros C; assert (Y := conv_rounding y C); rewrite <- conv_terms_exact in Y.

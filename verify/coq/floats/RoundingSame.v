@@ -1,6 +1,6 @@
-(** The rounding of a layer whose heads add up to the kernel's taps exactly: a bound that three sums give.
+(** The rounding of a layer whose heads sum to exactly the kernel's taps: a bound from three sums.
 
-    One output channel j, sharp heads (λ_h = 0), n_v and n_o the most products that a value and the output add up, and
+    One output channel j, sharp heads (λ_h = 0), n_v and n_o the most products in a value and in the output, and
       C = Σ_τ Σ_c |W_τ|,   M = Σ_h Σ_i |W_out^h_{i,j}|·Σ_c |W_val^h_{c,i}|,   O = Σ_h Σ_i |W_out^h_{i,j}|.
     Neither the order of the products nor the number of tokens matters.  Statements:
       same_rounding      |fl(MHSA(X)) − fl(Conv(X))| ≤ [same_figure], for every evaluation of the two
@@ -13,7 +13,7 @@ From Attention Require Import FloatSoftmax RoundingDyadic.
 Import ListNotations.
 Open Scope R_scope.
 
-(** The convolution's rounding, that of the values as W_out passes it on, V, and that of the sum over heads. *)
+(** The rounding of the convolution, of the values (times W_out), V, and of the sum over heads. *)
 Definition same_figure (emin prec : Z) (n_conv n_v n_o : nat) (B b C M O : R) : R :=
   let V := INR n_v * roundoff prec * (M * B) + INR n_v * half_eta emin * (1 + INR n_v * roundoff prec) * O in
   dot_bound emin prec n_conv (Rabs b + C * B) + V + dot_bound emin prec n_o (Rabs b + M * B + V).

@@ -5,7 +5,7 @@
     Statements:
       quadratic_score_exact  then the computed score is −α(‖δ−τ‖² − ‖τ‖²)
       quadratic_gap          and every key scores lower than q + τ by α or more
-      sharp_certificate      so that [check_float]'s bound T covers every evaluation of layer and convolution:
+      sharp_certificate      so [check_float]'s bound T covers every evaluation of layer and convolution:
                              scores, softmax, values, sums; one assumption on the exponential
       float32_exponential    the assumption holds in float32 for α = 1024 and a correctly rounded exponential *)
 

@@ -1,6 +1,6 @@
-(** What the taps differ by: the layer with one-hot heads against the convolution, over the reals.
+(** The difference due to taps: the layer with one-hot heads compared with the convolution, over the reals.
 
-    Head h attends to q + f(h) and carries the matrix W_val^h W_out^h; heads at one shift add up to its tap.
+    Head h attends to q + f(h) and carries the matrix W_val^h W_out^h; heads at the same shift sum to its tap.
     Statement, for output channel j and inputs |X| ≤ B:
       taps_bound  |b_out + Σ_h X_{q+f(h)} W_val^h W_out^h − Conv(X)_q| ≤ |b_out − b| + B·Σ_τ Σ_c |Σ_{f(h)=τ} … − W_τ|,
                   where τ runs over the kernel's support and the shifts of the heads, and W_τ = 0 off the support *)
@@ -21,7 +21,7 @@ Variables (L : layer H) (f : H -> position) (Δ : list position) (W : position -
 Definition carried (h : H) (c : nat) : R :=
   sum_below (D_h L) (fun i => W_val (parameters L h) c i * W_out (parameters L h) i j).
 
-(** The tap that the heads at τ add up to, and the convolution's own. *)
+(** The sum of the heads at τ, and the convolution's tap there. *)
 Definition head_tap (τ : position) (c : nat) : R :=
   sum (heads L) (fun h => if same_position (f h) τ then carried h c else 0).
 Definition kernel_tap (τ : position) (c : nat) : R := if in_dec same_position τ Δ then W τ c j else 0.

@@ -1,15 +1,15 @@
-(** Evaluation trees of rounded operations, and what one operation may err.
+(** Evaluation trees of rounded operations, and the error of one operation.
 
-    Unit roundoff u = 2^−p; an operation that underflows errs by η/2 = 2^(e_min − 1) at most.  An evaluation
+    Unit roundoff u = 2^−p; an operation that underflows errs by at most η/2 = 2^(e_min − 1).  An evaluation
     tree has rounded products fl(w·x), fused products fl(w·x + t) and rounded sums fl(s + t); each operation
-    rounds to nearest, and may break ties as it likes.  Zero products are not counted: they may be added, in
-    any place, or left out.  Statements:
+    rounds to nearest, with any tie rule.  Zero products are not counted: they may be added anywhere, or
+    left out.  Statements:
       rounds_split      an operation is exact but for a relative error u/(1 + u), after its exact result
                         was moved by η/2 at most
       rounds_error      |fl(x) − x| ≤ u·|x| + η/2
       rounds_multiple   an operation whose exact result is a multiple of η does not underflow
       rounds_sum        a sum of two floats has the relative error u/(1 + u): it does not underflow
-      evaluation_float  what a tree returns is a float
+      evaluation_float  a tree returns a float
       computes_total    every list of terms has a value that some tree returns *)
 
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
@@ -23,7 +23,7 @@ Open Scope R_scope.
 (** x is a float of the format (e_min, p): m·2^e with |m| < 2^p, e ≥ e_min. *)
 Definition float (emin prec : Z) (x : R) : Prop := generic_format radix2 (FLT_exp emin prec) x.
 
-(** f is a float nearest to x: what an operation with the exact result x may return, whatever its tie rule. *)
+(** f is a float nearest to x, so an operation with exact result x may return it under some tie rule. *)
 Definition rounds (emin prec : Z) (x f : R) : Prop := Rnd_N_pt (float emin prec) x f.
 
 Definition roundoff (prec : Z) : R := bpow radix2 (- prec).

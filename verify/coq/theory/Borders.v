@@ -1,14 +1,14 @@
-(** Lemma 2 at the border of the image: without padding tokens a head clamps, and that is replicate padding.
+(** Lemma 2 at the border of the image: without padding tokens a head clamps, which is replicate padding.
 
     The paper's Lemma 2 needs the target q + τ_h to be a token.  Where it is not, softmax does not
     attend to nothing: it attends to the token nearest to the target.
 
     Statements, on the unpadded grid of the input:
-      off_grid_leak       a head whose target is anywhere leaks past the nearest token by no more than
-                          Leakage.v says: 1 − ϑ(α)^{−d}, 2 d e^{−α}
+      off_grid_leak       a head with any target leaks past the nearest token by at most the bounds of
+                          Leakage.v: 1 − ϑ(α)^{−d}, 2 d e^{−α}
       border_replicates   so the construction without padding tends to the convolution with
                           padding_mode='replicate'
-      border_not_zeros    and not to the one with zeros: wherever one tap reads off the input, there are
+      border_not_zeros    but not to the one with zeros: wherever a tap reads off the input, there are
                           a kernel and an image on which the two differ by 1 *)
 
 From Coquelicot Require Import Coquelicot.

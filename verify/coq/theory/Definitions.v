@@ -1,8 +1,8 @@
-(** Definitions: the layers that the theorems speak of.
+(** Definitions of the layers in the theorems.
 
     Source of the equations: Cordonnier, Loukas, Jaggi, "On the Relationship between
     Self-Attention and Convolutional Layers", ICLR 2020.  All numbers are real; floating
-    point has files of its own. *)
+    point is in other files. *)
 
 From Coq Require Import Reals ZArith List.
 Import ListNotations.

@@ -1,11 +1,11 @@
-(** What no layer with softmax does exactly at finite sharpness, and what one does by accident.
+(** What no softmax layer computes exactly at finite sharpness, and what one computes by accident.
 
     Statements:
-      never_exact         on two tokens or more no layer of one head, whatever its scores (content
-                          terms included), computes a nonzero kernel of one tap
+      never_exact         on two or more tokens, no layer with one head, with any scores (content terms
+                          included), computes a nonzero kernel of one tap
       never_exact_construction   so the construction computes such a kernel at no α
       two_heads_needed    a kernel with a positive and a negative weight needs two heads: one head
-                          stays away from it by half the smaller weight, in any limit too
+                          differs from it by at least half the smaller weight, even in any limit
       exact_by_accident   never_exact has no general form: where every token is a tap, some nonzero
                           kernel is computed exactly at that query, at every α: the attention
                           weights are a stochastic matrix, which has the eigenvalue 1 *)

@@ -1,4 +1,4 @@
-(** Axis factorisation: what the fast execution of a quadratic layer rests on.
+(** Axis factorisation, on which the fast execution of a quadratic layer rests.
 
     Statements, for a rectangular grid (the product of d lists of coordinates):
       factorisation             if the score is a sum over axes, s(k) = Σ_i s_i(k_i), then softmax

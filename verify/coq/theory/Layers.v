@@ -1,7 +1,7 @@
-(** Any layer against any convolution: what its stored numbers say about the difference.
+(** Any layer and any convolution: bounds on their difference from the stored numbers.
 
-    Nothing here asks how the layer was built.  A head is read through what it does: the matrix
-    W_val W_out that it carries, the shift that it looks at, and how much it leaks.
+    The layer may be built in any way.  A head enters only through the matrix W_val W_out that it
+    carries, the shift at which it looks, and its leak.
 
     Statements:
       attend_concatenated   Eq. 3 with the heads concatenated, as the paper writes it, is the same layer

@@ -1,4 +1,4 @@
-(** A head whose shift is not an integer vector: where it looks, and how much it leaks.
+(** A head whose shift is not an integer vector: where it looks, and its leak.
 
     Let t = q + τ be the target, τ real, n the nearest token (every coordinate rounded) and f = t − n,
     |f_i| ≤ 1/2.

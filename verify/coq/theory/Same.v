@@ -1,4 +1,4 @@
-(** When a layer is the same function as a convolution, and what shows that it is not.
+(** When a layer is the same function as a convolution, and an input that shows when it is not.
 
     Statements, for a layer without content terms whose head h has its strictly best key at q + f(h), and a
     kernel whose support holds all shifts that heads look at (W_τ = 0 where it has no tap):

@@ -22,7 +22,7 @@ Section Softmax.
 Context {A : Type}.
 Implicit Types (G : list A) (s : A -> R) (k : A).
 
-(** The share of the attention that head misses its target k0 by. *)
+(** The share of the attention that does not go to the target k0. *)
 Definition leak G s k0 : R := 1 - softmax G s k0.
 
 Lemma normaliser_positive G s k : In k G -> 0 < sum G (fun k' => exp (s k')).

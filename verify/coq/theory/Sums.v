@@ -1,4 +1,4 @@
-(** Finite sums over lists and integer positions: the plain facts that the other files use. *)
+(** Finite sums over lists and integer positions: basic facts for the other files. *)
 
 From Coq Require Import Reals ZArith List Lra Lia Permutation.
 From Attention Require Import Definitions.

@@ -6,7 +6,7 @@
                          to the convolution as its sharpness α tends to infinity
       theorem1_paper     the same in the paper's dimensions: any D_h, D_out and D_p ≥ d + 1, and the
                          min(D_h, D_out) output channels of the convolution
-      narrow_heads       D_h = min(D_in, D_out) is enough: the tap may stand in W_val or in W_out
+      narrow_heads       D_h = min(D_in, D_out) is enough: the tap may be in W_val or in W_out
       theorem1_limit     the same for heads numbered by any type, f a bijection onto the kernel's taps
       theorem1_finite    |MHSA(X) − Conv(X)| ≤ 2·B·leak·Σ|W| at channel j, for |X| ≤ B
       theorem1_count     … with leak = (N − 1) e^{−α}
@@ -43,7 +43,7 @@ Proof.
   rewrite row_times_identity by exact Hj; reflexivity.
 Qed.
 
-(** Whatever the encoding: where every head leaks at most λ, the layer's error is at most 2·B·λ·Σ|W|. *)
+(** For any encoding: if every head leaks at most λ, the layer's error is at most 2·B·λ·Σ|W|. *)
 Lemma positional_error {H} d_p d_in d_out r_ (hs : list H) v_ W b (t : H -> position) G X q j B λ :
   (j < d_out)%nat -> bounded d_in B G X -> (forall h, In h hs -> In (t h) G) ->
   let L := positional d_p d_in d_out r_ hs v_ W b in
@@ -86,7 +86,7 @@ Proof.
   intros α h i _ _; apply value_output_positional; exact Hj.
 Qed.
 
-(** * The construction's heads, whatever their shifts *)
+(** * The construction's heads, with any shifts *)
 
 Section Heads.
 Context {H : Type}.

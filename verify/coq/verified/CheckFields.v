@@ -1,7 +1,7 @@
-(** What the checker is given: the raw fields of a convolution and of an attention layer, and what they mean.
+(** The checker's input: the raw fields of a convolution and of an attention layer, and their meaning.
 
-    A tensor is a list of lists of integers in torch's order, and a power of two that multiplies them all: every
-    tensor of floats is one.  Definitions (the statements of the checker's theorems speak of nothing else):
+    A tensor is a list of lists of integers in torch's order, and a power of two that multiplies them all; every
+    tensor of floats has this form.  Definitions (the checker's theorems are stated in these alone):
       geometry        the fields of a torch convolution; the attention layer states its own
       convolution     weight and bias; [computes_conv] is the function that torch documents
       attention_layer the eight tensors; [layer_of] is the layer of Eq. 3 and 6, [reads] its tokens

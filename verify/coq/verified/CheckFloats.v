@@ -7,7 +7,7 @@
                           for inputs of every size that torch accepts, all floats |X| ≤ B, every output and channel.
       floats_exponential  the exponential that it assumes is any that is correctly rounded
     Assumed: the exponential is 0 at −α and below (FloatSoftmax.v); the scores on the grid are exact (RoundingScores.v);
-    heads that carry only zeros are left out; the effects that RoundingLayer.v lists as outside. *)
+    heads that carry only zeros are left out; none of the effects that RoundingLayer.v lists as not covered. *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
@@ -21,12 +21,12 @@ Open Scope R_scope.
 Section Computed.
 Variables (c : convolution) (m : attention_layer) (emin prec : Z) (B T : dyadic).
 
-(** The most products of an output of the convolution, of a value, of an output of the layer. *)
+(** The most products in an output of the convolution, in a value, in an output of the layer. *)
 Definition n_conv : nat := S (length (kernel_shifts c) * in_g c).
 Definition n_values : nat := in_g c.
 Definition n_outputs : nat := S (length (kept m) * Z.to_nat (head_dim m)).
 
-(** The rounding of every output channel is T at most. *)
+(** The rounding of every output channel is at most T. *)
 Definition check_rounding : bool :=
   let through := over_heads head_through (kept m) in
   let outward := over_heads head_outward (kept m) in
@@ -44,7 +44,7 @@ Definition check_rounding : bool :=
 (** log2 of the heads' integer at 2^(s_v + s_key_pos). *)
 Definition sharp_exponent : Z := match kept m with h :: _ => Z.log2 (sharpness_read m h) | [] => 0%Z end.
 
-(** α of every head, if they are alike. *)
+(** α of every head, if they are equal. *)
 Definition alpha_exponent : Z := sharp_exponent + (s_v (scale_of m) + s_key_pos (scale_of m)).
 
 (** α = 2^alpha_exponent of every head, and τ is whole. *)
@@ -54,7 +54,7 @@ Definition check_floats : bool :=
   Z.leb emin alpha_exponent && sharp_format emin prec && forallb (sharp_enough m emin) (kept m) && z_le (z_of 0) B &&
   check_rounding.
 
-(** What an accepted check means: the statement in full. *)
+(** The meaning of an accepted check, in full. *)
 Definition floats_within : Prop :=
   let α := bpow radix2 alpha_exponent in
   let L := with_heads (layer_of m) (kept m) in

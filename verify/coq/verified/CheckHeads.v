@@ -1,12 +1,12 @@
 (** The checker's heads and geometry: both layers have the same fields, and where each head looks.
 
-    Where a head looks is read back from c = Ŵ_keyᵀ v alone: −c_0 is α, and c_i / 2α is the shift τ.  If τ is not whole,
-    the head looks at the nearest whole shift n, and is as sharp as one there with α(1 − 2 max|τ_i − n_i|).
+    Where a head looks is read from c = Ŵ_keyᵀ v alone: −c_0 is α, and c_i / 2α is the shift τ.  If τ is not an integer
+    vector, the head looks at the nearest one, n, and is as sharp as a head there with α(1 − 2 max|τ_i − n_i|).
     Statements:
-      geometry_equal    the fields are compared as they stand
+      geometry_equal    the fields are compared verbatim
       kernel_at_units   the kernel positions and their shifts do not depend on the size of the input
-      head_sharp        a head that the checker reads has no content term, and −α(1, −2τ) but for what the shift lacks
-                        of a whole one: OffLattice.v's [tilted] *)
+      head_sharp        a head that the checker reads has no content term, and c = −α(1, −2τ) up to the distance of
+                        its shift from an integer vector: OffLattice.v's [tilted] *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
@@ -38,7 +38,7 @@ Definition equal_geometries (g h : geometry) : bool :=
   equal_modes (mode_of g) (mode_of h) && (groups g =? groups h) && Bool.eqb (transposed g) (transposed h) &&
   equal_lists (output_paddings g) (output_paddings h).
 
-(** Fields that contradict each other are no geometry. *)
+(** The fields do not contradict each other. *)
 Definition well_formed (g : geometry) : bool :=
   (0 <? groups g) && (0 <? in_channels g) && (0 <? out_channels g) &&
   (in_channels g mod groups g =? 0) && (out_channels g mod groups g =? 0) &&
@@ -56,7 +56,7 @@ Definition well_formed (g : geometry) : bool :=
 Definition units (g : geometry) : list Z := map (fun _ => 1) (kernel_size g).
 
 Definition all_zero (m : list (list Z)) : bool := forallb (forallb (fun x => x =? 0)) m.
-(** A head that carries nothing may look anywhere. *)
+(** The head carries nothing, so it may look anywhere. *)
 Definition idle (h : raw_head) : bool := forallb all_zero (h_val h) || forallb all_zero (h_out h).
 
 (** c = Ŵ_keyᵀ v *)
@@ -67,13 +67,13 @@ Definition read_back_of (d : nat) (h : raw_head) : list Z :=
 Definition no_content (h : raw_head) : bool :=
   all_zero (h_qry h) && (forallb (fun x => x =? 0) (h_u h) || all_zero (h_key h)).
 
-(** c_i = 2α·τ_i with the nearest whole shift to τ_i, and what is left of c_i; the largest such rest. *)
+(** The integer nearest to τ_i, from c_i = 2α·τ_i, and the remainder of c_i; the largest such remainder. *)
 Definition nearest_shift (a x : Z) : Z := (x + a) / (2 * a).
 Definition rest_of (a x : Z) : Z := x - 2 * a * nearest_shift a x.
 Definition largest_rest (a : Z) (c : list Z) : Z := fold_right Z.max 0 (map (fun x => Z.abs (rest_of a x)) c).
 
-(** Sharpness and shift, where c = −α(1, −2τ) and the content terms are zero: α less the largest rest, which must be
-    positive, as an integer times 2^(s_v + s_key_pos), and the whole shift nearest to τ. *)
+(** Sharpness and shift, where c = −α(1, −2τ) and the content terms are zero: α minus the largest remainder, which
+    must be positive, as an integer times 2^(s_v + s_key_pos), and the integer shift nearest to τ. *)
 Definition looks (m : attention_layer) (h : raw_head) : option (Z * position) :=
   match read_back_of (dims m) h with
   | [] => None
@@ -83,7 +83,7 @@ Definition looks (m : attention_layer) (h : raw_head) : option (Z * position) :=
       then Some (a, map (nearest_shift (- c0)) c) else None
   end.
 
-(** τ is whole. *)
+(** τ is an integer vector. *)
 Definition on_lattice (m : attention_layer) (h : raw_head) : bool :=
   match read_back_of (dims m) h with [] => false | c0 :: c => largest_rest (- c0) c =? 0 end.
 

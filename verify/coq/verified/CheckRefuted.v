@@ -1,6 +1,6 @@
 (** The checker in the mode `refuted`: an input on which the two layers differ, in the limit α → ∞.
 
-    Given are the sizes of an input, an output, a channel, and the pixels that are not zero, integers times one power of
+    It receives the sizes of an input, an output, a channel, and the nonzero pixels, as integers times one power of
     two.  Statement:
       check_refuted_sound  if [check_refuted] accepts, torch takes these sizes, the output is one, and there the layer with
                            its v multiplied by α → ∞ tends to another number than the convolution's *)
@@ -47,7 +47,7 @@ Variables (c : convolution) (m : attention_layer) (sizes : list Z) (o : position
 Notation u := (j / out_g c)%nat.
 Notation channel i := (u * in_g c + i)%nat.
 
-(** The layer's taps less the kernel's, on the image. *)
+(** The layer's taps minus the kernel's, applied to the image. *)
 Definition taps_gap : Z :=
   let d := difference c m in
   zsum (kernel_taps c (units c)) (fun t =>
@@ -59,7 +59,7 @@ Definition taps_gap : Z :=
     | None => 0%Z
     end).
 
-(** The layer's limit less the convolution. *)
+(** The layer's limit minus the convolution. *)
 Definition gap_of_outputs : dyadic :=
   z_add (z_sub (Dyadic (nth j (raw_b_out m) 0%Z) (s_b (scale_of m))) (Dyadic (nth j (c_bias c) 0%Z) (c_bias_scale c)))
     (Dyadic taps_gap (e + common_scale c m)).
@@ -68,7 +68,7 @@ Definition check_refuted : bool :=
   comparable c m && takes c sizes && existsb (fun p => if same_position p o then true else false) (outputs c sizes) &&
   Nat.ltb j (groups_n c * out_g c) && negb (z_is_zero gap_of_outputs).
 
-(** What an accepted check means. *)
+(** The meaning of an accepted check. *)
 Definition differ : Prop :=
   accepts c sizes /\ In o (outputs c sizes) /\ (j < groups_n c * out_g c)%nat /\ exists y : R,
   is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes (image_of e l)) (query_of m sizes o) j)

@@ -34,7 +34,7 @@ Definition vectors_of (factor : Z) (h : raw_head) : list sparse :=
   | None => []
   end.
 
-(** Heads less kernel. *)
+(** Heads minus kernel. *)
 Definition difference : sparse :=
   let factor := (2 ^ (head_scale - common_scale))%Z in
   merge_all (flat_map (vectors_of factor) kept ++
@@ -46,7 +46,7 @@ Definition bias_differences : list dyadic :=
   map (fun bb => z_abs (z_sub (Dyadic (fst bb) (s_b (scale_of m))) (Dyadic (snd bb) (c_bias_scale c))))
     (List.combine (raw_b_out m) (c_bias c)).
 
-(** Both layers have the same fields, their tensors the shapes that follow, no head attends by content, and every
+(** Both layers have the same fields, their tensors have matching shapes, no head attends by content, and every
     head that carries something looks at a kernel position. *)
 Definition comparable : bool :=
   equal_geometries m c && well_formed c &&
@@ -213,7 +213,7 @@ Proof.
     rewrite D1, D2; reflexivity.
 Qed.
 
-(** Where input channel i and output channel k meet, [difference] holds the tap of the heads less the kernel's. *)
+(** At input channel i and output channel k, [difference] holds the heads' tap minus the kernel's. *)
 Theorem taps_difference_read j i k : In j (kernel_taps c (units c)) ->
   (i < groups_n c * in_g c)%nat -> (k < groups_n c * out_g c)%nat ->
   tap L f (shift_of c (units c) j) i k - tap_matrix c j i k =
@@ -264,7 +264,7 @@ Proof.
   rewrite Es, kernel_at_shift by exact Ij; reflexivity.
 Qed.
 
-(** ** What the theorems on layers need *)
+(** ** Prerequisites of the theorems on layers *)
 
 Lemma kernel_shifts_positions : positions (dims c) kernel_shifts.
 Proof.

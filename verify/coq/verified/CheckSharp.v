@@ -1,10 +1,10 @@
-(** The checker in the mode `sharp`: in floating point every head is exactly one-hot, so that the layer is its limit.
+(** The checker in the mode `sharp`: in floating point every head is exactly one-hot, so the layer equals its limit.
 
     Statements:
       least_sharp_enough  e^−n < η/2 from the integer [least_sharp] on: 104, 746, 18 and 93 in float32, float64, float16
                           and bfloat16
       check_sharp_sound   if [check_sharp] accepts a format, then for every size that torch accepts, every image and
-                          every output, a float softmax of scores that are off by at most (α − n)/2 is exactly 1 at
+                          every output, a float softmax of scores with errors of at most (α − n)/2 is exactly 1 at
                           q + τ and exactly 0 elsewhere, in every head that carries something.  Assumed of exp:
                           it is a nonzero float at 0, and 0 at every float ≤ −n ([sharp_exp]). *)
 
@@ -49,7 +49,7 @@ Proof.
   assert (D := Z.mul_div_le (- (52 * (1 - emin))) 75 ltac:(lia)); lia.
 Qed.
 
-(** What an accepted check means. *)
+(** The meaning of an accepted check. *)
 Definition one_hot_heads (c : convolution) (m : attention_layer) (emin prec : Z) : Prop :=
   forall expf sizes X o h (computed P : position -> R),
   let G := tokens m sizes in let q := query_of m sizes o in

@@ -1,4 +1,4 @@
-(** Sparse vectors of integers: what the checker computes with.
+(** Sparse vectors of integers, with which the checker computes.
 
     A sparse vector is a list of pairs (index, number); numbers at one index add up, and the order does not matter
     to its meaning, [coef].  The program keeps the indices ascending, which makes sums fast.
@@ -49,7 +49,7 @@ Fixpoint row_product (xs : list Z) (rows : list sparse) : sparse :=
   | _, _ => []
   end.
 
-(** The sum of two long vectors, without a deep stack; [done] is what is finished, the last first. *)
+(** The sum of two long vectors, without a deep stack; [done] is the finished part, in reverse. *)
 Fixpoint merge (a b done : sparse) {struct a} : sparse :=
   (fix right (b done : sparse) {struct b} : sparse :=
     match a, b with
@@ -72,7 +72,7 @@ Fixpoint merge_times (n : nat) (vs : list sparse) : sparse :=
   | _, S n' => merge_times n' (merge_pairs vs)
   | _, O => concat vs
   end.
-(** More than 2^64 vectors would be joined, and not merged. *)
+(** More than 2^64 vectors would be concatenated, not merged. *)
 Definition merge_all (vs : list sparse) : sparse := merge_times 64 vs.
 
 (** * Sums of integers *)
@@ -122,7 +122,7 @@ Proof.
   - destruct (IH _ I); split; [lia|right; assumption].
 Qed.
 
-(** * What the operations mean *)
+(** * The meaning of the operations *)
 
 Lemma coef_app a b k : coef (a ++ b) k = coef a k + coef b k.
 Proof. induction a as [|[l x] a IH]; simpl; [reflexivity|]; rewrite IH; ring. Qed.
@@ -258,7 +258,7 @@ Proof.
   rewrite zsum_zero; [discriminate|]; intros s' I; destruct (Z.eqb_spec s s') as [->|]; [contradiction|reflexivity].
 Qed.
 
-(** Over distinct indices of one channel, the absolute numbers add up to that channel's sum at most. *)
+(** Over distinct indices of one channel, the absolute numbers sum to at most that channel's sum. *)
 Theorem channel_sum_le (chan : Z -> Z) v S k : NoDup S -> (forall s, In s S -> chan s = k) ->
   zsum S (fun s => Z.abs (coef v s)) <= coef (rekey chan (absolute v)) k.
 Proof.

@@ -20,7 +20,7 @@ Open Scope R_scope.
 
 (** * What is computed *)
 
-(** Element by element; what one list lacks is the other's. *)
+(** Element by element; beyond the shorter list, the other's elements. *)
 Fixpoint join {A : Type} (f : A -> A -> A) (a b : list A) : list A :=
   match a, b with
   | [], _ => b
@@ -93,7 +93,7 @@ Proof.
   rewrite (nth_join (join Z.add) []), nth_sum by (intros [|]; reflexivity); rewrite zsum_cons, <- IH; reflexivity.
 Qed.
 
-(** Over some indices there is no more than over all. *)
+(** The absolute sum over some indices is at most that over all. *)
 Lemma some_of_abs_sum (l : list nat) row : NoDup l -> sum l (fun n => Rabs (IZR (nth n row 0%Z))) <= IZR (abs_sum row).
 Proof.
   intros N; apply Rle_trans with (sum_below (fold_right max 0%nat (map S l)) (fun n => Rabs (IZR (nth n row 0%Z)))).
@@ -127,7 +127,7 @@ Proof.
   rewrite Nat.add_comm, Nat.mod_add, Nat.mod_small; lia.
 Qed.
 
-(** A sum of which one block of n is not zero. *)
+(** A sum in which only one block of n is nonzero. *)
 Lemma sum_block g n u F : (u < g)%nat -> (forall i, (i / n)%nat <> u -> F i = 0) ->
   sum_below (g * n) F = sum_below n (fun i => F (u * n + i)%nat).
 Proof.
@@ -156,7 +156,7 @@ Proof.
     reflexivity.
 Qed.
 
-(** One block of n alone is not zero. *)
+(** Only one block of n is nonzero. *)
 Lemma support_block g n u F : (0 < n)%nat -> (forall i, (i / n)%nat <> u -> F i = 0) ->
   (support (map F (seq 0 (g * n))) <= n)%nat.
 Proof.
@@ -214,7 +214,7 @@ Proof.
   destruct (shaped_nth _ _ _ _ u Sv Hu) as (Lv & Lu & _), (shaped_nth _ _ _ _ u So Hu) as (Lo & Lu' & _); auto.
 Qed.
 
-(** Of the block of W_out that reaches the channel. *)
+(** The entry of W_out in the block that reaches the channel. *)
 Lemma out_entry h a : (a < dh)%nat ->
   W_out (parameters L h) (u * dh + a) j = number_of (s_out (scale_of m)) (nth k (nth a (nth u (h_out h) []) []) 0%Z).
 Proof.

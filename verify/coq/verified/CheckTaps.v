@@ -1,4 +1,4 @@
-(** The checker's taps: what the heads carry, less the kernel, as one sparse vector of integers.
+(** The checker's taps: what the heads carry, minus the kernel, as one sparse vector of integers.
 
     The index of input channel i, output channel c of the group, kernel position t is (c·D_in + i)·T + t.
     Statements:

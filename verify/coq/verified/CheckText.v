@@ -1,4 +1,4 @@
-(** The checker as a function of one text: what is extracted, and what its theorem says.
+(** The checker as a function of one text: the extracted program, and its theorem.
 
     The text is decimal integers with spaces or line ends between them, in this order:
       digests              two numbers, of the two weight files: the answer repeats them, and they are compared outside
@@ -12,7 +12,7 @@
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
-    Entries are integers, in torch's row-major order; the tensor is they times 2^exponent.  A geometry is
+    Entries are integers, in torch's row-major order; the tensor is these times 2^exponent.  A geometry is
       in_channels out_channels d, kernel_size, stride, dilation (d numbers each),
       padding (0 and d numbers; 1 for 'same';
         2 for 'valid'), padding_mode (0 zeros, 1 reflect, 2 replicate, 3 circular),
@@ -162,7 +162,7 @@ Definition read_attention : reader attention_layer :=
                s_b := sb |};
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
-(** What is asked: the same function; a difference of T at most for |X| ≤ B, over the reals or in floating point; heads
+(** The questions: the same function; a difference of at most T for |X| ≤ B, over the reals or in floating point; heads
     that are one-hot in floating point; an output that differs on a given input, in the limit. *)
 Inductive question : Set :=
 | the_same | within (B T : dyadic) | floats (emin prec : Z) (B T : dyadic) | sharp (emin prec : Z)
@@ -199,7 +199,7 @@ Definition read_text (s : string) : option (list Z * list question * convolution
 (** Rejected says which questions hold. *)
 Inductive verdict : Set := Accepted (digests : list Z) | Rejected (answers : list bool) | Unreadable.
 
-(** Whether a question holds, given the answer of [check_same], which two of them ask for. *)
+(** Whether a question holds, given the answer of [check_same], which two of them need. *)
 Definition check (same : bool) (q : question) (c : convolution) (m : attention_layer) : bool :=
   match q with
   | the_same => same
@@ -226,7 +226,7 @@ Definition check_text (s : string) : verdict :=
 
 Open Scope R_scope.
 
-(** What an accepted question means, for inputs of every size that torch accepts, every output o, every channel j. *)
+(** The meaning of an accepted question, for inputs of every size that torch accepts, every output o and channel j. *)
 Definition answered (q : question) (c : convolution) (m : attention_layer) : Prop :=
   match q with
   | the_same =>

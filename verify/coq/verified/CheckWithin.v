@@ -1,7 +1,7 @@
 (** The checker in the mode `within T`: finite sharpness, taps and biases that may differ.
 
     Statements:
-      exp_bound_sound     e^{−α} from above, in integers
+      exp_bound_sound     an upper bound on e^{−α}, in integers
       check_within_sound  if [check_within] accepts B and T, then for every size that torch accepts, every image with
                           |X| ≤ B and every output, |MHSA(X) − Conv(X)| ≤ T: bias + leakage + taps, over the reals *)
 
@@ -13,7 +13,7 @@ From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckField
 Import ListNotations.
 Open Scope R_scope.
 
-(** * e^{−α} from above *)
+(** * An upper bound on e^{−α} *)
 
 Fixpoint squared (n : nat) (x : dyadic) : dyadic :=
   match n with O => x | S n' => let y := squared n' x in round_up 256 (z_mul y y) end.
@@ -60,7 +60,7 @@ Definition singles_by (key : Z -> Z) (v : sparse) : sparse :=
 Definition head_sum (h : raw_head) : sparse := sums_by channel (vectors_of c m 1 h).
 Definition tap_sums : sparse := singles_by channel (difference c m).
 
-(** 2 d e^{−α} of a head, and 1 at most. *)
+(** min(2 d e^{−α}, 1) of a head. *)
 Definition leak_sharp (h : raw_head) : dyadic :=
   z_mul (z_of (2 * Z.of_nat (dims c)))
     (exp_bound (Dyadic (sharpness_read m h) (s_v (scale_of m) + s_key_pos (scale_of m)))).

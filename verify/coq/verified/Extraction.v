@@ -1,6 +1,6 @@
 (** The checker as an OCaml program, which `python -m verify coq build` builds.
 
-    What is believed beside Coq's kernel: extraction, OCaml, Zarith for Z and positive (ExtrOcamlZBigInt), bool, list,
+    Trusted in addition to Coq's kernel: extraction, OCaml, Zarith for Z and positive (ExtrOcamlZBigInt), bool, list,
     option and pairs as OCaml's (ExtrOcamlBasic), characters and strings as OCaml's (ExtrOcamlNativeString), and the three
     functions below, which replace Coq's own by faster ones. *)
 

@@ -1,1 +1,1 @@
-"""The verified checker: its proof, the text that it reads, and what is asked of it."""
+"""The verified checker: its proof, its input format, and the questions put to it."""

@@ -1,7 +1,7 @@
-"""The text that the verified checker reads (CheckText.v says its format), from the raw numbers of both layers.
+"""Writes the verified checker's input text (CheckText.v defines the format) from the raw numbers of both layers.
 
-Every float is an integer times a power of two, so that nothing is rounded here: a tensor is written as one exponent and integers.
-What the checker derives (grids, shifts, taps, bounds) is derived inside Coq; this file only writes down what the weight files hold.
+Every float is an integer times a power of two, so nothing is rounded here: a tensor becomes one exponent and integers.  Grids,
+shifts, taps and bounds are all derived inside Coq; this module only writes down the contents of the weight files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 AT_ONCE = 1 << 20
 
 SAME = "0"
-"""The question whether both layers are the same function in the limit α → ∞."""
+"""The question whether the two layers are the same function in the limit α → ∞."""
 
 
 def within(bound: float, most: float) -> str:
@@ -34,15 +34,15 @@ def sharp(emin: int, precision: int) -> str:
 
 
 def refuted(grid: Sequence[int], output: Sequence[int], pixels: Mapping[tuple[int, ...], Fraction]) -> str:
-    """The question whether, in the limit, an output differs on the input with these pixels.
+    """The question whether, in the limit, an output differs on the input with the given pixels.
 
     Args:
         grid: the input's sizes.
         output: (channel, *position).
-        pixels: by (channel, *position); the others are zero.
+        pixels: values by (channel, *position); all others are zero.
 
     Raises:
-        ValueError: a pixel is no integer times a power of two.
+        ValueError: a pixel is not an integer times a power of two.
     """
     exponent = -max((x.denominator.bit_length() - 1 for x in pixels.values()), default=0)
     scaled = {index: x * 2**-exponent for index, x in pixels.items()}
@@ -61,18 +61,18 @@ def text(
     bias: np.ndarray,
     tensors: Mapping[str, np.ndarray],
 ) -> Iterator[str]:
-    """The text of one pair, in pieces.
+    """The text for one pair of layers, in pieces.
 
     Args:
         digests: SHA-256 of both weight files, in hexadecimal; the checker repeats them as numbers.
-        questions: what to ask.
-        geometries: the fields of the convolution and those that the attention layer states, each by torch's names.
-        weight: the kernel in torch's order.
+        questions: the questions to ask.
+        geometries: the fields of the convolution and those that the attention layer states, under torch's names.
+        weight: the kernel in torch's layout.
         bias: (D_out,); zeros if there is none.
         tensors: the eight tensors of the attention layer, heads first.
 
     Raises:
-        ValueError: a number is not finite, or a geometry is none.
+        ValueError: a number is not finite, or a geometry is invalid.
     """
     heads, _, _, head_dim = tensors["w_val"].shape
     yield " ".join(str(int(digest, 16)) for digest in digests) + f"\n{len(questions)}\n" + "\n".join(questions)
@@ -84,7 +84,7 @@ def text(
 
 
 def _geometry(fields: Mapping[str, Any]) -> str:
-    """The fields of a geometry, in the order of the format."""
+    """The fields of a geometry, in the format's order."""
     kernel, padding = fields["kernel_size"], fields["padding"]
     pads = [("same", "valid").index(padding) + 1] if isinstance(padding, str) else [0, *padding]
     numbers = [
@@ -128,11 +128,11 @@ def _integers(x: np.ndarray) -> tuple[int, np.ndarray]:
     if not len(mantissas):
         return 0, np.zeros(len(x), dtype=np.int64)
     whole = np.ldexp(mantissas, 53).astype(np.int64)
-    trailing = np.frexp((whole & -whole).astype(np.float64))[1] - 1  # zeros at the end
+    trailing = np.frexp((whole & -whole).astype(np.float64))[1] - 1  # trailing zero bits
     least = int((exponents - 53 + trailing).min())
     if exponents.max() - least <= 62:
         return least, np.ldexp(x, -least).astype(np.int64)
-    shifts = exponents - 53 - least  # to the left; to the right where zeros at the end go
+    shifts = exponents - 53 - least  # left shifts; negative ones drop trailing zero bits
     wide = zip(whole.tolist(), shifts.tolist(), strict=True)
     entries = np.zeros(len(x), dtype=object)
     entries[x != 0] = [m << shift if shift >= 0 else m >> -shift for m, shift in wide]

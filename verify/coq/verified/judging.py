@@ -1,4 +1,4 @@
-"""What the verified checker says of a layer: the questions that a certificate raises, the program's run, its answer."""
+"""Runs the verified checker on a layer: the questions that a certificate raises, and the program's answer."""
 
 import hashlib
 import subprocess
@@ -14,24 +14,24 @@ from verify.recheck.layer_pair import LayerPair
 from verify.verdict import escaped, from_above
 
 ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-"""The format that sums are formed in, before a final rounding to half precision."""
+"""The format in which sums are formed, before a final rounding to half precision."""
 
 FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
 """e_min and p: floats are m·2^e with |m| < 2^p and e ≥ e_min."""
 
 LONGEST = 3600
-"""Seconds for one layer."""
+"""Time limit in seconds for one layer."""
 
 
 class Question(NamedTuple):
-    """A question, and what it says."""
+    """A question, and its meaning in words."""
 
     numbers: str
     claim: str
 
 
 class Answer(NamedTuple):
-    """What the verified checker says of one layer: accepted, refuted, or neither."""
+    """The verified checker's answer for one layer: accepted, refuted, or neither."""
 
     name: str
     accepted: bool
@@ -44,11 +44,11 @@ class Answer(NamedTuple):
 
 
 def questions_of(pair: LayerPair) -> list[Question]:
-    """What the certificate claims of a pair, as questions that Coq defines.
+    """The certificate's claim about a pair, as questions that Coq defines.
 
-    "The same function" is two: taps and biases are equal, so that the layer tends to the convolution as α → ∞; and at its own α
-    every head is one-hot in floating point, so that the layer is that limit.  The certified bound is a third, of layers that
-    ``_judged_in_floats`` names.  "A difference within T" is asked over the reals.
+    "The same function" gives two: taps and biases are equal, so the layer tends to the convolution as α → ∞; and at its own α
+    every head is one-hot in floating point, so the layer is that limit.  The certified bound gives a third, for layers that
+    ``_judged_in_floats`` accepts.  "A difference within T" is asked over the reals.
     """
     stated = pair.stated
     if stated.within is not None:
@@ -68,7 +68,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _judged_in_floats(pair: LayerPair) -> bool:
-    """Whether the bound in floating point is asked for: every τ is whole, and one α, a power of two, is that of all heads."""
+    """Whether to ask for the floating-point bound: every τ is an integer, and all heads share one α, a power of two."""
     c = np.einsum("hk,hkp->hp", pair.a["v"], pair.a["w_key_pos"])[pair.carrying]  # −α(1, −2τ)
     if not len(c):
         return False
@@ -77,7 +77,7 @@ def _judged_in_floats(pair: LayerPair) -> bool:
 
 
 def refutation_of(pair: LayerPair) -> list[Question]:
-    """The certificate's counterexample to "the same function" as a question, if it has one in binary numbers."""
+    """The certificate's counterexample to "the same function" as a question, if there is one with dyadic numbers."""
     stated, counter = pair.stated, pair.stated.counterexample
     if stated.verdict != "REFUTED" or stated.within is not None or counter is None or "shapes" in counter:
         return []
@@ -89,14 +89,14 @@ def refutation_of(pair: LayerPair) -> list[Question]:
 
 
 class Judge:
-    """The verified checker on the layers of two weight files.
+    """The verified checker, applied to the layers of two weight files.
 
     Args:
-        program: what ``python -m verify coq build`` built.
-        conv_path, mhsa_path: the weight files, whose digests stand in every text, and in every answer.
+        program: the program that ``python -m verify coq build`` built.
+        conv_path, mhsa_path: the weight files, whose digests are part of every text and every answer.
 
     Attributes:
-        answers: one for every layer that was asked.
+        answers: one for each layer asked about.
     """
 
     def __init__(self, program: Path, conv_path: str | Path, mhsa_path: str | Path):
@@ -115,7 +115,7 @@ class Judge:
 
     @property
     def accepts(self) -> bool:
-        """Whether it was asked, and accepted every layer."""
+        """Whether it was asked about some layer and accepted all."""
         return bool(self.answers) and all(answer.accepted for answer in self.answers)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Runs tasks on a cluster of Dask, with a time limit, retries, and no result lost or counted twice.
+"""Runs tasks on a Dask cluster, with a time limit, retries, and no result lost or counted twice.
 
-To hand work over takes some 0.05 s of processor time, so a worker is given short tasks by the batch; no second batch waits at it,
-so that a worker that dies takes one with it.
+Handing work over takes some 0.05 s of processor time, so a worker receives short tasks in batches, one batch at a time, so that
+a worker that dies loses only one.
 """
 
 import faulthandler
@@ -26,17 +26,17 @@ from distributed.comm.core import CommClosedError
 from verify.experiment.sweep.results import Row
 
 TRIES = 3
-"""Of a task, before its rows say that it failed."""
+"""Attempts at a task before its rows report failure."""
 BATCH_SECONDS, MOST = 1.0, 256
-"""Of work in a batch, about; and tasks in it at most."""
+"""Approximate work in a batch, and the most tasks in it."""
 
 QUIET = {
-    "distributed.scheduler.allowed-failures": 0,  # the tries are counted here
+    "distributed.scheduler.allowed-failures": 0,  # tries are counted here
     "distributed.comm.timeouts.connect": "15s",
     "distributed.comm.retry.count": 0,
     "distributed.worker.daemon": True,
     "distributed.admin.tick.limit": "1h",
-    # Left as the system has it.  Dask's own 64 KiB make every large tensor new memory, a third of the time of a large layer.
+    # The system's default.  With Dask's 64 KiB every large tensor is new memory, a third of a large layer's time.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,
 }
 Receive = Callable[["SweepTask", list[Any], str], Iterable["SweepTask"]]
@@ -48,34 +48,34 @@ class SchedulerLost(ValueError):
 
 
 class SweepTask(Protocol):
-    """What a worker does."""
+    """A task for a worker."""
 
     @property
     def group(self) -> object:
-        """Tasks of one group are done by one worker, where it can be: it has open what they need."""
+        """One worker runs the tasks of a group if possible, because it has already opened what they need."""
         ...
 
     def run(self) -> Iterable["Row | SweepTask"]:
-        """Rows, and further tasks that follow from it."""
+        """The rows of the task, and further tasks that follow from it."""
         ...
 
     def failed(self, why: str) -> list[Row]:
-        """The rows of the task if it does not come back."""
+        """The rows of the task if it does not return."""
         ...
 
 
 def dask_setup(worker: object) -> None:
-    """Called by Dask in each process of a local cluster: Ctrl-C is for the command alone, which ends them."""
+    """Hook that Dask calls in each process of a local cluster: only the command handles Ctrl-C, and ends the processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]], str, float]:
-    """Run a batch in a worker: the results of each task, the worker's name, and the seconds that it took.
+    """Run a batch in a worker; return the results of each task, the worker's name, and the seconds it took.
 
-    A task that takes longer than ``seconds`` ends its process; a thread of C does that, so that no code can hold it up.
+    A task that takes longer than ``seconds`` ends its process; a C thread does this, so no Python code can delay it.
     """
-    with suppress(ModuleNotFoundError):  # which the task says
-        import torch  # noqa: F401  which takes long, and not of a task's time
+    with suppress(ModuleNotFoundError):  # the task reports it
+        import torch  # noqa: F401  slow, so outside a task's time limit
 
     results, start = [], time.monotonic()
     with _one_at_a_time, warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
@@ -84,7 +84,7 @@ def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]]
             faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
             try:
                 results.append(list(task.run()))
-            except Exception as error:  # of this task alone
+            except Exception as error:  # fails only this task
                 results.append(task.failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]))
             finally:
                 faulthandler.cancel_dump_traceback_later()
@@ -93,7 +93,7 @@ def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]]
 
 @contextmanager
 def cluster(workers: int | None, scheduler: str | None, dashboard: bool) -> Iterator[Client]:
-    """A client of a new local cluster on the loopback, by default of one process a core; or of the scheduler at an address.
+    """A client of the scheduler at an address, or of a new local cluster on the loopback, by default one process per core.
 
     Raises:
         SchedulerLost: there is no scheduler at that address, or it has no worker.
@@ -128,14 +128,14 @@ def cluster(workers: int | None, scheduler: str | None, dashboard: bool) -> Iter
 
 
 def addresses_of(client: Any) -> set[str]:
-    """Addresses of the cluster's workers."""
+    """The addresses of the cluster's workers."""
     return set(client.nthreads())
 
 
 def run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Receive) -> None:
-    """Run tasks, and those that follow from them, and hand over the results of each as they come.
+    """Run tasks, and those that follow from them, and pass on the results of each as they arrive.
 
-    A task whose worker dies, is killed for its memory or takes longer than ``seconds`` is tried again, in a batch of its own;
+    A task is retried, in its own batch, if its worker dies or is killed for its memory, or if it takes longer than ``seconds``;
     after three tries its rows say so.  ``receive`` gets a task, its results and the worker's name, and returns further tasks.
 
     Raises:
@@ -155,7 +155,7 @@ def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Re
     size = 1
 
     def next_for(worker: str) -> tuple[list[SweepTask], int]:
-        """Tasks of the group that the worker has open, else of one that no worker has, else of any; and which try it is."""
+        """Tasks of the worker's open group, else of a group that no worker has open, else of any; and the number of the try."""
         nonlocal waiting
         if len(waiting) < size:
             waiting.extend((task, 1) for task in islice(rest, size))
@@ -199,9 +199,9 @@ def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Re
                         receive(task, task.failed(why), "")
             future.release()
         elif not waiting and workers:
-            return  # the loop above found nothing more
+            return  # nothing is left to run
         else:
             died = True
-            time.sleep(0.2)  # until a worker is there again
-        if died or time.monotonic() > looked + 5:  # workers may have joined, or left
+            time.sleep(0.2)  # until a worker is available again
+        if died or time.monotonic() > looked + 5:  # workers may have joined or left
             workers, looked = addresses_of(client), time.monotonic()

@@ -1,4 +1,4 @@
-"""``python -m verify sweep``: its arguments and its run.  Apart from the rest, so that ``--help`` loads neither torch nor Dask."""
+"""``python -m verify sweep``: its arguments and its run, kept separate so that ``--help`` loads neither torch nor Dask."""
 
 import argparse
 import glob
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> tuple[str, int]:
-    """Run a sweep, or report one; returns what it came to, and the exit code.
+    """Run a sweep, or report on one; return its conclusion and the exit code.
 
     Raises:
         ValueError: an argument is wrong, Dask is missing, or the scheduler has gone.
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse arguments that say nothing, or contradict each other."""
+    """Refuse arguments that have no effect or contradict each other."""
     if options.output is None:
         raise ValueError("a sweep writes its results to a file (give --output results.sqlite)")
     if (options.random is None) == (not options.models and not options.arch):
@@ -104,7 +104,7 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
     for line, shown in lines:
         pattern, *words = shlex.split(line)
         exact = Path(pattern).exists()
-        files = [pattern] if exact else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  of the whole file system
+        files = [pattern] if exact else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  on the whole file system
         if not files:
             raise ValueError(f"{shown}: no such file")
         for file in files:

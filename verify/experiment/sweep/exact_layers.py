@@ -1,7 +1,7 @@
-"""Both layers in exact arithmetic, literally: the truth that certificates are held against.
+"""Literal exact evaluation of both layers: the ground truth for certificates.
 
-The attention is evaluated as Eq. 3 with α → ∞: each head takes the one key with the greatest score, found by looking at every
-key, scores being exact integers.  Nothing of ``construct`` and nothing of the certifier is used but the raw fields.
+The attention is Eq. 3 with α → ∞: each head takes the key with the highest score, found by comparing all keys; scores are exact
+integers.  Of ``construct`` and the certifier, only the raw fields are used.
 """
 
 from dataclasses import replace
@@ -17,11 +17,11 @@ Size = tuple[int, ...]
 
 
 class NoValue(Exception):
-    """Two keys share the greatest score of some head and query, or there is no output at all."""
+    """Two keys tie for the highest score of some head and query, or there is no output."""
 
 
 def as_integers(array: Any) -> tuple[np.ndarray, int]:
-    """Floats, integers or dyadic fractions as integers over one denominator: (object array, denominator)."""
+    """Floats, integers or dyadic fractions as integers over a common denominator: (object array, denominator)."""
     array = np.asarray(array)
     ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
     denominator = max((d for _, d in ratios), default=1)
@@ -30,12 +30,12 @@ def as_integers(array: Any) -> tuple[np.ndarray, int]:
 
 
 def fractions(integers: np.ndarray, denominator: int) -> np.ndarray:
-    """The numbers themselves."""
+    """The numbers integers/denominator as fractions."""
     return np.array([Fraction(int(x), denominator) for x in integers.flat], dtype=object).reshape(integers.shape)
 
 
 def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
-    """The convolution of x (D_in, *size), by the definition, as fractions (D_out, *output)."""
+    """The convolution of x (D_in, *size) by its definition, as fractions (D_out, *output)."""
     fields = Convolution.read(conv)
     (w, p), (xs, q) = as_integers(fields.weight), as_integers(x)
     y = replace(fields, weight=w, bias=None)(xs[None])[0]
@@ -44,7 +44,7 @@ def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
 
 
 def attention(layer: Any, x: np.ndarray) -> np.ndarray:
-    """b_out + Σ_h X[best key] W_val^h W_out^h of x (D_in, *size), as fractions (D_out, *output).
+    """b_out + Σ_h X[best key] W_val^h W_out^h for x (D_in, *size), as fractions (D_out, *output).
 
     Raises:
         NoValue: some head has no best key, or there are no queries.
@@ -65,9 +65,9 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
 
 
 def exactly_differ(conv: Any, layer: Any, grid: Size) -> bool:
-    """Whether both layers, evaluated exactly at α → ∞ on large random integers, have other outputs, or one has none.
+    """Whether the layers' exact outputs at α → ∞ differ on large random integers, or one layer has no output.
 
-    Both functions are affine, and one such input tells them apart.
+    Both functions are affine, so one such input distinguishes them.
     """
     x = np.random.default_rng(0).integers(-(2**45), 2**45, (conv.in_channels, *grid)).astype(object)
     expected = convolution(conv, x)
@@ -79,7 +79,7 @@ def exactly_differ(conv: Any, layer: Any, grid: Size) -> bool:
 
 
 def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
-    """Where every head looks for every output: the output's size, and int (heads, outputs), 0 a zero, i + 1 input position i.
+    """The output's size, and where each head looks for each output: int (heads, outputs), 0 a zero, i + 1 input position i.
 
     A head that carries nothing looks at a zero.
 
@@ -107,7 +107,7 @@ def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
         not (w_val @ w_out).any() for w_val, w_out in zip(_numbers(layer.w_val), _numbers(layer.w_out), strict=True)
     ]
     for nothing, v, w_key_pos in zip(idle, _numbers(layer.v), _numbers(layer.w_key_pos), strict=True):
-        if nothing:  # whatever it attends to, it adds 0
+        if nothing:  # it adds 0, whatever it attends to
             sources.append(np.zeros(len(queries), dtype=int))
             continue
         (a, _), (b, _) = as_integers(v), as_integers(w_key_pos)
@@ -122,14 +122,14 @@ def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
 
 
 def token_sources(layer: Any, size: Size) -> np.ndarray:
-    """What every token of the padded grid is: 0 a zero, i + 1 a copy of input position i; int (tokens,), row-major."""
+    """The content of each token of the padded grid: 0 a zero, i + 1 a copy of input position i; int (tokens,), row-major."""
     copies = np.array(list(product(*(_tokens(layer, axis, n) for axis, n in enumerate(size)))))
     strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]
     return np.where((copies < 0).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
 
 
 def _tokens(layer: Any, axis: int, n: int) -> list[int]:
-    """The input position that every token of an axis copies, −1 for a zero."""
+    """The input position that each token of an axis copies, −1 for a zero."""
     span, s = _spans(layer)[axis], layer.stride[axis]
     if layer.transposed:
         before = span - layer.padding[axis]

@@ -1,6 +1,6 @@
-"""Planted faults: one table for two judges, samples and certificates; modules of faults fill it.
+"""The table of planted faults, filled by the modules of faults and used to test both samples and certificates.
 
-Also the convolutions on which samples have to show a fault.
+Also the convolutions on which samples must detect a fault.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,13 @@ ZEROS = ("1-D", "2-D", "3-D", "even", "strided", "dilated", "grouped", "depthwis
 BIASED = tuple(name for name in ALL if name != "bare")
 TRANSPOSED = ("transposed", "transposed 1-D")
 SYMMETRIC = tuple(name for name in ALL if name not in ("even", "same", "transposed 1-D"))
-"""Geometries whose shifts are those of the mirrored kernel too."""
+"""Geometries whose set of shifts is symmetric."""
 
 HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 
 
 class Inapplicable(Exception):
-    """A layer has no room for a fault."""
+    """A fault cannot be planted in a layer."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Fault:
     """A fault in a layer, or in the code that builds and runs it.
 
     Attributes:
-        plant: of a layer: (convolution, layer, random numbers) → the faulty layer, perhaps the one given.  Of the code:
-            (monkeypatch) → None; the fault is there while the layer is built, run and judged.
-        in_code: which of the two.
+        plant: in a layer: (convolution, layer, random generator) → the faulty layer, possibly the given one.  In the code:
+            (monkeypatch) → None; the fault is present while the layer is built, run and judged.
+        in_code: whether the fault is in the code.
         built: whether the layer is built before the code is patched.
-        shown_on: the geometries on which samples have to show it; none if it may hide in rounding.
+        shown_on: the geometries on which samples must detect it; none if it may hide in rounding.
         soft: whether the faulty layer's attention may be neither 0 nor 1, so that exact evaluation has to run it.
-        more: so many times as many layers are tried, where few have room for it.
-        options: of the convolutions on which certificates have to show it.
+        more: a factor on the number of layers tried, for a fault that few layers admit.
+        options: options of the convolutions on which certificates must detect it.
     """
 
     plant: Callable[..., Any]
@@ -74,7 +74,7 @@ FIELDS = ("built", "shown_on", "soft", "more")
 
 
 def _enter(name: str, plant: Callable[..., Any], in_code: bool, settings: dict[str, Any]) -> None:
-    """Enter a fault into the table; settings that are no field of it are options of the convolutions."""
+    """Enter a fault into the table; settings that are not its fields are options of the convolutions."""
     assert name not in FAULTS, name
     fields = {key: value for key, value in settings.items() if key in FIELDS}
     options = {key: value for key, value in settings.items() if key not in FIELDS}
@@ -82,7 +82,7 @@ def _enter(name: str, plant: Callable[..., Any], in_code: bool, settings: dict[s
 
 
 def weight_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
-    """Decorator: enter a fault in a layer's numbers or geometry; a change that returns None was made in place."""
+    """Decorator that enters a fault in a layer's numbers or geometry; a change that returns None was made in place."""
 
     def enter(change: Callable[..., Any]) -> None:
         def plant(conv: Any, layer: MHSA, rng: np.random.Generator) -> MHSA:
@@ -95,12 +95,12 @@ def weight_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], N
 
 
 def code_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
-    """Decorator: enter a fault in the code."""
+    """Decorator that enters a fault in the code."""
     return lambda plant: _enter(name, plant, True, settings)
 
 
 def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, Tensor]:
-    """A convolution of this geometry without gradients, float32, and two inputs; small integers, or normal numbers."""
+    """A float32 convolution of this geometry without gradients, and two inputs, of small integers or normal samples."""
     generator = torch.Generator().manual_seed(seed)
     conv: Any = GEOMETRIES[name]().requires_grad_(False)
     for tensor in conv.parameters():
@@ -110,13 +110,13 @@ def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, T
 
 
 def with_heads(layer: MHSA, order: list[int], **changes: Tensor) -> MHSA:
-    """The layer with these of its heads, in this order."""
+    """The layer with only these heads, in this order."""
     tensors = {name: getattr(layer, name).detach()[order].clone() for name in HEADED} | changes
     return MHSA(layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), radix=layer.radix)
 
 
 def two_heads(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
-    """Two of its heads."""
+    """Two random heads of the layer."""
     if layer.heads < 2:
         raise Inapplicable
     first, second = rng.choice(layer.heads, 2, replace=False)
@@ -124,5 +124,5 @@ def two_heads(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
 
 
 def one_head(layer: MHSA, rng: np.random.Generator) -> int:
-    """One of its heads."""
+    """A random head of the layer."""
     return int(rng.integers(layer.heads))

@@ -1,6 +1,6 @@
-"""The layers of networks: one task opens a network and lists its layers, and one task certifies each.
+"""Certifies the layers of networks: one task opens a network and lists its layers, and one task certifies each.
 
-Networks travel by their names: every worker reads the file itself.
+Networks are passed by name: every worker reads the file itself.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from verify.layers.fields import digest
 from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
 Given = tuple[tuple[int, ...], float]
-"""The largest grid that a layer was given, and the power of two above its inputs."""
+"""The largest grid that a layer received, and the power of two above its inputs."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Network:
     """A network to certify: a task that lists its layers.
 
     Attributes:
-        words: a command line of ``construct.from_conv``; of a factory, the first word names it as ``--arch`` does.
-        factory: whether the network comes from a factory alone, with the weights that it makes after ``torch.manual_seed``.
+        words: a command line of ``construct.from_conv``; for a factory, the first word names it as ``--arch`` does.
+        factory: whether the network comes from a factory alone, with the weights it creates after ``torch.manual_seed``.
     """
 
     words: tuple[str, ...]
@@ -49,16 +49,16 @@ class Network:
 
     @property
     def name(self) -> str:
-        """The file or factory."""
+        """The name of the file or factory."""
         return self.words[0]
 
     @property
     def group(self) -> "Network":
-        """Its layers are a group."""
+        """The group of its layers."""
         return self
 
     def options(self) -> Namespace:
-        """The words as the command reads them; `BadModelFile` if they are wrong."""
+        """The words as parsed by the command; `BadModelFile` if they are wrong."""
         return parse(self.words)
 
     def run(self) -> Iterator["Row | NetworkLayer"]:
@@ -76,7 +76,7 @@ class Network:
         return [self._row("", error=why)]
 
     def state(self) -> tuple[int, ...]:
-        """Size and time of the file, by which a worker knows that it has changed."""
+        """Size and modification time of the file, by which a worker notices changes."""
         if self.factory:
             return ()
         stat = Path(self.name).stat()
@@ -92,9 +92,9 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkLayer:
-    """A layer of a network: a task that certifies it, on the largest grid that it is given there, for inputs up to a bound.
+    """A task that certifies a layer of a network, on the largest grid that it receives there, for inputs up to a bound.
 
-    ``bound`` is the power of two above its inputs, ``digest`` that of the convolution.
+    ``bound`` is the power of two above its inputs, ``digest`` the convolution's.
     """
 
     network: Network
@@ -105,12 +105,12 @@ class NetworkLayer:
 
     @property
     def group(self) -> Network:
-        """The layers of one network."""
+        """The group of all layers of its network."""
         return self.network
 
     @property
     def key(self) -> str:
-        """Primary key of the layer's row."""
+        """The primary key of the layer's row."""
         return key_of(*self.network.words, self.path, self.grid, self.bound, self.digest)
 
     def run(self) -> Iterator[Row]:
@@ -145,16 +145,16 @@ class NetworkLayer:
         )
 
     def failed(self, why: str) -> list[Row]:
-        """The row of a layer whose task did not come back."""
+        """The row of a layer whose task did not return."""
         return [Row(self.key, self.network.name, self.path, error=why)]
 
 
 @lru_cache(maxsize=1)
 def _opened(network: Network, state: tuple[int, ...]) -> tuple[Survey, dict[str, Given]]:
-    """The convolutions of a network in this state, and what each that can be converted is given.
+    """The convolutions of a network in this state, and the inputs (``Given``) of those that can be converted.
 
     Raises:
-        BadModelFile: it cannot be read, has no convolution, or does not run on the inputs named.
+        BadModelFile: it cannot be read, has no convolution, or does not run on the named inputs.
     """
     options = network.options()
     with torch.random.fork_rng(devices=[]):
@@ -169,7 +169,7 @@ def _opened(network: Network, state: tuple[int, ...]) -> tuple[Survey, dict[str,
 
 
 def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Given]:
-    """What the layers are given in a run of the network; those that it does not call, or all without inputs, generated inputs."""
+    """The inputs of the layers in a run of the network; generated ones for layers not called, or for all without inputs."""
     given: dict[str, Given] = {}
     inputs = inputs_for(model, options)
     if inputs is not None:
@@ -184,7 +184,7 @@ def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Gi
             with evaluating(model), torch.no_grad(), watching(survey.convertible, note):
                 for x in inputs[0]:
                     called(model, x)
-        except Exception as error:  # a network may raise anything on an input that it does not take
+        except Exception as error:  # a network may raise anything on an unsuitable input
             raise BadModelFile(f"the network does not run on {inputs[1]}: {type(error).__name__}: {error}") from error
     for path, conv in survey.convertible.items():
         if path not in given:

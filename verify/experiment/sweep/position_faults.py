@@ -12,7 +12,7 @@ from verify.oracle import PADDING_MODES
 
 
 def geometry(layer: MHSA, **changes: Any) -> MHSA:
-    """The layer with another stated geometry."""
+    """The layer with a changed stated geometry."""
     try:
         layer.geometry = replace(layer.geometry, **changes)
     except ValueError:
@@ -21,7 +21,7 @@ def geometry(layer: MHSA, **changes: Any) -> MHSA:
 
 
 def bumped(values: tuple[int, ...], rng: np.random.Generator, least: int) -> tuple[int, ...]:
-    """One entry changed by one."""
+    """The values with one entry changed by one."""
     axis = int(rng.integers(len(values)))
     step = int(rng.choice([1, -1])) if values[axis] > least else 1
     return tuple(n + step * (i == axis) for i, n in enumerate(values))
@@ -50,7 +50,7 @@ def _(conv, layer, rng):
 
 @weight_fault("heads one anchor off")
 def _(conv, layer, rng):
-    """Every head looks one position further, as from another query; those of the last tap look off the kernel."""
+    """Every head looks one position further, as if from another query; heads of the last tap look off the kernel."""
     steps = 1.0 if layer.radix is None else float(layer.radix[-1])
     layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
 

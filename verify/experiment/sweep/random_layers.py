@@ -1,7 +1,7 @@
-"""Random layers of every kind, certified as built and with a fault in them: a search for a false verdict.
+"""A search for false verdicts: random layers of every kind, certified as built and with a planted fault.
 
-Geometries, channels, number formats, encodings and grids are drawn at random; sharpness from the softest to the sharpest; weights
-and inputs from 1e−40 to 1e30.  A layer follows from its seed alone.  Verdicts are held against exact arithmetic on the layers'
+Geometries, channels, number formats, encodings and grids are random; sharpness ranges from the softest to the sharpest, weights
+and inputs from 1e−40 to 1e30.  A layer is determined by its seed.  Verdicts are compared with exact arithmetic on the layers'
 raw numbers (:mod:`verify.experiment.sweep.exact_layers`).
 """
 
@@ -32,7 +32,7 @@ from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, PADDING_MODES, crashes_torch
 
 SIZES = (1e-40, 1e-38, 1e-30, 1e-20, 1e-3, 1.0, 1.0, 1.0, 1e3, 1e10, 1e30)
-"""Of weights, and of inputs."""
+"""Sizes of weights and of inputs."""
 SHARPNESS: tuple[Callable[[random.Random], float], ...] = (
     lambda rng: 1024.0,
     lambda rng: 10 ** rng.uniform(-3, 3.3),
@@ -48,24 +48,24 @@ ON_ANY_SHARPNESS = (
     "kernel flipped on every axis",
     "a bias twice as large",
 )
-"""Faults that change the function of a layer whose heads share their attention, too."""
-assert position_faults, weight_faults  # importing them has filled the table
+"""Faults that also change the function of a layer with soft heads."""
+assert position_faults, weight_faults  # importing them fills the table
 ON_SHARP_HEADS = tuple(name for name, fault in FAULTS.items() if not (fault.in_code or fault.soft))
-"""Faults whose effect exact arithmetic on one-hot heads shows."""
+"""Faults that exact arithmetic on one-hot heads detects."""
 OFF = "an execution off in one output"
 
 
 @dataclass
 class RandomLayer:
-    """A convolution and its attention layer, and what is claimed of them; all of it follows from the seed.
+    """A convolution, its attention layer, and the domain of the claim, all determined by the seed.
 
     Attributes:
         alpha: the sharpness of all heads.
-        encoding: of positions.
+        encoding: the positional encoding.
         grid: the spatial size of inputs.
         bound: B; inputs have |x| ≤ B.
         rng: for further draws.
-        layer: the attention layer, as the builder makes it until a fault is planted in it.
+        layer: the attention layer, as built until a fault is planted in it.
     """
 
     seed: int
@@ -86,7 +86,7 @@ class RandomLayer:
 
 
 def random_layer(seed: int) -> RandomLayer:
-    """The layer of a seed.
+    """The layer for a seed.
 
     >>> random_layer(2).conv
     ConvTranspose1d(1, 2, kernel_size=(3,), stride=(1,), padding=(1,), dilation=(2,), bias=False)
@@ -107,7 +107,7 @@ def _size(rng: random.Random) -> float:
 
 
 def _convolution_and_grid(rng: random.Random) -> tuple[Any, tuple[int, ...]]:
-    """A convolution without numbers, and a grid on which it has an output."""
+    """A convolution with its weights not yet drawn, and a grid on which it has an output."""
     while True:
         d, transposed = rng.choice([1, 1, 2, 2, 3]), rng.random() < 0.3
         kernel = tuple(rng.randint(1, {1: 6, 2: 4, 3: 2}[d]) for _ in range(d))
@@ -135,9 +135,9 @@ def _convolution_and_grid(rng: random.Random) -> tuple[Any, tuple[int, ...]]:
 
 
 def certify_seed(seed: int) -> list[Row]:
-    """Certify the layer of a seed as it was built, then with a fault; rows that hold an error tell of false verdicts.
+    """Certify the layer of a seed as built, then with a fault; rows with an error report false verdicts.
 
-    There is no second row where no fault that was drawn changes the function, or where its bound overflows.
+    There is no second row if no drawn fault changes the function, or if its bound overflows.
     """
     case = random_layer(seed)
     row, certificate = _certified(case, leaking=True)
@@ -161,7 +161,7 @@ def certify_seed(seed: int) -> list[Row]:
 
 
 def _certified(case: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
-    """The row of a layer, without an error yet, and its certificate; None where it is refused, as numbers may overflow."""
+    """The row of a layer, with the error not yet set, and its certificate; None if refused because numbers may overflow."""
     row = Row(
         key=key_of("random", case.seed, fault),
         model="random",
@@ -181,7 +181,7 @@ def _certified(case: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, 
 
 
 def described(conv: Any, grid: tuple[int, ...]) -> dict[str, Any]:
-    """What a row says of a convolution."""
+    """The fields of a row that describe a convolution."""
     return {
         "kind": type(conv).__name__,
         "geometry": f"{conv} on {'x'.join(map(str, grid))}",
@@ -191,7 +191,7 @@ def described(conv: Any, grid: tuple[int, ...]) -> dict[str, Any]:
 
 
 def facts_of(certificate: Certificate) -> dict[str, Any]:
-    """What a row says of a certificate."""
+    """The fields of a row that describe a certificate."""
     return {
         "verdict": certificate.verdict.name,
         "claim": certificate.claim,
@@ -204,11 +204,11 @@ def facts_of(certificate: Certificate) -> dict[str, Any]:
 
 
 def _error_of(case: RandomLayer, certificate: Certificate) -> str:
-    """What is wrong with the certificate of a layer as it was built; "" if nothing is."""
+    """What is wrong with the certificate of a layer as built; "" if nothing is."""
     verdict, x = certificate.verdict, _sample(case)
     if verdict.name == "PROVED" and not _holds(case, certificate, x):
         return f"a false PROVED: an execution is over the bound on an input: {verdict.sentence}"
-    # torch's own convolution may be off, and nothing else can be
+    # torch's own convolution may be at fault, but nothing else
     own = "torch's own convolution"
     if verdict.name != "PROVED" and not (verdict.name == "UNDECIDED" and own in verdict.sentence):
         return f"as built, but {verdict}"
@@ -222,7 +222,7 @@ def _error_of(case: RandomLayer, certificate: Certificate) -> str:
 
 
 def _sample(case: RandomLayer) -> torch.Tensor:
-    """One input within the bound, with zeros and tiny numbers in it."""
+    """One input within the bound that contains zeros and tiny numbers."""
     rng = np.random.default_rng(case.rng.randrange(2**32))
     shape = (1, case.conv.in_channels, *case.grid)
     x = rng.uniform(-1, 1, shape) * rng.choice([1.0, 1.0, 0.0, 1e-38], shape) * case.bound
@@ -230,7 +230,7 @@ def _sample(case: RandomLayer) -> torch.Tensor:
 
 
 def _holds(case: RandomLayer, certificate: Certificate, x: torch.Tensor) -> bool:
-    """Whether every execution is within the bound of the exact convolution on this input."""
+    """Whether every execution is within the bound from the exact convolution on this input."""
     truth = exact_layers.convolution(case.conv, x[0].double().numpy())
     limits = [Fraction(float(limit)) for limit in certificate.bound]
     try:
@@ -249,7 +249,7 @@ def _holds(case: RandomLayer, certificate: Certificate, x: torch.Tensor) -> bool
 
 
 def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
-    """Whether the evidence of a REFUTED is one by exact arithmetic."""
+    """Whether exact arithmetic confirms the evidence for REFUTED."""
     counter, over = certificate.counterexample, certificate.overrun
     if counter is not None:
         if counter.shapes is not None:
@@ -257,7 +257,7 @@ def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
         x, place = counter.input(case.conv.in_channels, case.grid), counter.output
         theirs, ours = exact_layers.convolution(case.conv, x)[place], exact_layers.attention(case.layer, x)[place]
         return (theirs, ours) == (counter.convolution, counter.attention) and theirs != ours
-    if over is None:  # then a run on a grid within this one, whose outputs have another size
+    if over is None:  # then a run on a smaller grid gave outputs of another size
         grids = [tuple(probe["grid"]) for probe in certificate.probes if probe["note"] == "outputs differ in shape"]
         return any(_sizes_differ(case, grid) for grid in grids)
     truth = exact_layers.convolution(case.conv, over.input)[over.output]
@@ -273,7 +273,7 @@ def _sizes_differ(case: RandomLayer, grid: tuple[int, ...]) -> bool:
 
 
 def _plant(case: RandomLayer, names: tuple[str, ...]) -> str | None:
-    """Plant one of these faults in the layer, and return its name; None if none of a few changes the function, were it sharp."""
+    """Plant one of these faults in the layer and return its name; None if none of a few changes the function of sharp heads."""
     for name in case.rng.sample(names, min(5, len(names))):
         try:
             case.layer = FAULTS[name].plant(case.conv, case.built(), np.random.default_rng(case.seed))
@@ -286,7 +286,7 @@ def _plant(case: RandomLayer, names: tuple[str, ...]) -> str | None:
 
 
 def _off_in_one_output(case: RandomLayer, row: Row, certificate: Certificate) -> Row:
-    """The row of an execution that is off by a little more than both sides may be, in the last output of the last input."""
+    """The row of an execution with an error slightly above the allowed one, in the last output of the last input."""
     name = case.rng.choice(["dense", "axial", "auto"])
     right, off, start = EXECUTIONS[name], 2.5 * float(certificate.bound[-1]), time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""The results of a sweep: one row a certificate, in a SQLite file that is written as they come."""
+"""The results of a sweep: one row per certificate, written to a SQLite file as they arrive."""
 
 import hashlib
 import json
@@ -14,25 +14,25 @@ FORMAT = 0x636F6E76
 
 @dataclass(frozen=True)
 class Row:
-    """One certificate, or the reason why there is none.
+    """One certificate, or the reason for its absence.
 
     Attributes:
-        key: primary key: a digest of all that the certificate depends on, so that the same layer under the same options has it.
+        key: primary key, a digest of all that the certificate depends on; equal for the same layer under the same options.
         model: the file or factory; "random" for random layers.
         layer: its path in the network; "seed N" for random layers.
-        fault: the fault that was planted in it; "" for none.
-        kind: of the convolution: its class in ``torch.nn``.
+        fault: the fault planted in it; "" for none.
+        kind: the convolution's class in ``torch.nn``.
         geometry: the convolution as torch prints it, and the grid.
-        dtype: of the weights.
+        dtype: the weights' dtype.
         alpha: the least sharpness of the heads.
-        digest: of the convolution's weights.
-        verdict: PROVED, UNDECIDED or REFUTED; "refused" where no certificate can be; "" where ``error`` says why.
-        claim: of the certificate.
-        bound: on the difference.
-        observed: the greatest difference in the runs of the certificate.
-        seconds: that the certificate took.
+        digest: the digest of the convolution's weights.
+        verdict: PROVED, UNDECIDED or REFUTED; "refused" if no certificate is possible; "" if ``error`` says why.
+        claim: the certificate's claim.
+        bound: the bound on the difference.
+        observed: the largest difference in the certificate's runs.
+        seconds: the time that the certificate took.
         error: what went wrong; on random layers also why the verdict is false.
-        worker: that made it.
+        worker: the worker that made it.
     """
 
     key: str
@@ -57,7 +57,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 
 def key_of(*content: Any) -> str:
-    """The key of what a certificate depends on.
+    """The key for all that a certificate depends on.
 
     >>> key_of("random", 17, "")[:8]
     '26bdfd00'
@@ -66,7 +66,7 @@ def key_of(*content: Any) -> str:
 
 
 class Results:
-    """The SQLite file of a sweep; where there is none it is made, if ``new`` allows.
+    """The SQLite file of a sweep; created if missing and ``new`` allows it.
 
     Raises:
         ValueError: the file is something else, or there is none.
@@ -95,13 +95,13 @@ class Results:
             raise ValueError(f"{path}: cannot be used ({error}; give another name)") from error
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Write rows; they are on the disk when this returns."""
+        """Write rows; they are on disk when this returns."""
         marks = ", ".join("?" * len(COLUMNS))
         with self._file:
             self._file.executemany(f"INSERT OR IGNORE INTO certificates VALUES ({marks})", map(astuple, rows))
 
     def add_run(self, *record: Any) -> None:
-        """Record a run: when it started, its command, versions, how many workers, seconds, certificates."""
+        """Record a run: its start, command, versions, number of workers, seconds and certificates."""
         with self._file:
             self._file.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", record)
 

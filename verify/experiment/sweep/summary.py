@@ -1,4 +1,4 @@
-"""The summary of a sweep's results: verdicts by geometry, tightness and time, as tables of Markdown and as a figure."""
+"""Summarises a sweep's results: verdicts by geometry, tightness and time, as Markdown tables and as a figure."""
 
 import math
 from collections import Counter
@@ -23,13 +23,13 @@ from verify.plots.drawing import (
 )
 
 VERDICTS = {"PROVED": GREEN, "UNDECIDED": BLUE, "REFUTED": ORANGE, "refused": FAINT, "failed": "black"}
-"""Every verdict of a row, and its colour; "failed" where there is none."""
+"""Every verdict of a row, with its colour; "failed" stands for no verdict."""
 WIDEST = 8
-"""Greatest order of magnitude that is drawn between a bound and what was observed."""
+"""The largest order of magnitude drawn between a bound and an observed difference."""
 
 
 def report(path: Path, figure: Path) -> str:
-    """Draw the results of a file, and return their summary.
+    """Draw the results in a file and return their summary.
 
     Raises:
         ValueError: the file holds no results, or the figure cannot be written.
@@ -52,7 +52,7 @@ def report(path: Path, figure: Path) -> str:
 
 
 def summary(results: Results) -> str:
-    """The tables."""
+    """The summary as Markdown tables."""
     parts = [_runs(results)]
     for column, name in (("kind", "layers as built"), ("dtype", "layers as built, by number format")):
         parts.append(_verdicts(results, column, name, "fault = ''"))
@@ -84,7 +84,7 @@ def _verdicts(results: Results, column: str, name: str, which: str) -> str:
 
 
 def _quantiles(results: Results) -> str:
-    """Quantiles of bound over observed difference, and of the time of a certificate."""
+    """Quantiles of bound over observed difference, and of the time per certificate."""
     rows = []
     for claim in ("same sums", "within"):
         ratios = _tightness(results, claim)
@@ -95,7 +95,7 @@ def _quantiles(results: Results) -> str:
 
 
 def _tightness(results: Results, claim: str) -> list[float]:
-    """Bound over observed difference of every layer PROVED as built in which a difference was observed."""
+    """Bound over observed difference for every layer PROVED as built with an observed difference."""
     query = (
         "SELECT bound / observed FROM certificates "
         "WHERE fault = '' AND verdict = 'PROVED' AND claim = ? AND observed > 0"
@@ -104,7 +104,7 @@ def _tightness(results: Results, claim: str) -> list[float]:
 
 
 def _deciles(values: Sequence[float]) -> list[float]:
-    """The first, the fifth and the ninth."""
+    """The first, fifth and ninth decile."""
     if len(values) < 2:
         return [*values] * 3 or [math.nan] * 3
     tenths = quantiles(values, n=10, method="inclusive")
@@ -122,7 +122,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def drawn(results: Results) -> Figure:
-    """Verdicts by the class of the convolution, as built and with a fault; and how tight the bounds are."""
+    """Verdicts by convolution class, as built and with a fault, and the tightness of the bounds."""
     with style():
         figure = new_figure(8.0, 3.4)
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))

@@ -1,4 +1,4 @@
-"""A sweep from its start, or from where an earlier one was stopped, to its end: tasks, results, progress, exit code."""
+"""Runs a sweep, or resumes one that was stopped: tasks, results, progress, exit code."""
 
 import platform
 import shlex
@@ -25,49 +25,49 @@ if TYPE_CHECKING:
     from verify.experiment.sweep.models import Network
 
 EVERY = 30.0
-"""Seconds between two lines of progress, where there is no terminal."""
+"""Seconds between progress lines without a terminal."""
 
 
 def left_of(seeds: range, done: set[str]) -> list[int]:
-    """The seeds of the random layers whose rows are not there yet."""
+    """The seeds of the random layers whose rows are still missing."""
     return [seed for seed in seeds if key_of("random", seed, "") not in done]
 
 
 @dataclass(frozen=True)
 class SeededLayer:
-    """A task: the random layer of a seed.  Only the worker that runs it loads torch."""
+    """A task that certifies the random layer of a seed; only the worker that runs it loads torch."""
 
     seed: int
     group: None = None
 
     def run(self) -> list[Row]:
-        """Its rows."""
+        """The rows of this layer."""
         from verify.experiment.sweep.random_layers import certify_seed
 
         return certify_seed(self.seed)
 
     def failed(self, why: str) -> list[Row]:
-        """The row of a task that crashed, which is a result too, or did not come back."""
+        """The row of a task that crashed, which is also a result, or did not return."""
         return [Row(key_of("random", self.seed, ""), "random", f"seed {self.seed}", error=why)]
 
 
 class Sweep:
-    """A sweep over the random layers of these seeds and over networks; its rows go where those of an earlier run are."""
+    """A sweep over the random layers of these seeds and over networks; it adds its rows to those of an earlier run."""
 
     def __init__(self, seeds: range, networks: "list[Network]", results: Results):
         self._seeds, self._networks, self._results, self._done = seeds, networks, results, results.keys()
-        self._keys = set[str]()  # of the layers of networks
+        self._keys = set[str]()  # of layers of networks
         self._new = 0
 
     def run(self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool) -> tuple[str, int]:
-        """Run what is left, on a local cluster of so many workers (by default one a core) or on the scheduler at an address.
+        """Run what is left, on a local cluster of ``workers`` (by default one per core) or on the scheduler at an address.
 
         Returns:
-            What it came to, and the exit code: 0 if every layer of the networks is PROVED, or no verdict on random layers is
+            The conclusion, and the exit code: 0 if every layer of the networks is PROVED, or no verdict on random layers is
             false; else 1.
 
         Raises:
-            SchedulerLost: there is none, or it has gone.
+            SchedulerLost: there is no scheduler, or it has gone.
         """
         start, places, seeds = time.monotonic(), 0, left_of(self._seeds, self._done)
         tasks: Iterable[SweepTask] = chain(map(SeededLayer, seeds), self._networks)
@@ -96,7 +96,7 @@ class Sweep:
         return self._conclusion()
 
     def _conclusion(self) -> tuple[str, int]:
-        """How many certificates have which verdict, and what is wrong; and the exit code."""
+        """The counts of verdicts and what is wrong, and the exit code."""
         rows = [
             (model, layer, fault, verdict, error)
             for key, model, layer, fault, verdict, error in self._results.select(
@@ -118,7 +118,7 @@ class Sweep:
 
 
 def _listed(counts: Counter[str]) -> str:
-    """``2 PROVED, 1 refused``: verdicts in their order, of faulty layers last."""
+    """``2 PROVED, 1 refused``: verdicts in their order, those of faulty layers last."""
     names = sorted(counts, key=lambda name: (" " in name, [*VERDICTS].index(name.rpartition(" ")[2])))
     return ", ".join(f"{counts[name]} {name}" for name in names)
 
@@ -130,7 +130,7 @@ def _versions() -> str:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
-    """A function of rows that came, the steps that they are, and further steps: a bar, or a line now and then."""
+    """Yield a function (new rows, steps done, further steps) that shows progress: a bar, or occasional lines."""
     console, verdicts, start = Console(stderr=True), Counter[str](), time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))

@@ -1,4 +1,4 @@
-"""Planted faults in the values and outputs of an attention layer, and in its list of heads."""
+"""Planted faults in an attention layer's value and output matrices, and in its list of heads."""
 
 import copy
 from typing import Any
@@ -11,12 +11,12 @@ from verify.experiment.sweep.faults import ALL, BIASED, Inapplicable, one_head, 
 
 
 def carrier(layer: MHSA) -> Tensor:
-    """The factor that holds the taps, not the identity."""
+    """The factor that holds the taps rather than the identity."""
     return layer.w_val if layer.w_out.shape[3] <= layer.w_val.shape[2] else layer.w_out
 
 
 def rebuilt(conv: Any, kernel: Tensor) -> MHSA:
-    """The layer of the convolution with another kernel of the same size."""
+    """The attention layer for the convolution with another kernel of the same size."""
     other = copy.deepcopy(conv)
     other.weight.data = kernel.contiguous()
     return conv_to_mhsa(other)
@@ -26,7 +26,7 @@ def rebuilt(conv: Any, kernel: Tensor) -> MHSA:
 
 
 def flip_kernel(layer: MHSA) -> None:
-    """The head at each tap carries the tap opposite."""
+    """Make the head at each tap carry the opposite tap."""
     for tensor in (layer.w_val, layer.w_out):
         tensor.data = tensor.data.flip(0)
 
@@ -128,7 +128,7 @@ def _(conv, layer, rng):
 @weight_fault("rescaled until it underflows", integers=[False], dtypes=[torch.float32])
 def _(conv, layer, rng):
     taps = carrier(layer)
-    taps.data = taps.data * 2.0**-140 * 2.0**40  # the first product keeps nine bits or so
+    taps.data = taps.data * 2.0**-140 * 2.0**40  # the first product keeps about nine bits
     other = layer.w_out if taps is layer.w_val else layer.w_val
     other.data = other.data * 2.0**100
 

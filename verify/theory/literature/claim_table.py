@@ -1,6 +1,6 @@
 """``verify.claims``: the claims of the paper, the slides, the blog, the talk and a review, and what we add, each with its verdict.
 
-The evidence is in ``claims_*.py``, the rules of a verdict in :mod:`verify.theory.literature.judgement`.
+The evidence is in ``claims_*.py``, the rules for verdicts in :mod:`verify.theory.literature.judgement`.
 """
 
 import textwrap
@@ -23,7 +23,7 @@ from verify.theory.literature.judgement import CHECKED, OPEN, PROVED, REFUTED, U
 
 
 def _claims_in(module: ModuleType) -> list[Claim]:
-    """The claims that a module defines, in its order."""
+    """The claims that a module defines, in the module's order."""
     return [value for value in vars(module).values() if isinstance(value, Claim)]
 
 
@@ -37,20 +37,20 @@ ALL: tuple[Claim, ...] = (
     *_claims_in(claims_added),
     *_claims_in(claims_added_heads),
 )
-"""Every claim, in the order of the table; what we add comes last."""
+"""Every claim, in the order of the table; our additions come last."""
 
 _WIDTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim(Statement, Judgement):
-    """A statement with the verdict of this run, and its row in the table, from 1."""
+    """A statement with this run's verdict and its row number in the table, from 1."""
 
     number: int
 
     @property
     def quotation(self) -> str:
-        """The sentence of the source with its place."""
+        """The source's sentence and where it stands."""
         return f"“{self.quote}” ({self.source})" if self.quote else f"source: {self.source}"
 
     @property
@@ -75,11 +75,11 @@ class JudgedClaim(Statement, Judgement):
 
 
 class ClaimTable(tuple[JudgedClaim, ...]):
-    """The judged claims in order, readable as a table of two lines a row; printing a row shows its evidence."""
+    """The judged claims in order, printed as a table with two lines per row; printing one row shows its evidence."""
 
     @property
     def rows(self) -> tuple[JudgedClaim, ...]:
-        """The judged claims alone."""
+        """The judged claims as a plain tuple."""
         return tuple(self)
 
     @property
@@ -89,7 +89,7 @@ class ClaimTable(tuple[JudgedClaim, ...]):
 
     @property
     def good(self) -> bool:
-        """Whether nothing is UNDECIDED, corrections included."""
+        """Whether nothing is UNDECIDED, including corrections."""
         corrections = (row.correction for row in self if row.correction is not None)
         return UNDECIDED not in {judged.verdict for judged in (*self, *corrections)}
 
@@ -126,7 +126,7 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
         only: the ids or the numbers of the claims to judge; all by default.
 
     Returns:
-        The table.  This call computes every verdict; the row of a refuted claim says what of it stands.
+        The table.  Each call recomputes every verdict; the row of a refuted claim says which part of it is true.
 
     Raises:
         ValueError: there is no claim with that id or number.
@@ -161,7 +161,7 @@ def _counts(rows: Iterable[JudgedClaim]) -> dict[str, int]:
 
 
 def _markdown(row: JudgedClaim) -> str:
-    quote = row.quote if "$" in row.quote or "\\" not in row.quote else f"`{row.quote}`"  # LaTeX without its dollars
+    quote = row.quote if "$" in row.quote or "\\" not in row.quote else f"`{row.quote}`"  # LaTeX without dollar signs
     evidence = f"**What stands:** {row.stands}.<br>" * bool(row.stands) + row.evidence
     if row.correction is not None:
         one = row.correction

@@ -1,4 +1,4 @@
-"""What we add: results of our own, each beside the sentence that it goes with, of which it is no refutation."""
+"""Our additions: our own results, each with the source's sentence that it extends but does not refute."""
 
 from fractions import Fraction
 from typing import Any
@@ -31,7 +31,7 @@ YIELDS = (
     "talk, Lemma 2",
 )
 def finite_never_exact() -> Judgement:
-    """In Coq, for two tokens or more; ``exact_by_accident`` has the accident: every token a tap."""
+    """Proved in Coq for two or more tokens; ``exact_by_accident`` is the exception: every token is a tap."""
     beside = proof_positions.quadratic_scores(PLANE.queries, PLANE.keys, (0, 0), 1024)[7]
     leaked = min((weight.a for weight in equations.enclosed_softmax(beside)), default=0)
     return proved(
@@ -51,12 +51,12 @@ def _power_of_ten(value: Any) -> str:
     "talk, Lemma 2: Summary",
 )
 def finite_error() -> Judgement:
-    """In Coq; and the worst input of a head, beside the bound of the code."""
+    """Proved in Coq; and the worst input of a head is compared with the code's bound."""
     return proved(by_coq("theorem1_finite", "leak_theta"), *(_within_bound(alpha) for alpha in (1, 2, 4)))
 
 
 def _within_bound(alpha: int) -> Check:
-    """The worst input for one head, and random signs for nine, beside the bound."""
+    """Compare the worst input for one head, and random signs for nine, with the bound."""
     setting = Setting((3, 3), (7, 7), (1, 1))
     heads = [
         equations.softmax(proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(float))
@@ -82,7 +82,7 @@ def _within_bound(alpha: int) -> Check:
     "talk, Lemma 2: Summary",
 )
 def rounding_alone() -> Judgement:
-    """In Coq; and the layer that runs: a certificate in every format, and integers bit for bit."""
+    """Proved in Coq; the actual layer has a certificate in every format, and is exact on integers."""
     whole = small_convolution((2, 3), (3, 3), padding=1)
     with torch.no_grad():
         for parameter in whole.parameters():
@@ -113,7 +113,7 @@ def rounding_alone() -> Judgement:
     "talk, Lemma 2: Summary",
 )
 def torch_exponential() -> Judgement:
-    """Sampled: what the Coq theorems assume of exp."""
+    """Samples what the Coq theorems assume about exp."""
     inputs = -1024.0 * torch.logspace(0, 1.5, 1000, dtype=torch.float64)
     wrong = sum(
         int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1) for dtype in DTYPES
@@ -129,7 +129,7 @@ def torch_exponential() -> Judgement:
     NOT_AT_HAND,
 )
 def borders_replicate() -> Judgement:
-    """In Coq; and a head with its target off the grid attends the nearest key."""
+    """Proved in Coq; and a head whose target is off the grid attends the nearest key."""
     read = np.array(every_query(IMAGE.size, IMAGE.shifts))
     zeros, replicate = (equations.read_by_taps(IMAGE, mode) for mode in ("zeros", "replicate"))
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, *IMAGE.size)
@@ -155,7 +155,7 @@ def borders_replicate() -> Judgement:
     "talk, Main Theorem",
 )
 def two_components() -> Judgement:
-    """In Coq; the code's parabola by sympy; and a layer of D_p = 2."""
+    """Proved in Coq; the code's parabola by sympy; and a layer with D_p = 2 is certified."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, radix=proof_positions.radix_for((8, 8)))
     return proved(
@@ -183,8 +183,8 @@ def _parabola_reads_the_same(setting: Setting) -> Check:
 def one_component_spread() -> Judgement:
     """r is the tap's number on the kernel and −β elsewhere; head h has v_h = ln x_h > 0.
 
-    So for β → ∞ it gives tap j the weight x_h^j/Σ_i x_h^i and all else nothing: a Vandermonde matrix, for which every kernel's taps
-    can be solved.
+    For β → ∞ head h gives tap j the weight x_h^j/Σ_i x_h^i and other keys none: a scaled Vandermonde matrix, which can be solved
+    for every kernel's taps.
     """
     nine, three = (_spread_weights(taps) for taps in (9, 3))
     line = Setting((3,), (6,), (1,))
@@ -219,7 +219,7 @@ def _spread_weights(taps: int) -> np.ndarray:
     "blog, Self-Attention & Convolutional Layers",
 )
 def absolute_encoding() -> Judgement:
-    """In Coq; the code's features by sympy; and torch's stock attention on them."""
+    """Proved in Coq; the code's features by sympy; and torch's stock attention runs on them."""
     queries, keys, shifts = PLANE.queries, PLANE.keys, PLANE.shifts
     scores = [proof_positions.absolute_scores(queries, keys, tau) for tau in shifts]
     features = proof_positions.absolute_features(queries, keys, shifts[0])[0].shape[1]
@@ -233,7 +233,7 @@ def absolute_encoding() -> Judgement:
 
 
 def _stock_attention() -> Check:
-    """``scaled_dot_product_attention`` on the features without a score bias, on integers, so exactly."""
+    """``scaled_dot_product_attention`` on the features, without a score bias; exact, because inputs are integers."""
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
     tokens = torch.tensor(PLANE.tokens(x).astype(np.float32))
     total = torch.zeros(len(PLANE.queries), 3)
@@ -256,7 +256,7 @@ def _stock_attention() -> Check:
     "talk, Lemma 2",
 )
 def key_width() -> Judgement:
-    """The head's vector moves into its key matrix: in Coq for any factors of it, and a layer of D_k = 1."""
+    """The head's vector moves into its key matrix: proved in Coq for any factors, and a layer with D_k = 1 is certified."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, key_dim=1)
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
@@ -274,5 +274,5 @@ def key_width() -> Judgement:
     "review, 2.1. Classification Accuracy",
 )
 def axis_factorisation() -> Judgement:
-    """In Coq; and by sympy for the code's encoding."""
+    """Proved in Coq, and by sympy for the code's encoding."""
     return proved(by_coq("factorisation_attention"), by_proof(lambda: lemmas.prove_factorisation(2)))

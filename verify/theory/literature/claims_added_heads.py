@@ -1,4 +1,4 @@
-"""What we add on the number and the width of heads, each beside the sentence that it goes with."""
+"""Our additions on the number and the width of heads, each with the source's sentence that it extends."""
 
 from fractions import Fraction
 
@@ -23,7 +23,7 @@ LINE = Setting((2,), (6,))
     "blog, last paragraph but two",
 )
 def head_count() -> Judgement:
-    """In Coq for independent taps; by sympy for their rank; content attention is open."""
+    """Proved in Coq for independent taps, by sympy for their rank; open for content attention."""
     blur = np.multiply.outer(equations.integers(1, 3, 2), np.ones((3, 3), dtype=int).astype(object))
     one = spread_attention(PLANE, [1] * 9)
     weight = equations.integers(2, 1, 1, 3, 3)
@@ -41,7 +41,7 @@ def head_count() -> Judgement:
 
 
 def _by_sign(weight: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Two heads for a one-channel kernel: one for its positive taps, one for its negative ones."""
+    """Two heads for a one-channel kernel: one for its positive taps, one for its negative taps."""
     flat = [int(x) for x in weight.reshape(-1)]
     parts = [[max(sign * x, 0) for x in flat] for sign in (1, -1)]
     values = [np.array([[sign * sum(part)]], dtype=object) for sign, part in zip((1, -1), parts, strict=True)]
@@ -54,9 +54,9 @@ def unfolded(weight: np.ndarray) -> np.ndarray:
 
 
 def spread_attention(setting: Setting, shares: list[int]) -> np.ndarray:
-    """The attention that gives tap j the share shares_j of the whole: fractions (Q, T).
+    """The attention that gives tap j the fraction shares_j/Σ shares: fractions (Q, T).
 
-    It is the limit β → ∞ of a softmax over positions with scores ln(share) at taps with a share and −β elsewhere.
+    It is the limit β → ∞ of a softmax over positions with score ln(share) at taps with nonzero share and −β elsewhere.
     """
     hits = equations.given_heads(setting, setting.shifts)
     total = sum(shares)
@@ -65,7 +65,7 @@ def spread_attention(setting: Setting, shares: list[int]) -> np.ndarray:
 
 @added("head-width", "D_h = min(D_in, D_out) is enough for every kernel.", WIDTHS, "talk, Lemma 1: Summary")
 def head_width() -> Judgement:
-    """In Coq: the tap in W_val or in W_out, the layer is the same."""
+    """Proved in Coq: the layer is the same whether the tap is in W_val or in W_out."""
     layers = []
     for seed, (d_in, d_out) in enumerate(((2, 4), (4, 2), (3, 3))):
         weight = equations.integers(seed, d_out, d_in, 3, 3)
@@ -81,7 +81,7 @@ def head_width() -> Judgement:
     "talk, Lemma 1: Summary",
 )
 def narrow_spread() -> Judgement:
-    """Two heads of rank one, with attention (½, ½) and (¼, ¾), for symbols; and for integers."""
+    """Two heads of rank one, with attention (½, ½) and (¼, ¾): for symbols, and for integers."""
     a, b = (np.multiply.outer(equations.integers(s, 2), equations.integers(s + 1, 2)) for s in (21, 23))
     weight = np.stack([a + b, a + 3 * b], axis=-1).transpose(1, 0, 2)  # (D_out, D_in, 2)
     ranks = [[equations.rank(m) for m in pair] for pair in (equations.tap_matrices(weight), (2 * a, 4 * b))]
@@ -100,7 +100,7 @@ def narrow_spread() -> Judgement:
     LEARN,
 )
 def blurred_windows() -> Judgement:
-    """A combination of windows is a window times a polynomial; and by ranks in two dimensions."""
+    """A combination of windows is a window times a polynomial; in one and two dimensions, ranks confirm it."""
     rank_pairs = {(radius, dims): _ranks_with_windows(radius, dims) for dims in (1, 2) for radius in (1, 2)}
     listed = ", ".join(f"{alone} and {more} (R = {r}, d = {d})" for (r, d), (alone, more) in rank_pairs.items())
     blur = np.ones((1, 1, 3, 3), dtype=int).astype(object)
@@ -124,7 +124,7 @@ def window(tau: Vector, radius: int, reach: int) -> np.ndarray:
 
 
 def _ranks_with_windows(radius: int, dims: int) -> tuple[int, int]:
-    """The rank of the windows at all shifts of a kernel of width 3, and of the same with a single tap added."""
+    """The rank of the windows at all shifts of a kernel of width 3, without and with a single tap added."""
     shifts = Setting((3,) * dims, (3,) * dims).shifts
     rows = [window(tau, radius, 1 + radius) for tau in shifts]
     tap = window((0,) * dims, 0, 1 + radius)

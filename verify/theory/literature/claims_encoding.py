@@ -1,4 +1,4 @@
-"""Claims on scores and positional encodings: their dimension, their four terms, relative or absolute positions."""
+"""Claims about scores and positional encodings: dimension, the four terms, relative or absolute positions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ RELATIVE = "blog, Relative Positional Encoding"
     RELATIVE,
 )
 def three_sufficient() -> Judgement:
-    """In Coq with D_p = d + 1; and the layer with the code's encoding is certified."""
+    """Proved in Coq with D_p = d + 1; and the layer with the code's encoding is certified."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv)
     coded, stored = proof_positions.code_length(2), layer.w_key_pos.shape[2]
@@ -56,7 +56,7 @@ def three_sufficient() -> Judgement:
     "talk, Lemma 1: Summary",
 )
 def relative_sufficient() -> Judgement:
-    """In Coq; the code's scores depend on δ alone, and the heads reach every tap."""
+    """Proved in Coq; the code's scores depend on δ alone, and the heads reach every tap."""
     return proved(
         by_coq("theorem1"),
         by_steps("the score does not change when query and key move together", unmoved_steps),
@@ -66,7 +66,7 @@ def relative_sufficient() -> Judgement:
 
 
 def one_score_a_shift() -> Check:
-    """The scores of a head on a padded image, by the shift from query to key."""
+    """On a padded image, a head's scores depend only on the shift from query to key."""
     keys = PLANE.keys
     by_shift: dict[Vector, set[int]] = {}
     scores = proof_positions.quadratic_scores(keys, keys, (1, -1))
@@ -78,7 +78,7 @@ def one_score_a_shift() -> Check:
 
 
 def unmoved_steps(numbers: Callable[[str, int], Any] = integers) -> list[ProofStep]:
-    """Query and key both moved by s, in one, two and three dimensions."""
+    """Scores do not change when query and key both move by s, in one, two and three dimensions."""
     return [identity("score(k + s − (q + s)) = score(k − q)", *proofs_relative.moved_together(numbers))]
 
 
@@ -89,7 +89,7 @@ def unmoved_steps(numbers: Callable[[str, int], Any] = integers) -> list[ProofSt
     RELATIVE,
 )
 def last_term() -> Judgement:
-    """The construction of the Coq theorem, like the layer here, has W_qry = W_key = 0 and u = 0."""
+    """The Coq theorem's construction and the layer here have W_qry = W_key = 0 and u = 0."""
     layer = attention_for(small_convolution((2, 2), (3, 3), padding=1))
     others = [name for name in ("w_qry", "w_key", "u") if bool(getattr(layer, name).any())]
     return proved(
@@ -107,7 +107,7 @@ def last_term() -> Judgement:
     "talk, Self-Attention",
 )
 def four_terms() -> Judgement:
-    """Symbolically; and the layer with all four terms against Eq. 6 written out."""
+    """Proved symbolically; and the layer with all four terms is compared with Eq. 6 written out."""
     layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     attention = layer.attention_probabilities(x)[0].detach().numpy()
     expected = np.array(
@@ -144,7 +144,7 @@ def _relative_score(layer: torch.nn.Module, tokens: np.ndarray, head: int) -> np
     RELATIVE,
 )
 def scores_and_shift() -> Judgement:
-    """Three of the four terms hold the content."""
+    """Three of the four terms depend on the content."""
     q, k = integers("q", 2), integers("k", 2)
     written = proofs_relative.eq_6(q, k, proofs_relative.image_token())
     pixels = sorted(str(x) for x in written.atoms(sympy.Indexed) if written.diff(x) != 0)
@@ -166,7 +166,7 @@ def scores_and_shift() -> Judgement:
     "talk, Self-Attention",
 )
 def slip_eq_5() -> Judgement:
-    """The product as printed has nothing of the key."""
+    """The product as printed does not contain the key."""
     x_q, p_q, x_k, p_k = (sympy.Matrix([symbols(name, 2)]) for name in ("x", "p", "y", "s"))
     w = sympy.Matrix(2, 2, symbols("W", 4))
     printed, meant = (((x_q + p_q) * w * right.T)[0] for right in (x_q + p_q, x_k + p_k))
@@ -186,7 +186,7 @@ def slip_eq_5() -> Judgement:
     "talk, Self-Attention",
 )
 def slip_eq_6() -> Judgement:
-    """W_key is D_in × D_k: the printed product has no meaning unless they are equal.
+    """W_key is D_in × D_k: the printed product is undefined unless the two are equal.
 
     Slips of the same kind: Ŵ_key transposed on one slide and not on another, X̂_key in Lemma 2, W for W_out below Eq. 10.
     """

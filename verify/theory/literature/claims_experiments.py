@@ -1,4 +1,4 @@
-"""Claims about the results of training, which nothing here decides."""
+"""Claims about the results of training, which are not decided here."""
 
 from functools import partial
 

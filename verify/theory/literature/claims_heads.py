@@ -1,4 +1,4 @@
-"""Claims on the number of heads, their widths, their sum, and heads that are translates of one another."""
+"""Claims about the number of heads, their widths, their sum, and heads that are translates of one another."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ LEARN = "talk, Do Self-Attention Layers Actually Learn Convolutions?"
     "blog, Multi-Head Self-Attention Layer",
 )
 def heads_sufficient() -> Judgement:
-    """In Coq; and one head a tap, K = 1 to 4, on random integers."""
+    """Proved in Coq; and checked with one head per tap, K = 1 to 4, on random integers."""
     checks = []
     for k in (1, 2, 3, 4):
         setting, weight = Setting((k, k), (5, 4), (k // 2, k // 2)), equations.integers(k, 3, 2, k, k)
@@ -55,7 +55,7 @@ def heads_sufficient() -> Judgement:
     "blog, last paragraph but two",
 )
 def multiple_heads() -> Judgement:
-    """In Coq, for any scores, content too; how many are needed is head-count, among what we add."""
+    """Proved in Coq for any scores, including content; our addition head-count says how many heads are needed."""
     return proved(by_coq("two_heads_needed"))
 
 
@@ -66,7 +66,7 @@ def multiple_heads() -> Judgement:
     "talk, Lemma 1, proof",
 )
 def heads_add_up() -> Judgement:
-    """In Coq; and on random integers."""
+    """Proved in Coq; and checked on random integers."""
     heads = equations.hard_heads(PLANE)
     x = PLANE.tokens(equations.integers(1, 2, 4, 5))
     w_val, w_out = equations.integers(2, 9, 2, 3), equations.integers(3, 9, 3, 4)
@@ -87,7 +87,7 @@ def heads_add_up() -> Judgement:
     "slides, Self-Attention on Images, Theorem 1",
 )
 def channels_sufficient() -> Judgement:
-    """In Coq; and with W_val the tap and W_out an identity, cut or padded, for narrower and wider heads."""
+    """Proved in Coq; and checked with W_val the tap and W_out a cut or padded identity, for narrower and wider heads."""
     checks = []
     for head_dim, d_out in ((2, 4), (4, 2), (3, 3)):
         channels = min(head_dim, d_out)
@@ -107,7 +107,7 @@ def channels_sufficient() -> Judgement:
     "talk, Lemma 1: Summary",
 )
 def channels_limit() -> Judgement:
-    """With one input channel every tap has rank one, so D_h = 1 is enough for any number of outputs."""
+    """With one input channel every tap has rank one, so D_h = 1 suffices for any number of outputs."""
     weight = equations.integers(4, 5, 1, 3, 3)
     filters = equations.rank(weight.reshape(5, -1))
     generic = {equations.rank(tap) for tap in equations.tap_matrices(equations.integers(5, 4, 3, 3, 3))}
@@ -192,7 +192,7 @@ def _factoring_steps() -> list[ProofStep]:
     LEARN,
 )
 def translates() -> Judgement:
-    """Any heads that attend by k − q alone do; here three profiles on a wrapped grid, then one on a bounded one."""
+    """All heads whose attention depends on k − q alone qualify; three profiles on a wrapped grid, one on a bounded grid."""
     return proved(
         by_steps("Σ_h (Σ_δ p_h(δ) X_{q+δ}) W_h = Σ_δ X_{q+δ} (Σ_h p_h(δ) W_h)", _profile_steps, PROFILES),
         _on_a_wrapped_grid(),
@@ -213,7 +213,7 @@ def _profile_steps() -> list[ProofStep]:
 
 
 def _on_a_wrapped_grid() -> Check:
-    """Three heads of integer profiles over the shifts of a 3×3 kernel, on a wrapped 4×5 grid."""
+    """Three heads with integer profiles over the shifts of a 3×3 kernel, on a wrapped 4×5 grid."""
     profiles, w = equations.integers(1, 3, 9), equations.integers(2, 3, 2, 2)
     x = equations.integers(3, 2, 4, 5)
     read = equations.read_by_taps(PLANE, "circular").astype(object)
@@ -225,7 +225,7 @@ def _on_a_wrapped_grid() -> Check:
 
 
 def _renormalised() -> Check:
-    """At a border of the image as it is the softmax renormalises, and the translates are none."""
+    """At the border of an unpadded image the softmax renormalises, so the rows are not translates."""
     tokens = PLANE.keys[:6]
     rows = equations.softmax(-((tokens[None] - tokens[:, None]) ** 2).sum(axis=2).astype(float))
     inside, border = float(rows[1, 1]), float(rows[0, 0])
@@ -241,7 +241,7 @@ def _renormalised() -> Check:
     LEARN,
 )
 def mixture() -> Judgement:
-    """The same sum: the profiles need not be alike."""
+    """The same sum holds for profiles that differ."""
     return proved(
         by_steps("Σ_h (Σ_δ p_h(δ) X_{q+δ}) W_h = Σ_δ X_{q+δ} (Σ_h p_h(δ) W_h)", _profile_steps, PROFILES),
         _on_a_wrapped_grid(),
@@ -255,13 +255,13 @@ def mixture() -> Judgement:
     f"{LEARN}, Quadratic encoding",
 )
 def gaussians() -> Judgement:
-    """Their scores depend on k − q alone, for any real centre and any α, so they have a profile each."""
+    """Their scores depend on k − q alone, for any real centre and any α, so each has a profile."""
     what = "a Gaussian head attends by k − q alone, so these heads make one convolution"
     return proved(by_steps(what, _gaussian_head_steps, PROFILES), _one_profile_each(), _on_a_wrapped_grid())
 
 
 def _one_profile_each() -> Check:
-    """On a wrapped 4×5 grid the attention of every query is that of the first one, moved."""
+    """On a wrapped 4×5 grid the attention of each query is a translate of the first query's."""
     grid, positions = (4, 5), proof_positions.positions((4, 5))
     worst = 0.0
     for tau, alpha in (((0.3, -1.2), 0.5), ((-1.0, 0.7), 0.5), ((0.0, 0.0), 2.0)):

@@ -1,4 +1,4 @@
-"""Claims on the sharpness α: hard attention in floating point, decay, and the Gaussian that a head is."""
+"""Claims about the sharpness α: hard attention in floating point, decay, and heads as Gaussians."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def _window() -> np.ndarray:
     "talk, Lemma 2: Summary",
 )
 def hard_in_floats() -> Judgement:
-    """In Coq; torch's exponential is sampled, as is the layer that runs."""
+    """Proved in Coq; torch's exponential and the actual layer are sampled."""
     layer = attention_for(small_convolution((2, 3), (3, 3), padding=1))
     p = layer.attention_probabilities(torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1)))
     hard = float(((p == 0) | (p == 1)).double().mean())
@@ -85,7 +85,7 @@ def alpha_46() -> Judgement:
 
 
 def two_keys(alpha: float, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
-    """The weights of the target and of the key beside it, of two keys, in torch's softmax of the code's scores."""
+    """The weights of the target and its neighbour, the only two keys, in torch's softmax of the code's scores."""
     two = np.array([[0], [1]], dtype=object)
     scores = proof_positions.quadratic_scores(two[:1], two, (0,), alpha).astype(float)
     target, beside = torch.softmax(torch.tensor(scores[0], dtype=dtype), 0).tolist()
@@ -93,7 +93,7 @@ def two_keys(alpha: float, dtype: torch.dtype = torch.float32) -> tuple[float, f
 
 
 def leaked_from_a_bright_pixel(alpha: float) -> float:
-    """The output of the identity kernel's float32 layer beside a single pixel of 1e30."""
+    """The output of the identity kernel's float32 layer next to a single pixel of 1e30."""
     conv = small_convolution((1, 1), (3, 3), padding=1, bias=False)
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 2] = 1e30
@@ -105,7 +105,7 @@ def leaked_from_a_bright_pixel(alpha: float) -> float:
 
 @claim("exponential-decay", "As α grows the attention on all other pixels falls exponentially.", "", NOT_AT_HAND)
 def exponential_decay() -> Judgement:
-    """In Coq, 2d·e^{−α} on any grid; and the leaked weight enclosed in intervals."""
+    """Proved in Coq: 2d·e^{−α} on any grid; and interval arithmetic encloses the leaked weight."""
     checks = []
     for alpha in (8, 16, 32):
         weights = equations.enclosed_softmax(middle_row((0, 0), alpha, side=5))
@@ -127,7 +127,7 @@ def exponential_decay() -> Judgement:
     "talk, Lemma 2: Summary",
 )
 def centre_and_width() -> Judgement:
-    """Symbolically for any real τ; and read back from the softmax."""
+    """Proved symbolically for any real τ; and read back from the softmax."""
     tau, alpha = (0.3, -1.2), 0.7
     weights = equations.softmax(middle_row(tau, alpha).astype(float))
     shifts = proof_positions.positions((SIDE, SIDE)).astype(float) - SIDE // 2
@@ -159,7 +159,7 @@ def _gaussian_steps() -> list[ProofStep]:
     "talk, Lemma 2, display after Eq. 14",
 )
 def lemma_2_sum() -> Judgement:
-    """The sum runs over all keys; over the kernel's shifts alone the weights would add up to more than 1."""
+    """The sum runs over all keys; normalised over the kernel's shifts alone, the weights would add up to more than 1."""
     tau, inside = (1, 1), _window()
     weights = equations.enclosed_softmax(middle_row(tau, 1))
     kernel: Any = sum((weight for weight, near in zip(weights, inside, strict=True) if near), start=equations.iv.mpf(0))

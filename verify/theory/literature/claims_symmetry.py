@@ -1,4 +1,4 @@
-"""Claims on permutations and translations, the algebra of convolution, and what attention can do beyond it."""
+"""Claims about permutations and translations, the algebra of convolution, and what attention can do beyond it."""
 
 from itertools import permutations
 from typing import Any
@@ -30,7 +30,7 @@ HEADS = "blog, Multi-Head Self-Attention Layer"
     "talk, Self-Attention",
 )
 def permutation_equivariance() -> Judgement:
-    """For three tokens of symbols; and the layer, with content attention only."""
+    """Proved for three symbolic tokens; and checked for the layer with content attention only."""
     tokens = np.array(sympy.symbols("x0:3_0:2")).reshape(3, 2)
     output = content_attention(tokens)
     orders = list(permutations(range(3)))
@@ -50,7 +50,7 @@ def permutation_equivariance() -> Judgement:
 
 
 def content_attention(x: np.ndarray) -> np.ndarray:
-    """Eq. 3 with the score X_q M X_kᵀ + X_k·u of one head, on symbols: (T, 2) → (T, 2)."""
+    """Eq. 3 for one head with score X_q M X_kᵀ + X_k·u, on symbols: (T, 2) → (T, 2)."""
     m, u, w = (np.array(sympy.symbols(f"{name}0:{n}")).reshape(-1, 2) for name, n in (("m", 4), ("u", 2), ("w", 4)))
     scores = x @ m @ x.T + (x @ u.T).T
     weights: Any = np.frompyfunc(lambda score: sympy.exp(sympy.expand(score)), 1, 1)(scores)
@@ -58,7 +58,7 @@ def content_attention(x: np.ndarray) -> np.ndarray:
 
 
 def _largest_move(layer: Any) -> float:
-    """The greatest failure to commute with 20 permutations of 7 tokens."""
+    """The largest failure to commute with 20 permutations of 7 tokens."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, 2, 7, generator=generator, dtype=torch.float64)
     worst = 0.0
@@ -76,7 +76,7 @@ def _largest_move(layer: Any) -> float:
     "blog, Relative Positional Encoding",
 )
 def permutation_invariance() -> Judgement:
-    """The output is permuted too: equivariance, not invariance."""
+    """The output is permuted as well: equivariance, not invariance."""
     layer, order = pointwise_layer(positions=False), torch.tensor([3, 1, 6, 0, 5, 2, 4])
     x = torch.randn(1, 2, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def permutation_invariance() -> Judgement:
     "talk, Self-Attention",
 )
 def translation_equivariance() -> Judgement:
-    """All four terms are unchanged when query, key and image move together; and a sharp head on a bounded grid."""
+    """All four terms are unchanged when query, key and image move together; a sharp head is checked on a bounded grid."""
     tau, moved = (1, -1), translations()
     scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in proof_positions.positions(RING)])
     wrong = sum(int((scores[to][:, to] != scores).sum()) for to in moved)
@@ -118,18 +118,18 @@ def translation_equivariance() -> Judgement:
 
 
 def translations() -> list[np.ndarray]:
-    """Where each translation of the wrapped grid moves its tokens."""
+    """Each translation of the wrapped grid, as the new indices of its tokens."""
     positions = proof_positions.positions(RING)
     return [np.ravel_multi_index(((positions + t) % RING).T.astype(int), RING) for t in positions]
 
 
 def _bounded(tau: Vector) -> tuple[int, int]:
-    """A sharp head on a bounded grid, the image moved by one row: error where head and image stay on the grid, and elsewhere."""
+    """For a sharp head on a bounded grid and an image moved by one row: the error where both stay on the grid, and elsewhere."""
     (head,), x = every_query(RING, [tau]), equations.integers(3, *RING)
     before, after = ((head @ image.reshape(-1)).reshape(RING) for image in (x, np.roll(x, 1, axis=0)))
     error = np.abs(after - np.roll(before, 1, axis=0))
     stays = np.zeros(RING, dtype=bool)
-    stays[1:-1, 1:] = True  # τ = (1, −1): the last row and the first column look beyond; row 0 has come round
+    stays[1:-1, 1:] = True  # τ = (1, −1): the last row and the first column look off the grid; row 0 has wrapped around
     return int(error[stays].max()), int(error[~stays].max())
 
 
@@ -140,7 +140,7 @@ def _bounded(tau: Vector) -> tuple[int, int]:
     "talk, Motivation",
 )
 def convolution_equivariance() -> Judgement:
-    """Symbolically on an axis; and every tap and translation of a wrapped grid, on impulses."""
+    """Proved symbolically on one axis; and checked on impulses for every tap and translation of a wrapped grid."""
     setting = Setting((3, 3), RING, (1, 1))
     read, moved = equations.read_by_taps(setting, "circular"), translations()
     wrong = sum(int((read[:, to][:, :, to] != read).sum()) for to in moved)
@@ -163,7 +163,7 @@ def _moved_steps() -> list[ProofStep]:
 
 
 def composed(second: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """The kernel of one convolution after another, Σ_i second_i first_{n−i}: (C, B, k), (B, A, l) → (C, A, k + l − 1)."""
+    """The kernel of two composed convolutions, Σ_i second_i first_{n−i}: (C, B, k), (B, A, l) → (C, A, k + l − 1)."""
     weight = second[:, :, ::-1]
     convolve = Convolution(weight, None, (1,), (second.shape[2] - 1,), (1,), 1)
     return convolve(first.transpose(1, 0, 2)).transpose(1, 0, 2)
@@ -175,7 +175,7 @@ def kernel_of_symbols(name: str, outputs: int, inputs: int, width: int) -> np.nd
 
 
 def _differing(left: np.ndarray, right: np.ndarray) -> int:
-    """The number of polynomials that differ."""
+    """The number of entries that differ as polynomials."""
     return sum(sympy.expand(a - b) != 0 for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True))
 
 
@@ -186,7 +186,7 @@ def _differing(left: np.ndarray, right: np.ndarray) -> int:
     "talk, Motivation",
 )
 def convolution_associative() -> Judgement:
-    """Three kernels of symbols, one channel and several."""
+    """Proved for three symbolic kernels, with one channel and with several."""
     counts, sizes = [], []
     for a, b, c, d in ((1, 1, 1, 1), (2, 1, 2, 2)):
         f, g, h = (kernel_of_symbols(*of) for of in (("f", b, a, 2), ("g", c, b, 3), ("h", d, c, 2)))
@@ -204,7 +204,7 @@ def convolution_associative() -> Judgement:
     "talk, Motivation",
 )
 def convolution_commutative() -> Judgement:
-    """Polynomials commute; matrices do not, so that kernels of several channels do not either."""
+    """Polynomials commute; matrices do not, so kernels with several channels do not either."""
     one, other = kernel_of_symbols("f", 1, 1, 3), kernel_of_symbols("g", 1, 1, 4)
     single = _differing(composed(one, other), composed(other, one))
     f, g = (kernel_of_symbols(name, 2, 2, 2) for name in "fg")
@@ -226,7 +226,7 @@ def convolution_commutative() -> Judgement:
     "talk, Motivation",
 )
 def convolution_fourier() -> Judgement:
-    """Exactly the maps that commute with the cyclic shift are diagonal there: its eigenvalues are distinct."""
+    """Exactly the maps that commute with the cyclic shift are diagonal in the Fourier basis: its eigenvalues are distinct."""
     setting, n = Setting((3,), (8,), (1,)), 8
     taps = {mode: equations.read_by_taps(setting, mode) for mode in ("zeros", "circular")}
     shift = np.roll(np.eye(n, dtype=int), 1, axis=0)
@@ -283,7 +283,7 @@ def generalisation() -> Judgement:
 
 
 def read_by_content(pixel: int) -> Any:
-    """What the query at ``pixel`` reads of the pixels 0 and ``pixel``, with the score X_q X_k: an exact number."""
+    """The exact value that the query at ``pixel`` reads from the pixels 0 and ``pixel`` with the score X_q X_k."""
     weight = sympy.exp(pixel * pixel)
     return pixel * weight / (weight + 1)
 
@@ -295,7 +295,7 @@ def read_by_content(pixel: int) -> Any:
     "blog, last paragraph but two",
 )
 def content() -> Judgement:
-    """One example in exact numbers, and the layer on two inputs."""
+    """One exact example, and the layer on two inputs."""
     shares = [read_by_content(pixel) / pixel for pixel in (1, 2)]
     layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     with torch.no_grad():
@@ -314,7 +314,7 @@ def content() -> Judgement:
     "talk, Challenger models",
 )
 def quadratic_cost() -> Judgement:
-    """Counted."""
+    """Decided by counting."""
     layer = pointwise_layer(positions=True)
     with torch.no_grad():
         counts = {

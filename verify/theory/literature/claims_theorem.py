@@ -1,4 +1,4 @@
-"""Claims on Theorem 1, both lemmas, the shape of the kernel, padding, stride and dilation."""
+"""Claims about Theorem 1, both lemmas, kernel shapes, padding, stride and dilation."""
 
 from itertools import product
 from typing import Any
@@ -36,7 +36,7 @@ IMAGE = Setting((3, 3), (5, 6), (1, 1))
     "talk, Lemma 2: Summary",
 )
 def theorem_limit() -> Judgement:
-    """In Coq; the code's encoding by sympy; and exactly on grids against the oracle."""
+    """Proved in Coq; the code's encoding by sympy; and compared exactly with the oracle on grids."""
     return proved(
         by_coq("theorem1_limit"),
         by_proof(lambda: lemmas.prove_theorem(2)),
@@ -53,7 +53,7 @@ def theorem_limit() -> Judgement:
     "talk, Lemma 1",
 )
 def lemma_1() -> Judgement:
-    """Symbolically; and three bijections on random integers, the attention taken as given."""
+    """Proved symbolically; and three bijections are checked on random integers, with the attention as hypothesis."""
     setting, differing = Setting((3, 3), (5, 4), (1, 1)), 0
     weight, bias, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 3), equations.integers(3, 2, 5, 4)
     taps = equations.tap_matrices(weight)
@@ -77,7 +77,7 @@ def lemma_1() -> Judgement:
     "talk, Lemma 2",
 )
 def lemma_2() -> Judgement:
-    """In Coq; the code's encoding by sympy for any d; and the exact limit on a grid, for every shift that stays on it."""
+    """Proved in Coq; the code's encoding by sympy for any d; and the exact limit on a grid, for every shift that stays on it."""
     setting = Setting((1, 1), (4, 4))
     keys, wrong, count = setting.keys, 0, 0
     for target in keys:
@@ -99,7 +99,7 @@ def lemma_2() -> Judgement:
     "talk, Lemma 1",
 )
 def lemma_2_border() -> Judgement:
-    """Next to the border that pixel does not exist, and the weights add up to 1 all the same."""
+    """Next to the border that pixel does not exist, yet the weights still sum to 1."""
     on_grid = {tuple(key) for key in proof_positions.positions(IMAGE.size)}
     pairs = list(product(on_grid, IMAGE.shifts))
     missing = sum(tuple(q + t for q, t in zip(query, tau, strict=True)) not in on_grid for query, tau in pairs)
@@ -126,7 +126,7 @@ def _sum_steps() -> list[ProofStep]:
     "talk, Lemma 2: Summary",
 )
 def any_dimension() -> Judgement:
-    """In Coq; the code's encoding by sympy for vectors of any length; and by the oracle in one to four dimensions."""
+    """Proved in Coq; the code's encoding by sympy for vectors of any length; and the oracle agrees in one to four dimensions."""
     settings = (
         Setting((3,), (5,), (1,)),
         Setting((3, 2), (3, 4), (1, 0)),
@@ -149,7 +149,7 @@ def any_dimension() -> Judgement:
     "blog, last paragraph but two",
 )
 def one_dimension() -> Judgement:
-    """The same theorem with d = 1; the layer with five heads and D_p = 2 is certified."""
+    """The theorem with d = 1; the layer with five heads and D_p = 2 is certified."""
     conv = small_convolution((3, 2), (5,), padding=2)
     layer = attention_for(conv)
     heads, pos_dim = layer.heads, layer.w_key_pos.shape[2]
@@ -169,7 +169,7 @@ def one_dimension() -> Judgement:
     "talk, Self-Attention for Images, Convolution",
 )
 def even_kernel() -> Judgement:
-    """For even K it has (K + 1)²."""
+    """For even K the printed set has (K + 1)² shifts."""
     counts = {k: len(printed_shifts(k, 2)) for k in (2, 3, 4, 5)}
     wrong = [k for k, count in counts.items() if count != k**2]
     sizes = ", ".join(f"{count} for K = {k}" for k, count in counts.items())
@@ -189,7 +189,7 @@ def even_kernel() -> Judgement:
 
 
 def printed_shifts(k: int, dims: int) -> set[Vector]:
-    """Δ_K as it is printed."""
+    """Δ_K as printed."""
     return set(product(range(-(k // 2), k // 2 + 1), repeat=dims))
 
 
@@ -200,7 +200,7 @@ def printed_shifts(k: int, dims: int) -> set[Vector]:
     "talk, Self-Attention for Images, Convolution",
 )
 def flipped_kernel() -> Judgement:
-    """The sum over a symmetric set; and heads at q − k = τ, as in the talk's Lemma 1, beside those at k − q = τ."""
+    """The sum is over a symmetric set; and heads at q − k = τ, as in the talk's Lemma 1, are compared with k − q = τ."""
     queries, keys = IMAGE.queries, IMAGE.keys
     behind = [
         (queries[:, None] - keys[None] == np.array(tau, dtype=object)).all(axis=2).astype(int) for tau in IMAGE.shifts
@@ -252,7 +252,7 @@ def sparse() -> Judgement:
     NOT_AT_HAND,
 )
 def pad_and_crop() -> Judgement:
-    """In Coq; and every token a query, then the outputs of the border cropped, for K = 3 and 5."""
+    """Proved in Coq; and checked for K = 3 and 5 with every token a query and the border outputs cropped."""
     checks = []
     for k in (3, 5):
         p = k // 2
@@ -276,7 +276,7 @@ def pad_and_crop() -> Judgement:
     NOT_AT_HAND,
 )
 def stride() -> Judgement:
-    """In Coq; and every s-th row of the attention, compared with the oracle of that stride."""
+    """Proved in Coq; and every s-th row of the attention is compared with the oracle of that stride."""
     checks = []
     for step in (2, 3):
         plain = Setting((3, 3), (7, 6), (1, 1))
@@ -290,7 +290,7 @@ def stride() -> Judgement:
 
 @claim("dilation", "A dilated convolution needs no more heads: the shifts are stretched.", "", NOT_AT_HAND)
 def dilation() -> Judgement:
-    """In Coq; and K² heads at dil·δ, compared with the oracle."""
+    """Proved in Coq; and K² heads at dil·δ are compared with the oracle."""
     conv = small_convolution((2, 3), (3, 3), padding=2, dilation=2)
     layer = attention_for(conv)
     return proved(
@@ -309,7 +309,7 @@ def dilation() -> Judgement:
     "talk, Lemma 1",
 )
 def slip_quantifiers() -> Judgement:
-    """One layer is not two convolutions."""
+    """One layer cannot equal two different convolutions."""
     heads, weight = equations.hard_heads(PLANE), equations.integers(1, 2, 2, 3, 3)
     taps = equations.tap_matrices(weight)
     same, other = (

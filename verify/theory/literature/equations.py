@@ -1,9 +1,9 @@
-"""Eq. 3, its limit for α → ∞ and small convolutions, each in a few lines of numpy.
+"""Eq. 3, its limit for α → ∞, and small convolutions, each in a few lines of numpy.
 
-``softmax`` is float64.  ``sharp`` is its exact limit: the keys of the highest score share the weight equally.  ``mix`` is Eq. 3 on
-any numbers.  A convolution and an attention layer without content are both bilinear in input and kernel, so on a given grid they
-agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` is the oracle's impulse response, ``read_by_heads``
-the attention's.
+``softmax`` is float64.  ``sharp`` is its exact limit: the keys with the highest score share the weight equally.  ``mix`` is Eq. 3
+on any numbers.  A convolution and an attention layer without content are both bilinear in input and kernel, so on a given grid
+they agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` is the oracle's impulse response,
+``read_by_heads`` the attention's.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from verify.theory.symbolic.proof_positions import Setting, Vector, quadratic_sc
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """e^s/Σe^s over the last axis, with the maximum subtracted first; float64."""
+    """e^s/Σe^s over the last axis in float64, after subtracting the maximum."""
     scores = np.asarray(scores, dtype=np.float64)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def enclosed_softmax(scores: np.ndarray) -> list[Any]:
-    """The softmax of one row of exact scores as intervals that hold the true weights (mpmath.iv)."""
+    """Enclosures (mpmath.iv) of the softmax of one row of exact scores."""
     weights = [iv.exp(iv.mpf(int(score - scores.max()))) for score in scores]
     total = sum(weights, start=iv.mpf(0))
     return [weight / total for weight in weights]
 
 
 def sharp(scores: np.ndarray) -> np.ndarray:
-    """lim softmax(α·scores) for α → ∞, in integers or fractions: the keys of the highest score share the weight equally.
+    """lim softmax(α·scores) for α → ∞, in integers or fractions: the keys with the highest score share the weight equally.
 
     Any lower score has a finite distance from the highest, so its weight decays like e^{−α·distance}.
     """
@@ -67,12 +67,12 @@ def read_by_taps(setting: Setting, mode: str = "zeros") -> np.ndarray:
 def read_by_heads(setting: Setting, attention: Sequence[np.ndarray]) -> np.ndarray:
     """P^h restricted to the unpadded input, (heads, outputs, inputs)."""
     inputs = prod(setting.size)
-    placed = setting.tokens(np.eye(inputs, dtype=int).reshape(inputs, *setting.size))  # (T, inputs), one token an input
+    placed = setting.tokens(np.eye(inputs, dtype=int).reshape(inputs, *setting.size))  # (T, inputs), a token per input
     return np.array([p[:, placed.argmax(axis=0)] for p in attention])
 
 
 def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list[np.ndarray]:
-    """The attention for α → ∞ of heads with the code's quadratic encoding that look at the shifts, (Q, T) each."""
+    """The attention for α → ∞ of heads with the code's quadratic encoding, one per shift, (Q, T) each."""
     keys, queries = setting.keys, setting.queries
     return [sharp(quadratic_scores(queries, keys, tau)) for tau in shifts or setting.shifts]
 
@@ -85,7 +85,7 @@ def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[np.ndarray]:
 
 
 def integers(seed: int, *shape: int) -> np.ndarray:
-    """Random integers from −9 to 9, none of them 0: Python integers, so that all sums are exact."""
+    """Random nonzero integers from −9 to 9, as Python integers, so that all sums are exact."""
     rng = np.random.default_rng(seed)
     return (rng.integers(1, 10, shape) * rng.choice([-1, 1], shape)).astype(object)
 
@@ -102,7 +102,7 @@ def rank(rows: Any) -> int:
 
 
 def _exactly(rows: Any) -> sympy.Matrix:
-    """A matrix of rationals; a float stands for the number that it is."""
+    """A matrix of rationals; floats are converted exactly."""
     return sympy.Matrix([[sympy.Rational(*Fraction(x).as_integer_ratio()) for x in row] for row in rows])
 
 
@@ -110,7 +110,7 @@ def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The exact solution of matrix·y = right for a square matrix of rationals of full rank, in fractions.
 
     Raises:
-        ValueError: the matrix has not full rank.
+        ValueError: the matrix does not have full rank.
     """
     if rank(matrix) < len(matrix):
         raise ValueError(f"the matrix of {len(matrix)} rows has not full rank")

@@ -1,8 +1,8 @@
 """Verdicts on claims of the literature, computed from checks.
 
-A check is a sentence with the numbers of this run, whether it holds, and the method by which it is a proof, if it is one.  The
-first check of a claim states it, and its method stands beside the verdict; the others support it.  If one of them fails, the claim
-is UNDECIDED.  No verdict on what can be checked is written down by hand.
+A check has a sentence with this run's numbers, a result, and, if it is a proof, the method of proof.  The first check of a claim
+states it, and its method appears with the verdict; the others support it.  If any check fails, the claim is UNDECIDED.  No
+verdict on something checkable is written by hand.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 PROVED, CHECKED, REFUTED, UNDECIDED, OPEN = "PROVED", "CHECKED", "REFUTED", "UNDECIDED", "OPEN"
 
 NOT_AT_HAND = "the paper; not at hand here"
-"""The source of a claim that we know from the paper, of which there was no copy to quote from."""
+"""The source of a claim that we know from the paper, without a copy to quote from."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Check:
     """One computed fact.
 
     Attributes:
-        finding: the fact in words, with the numbers of this run.
+        finding: the fact in words, with this run's numbers.
         holds: whether it supports the verdict.
         by: the method that proves it for all cases that it names; empty if it only samples.
     """
@@ -44,8 +44,8 @@ class Judgement:
         verdict: PROVED, CHECKED (on samples), REFUTED, UNDECIDED (a check fails) or OPEN (nothing here decides it).
         by: the method of the proof, the samples, or "as printed".
         evidence: the findings of the checks.
-        stands: of a refuted claim, the part that is true.
-        correction: of a refuted claim, the true statement.
+        stands: the part of a refuted claim that is true.
+        correction: the true statement in place of a refuted claim.
     """
 
     verdict: str
@@ -57,21 +57,21 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction(Judgement):
-    """The true statement in place of a refuted claim, with a judgement of its own."""
+    """The true statement in place of a refuted claim, with its own judgement."""
 
     statement: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """A statement of one of the sources, or one of ours that stands beside a sentence of theirs.
+    """A statement from one of the sources, or our own statement next to a sentence of theirs.
 
     Attributes:
         id: a short name.
         wording: the statement, in our own words.
-        quote: the sentence of the source, word for word; empty where the source is not at hand.
-        source: the source, and where in it.
-        ours: whether the statement is ours, and the quotation only what it stands beside.
+        quote: the source's sentence, verbatim; empty if the source is not at hand.
+        source: the source, and the place in it.
+        ours: whether the statement is ours and the quotation only gives its context.
     """
 
     id: str
@@ -83,7 +83,7 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(Statement):
-    """A statement and the function that computes its verdict, again at each call."""
+    """A statement and the function that computes its verdict, anew at each call."""
 
     judge: Callable[[], Judgement]
 
@@ -91,12 +91,12 @@ class Claim(Statement):
 def claim(
     id: str, wording: str, quote: str, source: str, *, ours: bool = False
 ) -> Callable[[Callable[[], Judgement]], Claim]:
-    """Decorator: turn the function that judges a claim into a `Claim`."""
+    """Decorator that turns the function that judges a claim into a `Claim`."""
     return lambda judge: Claim(id=id, wording=wording, quote=quote, source=source, judge=judge, ours=ours)
 
 
 added = partial(claim, ours=True)
-"""Decorator: the same for a statement of ours, beside a sentence of a source."""
+""":func:`claim` for a statement of our own, next to a source's sentence."""
 
 
 def proved(*checks: Check) -> Judgement:
@@ -130,7 +130,7 @@ def open_claim(id: str, wording: str, quote: str, source: str, reason: str) -> C
 
 
 def by_coq(*names: str) -> Check:
-    """Headline theorems of ``verify/coq`` that state the fact; that they are among the headlines is what is checked here."""
+    """Headline theorems of ``verify/coq`` that state the fact; the check is only that they are among the headlines."""
     files = {theorem.name: theorem.file for theorem in statements.headlines()}
     cited = ", ".join(f"{name} ({files.get(name, 'no headline theorem')})" for name in names)
     return Check(f"Coq: {cited}", bool(names) and all(name in files for name in names), f"Coq: {', '.join(names)}")
@@ -147,7 +147,7 @@ def by_proof(run: Callable[[], Proof], within: str = "") -> Check:
 
 
 def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: str = "") -> Check:
-    """Some steps of a symbolic proof as a check: ``what`` they show together, for the sizes ``within`` (empty for all)."""
+    """Steps of a symbolic proof as a check: ``what`` is what they show together, for the sizes ``within`` (empty for all)."""
     try:
         steps = [step for part in run() for step in part.steps]
     except ProofFailed as failure:

@@ -1,4 +1,4 @@
-"""Checks that several claims share: heads beside taps on every input, a layer beside a convolution, a certificate."""
+"""Checks that several claims share: heads against taps on every input, a layer against a convolution, a certificate."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ PLANE = Setting((3, 3), (4, 5), (1, 1))
 
 
 def reads_the_same(setting: Setting, heads: list[np.ndarray] | None = None) -> Check:
-    """One sharp head a tap reads what that tap reads, so both agree for every input and kernel on this grid."""
+    """Each tap's sharp head reads what the tap reads, so both layers agree for every input and kernel on this grid."""
     read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
     expected = equations.read_by_taps(setting)
     same = read.shape == expected.shape and bool(np.equal(read, expected).all())
@@ -28,7 +28,7 @@ def compares(
     what: str,
     channels: slice = slice(None),
 ) -> Check:
-    """Eq. 3 with these heads against the oracle's convolution of ``weight`` on random integers, without rounding."""
+    """Compare Eq. 3 with these heads to the oracle's convolution with ``weight``, on random integers without rounding."""
     x, bias = equations.integers(11, weight.shape[1], *setting.size), equations.integers(12, len(weight))
     expected = setting.convolution(weight, bias)(x[None]).reshape(len(weight), -1).T
     output = equations.mix(heads, setting.tokens(x), values)[:, channels] + bias
@@ -46,5 +46,5 @@ def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what:
 
 
 def every_query(size: Vector, shifts: list[Vector]) -> list[np.ndarray]:
-    """Sharp heads with the code's encoding on an unpadded grid, every token a query and a key: (T, T) each."""
+    """Sharp heads with the code's encoding on an unpadded grid, where every token is query and key: (T, T) each."""
     return equations.hard_heads(Setting((1,) * len(size), size), shifts)

@@ -1,4 +1,4 @@
-"""The leakage of torch's softmax against the sharpness α in every dtype, beside the bound: the table of docs/numerics.md."""
+"""The leakage of torch's softmax by sharpness α and dtype, with the bound: the table of docs/numerics.md."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ class SharpnessRow:
 
     Attributes:
         alpha: the sharpness.
-        bound: the greatest leakage of a head over the reals, on any grid in ``dims`` dimensions.
-        leaked: by dtype, the sum of all softmax weights but the largest.
-        neighbour: by dtype, the weight of a nearest neighbour; exactly 0 from the dtype's threshold on.
+        bound: the largest leakage of a head over the reals, on any grid in ``dims`` dimensions.
+        leaked: for each dtype, the sum of all softmax weights but the largest.
+        neighbour: for each dtype, the weight of a nearest neighbour; exactly 0 from the dtype's threshold on.
     """
 
     alpha: float
@@ -29,7 +29,7 @@ class SharpnessRow:
 
 
 def other_weights(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -> torch.Tensor:
-    """The attention of a query in the middle of a grid of side ``side``, computed in ``dtype``: all but the largest, ascending."""
+    """The weights, except the largest, of a query in the middle of a grid of side ``side``, computed in ``dtype``, ascending."""
     axis = torch.arange(side, dtype=torch.float64) - side // 2
     squares = torch.zeros(1, dtype=torch.float64)
     for _ in range(dims):
@@ -51,7 +51,7 @@ def rows(dims: int = 2) -> list[SharpnessRow]:
 
 
 def markdown() -> str:
-    """The table for two dimensions in Markdown."""
+    """The table for two dimensions, as Markdown."""
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     lines = [
         "| α | bound 1 − ϑ(α)^−2 | " + " | ".join(f"measured, {name}" for name in names) + " |",

@@ -1,6 +1,6 @@
-"""A torch convolution and its attention layer with hand-filled tensors, without the builder.
+"""Torch convolutions and attention layers whose tensors are filled by hand, without the builder.
 
-The claims are thus about ``construct.attention`` as it runs, with v from the code's encoding.
+The claims are thus about ``construct.attention`` as it runs, with v from the code's encoding functions.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ def small_convolution(
 def attention_for(
     conv: Any, alpha: float = 1024.0, radix: Sequence[int] | None = None, key_dim: int | None = None
 ) -> Any:
-    """An attention layer with one head a tap of an ungrouped convolution, W_val = W_j and W_out = I.
+    """An attention layer with one head per tap of an ungrouped convolution, W_val = W_j and W_out = I.
 
-    The encoding is the quadratic one, or the parabola with a radix.  D_k is D_p by default, with Ŵ_key = I; with D_k =
-    1, v = 1 and Ŵ_key is the row v.
+    The encoding is quadratic, or the parabola if ``radix`` is given.  By default D_k = D_p and Ŵ_key = I; with D_k = 1,
+    v = 1 and Ŵ_key is the row v.
     """
     geometry = layers.ConvGeometry(**{name: getattr(conv, name) for name in GEOMETRY})
     shifts = Setting(conv.kernel_size, conv.kernel_size, dilation=conv.dilation).shifts

@@ -1,7 +1,7 @@
-"""Statements of proofs as LaTeX: words stay words, and what reads as mathematics is set as mathematics.
+"""Renders proof statements as LaTeX: words as text, mathematics in math mode.
 
-The statements are written for a terminal, in plain Unicode: "score(τ) − score(δ) = α‖n‖² for all δ".  A word is mathematics if it
-has a symbol, a digit or a single letter in it; neighbours are set together, so that ``e^(−α (N + 1))`` becomes one exponent.
+The statements are plain Unicode for a terminal: "score(τ) − score(δ) = α‖n‖² for all δ".  A word is mathematics if it contains
+a symbol, a digit or a single letter; neighbouring words form one formula, so that ``e^(−α (N + 1))`` becomes one exponent.
 """
 
 import re
@@ -25,7 +25,7 @@ _ENDS = ".,;:"
 
 
 def text(statement: str) -> str:
-    """A statement as LaTeX text, with its mathematics set as such."""
+    """A statement as LaTeX text, with its mathematics in math mode."""
     words = statement.split()
     spans: list[tuple[bool, str]] = []
     for word, following in zip_longest(words, words[1:], fillvalue=""):
@@ -39,12 +39,12 @@ def text(statement: str) -> str:
 
 
 def _ends(span: str) -> bool:
-    """Whether a formula is over: a comma or colon outside brackets."""
+    """Whether a formula ends here: at a comma or colon outside brackets."""
     return span[-1] in _ENDS and all(span.count(left) == span.count(right) for left, right in ("()", "[]", "{}"))
 
 
 def escaped(words: str) -> str:
-    """Words as LaTeX text, every special character escaped."""
+    """Words as LaTeX text, with special characters escaped."""
     return words.translate(str.maketrans(_IN_WORDS))
 
 
@@ -54,7 +54,7 @@ def _is_math(word: str, following: str, after_words: bool) -> bool:
         return True
     if core.isdecimal() and after_words and not _OPERATOR.match(following):  # "Lemma 1"
         return False
-    if core == "a":  # the article, unless it is one side of a formula
+    if core == "a":  # the article, unless next to an operator
         return word != "a" or bool(_OPERATOR.match(following))
     return (len(core) == 1 and core.isalnum()) or ("'s" not in word and bool(_SHARP.search(word)))
 
@@ -65,10 +65,10 @@ def _set(span: str) -> str:
 
 
 def _math(formula: str) -> str:
-    """Plain Unicode mathematics as LaTeX; an exponent or index is a bracket, a brace or a word."""
+    """Plain Unicode mathematics as LaTeX; an exponent or index is a word or text in brackets or braces."""
     words = _WORD.findall(formula)
     parts: list[str] = []
-    scripts: set[str] = set()  # those of the last base: TeX takes one of each
+    scripts: set[str] = set()  # scripts of the last base: TeX allows one of each
     place = 0
     while place < len(words):
         word = words[place]
@@ -91,7 +91,7 @@ def _math(formula: str) -> str:
 
 
 def _apart(words: list[str], place: int) -> bool:
-    """Whether the space before this place stands for a product, and not beside an operator."""
+    """Whether the space before this place denotes a product, rather than adjoining an operator."""
     return not any(word in "=+−≤≥≠<>∈→±·×⊗:,;" for word in (words[place - 2 : place - 1] + words[place : place + 1]))
 
 
@@ -107,7 +107,7 @@ def _script(words: list[str], place: int) -> tuple[str, int]:
 
 
 def _symbol(word: str, shortest: int = 3) -> str:
-    """One symbol; letters are a name from the shortest length on, and else variables side by side."""
+    """One symbol; at least ``shortest`` letters form a name, fewer are separate variables."""
     name = _SYMBOLS.get(word) or _NAMES.get(word)
     if name:
         return f"\\{name} "

@@ -1,10 +1,10 @@
-"""``verify.prove_lemma1``, ``prove_lemma2``, ``prove_theorem`` and further proofs, by sympy on the code that runs.
+"""``verify.prove_lemma1``, ``prove_lemma2``, ``prove_theorem`` and more proofs, by sympy on the code that runs.
 
 The encoding is not restated: sympy calls the functions of ``construct.encoding.quadratic`` on symbols, at call time, and reasons
 about the results.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
 
 Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps are in ``proofs_*.py``.  Every function here
-raises `ProofFailed` where a step does not hold, and ValueError where ``dims``, the number of spatial dimensions, is no integer ≥ 1.
+raises `ProofFailed` if a step does not hold, and ValueError if ``dims``, the number of spatial dimensions, is not an integer ≥ 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +22,10 @@ from verify.theory.symbolic.proofs_theorem import theorem_steps
 
 
 def prove_lemma1(dims: int) -> Proof:
-    """Prove Lemma 1: hard attention given by any bijection from heads onto shifts is the convolution.
+    """Prove Lemma 1: hard attention given by any bijection from heads to shifts equals the convolution.
 
-    One-hot attention is the hypothesis here.  Kernel, bias and every token of the padded grid are symbols; with W_val^h W_out^h
-    the tap of head h, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry.
+    One-hot attention is the hypothesis.  Kernel, bias and every token of the padded grid are symbols; with W_val^h W_out^h the
+    tap of head h, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry.
 
     Args:
         dims: the number d ≥ 1 of spatial dimensions.
@@ -49,10 +49,10 @@ def prove_lemma1(dims: int) -> Proof:
 
 
 def prove_lemma2(dims: int) -> Proof:
-    """Prove Lemma 2 for the encoding as coded, in d = dims dimensions, for every integer shift τ and every α > 0.
+    """Prove Lemma 2 for the code's encoding in d = dims dimensions, for every integer shift τ and every α > 0.
 
-    Lemma 2: v·r_δ = −α(‖δ−τ‖² − ‖τ‖²), so among integer shifts the score is largest at δ = τ and nowhere else, by a gap
-    of exactly α, and as α → ∞ the softmax over the keys puts weight 1 on the key at q + τ.
+    Lemma 2: v·r_δ = −α(‖δ−τ‖² − ‖τ‖²), so among integer shifts the score has its only maximum at δ = τ, with a gap of exactly
+    α, and as α → ∞ the softmax over the keys puts weight 1 on the key at q + τ.
 
     Args:
         dims: the number d ≥ 1 of spatial dimensions.
@@ -86,11 +86,11 @@ def prove_lemma2_any_length() -> Proof:
 
 
 def prove_theorem(dims: int) -> Proof:
-    """Prove Theorem 1 as the composition: Lemma 2's steps, then the attention that it yields put into Lemma 1.
+    """Prove Theorem 1 by composition: Lemma 2's steps, then Lemma 1 with the attention that they yield.
 
-    On a small grid the limits that sympy computes for the softmax of the code's scores are the P^h of the layer that is compared
-    with the convolution.  Then the rate: on any grid the difference is at most a constant times e^{−α}; and at
-    finite α a head that leaks ε moves what it reads by at most 2ε·max|X|.
+    On a small grid, sympy computes the limits of the softmax of the code's scores, and these are the P^h of the layer compared
+    with the convolution.  Then the rate: on any grid the difference is at most a constant times e^{−α}; and at finite α a head
+    that leaks ε changes the value it reads by at most 2ε·max|X|.
 
     Args:
         dims: the number d ≥ 1 of spatial dimensions.
@@ -119,7 +119,7 @@ def prove_theorem(dims: int) -> Proof:
 def prove_leakage_on_lattice() -> Proof:
     """Prove the leakage of a head that looks at an integer shift: at most 1 − ϑ(α)^{−d}, on any grid (d = 1, 2, 3).
 
-    With the tail bound of ``verify.rounding.leakage`` and the tolerance from which ``construct.encoding.sharpness`` derives α.
+    This includes the tail bound of ``verify.rounding.leakage`` and the tolerance by which ``construct.encoding.sharpness`` sets α.
     """
     claim = (
         "Leakage on the lattice: for all grids and integer shifts τ, at most 1 − ϑ^(−d) of the weight leaks past the key at "
@@ -129,7 +129,7 @@ def prove_leakage_on_lattice() -> Proof:
 
 
 def prove_leakage_off_lattice() -> Proof:
-    """Prove the leakage of a head that looks f = τ − round(τ) beside its nearest key, on any grid with that key (d = 1, 2, 3).
+    """Prove the leakage of a head at offset f = τ − round(τ) from its nearest key, on any grid with that key (d = 1, 2, 3).
 
     The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½ for every α.
     """
@@ -150,7 +150,7 @@ def prove_factorisation(dims: int) -> Proof:
 
 
 def prove_relative_from_absolute() -> Proof:
-    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, labelling what is an identity and what is not."""
+    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, and say which steps are identities."""
     claim = (
         "From absolute to relative (Eq. 4, 5, 6): four terms by an identity, relative positions by substitution, and what the "
         "construction keeps of Eq. 6 is Lemma 2's score; matrices for d = 1, 2, 3."
@@ -168,7 +168,7 @@ def prove_absolute_encoding(dims: int) -> Proof:
 
 
 def prove_parabola(dims: int) -> Proof:
-    """Prove that D_p = 2 is enough: shifts of a bounded box numbered by mixed radix, and Lemma 2 of one axis on the numbers."""
+    """Prove that D_p = 2 suffices: a mixed radix numbers the shifts of a bounded box, and Lemma 2 in 1-D applies to the numbers."""
     claim = (
         f"The parabola (d = {_checked(dims)}): for all shifts of a box of sides m_i, numbered by the code's n(δ), D_p = 2 is "
         "enough: r = (n², n), v = −α(1, −2n(τ))."
@@ -177,7 +177,7 @@ def prove_parabola(dims: int) -> Proof:
 
 
 def prove_one_is_not_enough() -> Proof:
-    """Prove that D_p = 1 is not: heads that each attend one key, by position alone, reach at most two shifts."""
+    """Prove that D_p = 1 does not suffice: heads that each attend one key, by position alone, reach at most two shifts."""
     claim = (
         "D_p = 1 is not enough: for all r, a score c·r_δ has its only maximum at one of at most two shifts, so heads that each "
         "attend one key cannot make a kernel of three taps (heads that spread are not covered)."
@@ -186,7 +186,7 @@ def prove_one_is_not_enough() -> Proof:
 
 
 def prove_head_count() -> Proof:
-    """Prove the least number of heads for attention that does not depend on the input: the rank of the unfolded taps."""
+    """Prove the lower bound on the number of heads for input-independent attention: the rank of the unfolded taps."""
     claim = (
         "The least number of heads: for all attention that ignores its input, N_h ≥ the rank of the taps, unfolded as taps × "
         "(D_in D_out), counting taps of independent shift matrices; sometimes more."
@@ -195,7 +195,7 @@ def prove_head_count() -> Proof:
 
 
 def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
-    """Every proof in the order of the argument, each computed when iterated: those that take a dimension for all of ``dims``."""
+    """Every proof in the order of the argument, computed lazily; those that take a dimension, for each of ``dims``."""
     if not dims:
         raise ValueError("dims must hold at least one number of dimensions")
     numbers = [_checked(number) for number in dims]

@@ -1,9 +1,9 @@
 """Proofs as values: a step has a statement, the method that discharged it, and the expressions that were checked.
 
-The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.  `argued` alone takes the
-author's word, and a proof counts such steps apart.  No step is vacuous: empty lists, equations without symbols, contradictory
-premises, limits in absent variables, substitutions of absent symbols, sums without a sum and empty matrices are refused.  Sums,
-ranks and substitutions are in `verify.theory.symbolic.proof_algebra`.
+The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.  Only `argued` relies on the
+author, and a proof counts such steps separately.  No step is vacuous: empty lists, equations without symbols, contradictory
+premises, limits in absent variables, substitutions of absent symbols, linearity without a sum and empty matrices are refused.
+Sums, ranks and substitutions are in `verify.theory.symbolic.proof_algebra`.
 """
 
 import re
@@ -25,20 +25,20 @@ from sympy.logic.inference import satisfiable
 from verify.theory.symbolic import latex
 
 _SIGNS = {sympy.Ge: "nonnegative", sympy.Gt: "positive", sympy.Le: "nonnegative", sympy.Lt: "positive"}
-"""Of the greater side less the smaller."""
+"""The sign of the greater side minus the smaller, as a sympy assumption."""
 
 ge, gt, le, lt = (partial(relation, evaluate=False) for relation in (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt))
-"""Inequalities as facts to be shown: sympy would reduce some to True or False at once."""
+"""Unevaluated inequalities, for facts to be shown: sympy would reduce some to True or False at once."""
 
 _DIMENSION = re.compile(r"d = \d+")
 _WIDTH = 100
-"""Columns of a proof in brief; every step takes one line."""
+"""Width in columns of a proof in brief, with one line per step."""
 
-_LONGEST = 400  # printed characters of an expression; the step has all of it
+_LONGEST = 400  # printed characters of an expression; the step keeps all of it
 
 
 class How(StrEnum):
-    """The method that discharged a step; all but ARGUED are sympy's."""
+    """The method that discharged a step; all but ARGUED are by sympy."""
 
     IDENTITY = "identity"
     ASSUMPTIONS = "assumptions"
@@ -57,7 +57,7 @@ class ProofFailed(Exception):
 
     Attributes:
         step: the statement of the step.
-        expression: the remainder: the difference that did not vanish, the quantity of unknown sign, …
+        expression: the offending remainder, such as a difference that did not vanish or a quantity of unknown sign.
         reason: what it should have been.
     """
 
@@ -83,7 +83,7 @@ class ProofStep:
 
     @property
     def expression(self) -> Any:
-        """The expression shown: the first of those checked."""
+        """The expression to show: the first of those checked."""
         return self.expressions[0]
 
     @property
@@ -98,7 +98,7 @@ class ProofStep:
         )
 
     def full(self) -> str:
-        """The statement and every expression, a line each and whole."""
+        """The statement and every expression in full, one per line."""
         return "\n    ".join((f"[{self.how}] {self.statement}", *map(_written, self.expressions)))
 
     def _repr_latex_(self) -> str:
@@ -107,12 +107,12 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Proof:
-    """A claim and what proves it: steps, and claims with steps of their own.
+    """A claim and its proof: steps, and subproofs with their own claims.
 
     Attributes:
         claim: the statement.
-        parts: steps and proofs of parts, one line each in brief.
-        name: what a line that rests on this proof gives as its reason; by default the methods of its steps.
+        parts: steps and subproofs, one line each in brief.
+        name: the reason given by a line that rests on this proof; by default the methods of its steps.
     """
 
     claim: str
@@ -125,7 +125,7 @@ class Proof:
 
     @property
     def steps(self) -> tuple[ProofStep, ...]:
-        """Every step, those of the parts included."""
+        """Every step, including those of subproofs."""
         return tuple(step for part in self.parts for step in part.steps)
 
     @property
@@ -148,11 +148,11 @@ class Proof:
 
     @property
     def reason(self) -> str:
-        """The name of this proof, or else the reasons of its parts."""
+        """The name of this proof, or the reasons of its parts."""
         return self.name or ", ".join(dict.fromkeys(reason for _, reason in self.lines))
 
     def full(self) -> str:
-        """The claim, and every step with every expression that was checked."""
+        """The claim, and every step with all expressions checked."""
         lines = [self.claim]
         for number, part in enumerate(self.parts, 1):
             if isinstance(part, Proof):
@@ -165,7 +165,7 @@ class Proof:
         return "\n".join((*lines, counts))
 
     def brief(self) -> str:
-        """The claim, and one line a part with its reason; ``full`` shows every step and its expressions."""
+        """The claim, and one line per part with its reason; ``full`` shows every step and its expressions."""
         lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
         return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
 
@@ -188,12 +188,12 @@ class Proof:
 
 
 def in_brief(proofs: Iterable[Proof]) -> str:
-    """Proofs in brief; of those that differ in the dimension alone one is shown, and what the others count."""
+    """Proofs in brief; of those that differ only in the dimension, one is shown, with the step counts of the others."""
     return "\n\n".join(shown.brief() + _also(shown, others) for shown, others in one_dimension_each(proofs))
 
 
 def in_latex(proofs: Iterable[Proof]) -> str:
-    """Proofs in brief as a document for LaTeX, with the packages amsmath and amssymb."""
+    """Proofs in brief as a LaTeX document that uses amsmath and amssymb."""
     parts = [r"\documentclass{article}", r"\usepackage[a4paper,margin=25mm]{geometry}", r"\usepackage{amsmath,amssymb}"]
     parts += [r"\setlength{\parindent}{0pt}", r"\begin{document}", r"\section*{Proofs, by sympy on the code that runs}"]
     parts += (shown._repr_latex_() + latex.text(_also(shown, others)) for shown, others in one_dimension_each(proofs))
@@ -201,7 +201,7 @@ def in_latex(proofs: Iterable[Proof]) -> str:
 
 
 def one_dimension_each(proofs: Iterable[Proof]) -> list[tuple[Proof, list[Proof]]]:
-    """Of proofs that differ in the dimension alone one, with d = 2 if there is one, and the others."""
+    """Group proofs that differ only in the dimension: one of each group, with d = 2 if possible, and the others."""
     groups: dict[str, list[Proof]] = {}
     for proof in proofs:
         groups.setdefault(_DIMENSION.sub("", proof.claim, count=1), []).append(proof)
@@ -222,7 +222,7 @@ def _indented(text: str) -> str:
 
 
 def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
-    """Both sides of each (left, right) are the same expression: their difference expands to zero."""
+    """Show that both sides of each (left, right) are equal: their difference expands to zero."""
     for left, right in equations:
         if not (sympy.sympify(left).free_symbols | sympy.sympify(right).free_symbols):
             raise ProofFailed(statement, equation(left, right), "an identity between constants shows nothing")
@@ -235,7 +235,7 @@ def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
 
 
 def from_assumptions(statement: str, *facts: Any) -> ProofStep:
-    """Each fact follows from the assumptions on its symbols.
+    """Show that each fact follows from the assumptions on its symbols.
 
     A fact is an unevaluated relation (``ge(a, b)``) or a predicate (``sympy.Q.integer(a)``).
     """
@@ -245,7 +245,7 @@ def from_assumptions(statement: str, *facts: Any) -> ProofStep:
 
 
 def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tuple[Boolean, Any]]) -> ProofStep:
-    """The fact of each case (condition, fact) holds, and the premises leave no possibility outside the conditions."""
+    """Show the fact of each case (condition, fact), and that the premises imply one of the conditions."""
     possible = sympy.And(*premises)
     uncovered = sympy.And(possible, sympy.Not(sympy.Or(*(condition for condition, _ in cases))))
     if satisfiable(possible) is False:
@@ -258,7 +258,7 @@ def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tupl
 
 
 def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> ProofStep:
-    """A sum of ``count`` terms like ``term`` is at most ``bound``, a function of ``count``: by induction on it."""
+    """Show by induction that a sum of ``count`` terms like ``term`` is at most ``bound``, a function of ``count``."""
     no_terms = ge(bound.subs(count, 0), 0)
     one_more = ge(bound.subs(count, count + 1) - bound, term)
     for fact in (one_more, no_terms):
@@ -267,7 +267,7 @@ def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> P
 
 
 def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: sympy.Set, value: Any) -> ProofStep:
-    """The least value (infimum) of a function over a real interval is ``value``, found by calculus."""
+    """Show by calculus that the infimum of a function over a real interval is ``value``."""
     real = sympy.Symbol(variable.name, real=True)  # a sign assumption would hide part of the domain
     try:
         infimum = minimum(function.subs(variable, real), real, domain)
@@ -279,7 +279,7 @@ def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: s
 
 
 def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.Symbol) -> ProofStep:
-    """Each expression of (expression, value) tends to its value as the variable grows without bound."""
+    """Show that each expression of (expression, value) tends to its value as the variable grows without bound."""
     shown: dict[tuple[Any, Any], Any] = {}
     for expression, value in expected:
         if (expression, value) in shown:
@@ -296,11 +296,11 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
     return ProofStep(statement, How.LIMIT, tuple(shown.values()))
 
 
-_limit = lru_cache(maxsize=4096)(sympy.limit)  # the slowest thing asked of sympy, and several proofs ask the same
+_limit = lru_cache(maxsize=4096)(sympy.limit)  # the slowest sympy operation, and several proofs share limits
 
 
 def argued(statement: str, expression: Any) -> ProofStep:
-    """A step that sympy does not discharge; its statement is the argument, and it is counted apart."""
+    """A step that sympy does not discharge; its statement is the argument, and it is counted separately."""
     return ProofStep(statement, How.ARGUED, (expression,))
 
 
@@ -310,7 +310,7 @@ def equation(left: Any, right: Any) -> Any:
 
 
 def _require(statement: str, fact: Any) -> None:
-    """Raise `ProofFailed` unless sympy answers True from the assumptions; None, its "don't know", is a failure."""
+    """Raise `ProofFailed` unless sympy derives True from the assumptions; None ("unknown") is a failure."""
     if isinstance(fact, sympy.AppliedPredicate):
         name, quantity = _predicate(fact), fact.arg
     elif type(fact) in _SIGNS:

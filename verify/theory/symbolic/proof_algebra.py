@@ -1,4 +1,4 @@
-"""Proof steps on sums, matrix ranks and substitutions, discharged by sympy."""
+"""Proof steps about sums, matrix ranks and substitutions, discharged by sympy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from verify.theory.symbolic.proof import How, ProofFailed, ProofStep, equation
 
 
 def linear(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
-    """Both sides of each (left, right) are equal because sums are linear: merged by range, the summands cancel."""
+    """Show each (left, right) equal by linearity of sums: merged by range, the summands cancel."""
     for left, right in equations:
         rest: Any = sympy.Integer(0)
         summands: dict[Any, Any] = {}
@@ -33,7 +33,7 @@ def linear(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
 
 
 def sum_value(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
-    """Each sum of (sum, value) has that value by sympy; an infinite one therefore converges."""
+    """Show that each sum of (sum, value) has this value by sympy; an infinite sum therefore converges."""
     for series, value in equations:
         if not isinstance(series, sympy.Sum):
             raise ProofFailed(statement, series, "this should be a sum")
@@ -44,7 +44,7 @@ def sum_value(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
 
 
 def ranks(statement: str, *expected: tuple[sympy.MatrixBase, int]) -> ProofStep:
-    """Each matrix of (matrix, rank) has exactly this rank; one with symbols has it for all but special values."""
+    """Show that each matrix of (matrix, rank) has exactly this rank; with symbols, for all but special values."""
     for matrix, value in expected:
         if 0 in matrix.shape:
             raise ProofFailed(statement, matrix, "no rank to find, there is nothing in")
@@ -58,7 +58,7 @@ def ranks(statement: str, *expected: tuple[sympy.MatrixBase, int]) -> ProofStep:
 
 
 def substitution(statement: str, expression: Any, replacements: Sequence[tuple[Any, Any]], result: Any) -> ProofStep:
-    """Substituting symbols of an expression gives ``result``, a different object."""
+    """Show that substituting symbols of an expression gives ``result``, a different object."""
     for old, _ in replacements:
         if old not in expression.free_symbols:
             raise ProofFailed(statement, expression, f"no substitution to make, {old} does not occur in")

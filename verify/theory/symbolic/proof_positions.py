@@ -1,7 +1,7 @@
-"""Small convolutions with the attention's grid of tokens, and the scores on it as exact numbers, from the code's own encoding.
+"""Small convolutions with the attention's token grid, and exact scores on it from the code's own encoding.
 
 The scores are the numeric counterpart of :mod:`verify.theory.symbolic.proofs_scores`.  The functions of
-``construct.encoding.quadratic`` are looked up at call time, so whatever replaces them is judged.
+``construct.encoding.quadratic`` are looked up at call time, so replacements of them are judged too.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ Vector = tuple[int, ...]
 
 
 def positions(shape: Sequence[int]) -> np.ndarray:
-    """Every position of a grid in row-major order, Python integers, (T, d)."""
+    """Every position of a grid in row-major order, as Python integers, (T, d)."""
     return np.array(list(product(*map(range, shape))), dtype=object).reshape(prod(shape), len(shape))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A convolution's geometry on an input of fixed size, with the token grid of the attention.
+    """A convolution's geometry on an input of fixed size, with the attention's token grid.
 
-    ``padding`` is of zeros before and after each axis, ``stride`` and ``dilation`` one number an axis; None for 0 and
+    ``padding`` counts zeros before and after each axis; ``stride`` and ``dilation`` have one number per axis; None means 0 or
     1.
     """
 
@@ -59,17 +59,17 @@ class Setting:
 
     @property
     def padded(self) -> Vector:
-        """The sides of the token grid."""
+        """The side lengths of the token grid."""
         return tuple(n + 2 * p for n, p in zip(self.size, self.p, strict=True))
 
     @property
     def keys(self) -> np.ndarray:
-        """Every token's position, (T, d)."""
+        """The position of every token, (T, d)."""
         return positions(self.padded)
 
     @property
     def outputs(self) -> Vector:
-        """The sides of the output."""
+        """The side lengths of the output."""
         sides = zip(self.padded, self.kernel, self.s, self.dil, strict=True)
         return tuple((n - dil * (k - 1) - 1) // s + 1 for n, k, s, dil in sides)
 
@@ -99,7 +99,7 @@ class Setting:
         return np.pad(x, widths).reshape(len(x), -1).T
 
     def convolution(self, weight: np.ndarray, bias: np.ndarray | None = None, mode: str = "zeros") -> Convolution:
-        """The oracle with this geometry; weight (D_out, D_in, *kernel)."""
+        """The oracle convolution with this geometry; weight (D_out, D_in, *kernel)."""
         return Convolution(weight, bias, self.s, self.p, self.dil, 1, mode)
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Setting:
 
 
 def differences(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
-    """δ = k − q for every query and key, one array (Q, T) a component."""
+    """δ = k − q for every query and key, one (Q, T) array per component."""
     return [keys[None, :, axis] - queries[:, None, axis] for axis in range(keys.shape[1])]
 
 
@@ -120,20 +120,20 @@ def quadratic_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], 
 
 
 def wrapped_scores(query: np.ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
-    """The quadratic scores of one query on a wrapped grid, every δ_i from −⌊n_i/2⌋ on: (T,)."""
+    """The quadratic scores of one query on a wrapped grid, with every δ_i starting at −⌊n_i/2⌋: (T,)."""
     half = np.array([n // 2 for n in sides], dtype=object)
     delta = (positions(sides) - query + half) % np.array(sides, dtype=object) - half
     return quadratic_scores(np.zeros((1, len(sides)), dtype=object), delta, tau, alpha)[0]
 
 
 def parabola_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], radix: Sequence[int]) -> np.ndarray:
-    """v·r_n at α = 1 with the shifts numbered, n = n(δ), so that D_p = 2: (Q, T)."""
+    """The parabola's scores v·r_n at α = 1, with n = n(δ) the number of the shift, so D_p = 2: (Q, T)."""
     number = quadratic.number(differences(queries, keys), radix)
     return _dot(quadratic.v((quadratic.number(tau, radix),), 1), quadratic.r((number,)))
 
 
 def absolute_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any]) -> np.ndarray:
-    """The dot products of query and key features at α = 1, (Q, T), without relative positions."""
+    """The dot products of absolute query and key features at α = 1, (Q, T)."""
     left, right = absolute_features(queries, keys, tau)
     return left @ right.T
 
@@ -152,7 +152,7 @@ def radix_for(sides: Sequence[int]) -> tuple[int, ...]:
 
 
 def head_vector(tau: Sequence[Any], alpha: float, radix: Sequence[int] | None = None) -> list[float]:
-    """v of a head that looks at τ, for the quadratic encoding, or the parabola with a radix."""
+    """v of a head that looks at τ, for the quadratic encoding, or the parabola if ``radix`` is given."""
     centre = tuple(tau) if radix is None else (quadratic.number(tau, radix),)
     return [float(component) for component in quadratic.v(centre, alpha)]
 

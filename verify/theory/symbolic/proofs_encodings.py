@@ -1,4 +1,4 @@
-"""Proof steps on other encodings: absolute ones of d + 1 features, D_p = 2 in any dimension, D_p = 1 in none."""
+"""Proof steps on other encodings: d + 1 absolute features suffice, so does D_p = 2 in any dimension; D_p = 1 does not."""
 
 from itertools import permutations, product
 from typing import Any
@@ -41,14 +41,14 @@ _k = sympy.Symbol("k", integer=True, nonnegative=True)
 
 
 def absolute_steps(dims: int) -> list[ProofStep | Proof]:
-    """α(2(q + τ)·k − ‖k‖²) is −α‖k − q − τ‖² up to what the softmax cancels: a dot product of d + 1 features."""
+    """α(2(q + τ)·k − ‖k‖²) equals −α‖k − q − τ‖² up to a term that the softmax cancels: a dot product of d + 1 features."""
     q, k, other, tau, n = (integers(name, dims) for name in ("q", "k", "l", "tau", "n"))
     a, b, c = sympy.symbols("A B C", real=True)
     target = plus(q, tau)
     keys = list(product(*map(range, small(dims, (4,), (2, 2), (2, 2, 2)))))
     by_dot_product = weights([absolute_score(q, key, tau) for key in keys])
     by_lemma2 = weights([score(minus(key, q), tau) for key in keys])
-    # One query a row: what the softmax sees are differences between keys.
+    # One row per query: the softmax depends only on differences between keys.
     cube = list(product(*map(range, small(dims, (3,), (3, 3), (3, 3, 3)))))
     ones = (1,) * dims
     table = [[absolute_score(p, key, ones) - absolute_score(p, cube[0], ones) for key in cube] for p in cube]
@@ -89,7 +89,7 @@ def absolute_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def _channels_step(dims: int) -> ProofStep:
-    """The features are linear in the d + 2 channels (p, ‖p‖², 1) of a token; the 1 is only a bias."""
+    """The features are linear in the d + 2 channels (p, ‖p‖², 1) of a token; the 1 serves as bias."""
     p, tau = integers("p", dims), integers("tau", dims)
     token = sympy.Matrix([[*p, norm2(p), 1]])
     zeros, eye = sympy.zeros(dims, 1), sympy.eye(dims)
@@ -104,7 +104,7 @@ def _channels_step(dims: int) -> ProofStep:
 
 
 def parabola_steps(dims: int) -> list[ProofStep | Proof]:
-    """D_p = 2: the quadratic encoding of one axis, on an injective numbering of the shifts."""
+    """D_p = 2: the quadratic encoding in one dimension, applied to an injective numbering of the shifts."""
     delta, tau, e = (integers(name, dims) for name in ("delta", "tau", "e"))
     sizes = symbols("m", dims, integer=True, positive=True)
     reach, t = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("N", "t"))
@@ -119,7 +119,7 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
         first.append((sympy.And(*at[:i], above[i]), ge(number(up, sizes), 1)))
         first.append((sympy.And(*at[:i], below[i]), le(number(down, sizes), -1)))
     apart, together = sympy.symbols("n>0,n<0")
-    x = sympy.Symbol("x", integer=True)  # the number of tau
+    x = sympy.Symbol("x", integer=True)  # the number of the shift tau
     apart_steps = [
         integer_step(),
         identity(
@@ -160,13 +160,13 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def _parabola_limits(dims: int) -> ProofStep:
-    """The keys of one query differ by less than the grid's own sides, so these sides will do for the radix."""
+    """The keys of one query differ by less than the grid's sides, so the radix can use these sides."""
     shape = small(dims, (4,), (2, 3), (2, 1, 3))
     return grid_limits(shape, lambda delta, tau: parabola_score(delta, tau, shape))
 
 
 def one_component_steps() -> list[ProofStep]:
-    """D_p = 1: of three shifts, the one whose r lies between the others is never the only maximum of c·r."""
+    """D_p = 1: of three shifts, the one whose r lies between those of the others is never the only maximum of c·r."""
     v, w = symbols("v", 3), symbols("W", 3)
     r, c = sympy.Symbol("r"), sympy.Symbol("c")
     low = sympy.Symbol("x", real=True)

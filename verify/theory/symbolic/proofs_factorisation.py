@@ -1,4 +1,4 @@
-"""Proof steps of the Kronecker factorisation: quadratic attention is a product of one small matrix an axis."""
+"""Proof steps of the Kronecker factorisation: quadratic attention is a product of one small matrix per axis."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -24,11 +24,11 @@ from verify.theory.symbolic.proofs_scores import (
 
 
 def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
-    """P = P_1 ⊗ … ⊗ P_d for every α and every real τ; not so for a full covariance or the parabola."""
+    """P = P_1 ⊗ … ⊗ P_d for every α and every real τ, but not for a full covariance or the parabola."""
     tau, delta = reals("tau", dims), integers("delta", dims)
     shape = small(dims, (4,), (3, 2), (2, 2, 2))
     lifted = score(delta, tau) - alpha * norm2(tau)
-    # On one axis the paper's quadratic as it is written, not taken from the code.
+    # On one axis, the paper's quadratic as printed, not the code's.
     axis_scores = [-alpha * (x - t) ** 2 for x, t in zip(delta, tau, strict=True)]
     whole = _attention(shape, lambda d: score(d, tau))
     axes = [
@@ -62,7 +62,7 @@ def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def no_factorisation_steps() -> list[ProofStep]:
-    """At α = ln 2, on 2×2 keys, the attention of the query (0, 0): an outer product exactly if it factorises."""
+    """The attention of query (0, 0) on 2×2 keys at α = ln 2 is an outer product if and only if it factorises."""
     a_1, a_2, b_1, b_2 = sympy.symbols("a_1 a_2 b_1 b_2", positive=True)
     outer = sympy.Matrix([a_1, a_2]) * sympy.Matrix([[b_1, b_2]])
     here = (0, 0)
@@ -80,12 +80,12 @@ def no_factorisation_steps() -> list[ProofStep]:
 
 
 def _attention(shape: Sequence[int], scored: Callable[[tuple[int, ...]], Any]) -> sympy.Matrix:
-    """The softmax over all keys of a grid, for every query of it."""
+    """The softmax over all keys of a grid, for each of its queries."""
     positions = list(product(*map(range, shape)))
     return sympy.Matrix([weights([scored(minus(key, query)) for key in positions]) for query in positions])
 
 
 def _row(scored: Callable[[tuple[int, ...]], Any]) -> sympy.Matrix:
-    """The attention of the query (0, 0) on 2×2 keys at α = ln 2, as a 2×2 matrix of rational numbers."""
+    """The attention of query (0, 0) on 2×2 keys at α = ln 2, as a 2×2 matrix of rationals."""
     keys = list(product(range(2), repeat=2))
     return sympy.Matrix(2, 2, [weight.subs(alpha, sympy.log(2)) for weight in weights([scored(key) for key in keys])])

@@ -1,7 +1,7 @@
-"""Proof steps of the least number of heads: attention that ignores its input is Σ_h P_h ⊗ W_h, of rank ≤ N_h.
+"""Proof steps of the lower bound on the number of heads: input-independent attention is Σ_h P_h ⊗ W_h, of rank ≤ N_h.
 
 Unfolded as (query, key) × (input channel, output channel), the layer is Σ_h vec(P_h) vec(W_h)ᵀ and the convolution
-Σ_j vec(S_j) vec(W_j)ᵀ, S_j the shift matrix of tap j.  Equal for all inputs means equal as matrices, and then equal in rank.
+Σ_j vec(S_j) vec(W_j)ᵀ, with S_j the shift matrix of tap j.  Layers equal for all inputs are equal as matrices, so equal in rank.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _KERNEL = sympy.Matrix([[1, 2, 0, 1], [0, 1, 3, 1], [2, 0, 1, 1]])  # 3 taps, ea
 
 
 def head_count_steps() -> list[ProofStep | Proof]:
-    """The bound, a kernel that needs all of it, one that needs more, and what narrower heads can do."""
+    """The bound, a kernel that attains it, one that needs more heads, and what narrower heads can do."""
     return [
         Proof(
             "unfolded, the layer is Σ_h vec(P_h) vec(W_h)^T, here 2 heads, 2 queries, 3 keys", tuple(_unfolding_steps())
@@ -30,7 +30,7 @@ def head_count_steps() -> list[ProofStep | Proof]:
 
 
 def _unfolding_steps() -> list[ProofStep]:
-    """2 queries, 3 keys, 2 → 2 channels, 2 heads, all symbols."""
+    """The unfolding, for 2 queries, 3 keys, 2 → 2 channels and 2 heads, all symbolic."""
     p = [sympy.Matrix(2, 3, symbols(f"P{h}", 6)) for h in (1, 2)]
     w = [sympy.Matrix(2, 2, symbols(f"W{h}", 4)) for h in (1, 2)]
     x = sympy.Matrix(3, 2, symbols("x", 6))
@@ -61,7 +61,7 @@ def _unfolding_steps() -> list[ProofStep]:
 
 
 def _rank_steps() -> list[ProofStep | Proof]:
-    """A kernel of 3 taps on 5 tokens."""
+    """The ranks for a kernel of 3 taps on 5 tokens."""
     shifts = _shift_columns([[q + tau for tau in range(3)] for q in range(3)], 5)
     three = [
         ranks("the shift matrices of 3 taps, for 3 queries on 5 tokens, are independent", (shifts, 3)),
@@ -90,7 +90,7 @@ def _rank_steps() -> list[ProofStep | Proof]:
 
 
 def _sign_steps() -> list[ProofStep]:
-    """A 1 → 1 kernel (a, −b): rank 1, and yet it needs two heads."""
+    """A 1 → 1 kernel (a, −b) has rank 1 but needs two heads."""
     a, b = sympy.symbols("a b", positive=True)
     p, q, z = sympy.symbols("p q z", nonnegative=True)
     x, y = sympy.symbols("x y")
@@ -108,7 +108,7 @@ def _sign_steps() -> list[ProofStep]:
 
 
 def width_steps() -> list[ProofStep]:
-    """Two heads of rank 1 that spread their attention make two taps of rank 2."""
+    """Two heads of rank 1 that spread their attention give two taps of rank 2."""
     left, right, other, another = (sympy.Matrix(symbols(name, 2)) for name in ("f", "g", "h", "l"))
     a, b = left * right.T, other * another.T
     half, quarter = sympy.Rational(1, 2), sympy.Rational(1, 4)
@@ -133,7 +133,7 @@ def _shift_columns(read: Sequence[Sequence[int | None]], tokens: int) -> sympy.M
 
 
 def _minor(matrix: Any) -> Any:
-    """The determinant by Leibniz' formula, as it stands."""
+    """The determinant by Leibniz' formula, unsimplified."""
     size = range(matrix.shape[0])
     return sum(
         sympy.LeviCivita(*order) * sympy.Mul(*(matrix[i, j] for i, j in zip(size, order, strict=True)))

@@ -1,4 +1,4 @@
-"""Proof steps of the two leakage bounds: the weight past the nearest key, on the integer lattice and off it.
+"""Proof steps of the two leakage bounds: the weight outside the nearest key, on and off the integer lattice.
 
     on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
     off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})
@@ -37,7 +37,7 @@ _g, _p = sympy.symbols("g p", nonnegative=True)
 
 
 def on_lattice_steps() -> list[ProofStep | Proof]:
-    """τ an integer shift, so that query + τ is a key."""
+    """The bound for an integer shift τ, where query + τ is a key."""
     taus, ns = ({dims: integers(name, dims) for dims in (1, 2, 3)} for name in ("tau", "n"))
     at_least = 1 + _m  # n
     relative = [
@@ -67,7 +67,7 @@ def on_lattice_steps() -> list[ProofStep | Proof]:
 
 
 def off_lattice_steps() -> list[ProofStep | Proof]:
-    """τ = t + f, where t is the nearest key and every |f_i| ≤ ½."""
+    """The bound for τ = t + f, where t is the nearest key and every |f_i| ≤ ½."""
     ts, ns = ({dims: integers(name, dims) for dims in (1, 2, 3)} for name in ("t", "n"))
     fs = {dims: reals("f", dims) for dims in ts}
     (t,), (f,) = ts[1], fs[1]
@@ -160,7 +160,7 @@ def _gap_steps(t: Any) -> list[ProofStep]:
 
 
 def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence[Any]]]) -> ProofStep:
-    """The exact sum over a box is a product over the axes: sum over one axis after the other."""
+    """The exact sum over a box is a product over the axes, by summing over one axis after another."""
     equations = []
     for n, t, f in shapes.values():
         factors = [sympy.exp(-alpha * (x**2 - 2 * x * y)) for x, y in zip(n, f, strict=True)]
@@ -169,7 +169,7 @@ def _product_step(shapes: dict[int, tuple[Sequence[Any], Sequence[Any], Sequence
 
 
 def _leaks() -> Proof:
-    """From sums of exponentials to the leaked weight; and keys that are missing only make it less."""
+    """From sums of exponentials to the leaked weight; missing keys only reduce it."""
     total, more = sympy.symbols("S c", nonnegative=True)
     a, b = (1 + sympy.Symbol(name, nonnegative=True) for name in ("s_1", "s_2"))
     steps = (
@@ -190,7 +190,7 @@ def _leaks() -> Proof:
 
 
 def _tie_steps(t: Any) -> list[ProofStep]:
-    """At f = ½ half the weight leaks, however sharp the head."""
+    """At f = ½ half the weight leaks, at any sharpness."""
     rest = sympy.Symbol("S", nonnegative=True)
     keys = [t + j for j in range(-2, 4)]
     nearest = weights([score((key,), (t + _HALF,)) for key in keys])[2]
@@ -214,11 +214,11 @@ def _window(last: int, tau: Sequence[Any]) -> Any:
 
 
 def _relative(n: Sequence[Any], t: Sequence[Any], f: Sequence[Any] | None = None) -> Any:
-    """The exponential of the key at t + n over that of the key at t, for a head that looks at t + f."""
+    """The exponential for the key at t + n divided by that for the key at t, for a head that looks at t + f."""
     return sympy.exp(sympy.expand(-_gap(n, t, (sympy.Integer(0),) * len(t) if f is None else f)))
 
 
 def _gap(n: Sequence[Any], t: Sequence[Any], f: Sequence[Any]) -> Any:
-    """How much lower the key at t + n scores than the key at t, for a head that looks at t + f."""
+    """The score of the key at t minus that of the key at t + n, for a head that looks at t + f."""
     tau = plus(t, f)
     return score(t, tau) - score(plus(t, n), tau)

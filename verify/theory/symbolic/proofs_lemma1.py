@@ -1,7 +1,7 @@
-"""Proof steps of Lemma 1: heads that each attend one key compute the convolution, tap by tap.
+"""Proof steps of Lemma 1: heads that each attend one key compute the convolution tap by tap.
 
 One-hot attention is assumed here; `verify.theory.symbolic.proofs_theorem` derives it from the code's encoding.  The convolution is
-its definition on symbols: kernel, bias, and every token of the padded grid, whatever the padding mode.
+its definition with symbols for kernel, bias and every token of the padded grid, for any padding mode.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ CHANNELS = (2, 2)
 
 
 class SymbolicConvolution(Setting):
-    """A small convolution of symbols: Y[o] = b + Σ_j X̃[s·o + dil·j] W_j, with ``size`` the sides of the padded input X̃."""
+    """A small symbolic convolution, Y[o] = b + Σ_j X̃[s·o + dil·j] W_j; ``size`` is the size of the padded input X̃."""
 
     @property
     def x(self) -> sympy.Matrix:
@@ -28,7 +28,7 @@ class SymbolicConvolution(Setting):
 
     @property
     def w(self) -> list[sympy.Matrix]:
-        """W_j of every tap, D_in × D_out."""
+        """W_j for every tap, D_in × D_out."""
         named = ("w_" + "_".join(map(str, j)) for j in self.taps)
         return [sympy.Matrix(*CHANNELS, symbols(name, prod(CHANNELS))) for name in named]
 
@@ -51,7 +51,7 @@ def _sides(lengths: Vector) -> str:
 
 
 def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
-    """A plain convolution in d dimensions, and one with stride and dilation; beyond three, further axes have length 1."""
+    """A plain convolution in d dimensions, and one with stride and dilation; axes beyond the third have length 1."""
     kernel, size = small(dims, (3,), (3, 2), (2, 2, 2)), small(dims, (5,), (3, 3), (3, 2, 2))
     far, wide = small(dims, (3,), (2, 2), (3, 1, 2)), small(dims, (7,), (5, 4), (7, 2, 3))
     dilation = small(dims, (2,), (2, 3), (2, 3, 2))
@@ -87,12 +87,12 @@ def attention(
 
 
 def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
-    """The attention of a head that attends the key at query + shift and no other, (queries, tokens)."""
+    """The attention of a head that attends only the key at query + shift, (queries, tokens)."""
     return sympy.Matrix([[int(tuple(key) == plus(query, shift)) for key in case.keys] for query in case.queries])
 
 
 def place_steps(dims: int) -> list[ProofStep | Proof]:
-    """The position that a head reads on any grid, with symbols for all sizes: axis by axis, then together."""
+    """The position that a head reads on any grid, with symbols for all sizes: per axis, then for all axes together."""
     s, dil = sympy.symbols("s dil", integer=True, positive=True)
     o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
     anchor = dil * sympy.floor(sympy.Rational(1, 2) * (j + j_rest))  # K = j + j' + 1
@@ -137,7 +137,7 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def lemma1_steps(dims: int) -> list[ProofStep | Proof]:
-    """Lemma 1 on small grids, entry by entry: hard attention by any bijection, both factorisations, stride and dilation."""
+    """Lemma 1 on small grids, entry by entry: hard attention by any bijection, both factorisations, stride, dilation."""
     plain, strided = cases(dims)
     return [
         *place_steps(dims),
@@ -150,7 +150,7 @@ def lemma1_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
-    """Both factorisations; the second with the heads in another order."""
+    """Equality for both factorisations, the second with the heads in another order."""
     w, shifts = case.w, case.shifts
     eye_in, eye_out = map(sympy.eye, CHANNELS)
     expected = convolution(case, w)
@@ -170,7 +170,7 @@ def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
 
 
 def _factored_step(case: SymbolicConvolution) -> ProofStep:
-    """D_h = 1: taps of rank one."""
+    """Equality with D_h = 1, for taps of rank one."""
     val = [sympy.Matrix(symbols(f"val_{j}", CHANNELS[0])) for j in range(len(case.taps))]
     out = [sympy.Matrix([symbols(f"out_{j}", CHANNELS[1])]) for j in range(len(case.taps))]
     given = [one_hot(case, shift) for shift in case.shifts]
@@ -182,7 +182,7 @@ def _factored_step(case: SymbolicConvolution) -> ProofStep:
 
 
 def _concatenation_step(case: SymbolicConvolution) -> ProofStep:
-    """Eq. 3 as printed: the heads side by side, then one multiplication by W_out."""
+    """Eq. 3 as printed: concatenate the heads, then multiply once by W_out."""
     w, x = case.w, case.x
     given = [one_hot(case, shift) for shift in case.shifts]
     eye = sympy.eye(CHANNELS[1])

@@ -1,6 +1,6 @@
 """Proof steps of Lemma 2: a quadratic score, a unique maximum with gap α, and a softmax squeezed onto it.
 
-First in d = dims dimensions, then for a vector of symbolic length d at once.
+First in d = dims dimensions, then for vectors of symbolic length d.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def score_steps(dims: int) -> list[ProofStep]:
 
 
 def gap_steps(dims: int) -> list[ProofStep | Proof]:
-    """Lemma 2, second part: δ = τ is the only maximum among integer shifts, by a gap of exactly α."""
+    """Lemma 2, second part: δ = τ is the only maximum among integer shifts, with a gap of exactly α."""
     delta, tau, n = (integers(name, dims) for name in ("delta", "tau", "n"))
     shift = minus(delta, tau)
     cases = _cases_of_nonzero(n)
@@ -80,7 +80,7 @@ def gap_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def integer_step() -> ProofStep:
-    """The case split that every integer is positive, zero or negative."""
+    """The case split: every integer is positive, zero or negative."""
     above = sympy.Symbol("m", integer=True, positive=True)
     below = sympy.Symbol("m", integer=True, negative=True)
     neither = sympy.Symbol("m", integer=True, positive=False, negative=False)
@@ -93,10 +93,10 @@ def integer_step() -> ProofStep:
 
 
 def squeeze_steps(dims: int) -> list[ProofStep | Proof]:
-    """Lemma 2, third part, on any grid of T keys: the softmax weights are squeezed, to 1 at τ and to 0 elsewhere.
+    """Lemma 2, third part, on any grid of T keys: a squeeze argument, with limit 1 at τ and 0 elsewhere.
 
-    With the target's exponential divided out, the target's weight is 1/(1+S) and another key's e^{−g}/(1+S), where S
-    sums e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α by the second part.
+    After dividing by the target's exponential, the target's weight is 1/(1+S) and another key's is e^{−g}/(1+S), where S sums
+    e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α by the second part.
     """
     tau, n = integers("tau", dims), integers("n", dims)
     top = sympy.exp(score(tau, tau))
@@ -110,7 +110,7 @@ def squeeze_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def weight_steps(top: Any) -> list[ProofStep | Proof]:
-    """From gaps of at least α to the limit of the weights, in any dimension; ``top`` is the target's exponential."""
+    """Gaps of at least α imply the limit of the weights, in any dimension; ``top`` is the target's exponential."""
     others = sympy.Symbol("T", integer=True, positive=True) - 1
     count = sympy.Symbol("N", integer=True, nonnegative=True)
     excess, loss, total, slack = sympy.symbols("s b S c", nonnegative=True)
@@ -163,18 +163,18 @@ def weight_steps(top: Any) -> list[ProofStep | Proof]:
 
 
 def weights_tend(top: Any) -> Proof:
-    """What other proofs take from Lemma 2: gaps of at least α are enough for one-hot attention in the limit."""
+    """The part of Lemma 2 that other proofs use: gaps of at least α suffice for one-hot attention in the limit."""
     claim = "so for all grids the weights tend to 1 at the target, to 0 elsewhere"
     return Proof(claim, tuple(weight_steps(top)), name="as in Lemma 2")
 
 
 def grid_steps(dims: int) -> list[ProofStep]:
-    """Lemma 2, third part, directly, on one small grid."""
-    return [grid_limits(small(dims, (4,), (3, 3), (2, 2, 2)), score)]  # one limit takes sympy about 0.2 s
+    """Lemma 2, third part, directly on one small grid."""
+    return [grid_limits(small(dims, (4,), (3, 3), (2, 2, 2)), score)]  # each limit takes sympy about 0.2 s
 
 
 def grid_limits(shape: Sequence[int], scored: Callable[[Sequence[Any], Sequence[Any]], Any]) -> ProofStep:
-    """The limits of all softmax weights of the scores (δ, τ), over all keys of a grid."""
+    """The limits of all softmax weights over the keys of a grid, for the score function ``scored`` of (δ, τ)."""
     positions = list(product(*map(range, shape)))
     expected = []
     for query, target in product(positions, positions):
@@ -188,8 +188,8 @@ def grid_limits(shape: Sequence[int], scored: Callable[[Sequence[Any], Sequence[
 class SymbolicVector:
     """A vector of symbolic length d that acts as one component in the code's functions.
 
-    It supports what the encoding does with a component: addition, negation, multiplication by a number, and the product with
-    another vector, x·y = Σ_i x_i y_i as a sympy Sum.
+    It supports the encoding's operations on a component: addition, negation, multiplication by a number, and the product
+    with another vector, x·y = Σ_i x_i y_i as a sympy Sum.
     """
 
     length = sympy.Symbol("d", integer=True, positive=True)
@@ -221,7 +221,7 @@ class SymbolicVector:
 
 
 def any_length_steps() -> list[ProofStep | Proof]:
-    """Lemma 2 for d-vectors, d a symbol: r and v of the code, called with whole vectors as `SymbolicVector`."""
+    """Lemma 2 for vectors of symbolic length d: the code's r and v, called with whole vectors as `SymbolicVector`."""
     delta, tau, n = (SymbolicVector.named(name) for name in ("delta", "tau", "n"))
     at, below, beyond = (refusing_other_types(lambda s=s: score((s,), (tau,))) for s in (tau, delta, tau + n))
     shift = delta - tau
@@ -258,7 +258,7 @@ def any_length_steps() -> list[ProofStep | Proof]:
 
 
 def _reading_steps() -> list[ProofStep]:
-    """A `SymbolicVector` acts as its components do: shown for d up to 4, argued for all others."""
+    """A `SymbolicVector` acts like its components: shown for d up to 4, argued for all others."""
     delta, tau = SymbolicVector.named("delta"), SymbolicVector.named("tau")
     whole = refusing_other_types(lambda: score((delta,), (tau,)))
     written = []
@@ -276,7 +276,7 @@ def _gap(n: Sequence[Any], tau: Sequence[Any]) -> Any:
 
 
 def _cases_of_nonzero(n: Sequence[Any]) -> list[tuple[Any, tuple[Any, ...]]]:
-    """A vector n other than 0 has a component that is 1 + k or −(1 + k); the others stay any integers."""
+    """The cases of n ≠ 0: some component is 1 + k or −(1 + k); the others are any integers."""
     k = sympy.Symbol("k", integer=True, nonnegative=True)
     below, _, above = signs(n)
     cases = []

@@ -1,7 +1,7 @@
 """Proof steps from absolute to relative encodings (Eq. 4 → 5 → 6), which separate identities from new parametrisations.
 
 As in Transformer-XL, Ŵ_key r_δ replaces the key's position W_keyᵀ P_kᵀ, and uᵀ and vᵀ replace the query's position P_q W_qry in the
-third and the fourth term.  These replacements are no identities, and a step says so.
+third and the fourth term.  These replacements are not identities, and a step says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ _DIMS = (1, 2, 3)
 
 
 def relative_steps() -> list[ProofStep]:
-    """Eq. 4 → 5 → 6, then what becomes of Eq. 6 in the construction."""
+    """Eq. 4 → 5 → 6, then Eq. 6 in the construction."""
     return [*_expansion_steps(), *_no_identity_steps(), *construction_steps()]
 
 
 def _expansion_steps() -> list[ProofStep]:
-    """D_in = D_k = 2, D_p = 3."""
+    """The expansion, with D_in = D_k = 2 and D_p = 3."""
     x_q, p_q, x_k, p_k, u, v, at_q, third, fourth = (
         sympy.Matrix([symbols(name, 2)]) for name in ("x", "p", "y", "s", "u", "v", "a", "c", "e")
     )
@@ -61,7 +61,7 @@ def _expansion_steps() -> list[ProofStep]:
 
 
 def _no_identity_steps() -> list[ProofStep]:
-    """Eq. 6 is more than Eq. 5; the quadratic encoding is of both forms, at a price of d + 2 features."""
+    """Eq. 6 is more general than Eq. 5; the quadratic encoding has both forms, the latter with d + 2 features."""
     rows, features = [], []
     for dims in _DIMS:
         keys = list(product(range(3), repeat=dims))
@@ -81,7 +81,7 @@ def _no_identity_steps() -> list[ProofStep]:
 
 
 def construction_steps() -> list[ProofStep]:
-    """Theorem 1's choice in Eq. 6, with one more key channel than D_p needs."""
+    """Theorem 1's parameters in Eq. 6, with one more key channel than D_p requires."""
     reduced = []
     for dims in _DIMS:
         delta, tau = integers("delta", dims), integers("tau", dims)
@@ -99,7 +99,7 @@ def construction_steps() -> list[ProofStep]:
 
 
 def moved_together(numbers: Callable[[str, int], Any] = integers) -> list[tuple[Any, Any]]:
-    """The scores before and after query and key both move by s, for τ made of these numbers, in one, two and three dimensions."""
+    """The scores before and after query and key move by s, with ``numbers`` for τ, in one, two and three dimensions."""
     pairs = []
     for dims in _DIMS:
         tau, (q, k, s) = numbers("tau", dims), (integers(name, dims) for name in ("q", "k", "s"))
@@ -108,7 +108,7 @@ def moved_together(numbers: Callable[[str, int], Any] = integers) -> list[tuple[
 
 
 def translation_steps() -> list[ProofStep]:
-    """A_{q+s, k+s} of the moved image X'_p = X_{p−s} is A_{q, k} of X, with all four terms."""
+    """A_{q+s, k+s} of the moved image X'_p = X_{p−s} equals A_{q, k} of X, with all four terms."""
     pairs = []
     for dims in _DIMS:
         q, k, s = (integers(name, dims) for name in ("q", "k", "s"))
@@ -117,7 +117,7 @@ def translation_steps() -> list[ProofStep]:
 
 
 def eq_6(query: Sequence[Any], key: Sequence[Any], token: Callable[[Sequence[Any]], sympy.Matrix]) -> Any:
-    """All four terms of Eq. 6 on symbols, D_in = D_k = 2, with r of the code: ``token`` gives the row X_p of a position."""
+    """All four terms of Eq. 6 on symbols, D_in = D_k = 2, with the code's r; ``token`` gives the row X_p of a position."""
     r = sympy.Matrix(quadratic.r(minus(key, query)))
     w_qry, w_key = (sympy.Matrix(2, 2, symbols(name, 4)) for name in ("Q", "K"))
     w_pos, u, v = (
@@ -129,7 +129,7 @@ def eq_6(query: Sequence[Any], key: Sequence[Any], token: Callable[[Sequence[Any
 
 
 def image_token(moved_by: Sequence[Any] | None = None) -> Callable[[Sequence[Any]], sympy.Matrix]:
-    """X_p as symbols of the position p, of the image as it is or moved by a vector."""
+    """X_p as symbols of the position p, for the image itself or moved by a vector."""
     first, second = indexed("X"), indexed("Y")
     return lambda p: sympy.Matrix([[x[p if moved_by is None else minus(p, moved_by)] for x in (first, second)]])
 

@@ -1,6 +1,6 @@
-"""Positional scores on sympy symbols from the code's own encoding, their softmax, and helpers for symbols.
+"""Symbolic positional scores from the code's own encoding, their softmax, and helpers for sympy symbols.
 
-The functions of ``construct.encoding.quadratic`` are looked up at call time, so the proofs are about whatever replaces them.
+The functions of ``construct.encoding.quadratic`` are looked up at call time, so the proofs also judge replacements of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +31,12 @@ def number(delta: Sequence[Any], sizes: Sequence[Any]) -> Any:
 
 
 def parabola_score(delta: Sequence[Any], tau: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    """The score with D_p = 2: the quadratic encoding of one axis, on which n(δ) numbers the shifts."""
+    """The score with D_p = 2: the quadratic encoding in one dimension, applied to the numbers n(δ) of the shifts."""
     return score((number(delta, sizes),), (number(tau, sizes),))
 
 
 def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any]) -> Any:
-    """The score of the absolute encoding: a dot product of a query's and a key's d + 1 features."""
+    """The absolute encoding's score: the dot product of a query's and a key's d + 1 features."""
     left, right = quadratic.absolute_query(query, tau, alpha), quadratic.absolute_key(key)
     if not len(left) == len(right) == len(key) + 1:
         raise ProofFailed("query and key have d + 1 features", (len(left), len(right)), "but they have")
@@ -44,19 +44,19 @@ def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any])
 
 
 def weights(scores: Sequence[Any]) -> list[Any]:
-    """The softmax of scores, e^own / Σ_j e^score_j, with the numerator divided out."""
+    """The softmax of scores, e^own / Σ_j e^score_j, divided through by the numerator."""
     return [1 / reduce(add, (sympy.exp(sympy.expand(other - own)) for other in scores)) for own in scores]
 
 
 def sums_by_axis(term: Any, axes: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Equations that a sum over a box of any size is a product, each summing over one more axis.
+    """Equations that show that a sum over a box of any size is a product, each summing over one more axis.
 
     Args:
         term: the summand, which should be the product of the factors.
-        axes: (variable, factor in this variable) of each axis.
+        axes: (variable, factor in this variable) for each axis.
 
     Returns:
-        (sum over the axis, its factor's sum times the rest); sums already taken stand as symbols Z_1, Z_2, …
+        (sum over the axis, its factor's sum times the rest); sums already taken are symbols Z_1, Z_2, …
     """
     equations, taken = [], sympy.Integer(1)
     for number, (variable, factor) in enumerate(axes, 1):
@@ -69,7 +69,7 @@ def sums_by_axis(term: Any, axes: Sequence[tuple[Any, Any]]) -> list[tuple[Any, 
 
 
 def symbols(name: str, dims: int, **assumptions: bool) -> tuple[sympy.Symbol, ...]:
-    """One symbol for each axis: name_1, …, name_d."""
+    """One symbol per axis: name_1, …, name_d."""
     return tuple(sympy.Symbol(f"{name}_{axis}", **assumptions) for axis in range(1, dims + 1))
 
 
@@ -84,12 +84,12 @@ def reals(name: str, dims: int) -> tuple[sympy.Symbol, ...]:
 
 
 def small(dims: int, *sides: tuple[int, ...]) -> tuple[int, ...]:
-    """The sides of something small enough for sympy, given in one, two and three dimensions; further axes have length 1."""
+    """Side lengths small enough for sympy, given for one, two and three dimensions; further axes have length 1."""
     return sides[min(dims, 3) - 1] + (1,) * (dims - 3)
 
 
 def on_grid(shape: Sequence[int]) -> str:
-    """Where an instance is: "on a 3×3 grid"."""
+    """The grid of an instance in words: "on a 3×3 grid"."""
     return f"on a {'×'.join(map(str, shape))} grid" if len(shape) > 1 else f"on a grid of {shape[0]}"
 
 
@@ -99,7 +99,7 @@ def indexed(name: str, **assumptions: Any) -> Any:
 
 
 def signs(n: Sequence[Any]) -> tuple[list[sympy.Symbol], ...]:
-    """For each component, three propositions: it is below, at, above zero."""
+    """Three propositions per component: it is below, at, or above zero."""
     below, at, above = ([sympy.Symbol(f"{x} {sign} 0") for x in n] for sign in ("<", "=", ">"))
     return below, at, above
 

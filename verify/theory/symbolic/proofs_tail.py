@@ -1,7 +1,7 @@
-"""Proof steps of the tail bound of `verify.rounding.leakage`, and of the tolerance from which α is derived.
+"""Proof steps of the tail bound in `verify.rounding.leakage`, and of the tolerance from which α is derived.
 
-Both bounds compare e^{−αn²} (or e^{−α(n²−2nf)}, |f| ≤ ½) with a geometric series: n(n − 1) grows by at least 2(N + 1) a step
-beyond N, and n² ≥ 1 + 3(n − 1).
+Both bounds compare e^{−αn²} (or e^{−α(n²−2nf)}, |f| ≤ ½) with a geometric series: beyond N, n(n − 1) grows by at least 2(N + 1)
+per step, and n² ≥ 1 + 3(n − 1).
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ _k, _m = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("k", "
 
 
 def tail_steps() -> list[ProofStep | Proof]:
-    """Exponents of at least n(n − 1): the terms beyond N add up to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)})."""
+    """With exponents of at least n(n − 1), the terms beyond N sum to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)})."""
     n = count + 1 + _m
     exponent = count * (count + 1) + 2 * (count + 1) * _m
     y = sympy.Symbol("y", positive=True)

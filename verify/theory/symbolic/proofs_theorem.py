@@ -1,4 +1,4 @@
-"""Proof steps of Theorem 1 after Lemma 2: the limits of the code's attention, Lemma 1 on them, and the rate on any grid."""
+"""Proof steps of Theorem 1 after Lemma 2: the limits of the code's attention, Lemma 1 for them, and the rate on any grid."""
 
 import sympy
 
@@ -16,7 +16,7 @@ from verify.theory.symbolic.proofs_scores import alpha, minus, score, symbols, w
 
 
 def theorem_steps(dims: int) -> list[ProofStep | Proof]:
-    """With sympy's limits as P^h the layer is the convolution; then the rate of convergence."""
+    """With sympy's limits as P^h the layer equals the convolution; then the rate of convergence."""
     case = cases(dims)[0]
     soft = [
         [weights([score(minus(key, query), shift) for key in case.keys]) for query in case.queries]
@@ -45,7 +45,7 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
-    """On any grid: the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
+    """On any grid, the difference at finite α is a finite sum of products, each at most a constant times e^{−α}."""
     queries, tokens = len(case.queries), len(case.keys)
     p = [sympy.Matrix(queries, tokens, lambda q, k, h=h: sympy.Symbol(f"P_{h}_{q}_{k}")) for h in range(len(case.taps))]
     w, x, eye = case.w, case.x, sympy.eye(CHANNELS[1])
@@ -90,7 +90,7 @@ def _rate_steps(case: SymbolicConvolution) -> list[ProofStep | Proof]:
 
 
 def _finite_steps() -> list[ProofStep]:
-    """At finite α: a head that leaks ε moves its value by at most 2εM, where |X| ≤ M, and by that much at worst."""
+    """At finite α, a head that leaks ε changes its value by at most 2εM, where |X| ≤ M, and the bound is attained."""
     p = symbols("p", 3, nonnegative=True)
     x = symbols("x", 4)
     leak, bound = sympy.symbols("epsilon M", nonnegative=True)
