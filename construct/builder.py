@@ -125,9 +125,9 @@ def kernel_to_mhsa(
     if not bool(v.isfinite().all()):
         raise ValueError(f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite")
     # Only the encoding enters the score: Ŵ_key = I; W_qry = W_key = 0 and u = 0 switch the content terms off.
-    w_key_pos = torch.eye(d_p, dtype=v.dtype).repeat(n, 1, 1)
-    w_qry = torch.zeros(n, geometry.in_channels, d_p, dtype=weight.dtype)
-    w_key, u = torch.zeros_like(w_qry), torch.zeros(n, d_p, dtype=weight.dtype)
+    w_key_pos = torch.eye(d_p, dtype=v.dtype, device=v.device).repeat(n, 1, 1)
+    w_qry = weight.new_zeros(n, geometry.in_channels, d_p)
+    w_key, u = torch.zeros_like(w_qry), weight.new_zeros(n, d_p)
     # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
     # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
     taps = heads.tap_matrices(weight.detach(), geometry)[list(bijection.order)]
@@ -135,7 +135,7 @@ def kernel_to_mhsa(
     # Several heads at one shift have the same attention, and their widths add up.
     w_val, w_out = heads.split_heads(w_val, w_out, pieces)
     v, w_key_pos, w_qry, w_key, u = (x.repeat_interleave(pieces, dim=0) for x in (v, w_key_pos, w_qry, w_key, u))
-    b_out = torch.zeros(geometry.out_channels, dtype=weight.dtype) if bias is None else bias.detach().clone()
+    b_out = weight.new_zeros(geometry.out_channels) if bias is None else bias.detach().clone()
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
     return MHSA(geometry, weights, execution, radix).to(weight.device)
@@ -156,7 +156,7 @@ def _heads_per_shift(head_dim: int | str | None, heads_per_shift: int | None, ge
 
 def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:
     """v as float32, or as float64 if float32 would round it."""
-    exact = torch.tensor(v, dtype=torch.float64)
+    exact = torch.tensor(v, dtype=torch.float64, device="cpu")
     single = exact.float()
     return exact if dtype == torch.float64 or not torch.equal(single.double(), exact) else single
 

@@ -237,7 +237,7 @@ class TokenGrid:
 
     def shifts(self) -> tuple[Tensor, ...]:
         """The components of every δ of the box: d vectors, float64 (box_size,), in the order of the codes."""
-        axes = [torch.arange(least, most + 1, dtype=torch.float64) for least, most in self.box]
+        axes = [torch.arange(least, most + 1, dtype=torch.float64, device="cpu") for least, most in self.box]
         return tuple(component.flatten() for component in torch.meshgrid(*axes, indexing="ij"))
 
     @cached_property

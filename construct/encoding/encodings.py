@@ -132,7 +132,8 @@ class Parabola(Encoding):
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """α, and as τ the shift with the nearest number."""
         alpha, number = -c[:, 0], -c[:, 1] / (2 * c[:, 0])
-        return alpha, torch.tensor([shift_of_number(int(n), self.radix) for n in number.round()]).double()
+        shifts = [shift_of_number(int(n), self.radix) for n in number.round()]
+        return alpha, torch.tensor(shifts, dtype=torch.float64, device=c.device)
 
 
 @dataclass(frozen=True)

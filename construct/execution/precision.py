@@ -51,7 +51,7 @@ def coordinates(layer: Layer, grid: TokenGrid) -> tuple[Tensor, Tensor]:
         parts = [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
         return torch.stack(parts if layer.radix is None else [quadratic.number(parts, layer.radix)], dim=1).to(device)
 
-    keys = [torch.arange(n, dtype=torch.float64) - m for n, m in zip(grid.shape, middles, strict=True)]
+    keys = [torch.arange(n, dtype=torch.float64, device="cpu") - m for n, m in zip(grid.shape, middles, strict=True)]
     queries = [query.double() - m for query, m in zip(grid.queries, middles, strict=True)]
     return laid_out(keys), laid_out(queries)
 

@@ -242,7 +242,7 @@ def _parametrize_v(layer: MHSA, name: str, kind: type[_HeadVector]) -> MHSA:
     if parametrize.is_parametrized(layer, "v"):
         raise ValueError("MHSA: v is parametrized already")
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    if not bool((layer.w_key_pos == torch.eye(key_dim, pos_dim).to(layer.w_key_pos)).all()):
+    if not bool((layer.w_key_pos == torch.eye(key_dim, pos_dim, device="cpu").to(layer.w_key_pos)).all()):
         raise ValueError("MHSA: takes a layer with Ŵ_key = [1; 0], as conv_to_mhsa makes them")
     frozen = not layer.v.requires_grad
     layer.v.requires_grad_()
@@ -261,7 +261,7 @@ def _with_keys(layer: MHSA, key_dim: int, encoding: Encoding, v: Tensor) -> MHSA
     weights = MHSAWeights(
         w_qry=content,
         w_key=content.clone(),
-        w_key_pos=torch.eye(key_dim, v.shape[1]).to(v).repeat(heads, 1, 1),
+        w_key_pos=torch.eye(key_dim, v.shape[1], device="cpu").to(v).repeat(heads, 1, 1),
         u=like.new_zeros(heads, key_dim),
         v=nn.functional.pad(v, (0, key_dim - v.shape[1])),
         w_val=layer.w_val.detach().clone(),

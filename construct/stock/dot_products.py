@@ -110,14 +110,14 @@ def reach(grid: TokenGrid) -> tuple[int, ...]:
 
 def positions(grid: TokenGrid, constant: bool) -> Tensor:
     """The position channels (p, ‖p‖²) or (p, ‖p‖², 1), float64 (T, d + 1 or d + 2)."""
-    axes = [torch.arange(n, dtype=torch.float64) - n // 2 for n in grid.shape]
+    axes = [torch.arange(n, dtype=torch.float64, device="cpu") - n // 2 for n in grid.shape]
     square, *p = quadratic.absolute_key([axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")])
     return torch.stack([*p, square, *([torch.ones_like(square)] if constant else [])], dim=1)
 
 
 def sources(grid: TokenGrid, size: Sequence[int]) -> Tensor:
     """The source of each token, int64 (T,): 0 for zeros, i + 1 for a copy of input position i (row-major)."""
-    copied, real = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
+    copied, real = torch.zeros((), dtype=torch.int64, device="cpu"), torch.ones((), dtype=torch.bool, device="cpu")
     for n, source in zip(size, grid.sources, strict=True):
         copied = copied[..., None] * n + source
         real = real[..., None] & (source >= 0)

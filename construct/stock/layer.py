@@ -234,7 +234,7 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
         # absolute_query is affine in q: its value at 0, and along each axis the slope 2β.
         beta = centre.factor(dtype, head_dim)
         start = quadratic.absolute_query((0,) * g.dims, centre.tau, beta)
-        constant[head, : g.dims + 1] = torch.tensor([float(x) for x in start], dtype=dtype)
+        constant[head, : g.dims + 1] = torch.tensor([float(x) for x in start], dtype=dtype, device=device)
         in_proj[0, head, 1 : g.dims + 1, places].diagonal().fill_(float(2 * beta))
     out_proj = attention.out_proj.weight.view(width, heads, head_dim)
     for group in range(groups):

@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct import MHSA, ConvGeometry, conv_to_mhsa, from_torch_mha, to_torch_mha
 from construct.builder import kernel_to_mhsa
 from traits import traits
 from truths import batched, exact, excess, permuted, random_layer
+from verify import certify
 from verify.oracle import Convolution
 from verify.rounding.elements import difference_bound
 from verify.strategies import EXACT_BELOW, Case, cases, convolutions, inputs_for, sizes_for
@@ -295,3 +297,24 @@ def test_cases_hand_every_argument_on(case: Case):
     assert len(case.x) == 2
     assert case.x.stride(0) == 0
     assert case.x[0, 0].numel() < 150
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+@pytest.mark.parametrize(
+    "conv",
+    [nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.ConvTranspose1d(3, 4, 3, stride=2), nn.Conv1d(3, 2, 2)],
+    ids=str,
+)
+def test_the_default_device_of_torch_does_not_matter(conv: Any, encoding: Any) -> None:
+    """Under a default device without numbers, a layer is built, called in every execution, and certified as it is without."""
+    x = torch.randn(1, 3, *(7,) * (conv.weight.dim() - 2))
+    layer = conv_to_mhsa(conv, encoding=encoding)
+    with torch.device("meta"):
+        other = conv_to_mhsa(conv, encoding=encoding)
+        for execution in ("axial", "chunked", "dense", "sdpa"):
+            layer.execution = other.execution = execution
+            assert torch.equal(other(x), layer(x))
+        assert certify(conv, other, grid=x.shape[2:]).verdict.name == "PROVED"
+        if not isinstance(conv, nn.ConvTranspose1d):
+            stock = to_torch_mha(other, grid=x.shape[2:])
+            assert torch.equal(from_torch_mha(stock).weight, conv.weight)
