@@ -106,6 +106,7 @@ WRONG = {
     "--random 1 --input-size 3 8 --output r.db": "--input-size goes",
     "none/*.pt --output r.db": "no such file",
     "net.pt --input-size 3 x --output r.db": "not a whole number",
+    "none.txt --output r.db": "none.txt: names no network",
     "lines.txt --output r.db": "lines.txt: net.pt --alfa 3: unrecognized arguments: --alfa 3",
 }
 
@@ -114,6 +115,7 @@ WRONG = {
 def test_wrong_arguments_get_one_line(words: str, sweep: Command):
     Path("net.pt").touch()
     Path("lines.txt").write_text("net.pt --alfa 3\n")
+    Path("none.txt").write_text("# net.pt\n\n")
     assert WRONG[words] in sweep.refuses(*words.split())
 
 
@@ -324,6 +326,20 @@ def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: 
     assert process.returncode == 0, err
     assert {row["key"] for row in kept} < {row["key"] for row in rows(tmp_path / "r.db")}
     assert len(rows(tmp_path / "r.db", "fault = ''")) == 120
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seconds", [0.5, 0.8, 1.1, 1.5, 2.0])
+def test_an_interrupt_while_workers_start_ends_in_one_line(seconds: float, tmp_path: Path):
+    with running(tmp_path, "--random", "120", "--workers", "2") as process:
+        until(lambda: (tmp_path / "r.db").exists())
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.startswith("interrupted")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.deep

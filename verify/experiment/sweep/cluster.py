@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count, islice
 from math import ceil
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,7 +113,7 @@ def cluster(workers: int | None, scheduler: str | None, dashboard: bool) -> Iter
                 yield client
             return
         with (
-            LocalCluster(
+            _starting(
                 n_workers=workers,
                 threads_per_worker=1,
                 host="127.0.0.1",
@@ -125,6 +126,19 @@ def cluster(workers: int | None, scheduler: str | None, dashboard: bool) -> Iter
             Client(local) as client,
         ):
             yield client
+
+
+def _starting(**options: Any) -> LocalCluster:
+    """A local cluster; Ctrl-C waits until it has started, as half of one cannot be closed.
+
+    The processes inherit that, so that none is interrupted before :func:`dask_setup`.
+    """
+    resource_tracker.ensure_running()  # which would let signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return LocalCluster(**options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def addresses_of(client: Any) -> set[str]:

@@ -98,9 +98,10 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
     for name in options.models:
         if name.endswith(".txt"):
             text = Path(name).read_text(encoding="utf-8")
-            lines += [
-                (line, f"{name}: {line}") for line in text.splitlines() if line.strip() and line.strip()[0] != "#"
-            ]
+            named = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
+            if not named:  # nothing certified is no success
+                raise ValueError(f"{name}: names no network (write MODEL [options] in each line)")
+            lines += [(line, f"{name}: {line}") for line in named]
     for line, shown in lines:
         pattern, *words = shlex.split(line)
         exact = Path(pattern).exists()
