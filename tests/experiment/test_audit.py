@@ -627,6 +627,11 @@ class Payload:
         (b"", "", "error"),
         (b"PK\x03\x04 and nothing more", "", "error"),
         (nn.Linear(2, 2), "", "no attention layer"),
+        (
+            nn.Sequential(nn.MultiheadAttention(2, 1)),
+            "",
+            "a stock nn.MultiheadAttention is read if it was saved by itself",
+        ),
         ({"attention": Payload()}, "", "print"),
         ("layer", "--kernel 3 3 3", "kernel_size"),
         ("layer", "--seed -1", "seed"),

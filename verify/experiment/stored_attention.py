@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from construct.attention import ConvGeometry
-from verify.plots.stored_layer import layer_in
+from verify.plots.stored_layer import NoLayer, layer_in
 
 
 class StoredStock(nn.Module):
@@ -60,7 +60,12 @@ def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Mo
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such file")
     stock = _stock_in(path) if name is None else None
-    return layer_in(path, name) if stock is None else stock
+    if stock is not None:
+        return stock
+    try:
+        return layer_in(path, name)
+    except NoLayer as error:
+        raise ValueError(f"{error}; a stock nn.MultiheadAttention is read if it was saved by itself") from error
 
 
 def _stock_in(path: str | os.PathLike[str]) -> nn.Module | None:

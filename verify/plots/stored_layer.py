@@ -11,6 +11,10 @@ from verify.recheck.checkpoints import TENSORS
 from verify.recheck.weight_files import layers_in, numbers
 
 
+class NoLayer(ValueError):
+    """The file holds no attention layer of this project."""
+
+
 def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
     """Read a layer.
 
@@ -25,7 +29,9 @@ def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
     with Path(path).open("rb") as file:
         layers = {key: layer for key, layer in layers_in(file, str(path)).items() if layer.kind == "MHSA"}
         if not layers:
-            raise ValueError(f"{path}: it holds no attention layer (python -m construct.from_conv makes one)")
+            raise NoLayer(
+                f"{path}: it holds no attention layer of this project (python -m construct.from_conv makes one)"
+            )
         if name is None and len(layers) > 1:
             raise ValueError(f"{path}: it holds several layers; give --layer, one of {', '.join(layers)}")
         if name is not None and name not in layers:
