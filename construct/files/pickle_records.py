@@ -189,7 +189,7 @@ def _opaque(walker: Any, name: str, *arguments: Any) -> Any:
 
 def _refused(walker: Any, name: str, *arguments: Any) -> Any:
     kind = {"q": "quantised", "s": "sparse", "n": "nested"}[name.removeprefix("torch._utils._rebuild_")[0]]
-    raise Malformed(f"it holds {kind} tensors, which are not read")
+    raise Malformed(f"it holds {kind} tensors, which are not read: make plain ones of them")
 
 
 CALLS: Mapping[str, Callable[..., Any]] = {

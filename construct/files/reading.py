@@ -157,6 +157,8 @@ def read_inputs(path: FilePath) -> Any:
 
 LAZY = "torch.nn.parameter.UninitializedParameter"
 """The class of weights that are not initialised yet."""
+QUANTISED = frozenset(f"torch.{kind}Storage" for kind in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4"))
+"""The storages of quantised tensors."""
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
 _KINDS = {
     "safetensors": "safetensors",
@@ -229,6 +231,8 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
     if LAZY in names:
         what = "holds lazy modules whose weights do not exist yet"
         return BadModelFile(what, "run one batch through the network, and save it again")
+    if not QUANTISED.isdisjoint(names):  # no name that could be allowed would make them readable
+        return BadModelFile("holds quantised tensors, which are not read", "save the network before it is quantised")
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
     alone = ""
     if inside := model_paths(walker.root):

@@ -313,6 +313,20 @@ def test_row_17_storages_that_are_too_short(from_conv: Command) -> None:
         assert "stor" in from_conv.refuses(path)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of quantised tensors
+@pytest.mark.parametrize("kind", ["quantised", "sparse"])
+def test_tensors_that_are_not_read_are_named(kind: str, from_conv: Command) -> None:
+    """And nothing is advised that would end in the next error."""
+    x = torch.ones(1, 1, 3, 3)
+    torch.save(
+        {"weight": torch.quantize_per_tensor(x, 0.1, 0, torch.qint8) if kind[0] == "q" else x.to_sparse()}, "m.pt"
+    )
+    line = from_conv.refuses("m.pt")
+    assert f"holds {kind} tensors, which are not read" in line
+    assert "--allow" not in line
+    assert ("before it is quantised" if kind[0] == "q" else "make plain ones of them") in line
+
+
 @pytest.mark.parametrize(
     "content",
     [
