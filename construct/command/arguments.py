@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -229,7 +230,7 @@ def _format(options: argparse.Namespace) -> str:
 
 def _path(text: str) -> Path:
     path = Path(text)
-    if not path.name:
+    if not path.name or text.endswith(("/", os.sep)):  # a folder, which Path would make a file of
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a file")
     return path
 

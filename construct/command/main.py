@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             options = parse(argv)
         except BrokenPipeError:  # --help | head
-            _discard_stdout(stdout)
+            _discard(stdout)
             return 0
         name = printable(options.model) + ": "
         with isolated():
@@ -65,14 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         message, code, cause = f"error: {one_line(error.on_command_line, 2000)}", 2, error
     except MemoryError as error:
         message, code, cause = f"error: {name}{one_line(error) or 'out of memory'} ({LESS_MEMORY})", 2, error
-    except Exception as error:
+    except BaseException as error:  # the user's code may raise anything, as a CancelledError
         memory = out_of_memory_error(error)
         what = f"{memory} ({LESS_MEMORY})" if memory else f"{describe(error)} (--debug shows where)"
         message, code, cause = f"error: {name}{what}", 2, error
     if debug:
         traceback.print_exception(cause, file=sys.stderr)
     if sys.stderr is not None:  # None if the caller closed it
-        sys.stderr.write(message + "\n")
+        try:
+            sys.stderr.write(message + "\n")
+        except OSError:  # on a full disk the exit code has to say it
+            _discard(sys.stderr)
     return code
 
 
@@ -172,14 +175,14 @@ def _print(report: Report, as_json: bool, stdout: TextIO | None) -> None:
     try:
         (print_json if as_json else print_table)(report, stdout)
     except BrokenPipeError:
-        _discard_stdout(stdout)
+        _discard(stdout)
     except OSError as error:
-        _discard_stdout(stdout)
+        _discard(stdout)
         written = f"{printable(report.output)} is written" if report.output else "nothing else was written"
         raise BadModelFile(f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})") from error
 
 
-def _discard_stdout(stdout: TextIO) -> None:
-    """Redirect stdout to the null device, so that Python's flush at exit does not fail."""
+def _discard(stream: TextIO) -> None:
+    """Redirect stdout or stderr to the null device, so that Python's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("w") as null:
-        os.dup2(null.fileno(), stdout.fileno())
+        os.dup2(null.fileno(), stream.fileno())

@@ -18,6 +18,10 @@ from verify.verdict import from_above
 _STYLES = {"REFUTED": "bold red", "UNDECIDED": "yellow"}
 
 
+NARROWEST = 80
+"""Columns of the narrowest table; a narrower terminal breaks its lines."""
+
+
 def print_table(report: Report, out: TextIO) -> None:
     """Print the table and the lines below it.
 
@@ -27,12 +31,15 @@ def print_table(report: Report, out: TextIO) -> None:
     encoding = getattr(out, "encoding", None) or "ascii"
     unicode = encoding.lower().replace("-", "").startswith("utf")
     console = Console(file=out, width=None if terminal else 10_000, markup=False, highlight=False, emoji=False)
+    width = console.width
     with console.capture() as capture:
         if report.layers:
-            console.print(_table(report, unicode, narrow=console.width < 110), soft_wrap=not terminal)
+            # Narrower, rich would leave out names and verdicts; and it cuts what does not fit, unless the terminal may wrap it.
+            console.width = max(width, NARROWEST)
+            console.print(_table(report, unicode, narrow=width < 110), soft_wrap=True)
         for line in _lines(report):
             # A word longer than a line, such as a path, stays whole so that it can be copied.
-            words = fill(line, console.width, break_long_words=False, break_on_hyphens=False) if terminal else line
+            words = fill(line, width, break_long_words=False, break_on_hyphens=False) if terminal else line
             console.print(Text(words), soft_wrap=True)
     text = "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n") + "\n"
     out.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -42,8 +49,8 @@ def print_table(report: Report, out: TextIO) -> None:
 def _table(report: Report, unicode: bool, narrow: bool) -> Table:
     padding = (0, 0 if narrow else 1, 0, 0)
     table = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False) if unicode else Table(box=box.ASCII)
-    table.add_column("layer", overflow="fold", min_width=8)
-    table.add_column("convolution", overflow="fold", min_width=8)
+    table.add_column("layer", overflow="fold", min_width=7)
+    table.add_column("convolution", overflow="fold", min_width=7)
     for name in ("heads", "D_h", "α" if unicode else "alpha", "interior", "border", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("|x| <=", justify="right", min_width=6)

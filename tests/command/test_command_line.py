@@ -52,6 +52,12 @@ class Failing(nn.Module):
 def number():
     return 5
 
+class Unusual(BaseException):
+    pass
+
+def cancelled():
+    raise Unusual("no Exception")
+
 class Box:
     net = Net
 '''
@@ -268,6 +274,7 @@ NO_ARCHITECTURE = {
     "no attribute": ("--arch net:Nothing", "AttributeError"),
     "arguments": ("--arch net:Needy", "missing 1 required positional argument: 'width'"),
     "fails": ("--model-file net.py:Failing", "KeyError: 'first line\\nsecond line'"),
+    "fails unusually": ("--model-file net.py:cancelled", "state.pt: Unusual: no Exception"),
     "number": ("--model-file net.py:number", "makes an object of class int, not an nn.Module"),
     "other": ("--model-file net.py:Other", "does not fit net.py:Other: "),
     "no file": ("--model-file none.py:Net", "none.py: no such file"),
@@ -494,13 +501,13 @@ def test_signals_are_as_they_were(from_conv: Command, saved: Path) -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def on_a_terminal(columns: int, from_conv: Command, *words: object) -> str:
+def on_a_terminal(columns: int, from_conv: Command, *words: object, code: int = 0) -> str:
     """The output on a terminal of this width, without colours."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
         patch.setenv("TERM", "xterm")
         patch.setattr(sys.stdout, "isatty", lambda: True)
-        return re.sub(r"\x1b\[[0-9;]*m", "", from_conv.prints(*words))
+        return re.sub(r"\x1b\[[0-9;]*m", "", from_conv.prints(*words, code=code))
 
 
 def test_a_terminal_gets_its_own_width(from_conv: Command, saved: Path) -> None:
@@ -515,3 +522,17 @@ def test_the_first_command_fits_a_screen(from_conv: Command) -> None:
     lines = on_a_terminal(100, from_conv).splitlines()
     assert len(lines) <= 30
     assert all(len(line) <= 100 for line in lines if not line.startswith("input: "))
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80])
+def test_a_narrow_terminal_loses_no_name_and_no_verdict(columns: int, from_conv: Command, saved: Path) -> None:
+    out = on_a_terminal(columns, from_conv, saved, "--within", 1e-30, "--partial", code=1)
+    table = out.partition("0: UNDECIDED")[0]
+    assert "verdict" in table
+    assert table.count("UNDECIDED") == 2
+    assert [line.split()[0] for line in table.splitlines() if line.endswith("UNDECIDED")] == ["0", "3"]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_folder_is_no_output(from_conv: Command, saved: Path) -> None:
+    assert "'out/' is no name of a file" in from_conv.refuses(saved, "-o", "out/")

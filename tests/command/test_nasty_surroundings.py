@@ -140,6 +140,13 @@ def test_row_50_a_report_that_finds_no_space(options: tuple[str, ...], model: Pa
     assert names() == ({"m.pt"} if "3" in options else {"m.pt", "o.pt", "o.json"})
 
 
+def test_row_50_an_error_that_finds_no_space_keeps_its_exit_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        running = process("gone.pt", stderr=full)
+        out, _ = running.communicate(timeout=100)
+    assert (running.returncode, out) == (2, "")
+
+
 # ---- 51: interrupted -------------------------------------------------------------------------------------------------
 
 WAIT = """
