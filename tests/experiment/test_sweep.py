@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -317,8 +318,9 @@ def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: 
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err.startswith("interrupted (")
-    assert err.count("\n") == 1
+    *progress, last = err.splitlines()  # a line now and then, on a machine that is busy
+    assert all(re.match(r"\d+ of 120, ", line) for line in progress)
+    assert last.startswith("interrupted (")
     kept = rows(tmp_path / "r.db")
     assert 0 < len({row["layer"] for row in kept}) < 120
     with running(tmp_path, *words) as process:
