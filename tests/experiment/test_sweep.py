@@ -310,11 +310,15 @@ def test_a_task_that_hangs_is_given_up(tmp_path: Path, network: Path):
 
 
 @pytest.mark.deep
-def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path):
+@pytest.mark.parametrize("by", ["Ctrl-C", "SIGTERM"])
+def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(by: str, tmp_path: Path):
     words = "--random", "120", "--workers", "2"
     with running(tmp_path, *words) as process:
         until(lambda: rows_so_far(tmp_path))
-        os.killpg(process.pid, signal.SIGINT)
+        if by == "Ctrl-C":  # a terminal sends it to the workers too
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.terminate()
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
