@@ -63,11 +63,14 @@ def _split(spec: str, form: str) -> tuple[str, str]:
 def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
     try:
         factory = source()
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise BadModelFile(f"{printable(spec)}: {describe(error)}") from error
+    try:
         for part in name.split("."):
             factory = getattr(factory, part)
         model = factory() if callable(factory) and not isinstance(factory, nn.Module) else factory
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        what = f"{printable(spec)}: {describe(error)}"
+    except (Exception, SystemExit) as error:
+        what = f"{printable(spec)}: {describe(error)}".replace("module 'construct_architecture'", "the file")
         raise BadModelFile(what, "name something that makes the network without arguments") from error
     if not isinstance(model, nn.Module):
         raise BadModelFile(f"{printable(spec)}: makes an object of class {type(model).__name__}, not an nn.Module")

@@ -272,6 +272,7 @@ NO_ARCHITECTURE = {
     "no name": ("--arch net", "net: names no network (write pkg.module:factory)"),
     "no module": ("--arch no.such.module:Net", "no.such.module:Net: ModuleNotFoundError"),
     "no attribute": ("--arch net:Nothing", "AttributeError"),
+    "no attribute of a file": ("--model-file net.py:Nothing", "the file has no attribute 'Nothing'"),
     "arguments": ("--arch net:Needy", "missing 1 required positional argument: 'width'"),
     "fails": ("--model-file net.py:Failing", "KeyError: 'first line\\nsecond line'"),
     "fails unusually": ("--model-file net.py:cancelled", "state.pt: Unusual: no Exception"),
@@ -286,7 +287,10 @@ NO_ARCHITECTURE = {
 @pytest.mark.parametrize("name", NO_ARCHITECTURE)
 def test_architectures_that_do_not_fit(name: str, from_conv: Command, state: Path) -> None:
     options, reason = NO_ARCHITECTURE[name]
-    assert reason in from_conv.refuses(state, *options.split())
+    line = from_conv.refuses(state, *options.split())
+    assert reason in line
+    assert "construct_architecture" not in line
+    assert ("(name something" in line) == (name in ("no attribute", "arguments", "fails", "no attribute of a file"))
 
 
 def test_a_whole_module_needs_no_architecture(from_conv: Command, saved: Path) -> None:
