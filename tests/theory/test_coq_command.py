@@ -78,7 +78,17 @@ def test_another_version_is_refused(tools: Path, verify_command: Command):
     assert line == "error: Coq 8.20.0 is installed, and the proofs are written for 8.16"
 
 
-@pytest.mark.parametrize("axiom", ["Attention.Sums.easy : False", "Uint63.add : int"])
+@pytest.mark.parametrize(
+    "axiom",
+    [
+        "Attention.Sums.easy : False",
+        "Uint63.add : int",
+        "easy' : False",
+        "ε : False",
+        "loop is assumed to be guarded.",
+        "Universe relies on an unsafe hierarchy.",
+    ],
+)
 def test_one_axiom_more_is_refused(axiom: str, tools: Path, monkeypatch: pytest.MonkeyPatch, verify_command: Command):
     monkeypatch.setenv("EXTRA", f"\n{axiom}")
     code, _, err = verify_command("coq", "build")

@@ -83,6 +83,9 @@ def test_nothing_is_admitted():
     assert ADMITTED.search("Proof.\n  Admitted.")
     assert ADMITTED.search("  admit.")
     assert ADMITTED.search("Axiom easy : False.")
+    assert ADMITTED.search("Local Axiom easy : False.")
+    assert ADMITTED.search("#[local] Axiom easy : False.")
+    assert ADMITTED.search("Unset Guard Checking.")
 
 
 def test_the_page_names_theorems_and_definitions_that_there_are():
