@@ -36,6 +36,8 @@ def test_the_sections_of_a_theorem_are_part_of_it():
     context = "\n".join(theorem.context)
     assert "Hypothesis best" in context
     assert "score L h X q k < score L h X q (add q (f h))" in context
+    (theorem,) = headlines(["leak_theta"])
+    assert "Let L α : layer H := construction d d_in d_out α hs f W b." in theorem.context
     (theorem,) = headlines(["figures_sound"])
     assert any("Z.of_nat (length G)" in line for line in theorem.context)  # a period inside a name ends no sentence
 
@@ -63,6 +65,25 @@ def test_what_the_theorems_state_is_what_is_committed():
         ("theory/Same.v", "Hypothesis best", "Hypothesis better", ["counterexample", "same_iff", "theory/Same.v"]),
         ("theory/Definitions.v", "(a - b)%Z ::", "(b - a)%Z ::", ["theory/Definitions.v"]),
         ("verified/Extraction.v", "Z.fdiv x y)", "Z.ediv x y)", ["verified/Extraction.v"]),
+        (
+            "theory/Softmax.v",
+            "Open Scope R_scope.",
+            'Infix "<" := Rle : R_scope.\nOpen Scope R_scope.',
+            ["theory/Softmax.v"],
+        ),
+        (
+            "theory/Softmax.v",
+            "Open Scope R_scope.",
+            "Local Axiom no : False.\nOpen Scope R_scope.",
+            ["theory/Softmax.v"],
+        ),
+        (
+            "theory/Borders.v",
+            "(length axes) d_in d_out α hs f W b.",
+            "(length axes) d_in d_out α hs f W W.",
+            ["off_grid_leak", "theory/Borders.v"],
+        ),
+        ("theory/Lemma2.v", "Qed.", "idtac. Qed.", []),
         ("theory/Lemma2.v", "Theorem lemma2 d α", "(* why *)\nTheorem lemma2\n  d α", []),  # words and lines are free
     ],
 )

@@ -1,7 +1,7 @@
 """Reads the headline theorems from the Coq sources; Headlines.v lists them by group, each after the paper's equation.
 
-A statement is printed verbatim, with the comment above it and with the variables and hypotheses of its enclosing sections, which
-are part of it.  The committed statements.txt pins what every headline states and every file defines.
+A statement is printed verbatim, with the comment above it and with the variables, hypotheses and local definitions of its enclosing
+sections, which are part of it.  The committed statements.txt pins what every headline states and every file defines.
 """
 
 import hashlib
@@ -17,10 +17,8 @@ _HEADLINE = re.compile(
 )
 _TOKEN = re.compile(r'\(\*|\*\)|"[^"]*"|(?P<end>\.(?=\s|$))|[^\s(*".]+|\S', re.S)
 _STATED = re.compile(r"(?:Theorem|Lemma|Corollary)\s+(\w+)")
-_CONTEXT = re.compile(r"(?:Variables?|Hypothes[ie]s|Context|Notation)\b")
-_DEFINED = re.compile(
-    rf"(?:Local )?({_CONTEXT.pattern}|(?:Definition|Fixpoint|Record|Inductive|Let|Open Scope|Section|End|Extract)\b)"
-)
+_CONTEXT = re.compile(r"(?:Variables?|Hypothes[ie]s|Context|Notation)\b|Let\b(?=.*:=)", re.S)
+_SHOWN = re.compile(r"(?:Theorem|Lemma|Corollary|Example)\b")
 
 
 class Headline(NamedTuple):
@@ -32,7 +30,7 @@ class Headline(NamedTuple):
         name: the theorem's name, without its module.
         file: relative to the Coq sources.
         comment: the comment above it in the source; may be empty.
-        context: the variables and hypotheses of its enclosing sections, verbatim.
+        context: the variables, hypotheses and local definitions of its enclosing sections, verbatim.
         statement: the statement, verbatim.
     """
 
@@ -81,16 +79,32 @@ def headlines(names: Sequence[str] = ()) -> list[Headline]:
 
 
 def pinned() -> str:
-    """The content of statements.txt: a digest of each headline theorem's statement and of each file's definitions.
+    """The content of statements.txt: a digest of each headline theorem's statement, and of each file but its theorems and proofs.
 
     >>> pinned().splitlines()[0].split()[0]
     'lemma2'
     """
     lines = [f"{theorem.name} {_digest([*theorem.context, theorem.statement])}" for theorem in headlines()]
     for path in sorted(SOURCES.glob("*/*.v")):
-        defined = [code for _, code in _sentences(path.read_text(encoding="utf-8")) if _DEFINED.match(code)]
-        lines.append(f"{path.relative_to(SOURCES).as_posix()} {_digest(defined)}")
+        lines.append(f"{path.relative_to(SOURCES).as_posix()} {_digest(_defined(path))}")
     return "\n".join(lines) + "\n"
+
+
+def _defined(path: Path) -> list[str]:
+    """Every sentence of a file that may change what a statement means: all but theorems, and proofs that end with Qed."""
+    kept: list[str] = []
+    proof: list[str] | None = None
+    for _, code in _sentences(path.read_text(encoding="utf-8")):
+        if proof is not None:
+            proof.append(code)
+            if code in ("Qed.", "Defined."):
+                kept += [] if code == "Qed." else proof
+                proof = None
+        elif re.match(r"Proof\b", code):
+            proof = [code]
+        elif not _SHOWN.match(code):
+            kept.append(code)
+    return kept + (proof or [])
 
 
 def _digest(sentences: Sequence[str]) -> str:
