@@ -2,9 +2,10 @@
 
     Statement:
       check_floats_sound  if [check_same] accepts, so that taps and biases are equal, and [check_floats] accepts T for a
-                          format and a bound B, then every float evaluation of the layer (scores, softmax, values, sums, in
-                          either order of the products) and every float evaluation of the convolution differ by T at most:
-                          for inputs of every size that torch accepts, all floats |X| ≤ B, every output and channel.
+                          format and a bound B, then every float evaluation of the layer (scores, softmax, values, sums, with
+                          P X W_val in either order, then W_out) and every float evaluation of the convolution differ by T
+                          at most: for inputs of every size that torch accepts, all floats |X| ≤ B, every output and channel.
+                          Not covered: W_val W_out formed first.
       floats_exponential  the exponential that it assumes is any that is correctly rounded
     Assumed: the exponential is 0 at −α and below (FloatSoftmax.v); the scores on the grid are exact (RoundingScores.v);
     heads that carry only zeros are left out; none of the effects that RoundingLayer.v lists as not covered. *)
