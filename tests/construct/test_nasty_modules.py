@@ -22,6 +22,8 @@ import construct
 import verify
 from commands import Command
 from construct import MHSA, UnsupportedLayer
+from construct.encoding import quadratic
+from construct.modules.convolutions import FARTHEST
 from construct.modules.parametrizations import parametrization_names, plain_convolution
 from construct.modules.wrappers import unwrapped
 from verify.samples.call_counter import convolution_calls
@@ -51,6 +53,21 @@ class OneConvolution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3)
+
+
+# ---- 15: sizes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
+def test_a_tap_beyond_the_precision_of_the_scores_is_refused(kind: Any) -> None:
+    """Beyond it neighbours may score the same, and the attention on them is shared."""
+    assert construct.conv_to_mhsa(kind(1, 1, 2, dilation=FARTHEST)).heads == 2
+    (row,) = refusals(kind(1, 1, 3, dilation=FARTHEST + 1)).values()
+    assert "looks 16,777,217 positions away" in row[1]
+    for far, tied in ((FARTHEST, 0), (94_906_267, 2)):
+        delta = torch.arange(far - 3, far + 1, dtype=torch.float64)
+        scores = sum(v * r for v, r in zip(quadratic.v((float(far),), 1024.0), quadratic.r((delta,)), strict=True))
+        assert int((scores[:-1] >= scores[-1]).sum()) == tied
 
 
 # ---- 23: own code on a convolution -----------------------------------------------------------------------------------
