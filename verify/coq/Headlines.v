@@ -65,7 +65,7 @@ Print Assumptions theorem1_parabola.
 Print Assumptions never_exact.
 (* Theorem 1 is a limit, but some kernels are reproduced exactly at a query, where every token is a tap *)
 Print Assumptions exact_by_accident.
-(* Beyond the paper: a kernel of both signs takes two heads, as softmax is positive *)
+(* Beyond the paper: both signs at one pair of channels take two heads, as softmax is positive *)
 Print Assumptions two_heads_needed.
 (* Theorem 1 takes K^d heads: so many are needed where the taps are linearly independent *)
 Print Assumptions heads_needed.

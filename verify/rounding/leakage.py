@@ -6,7 +6,8 @@ leakage).  Numerator and denominator of the softmax are products over the axes, 
     on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
     off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})
 
-with f = τ − round(τ).  The second equals the first at f = 0.  At f_i = ±½ two keys tie and half leaks for every α.
+with f = τ − round(τ).  The second equals the first at f = 0.  At f_i = ±½ two keys tie, and with both on the grid
+half leaks for every α.
 
 All is interval arithmetic: the returned number is never below the true value.
 """

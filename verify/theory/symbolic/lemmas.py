@@ -131,11 +131,13 @@ def prove_leakage_on_lattice() -> Proof:
 def prove_leakage_off_lattice() -> Proof:
     """Prove the leakage of a head at offset f = τ − round(τ) from its nearest key, on any grid with that key (d = 1, 2, 3).
 
-    The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½ for every α.
+    The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½ for every α,
+    if both nearest keys are on the grid.
     """
     claim = (
         "Leakage off the lattice: for all real τ = t + f, t the nearest key, at most 1 − Π_i 1/(1 + s(f_i)) leaks past it, "
-        "s(f) = Σ_{n≥1} (e^(−α(n² − 2nf)) + e^(−α(n² + 2nf))); at |f| = 1/2 at least half does."
+        "s(f) = Σ_{n≥1} (e^(−α(n² − 2nf)) + e^(−α(n² + 2nf))); where |f| = 1/2 and both nearest keys are on the grid, "
+        "at least half does."
     )
     return Proof(claim, tuple(off_lattice_steps()))
 
