@@ -22,7 +22,7 @@ from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.pickles import NotConfirmed
 from verify.recheck.weight_files import Rejected, layers_in, opened
-from verify.verdict import Verdict, as_html, escaped
+from verify.verdict import Verdict, as_html, escaped, exactly, from_above
 
 NOT_RECHECKED = (
     "not recomputed, as that takes torch: the runs (observed, probes, step 6), torch_version, assumptions and sentences",
@@ -134,11 +134,10 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     most = stated.parts["bound"].max(initial=0.0)
     if not (exact if stated.within is None else most <= stated.within):
         raise NotConfirmed(f"{prefix}what it claims does not follow from a bound of {most:.3g}")
-    what = "the same function" if stated.within is None else f"a difference of at most {stated.within:g}"
+    what = "the same function" if stated.within is None else f"a difference of at most {exactly(stated.within)}"
     what += ", with the geometry that the certificate states," if pair.assumed else ""
-    return Verdict(
-        "PROVED", f"{what} for all |x| ≤ {stated.input_bound:g} up to {stated.grid}: difference ≤ {most:.3g}"
-    )
+    inputs = f"for all |x| ≤ {exactly(stated.input_bound)} up to {stated.grid}"
+    return Verdict("PROVED", f"{what} {inputs}: difference ≤ {from_above(most)}")
 
 
 @np.errstate(all="ignore")

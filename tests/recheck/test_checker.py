@@ -22,9 +22,11 @@ from broken import break_execution
 from commands import python
 from rechecked import Files
 from runs import is_quick
+from verified import pair_of
 from verify import checker
 from verify.argument.certification import certify
 from verify.argument.documents import document, write_document
+from verify.coq.verified.judging import questions_of
 from verify.layers.fields import digest, stated_geometry
 from verify.layers.reading import GridRefused
 from verify.recheck.certificate_file import read_document, record_digest
@@ -130,6 +132,22 @@ def test_what_was_proved_is_confirmed(name, files):
     assert result.verdict.name == "PROVED", str(result)
     assert result.layers[""].name == "PROVED"
     assert not result.uncovered
+
+
+@pytest.mark.parametrize("within", [None, 0.123456789])
+def test_no_printed_bound_is_too_small_and_no_condition_too_wide(within, files):
+    conv, most = nn.Conv2d(2, 3, 3, padding=1), 1.99999999
+    layer = construct.conv_to_mhsa(conv, alpha=1024.0 if within is None else 20.0)
+    certificate = certify(conv, layer, grid=(5, 5), input_bound=most, within=within)
+    (shown,) = files.write([("", certificate)], conv, layer).check().layers.values()
+    assert "|x| ≤ 1.99999999 " in shown.sentence
+    assert within is None or "at most 0.123456789 " in shown.sentence
+    assert float(shown.sentence.rpartition("≤ ")[2]) >= certificate.bound.max()
+    pair = pair_of(conv, layer, (5, 5), within)
+    pair = replace(pair, stated=pair.stated._replace(input_bound=most))
+    asked = questions_of(pair)[-1].claim
+    assert asked.endswith("|x| ≤ 1.99999999")
+    assert within is None or "at most 0.123456789 " in asked
 
 
 class Net(nn.Module):

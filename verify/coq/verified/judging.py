@@ -11,7 +11,7 @@ import numpy as np
 
 from verify.coq.verified import export
 from verify.recheck.layer_pair import LayerPair
-from verify.verdict import escaped, from_above
+from verify.verdict import escaped, exactly, from_above
 
 ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 """The format in which sums are formed, before a final rounding to half precision."""
@@ -50,9 +50,9 @@ def questions_of(pair: LayerPair) -> list[Question]:
     every head is one-hot in floating point, so the layer is that limit.  The certified bound gives a third, for layers that
     ``_judged_in_floats`` accepts.  "A difference within T" is asked over the reals.
     """
-    stated = pair.stated
+    stated, inputs = pair.stated, f"for |x| ≤ {exactly(pair.stated.input_bound)}"
     if stated.within is not None:
-        what = f"over the reals a difference of at most {stated.within:g} for |x| ≤ {stated.input_bound:g}"
+        what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
         return [Question(export.within(stated.input_bound, stated.within), what)]
     name = ARITHMETIC[stated.dtype]
     questions = [
@@ -61,7 +61,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
     ]
     most = float(stated.parts["bound"].max(initial=0.0))
     if stated.verdict == "PROVED" and _judged_in_floats(pair):
-        what = f"in {name} a difference of at most {from_above(most)} for |x| ≤ {stated.input_bound:g}"
+        what = f"in {name} a difference of at most {from_above(most)} {inputs}"
         questions.append(Question(export.floats(*FORMATS[name], stated.input_bound, most), what))
     return questions
 
