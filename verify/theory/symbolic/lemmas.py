@@ -1,7 +1,8 @@
-"""``verify.prove_lemma1``, ``prove_lemma2``, ``prove_theorem`` and more proofs, by sympy on the code that runs.
+"""``verify.prove_lemma1``, ``prove_lemma2``, ``prove_theorem`` and more proofs by sympy.
 
-The encoding is not restated: sympy calls the functions of ``construct.encoding.quadratic`` on symbols, at call time, and reasons
-about the results.  Break a sign there and the proofs that rest on it raise `ProofFailed`.
+The encoding is the code that runs: sympy calls the functions of ``construct.encoding.quadratic`` on symbols, at call time, and
+reasons about the results.  Break a sign there and the proofs that rest on it raise `ProofFailed`.  Shifts, taps and Eq. 3 are
+restated here; tests and certificates compare them with the code.
 
 Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps are in ``proofs_*.py``.  Every function here
 raises `ProofFailed` if a step does not hold, and ValueError if ``dims``, the number of spatial dimensions, is not an integer ≥ 1.

@@ -195,7 +195,11 @@ def in_brief(proofs: Iterable[Proof]) -> str:
 def in_latex(proofs: Iterable[Proof]) -> str:
     """Proofs in brief as a LaTeX document that uses amsmath and amssymb."""
     parts = [r"\documentclass{article}", r"\usepackage[a4paper,margin=25mm]{geometry}", r"\usepackage{amsmath,amssymb}"]
-    parts += [r"\setlength{\parindent}{0pt}", r"\begin{document}", r"\section*{Proofs, by sympy on the code that runs}"]
+    parts += [
+        r"\setlength{\parindent}{0pt}",
+        r"\begin{document}",
+        r"\section*{Proofs by sympy; the encoding is the code that runs}",
+    ]
     parts += (shown._repr_latex_() + latex.text(_also(shown, others)) for shown, others in one_dimension_each(proofs))
     return "\n".join((*parts, r"\end{document}"))
 
