@@ -88,11 +88,15 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     if grid.step is None:
         pass  # a shift requires evenly spaced queries
     elif isinstance(encoding, Quadratic):
-        peaks = [_peak(encoding.along(c, n, axis)) for axis, n in enumerate(axes)]
+        # A score takes three operations of relative error 2⁻⁵³, on numbers up to the sum of its terms' magnitudes.
+        peaks = [
+            _peak(encoding.along(c, n, axis), encoding.along(np.abs(c), np.abs(n), axis) * 2.0**-51)
+            for axis, n in enumerate(axes)
+        ]
     elif not isinstance(encoding, Parabola) or shifts_are_distinct(encoding.radix, box):
         # One softmax over all shifts of the box: enumerate them.
         r = encoding.r(encoding.argument(grid)).detach().cpu().numpy()
-        at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1)) * (len(r) + 2) * 2.0**-52)
+        at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53)
         places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
         peaks = [np.where(at < 0, -1, place) for place in places]
     sharp, deltas = [], []
@@ -107,20 +111,18 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     return Plan(tuple(sharp), tuple(deltas), tuple(soft))
 
 
-def _peak(scores: np.ndarray, doubt: np.ndarray | None = None) -> np.ndarray:
+def _peak(scores: np.ndarray, doubt: np.ndarray) -> np.ndarray:
     """The index of each row's maximum if all else gets attention 0 in float64, else −1: (heads, n) → (heads,).
 
-    ``doubt`` (heads,) bounds the error of a difference of two scores; the default is that of one axis of the quadratic encoding.
+    ``doubt`` (heads, n or 1) bounds the error of each score.
     """
     at = scores.argmax(axis=1)
     rows = np.arange(len(scores))
-    top = scores[rows, at]
-    rest = scores.copy()
-    rest[rows, at] = -np.inf
-    # The scores themselves are rounded: three operations of relative error 2⁻⁵³, on numbers up to the largest.
-    unsure = np.abs(scores).max(axis=1) * 2.0**-50 if doubt is None else doubt
+    least = scores[rows, at] - np.broadcast_to(doubt, scores.shape)[rows, at]
+    most = scores + doubt
+    most[rows, at] = -np.inf
     with np.errstate(invalid="ignore"):
-        certain = top - rest.max(axis=1) >= CERTAIN + unsure  # False where a score is not a number
+        certain = least - most.max(axis=1) >= CERTAIN  # False where a score is not a number
     return np.where(certain & np.isfinite(scores).all(axis=1), at, -1)
 
 

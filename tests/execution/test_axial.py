@@ -12,9 +12,10 @@ from torch import nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
+from construct.encoding.encodings import Quadratic
 from construct.execution import axial, head_matrices
 from construct.execution.head_matrices import is_identity
-from construct.execution.plan import plan_for
+from construct.execution.plan import _peak, plan_for
 from construct.tokens import TokenGrid
 from runs import aim_anywhere
 from verify.samples.call_counter import convolution_calls
@@ -71,6 +72,18 @@ def test_soft_heads_share_factors_and_are_right_on_long_grids():
 def test_soft_heads_of_no_images_have_the_shape_that_torch_gives(conv: Any):
     x = torch.zeros(0, conv.in_channels, *(5,) * (conv.weight.dim() - 2))
     assert conv_to_mhsa(conv, alpha=0.7).requires_grad_(False)(x).shape == conv(x).shape
+
+
+def test_scores_of_distant_keys_make_no_shift_uncertain():
+    """What rounds are the scores near the best key; those at the end of a long axis round more, but lie far below."""
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 1), alpha=747.0)
+    assert plan_for(layer, TokenGrid.of(layer.geometry, (2_000_000,))).sharp == (0,)
+    c, far = np.array([[-1024.0, 2 * 1024.0 * 2**26]]), np.arange(2**26 - 3, 2**26 + 3, dtype=np.float64)
+    scores, terms = (Quadratic().along(*both_of, 0) for both_of in ((c, far), (np.abs(c), far)))
+    assert _peak(scores, 0 * terms) == 3
+    assert (
+        _peak(scores, terms * 2.0**-51) == -1
+    )  # here they are exact, but for other numbers the rounding exceeds the gap
 
 
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
