@@ -18,8 +18,7 @@ LINE = Setting((2,), (6,))
 
 @added(
     "head-count",
-    "Heads that ignore content must be K² if the K² taps are independent; both signs at one pair of channels take two; a blur, "
-    "say, one.",
+    "Heads that ignore content: K² for K² independent taps, two for both signs at one pair of channels; one blurs.",
     "This is maybe the first explanation why multiple heads are necessary.",
     "blog, last paragraph but two",
 )

@@ -50,7 +50,7 @@ def heads_sufficient() -> Judgement:
 
 @claim(
     "multiple-heads",
-    "Several heads are necessary: one head makes no kernel with both signs at one pair of channels, whatever it attends.",
+    "Several heads are necessary: one head, whatever it attends, makes no kernel of both signs at one pair of channels.",
     "This is maybe the first explanation why multiple heads are necessary.",
     "blog, last paragraph but two",
 )
