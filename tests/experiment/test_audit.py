@@ -254,6 +254,33 @@ def test_a_padding_that_is_none_of_them_is_told_so():
     assert np.array_equal(result.kernel, dense_kernel(conv))
 
 
+@pytest.mark.parametrize(
+    ("mode", "options", "grid"),
+    [
+        ("circular", {"kernel": 3, "padding": 2}, (9,)),
+        ("reflect", {"kernel": 1, "padding": 2}, (8,)),
+        ("circular", {"kernel": 3, "padding": 1}, (6,)),
+        ("circular", {"kernel": 2, "padding": (2, 1)}, (4, 6)),
+    ],
+)
+def test_a_little_noise_hides_no_padding(mode, options, grid):
+    """The receptive field is chosen with the padding that fits best, and not as if every padding were zeros."""
+    conv = convolution(1, 1, dims=len(grid), padding_mode=mode, **options).requires_grad_(False)
+    pixels = torch.eye(prod(grid), dtype=torch.float64).reshape(-1, 1, *grid)
+    exact = (conv(pixels) - conv.bias).flatten(1)  # (input, output)
+    generator = torch.Generator().manual_seed(0)
+    noise = 1e-6 * torch.randn(exact.shape, generator=generator, dtype=torch.float64) * (exact != 0)
+
+    def noisy(x):
+        y = conv(x)
+        return y + (x.flatten(1) @ noise).reshape(y.shape)
+
+    result = audit(noisy, grid, in_channels=1)
+    assert not result.is_convolution
+    assert result.distance <= 1.1 * float(noise.norm() / exact.norm())
+    assert min(result.border_by_mode, key=result.border_by_mode.get) == mode
+
+
 def test_a_bias_that_varies_with_the_position_is_found():
     conv, extra = convolution(2, 3, padding=1), torch.randn(3, 6, 6, dtype=torch.float64)
     result = audit(lambda x: conv(x) + 0.01 * extra, (6, 6), in_channels=2)

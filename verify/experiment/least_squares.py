@@ -75,24 +75,26 @@ def nearest_convolution(
 def _best(
     matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
 ) -> Fit:
-    best, least_residual = None, np.inf
+    best: Fit | None = None
     for field in islice(candidates(matrix, grid, output, finite, rounding, most), MOST_CANDIDATES):
         first = fit_taps(matrix, field, finite, ("zeros",))
-        if first.worst["zeros"][0] <= rounding:  # then some mode may make the border exact too
-            fit = fit_taps(matrix, field, finite)
-            if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
-                fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
-            if max(fit.worst[fit.best]) <= rounding:
-                return fit
-        residual = float(first.residual["zeros"].sum())
-        if residual < least_residual:
-            best, least_residual = field, residual
+        if first.worst["zeros"][0] > rounding and best is not None:
+            inside = first.residual["zeros"][first.inside].sum()  # the same for every padding mode
+            if inside >= best.residual[best.best].sum():
+                continue
+        fit = fit_taps(matrix, field, finite)
+        if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
+            fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
+        if max(fit.worst[fit.best]) <= rounding:
+            return fit
+        if best is None or fit.residual[fit.best].sum() < best.residual[best.best].sum():
+            best = fit
     assert best is not None
-    return fit_taps(matrix, best, finite)
+    return best
 
 
 def _mode_by_axis(fit: Fit) -> str:
-    """For each axis, the mode with the least residual at outputs that read padding only along that axis."""
+    """For each axis, the mode with the least residual at outputs that read padding only along that axis; one name if all agree."""
     field, modes = fit.field, []
     for axis in range(len(field.grid)):
         outside = np.ones((), dtype=bool)
@@ -100,7 +102,7 @@ def _mode_by_axis(fit: Fit) -> str:
             outside = outside[..., None] & (field.within(other) != (other == axis))
         residual = [float(fit.residual[mode][outside.reshape(-1)].sum()) for mode in MODES]
         modes.append(MODES[int(np.argmin(residual))])
-    return BETWEEN.join(modes)
+    return BETWEEN.join(modes) if len(set(modes)) > 1 else modes[0]
 
 
 def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, modes: tuple[str, ...] = MODES) -> Fit:
