@@ -235,6 +235,13 @@ def test_each_axis_may_have_a_padding_of_its_own(modes):
     assert result.border <= result.rounding
 
 
+def test_a_kernel_wider_than_the_grid_gets_its_turn():
+    """Of many receptive fields the one with the most taps came last, and was never tried."""
+    result = audit(convolution(1, 1, kernel=7, padding=3), (4, 4))
+    assert result.is_convolution
+    assert (result.kernel_size, result.padding_mode) == ((7, 7), "zeros")
+
+
 def test_a_padding_that_is_none_of_them_is_told_so():
     conv = convolution(2, 3)
 
@@ -261,6 +268,7 @@ def test_a_padding_that_is_none_of_them_is_told_so():
         ("reflect", {"kernel": 1, "padding": 2}, (8,)),
         ("circular", {"kernel": 3, "padding": 1}, (6,)),
         ("circular", {"kernel": 2, "padding": (2, 1)}, (4, 6)),
+        ("zeros", {"kernel": 2, "padding": (2, 2, 0), "stride": (1, 2, 1)}, (5, 5, 5)),
     ],
 )
 def test_a_little_noise_hides_no_padding(mode, options, grid):

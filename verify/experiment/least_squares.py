@@ -6,15 +6,11 @@ Each padding mode then predicts the border, with its own residual.
 """
 
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
 from verify.experiment.black_box import sizes_by_channel
 from verify.experiment.receptive_fields import BETWEEN, MODES, ReceptiveField, Vector, candidates, half_of
-
-MOST_CANDIDATES = 32
-"""The most receptive fields to fit, likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +71,21 @@ def nearest_convolution(
 def _best(
     matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
 ) -> Fit:
-    best: Fit | None = None
-    for field in islice(candidates(matrix, grid, output, finite, rounding, most), MOST_CANDIDATES):
+    best, least_cost = None, np.inf
+    for field in candidates(matrix, grid, output, finite, rounding, most):
         first = fit_taps(matrix, field, finite, ("zeros",))
-        if first.worst["zeros"][0] > rounding and best is not None:
-            inside = first.residual["zeros"][first.inside].sum()  # the same for every padding mode
-            if inside >= best.residual[best.best].sum():
-                continue
+        # The interior is the same for every padding mode.
+        if first.worst["zeros"][0] > rounding and first.residual["zeros"][first.inside].sum() >= least_cost:
+            continue
         fit = fit_taps(matrix, field, finite)
         if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
             fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
         if max(fit.worst[fit.best]) <= rounding:
             return fit
-        if best is None or fit.residual[fit.best].sum() < best.residual[best.best].sum():
-            best = fit
+        # Without an interior nothing repeats as it stands, so such a field must fit much better.
+        cost = float(fit.residual[fit.best].sum()) * (1 if fit.inside.any() else 100)
+        if best is None or cost < least_cost:
+            best, least_cost = fit, cost
     assert best is not None
     return best
 

@@ -5,7 +5,7 @@ equal.  Candidates for which both hold come first.
 """
 
 from collections.abc import Iterator
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
@@ -15,6 +15,9 @@ import numpy as np
 MODES = ("zeros", "replicate", "circular", "reflect")
 BETWEEN = " × "
 """Joins the padding modes of several axes in one name, as in ``zeros × circular``."""
+
+MOST_CANDIDATES = 32
+"""The most receptive fields to fit, likeliest first; and twice as many that leave the least energy unread."""
 
 Vector = tuple[int, ...]
 
@@ -94,12 +97,14 @@ def candidates(
     """Receptive fields worth fitting, likeliest first; arguments as in `verify.experiment.least_squares.nearest_convolution`.
 
     Fields that may fit exactly come first.  Among these, fewer taps win; then more interior outputs, the stride suggested by
-    the sizes, and symmetric padding, because with circular padding other amounts give the same function.
+    the sizes, and symmetric padding, because with circular padding other amounts give the same function.  Where there are too
+    many, a wide kernel would never get its turn, so those that read most of the energy follow: under any padding, then under
+    zeros.
     """
     energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
     floor = (rounding * float(np.abs(matrix).max(initial=0.0))) ** 2
     halves, dims = half_of(grid), len(grid)
-    axes, misfit = [], []
+    axes, misfit, unread = [], [], []
     for axis, (n, m) in enumerate(zip(grid, output, strict=True)):
         others = tuple(a for a in range(2 * dims) if a not in (axis, axis + dims))
         flat = energy.sum(axis=others)  # (m, n)
@@ -111,6 +116,7 @@ def candidates(
         k = halves[axis] if largest is None else min(largest, n)
         axes.append(repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)])
         misfit.append({part: not _may_fit(flat, part, floor) for part in axes[-1]})
+        unread.append({part: [_unread(flat, part, modes) for modes in (MODES, ("zeros",))] for part in axes[-1]})
 
     def rank(parts: tuple[ReceptiveField, ...]) -> tuple[int | Vector, ...]:
         field = _joined(parts)
@@ -120,8 +126,15 @@ def candidates(
         better = misfits, field.taps, -int(field.interior().sum()), unusual, field.dilation, lopsided
         return *better, field.start, field.kernel, field.stride  # breaks ties deterministically
 
-    for parts in sorted(product(*axes), key=rank):
-        yield _joined(parts)
+    def left(parts: tuple[ReceptiveField, ...], paddings: int) -> float:
+        shares = (own[part][paddings] for own, part in zip(unread, parts, strict=True))
+        return round(sum(shares), 2)  # a little noise makes no difference
+
+    ranked = sorted(product(*axes), key=rank)
+    chosen = ranked[:MOST_CANDIDATES]
+    for paddings in range(2):
+        chosen += sorted(ranked, key=partial(left, paddings=paddings))[:MOST_CANDIDATES]
+    yield from map(_joined, dict.fromkeys(chosen))
 
 
 def _joined(parts: tuple[ReceptiveField, ...]) -> ReceptiveField:
@@ -155,20 +168,28 @@ def _repeats(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
 
 def _may_fit(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether all interior rows have the same energy on the taps and some padding mode explains the other rows."""
-    m, n = energy.shape
     reads, inside = part.reads(0), part.within(0)
     if not inside.any():
         return False
     on_taps = np.take_along_axis(energy[inside], reads[inside], axis=1)
     if (np.abs(on_taps - on_taps[0]) > 1e-6 * on_taps.max() + floor).any():
         return False
-    used, rows = energy > floor, np.arange(m)[:, None]
-    for mode in MODES:
-        read = np.zeros((m, n + 1), dtype=bool)  # the last column stands for zeros
-        read[rows, part.sources(mode).T] = True
-        if not (used & ~read[:, :n]).any():
-            return True
-    return False
+    used = energy > floor
+    return any(not (used & ~_read(part, mode)).any() for mode in MODES)
+
+
+def _unread(energy: np.ndarray, part: ReceptiveField, modes: tuple[str, ...]) -> float:
+    """The share of the energy off the taps, with the padding mode that leaves the least."""
+    total = float(energy.sum())
+    return min(float(energy[~_read(part, mode)].sum()) for mode in modes) / total if total else 0.0
+
+
+def _read(part: ReceptiveField, mode: str) -> np.ndarray:
+    """Which inputs each output reads along one axis: bool (outputs, inputs)."""
+    (n,), (m,) = part.grid, part.output
+    read = np.zeros((m, n + 1), dtype=bool)  # the last column stands for zeros
+    read[np.arange(m)[:, None], part.sources(mode).T] = True
+    return read[:, :n]
 
 
 def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:
