@@ -94,6 +94,20 @@ def test_a_file_of_something_else_is_left_alone(sweep: Command):
         sweep.refuses("--random", "1", "--output", name)
         sweep.refuses("--report", name)
     sweep.refuses("--report", "none.db")
+    Path("empty.db").touch()
+    sweep.refuses("--report", "empty.db")
+
+
+def test_a_damaged_file_is_told_in_a_line(sweep: Command):
+    """The first page is whole, so it is opened like any other."""
+    results = Results(Path("r.db"))
+    results.add(Row(key_of("random", seed, ""), "random", f"seed {seed}") for seed in range(500))
+    results.close()
+    content = bytearray(Path("r.db").read_bytes())
+    content[4096:] = bytes(255 for _ in content[4096:])
+    Path("r.db").write_bytes(content)
+    assert "r.db: cannot be used (" in sweep.refuses("--report", "r.db")
+    assert "r.db: cannot be used (" in sweep.refuses("--random", "1", "--output", "r.db")
 
 
 WRONG = {
@@ -105,6 +119,9 @@ WRONG = {
     "--random 1 --workers 2 --scheduler tcp://127.0.0.1:1 --output r.db": "--scheduler",
     "--random 1 --timeout 0 --output r.db": "--timeout takes",
     "--random 1 --input-size 3 8 --output r.db": "--input-size goes",
+    "--random 1 --output r.db --report r.db": "--report runs no sweep",
+    "net.pt --report r.db": "--report runs no sweep",
+    "--random 1 --output r.db --figure r.svg": "--figure goes with --report",
     "none/*.pt --output r.db": "no such file",
     "net.pt --input-size 3 x --output r.db": "not a whole number",
     "none.txt --output r.db": "none.txt: names no network",

@@ -48,11 +48,11 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
     """
     from verify.experiment.sweep.results import Results
 
+    _check(options)
     if options.report is not None:
         from verify.experiment.sweep.summary import report
 
         return report(options.report, options.figure or options.report.with_suffix(".svg")), 0
-    _check(options)
     try:
         from verify.experiment.sweep.sweeping import Sweep
     except ModuleNotFoundError as error:
@@ -71,6 +71,13 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse arguments that have no effect or contradict each other."""
+    sweeps = options.output is not None or options.random is not None or options.models or options.arch
+    if options.report is not None:
+        if sweeps:
+            raise ValueError("--report runs no sweep (give it alone, after the sweep)")
+        return
+    if options.figure is not None:
+        raise ValueError("--figure goes with --report")
     if options.output is None:
         raise ValueError("a sweep writes its results to a file (give --output results.sqlite)")
     if (options.random is None) == (not options.models and not options.arch):

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -69,40 +70,50 @@ class Results:
     """The SQLite file of a sweep; created if missing and ``new`` allows it.
 
     Raises:
-        ValueError: the file is something else, or there is none.
+        ValueError: the file is something else, or there is none; from its methods too: it cannot be read or written.
     """
 
     def __init__(self, path: Path, new: bool = True):
         if not new and not path.is_file():
             raise ValueError(f"{path}: no such file (a sweep writes one with --output)")
-        try:
+        self._path = path
+        with self._used():
             self._file = sqlite3.connect(path)
             (kind,), (tables,) = (
                 self._file.execute(query).fetchone()
                 for query in ("PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
             )
-            if tables and kind != FORMAT:
+            if kind != FORMAT and (tables or not new):
                 raise ValueError(f"{path}: is not the results of a sweep (give another name)")
+            if not new:
+                return  # to read them changes nothing
             with self._file:
-                self._file.execute(f"PRAGMA application_id = {FORMAT}")
+                if kind != FORMAT:
+                    self._file.execute(f"PRAGMA application_id = {FORMAT}")
                 self._file.execute(
                     f"CREATE TABLE IF NOT EXISTS certificates ({', '.join(COLUMNS)}, PRIMARY KEY (key)) WITHOUT ROWID"
                 )
                 self._file.execute(
                     "CREATE TABLE IF NOT EXISTS runs (started, command, versions, workers, seconds, certificates)"
                 )
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """One line for a file that is damaged, locked, or on a full disk; damage may show only in a later query."""
+        try:
+            yield
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{path}: cannot be used ({error}; give another name)") from error
+            raise ValueError(f"{self._path}: cannot be used ({error}; give another name)") from error
 
     def add(self, rows: Iterable[Row]) -> None:
         """Write rows; they are on disk when this returns."""
         marks = ", ".join("?" * len(COLUMNS))
-        with self._file:
+        with self._used(), self._file:
             self._file.executemany(f"INSERT OR IGNORE INTO certificates VALUES ({marks})", map(astuple, rows))
 
     def add_run(self, *record: Any) -> None:
         """Record a run: its start, command, versions, number of workers, seconds and certificates."""
-        with self._file:
+        with self._used(), self._file:
             self._file.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", record)
 
     def keys(self) -> set[str]:
@@ -111,7 +122,8 @@ class Results:
 
     def select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """The rows of a query."""
-        return self._file.execute(query, values).fetchall()
+        with self._used():
+            return self._file.execute(query, values).fetchall()
 
     def close(self) -> None:
         """Close the file."""
