@@ -647,6 +647,7 @@ def test_the_command_audits_our_layers_and_stock_ones(tmp_path, verify_command):
         assert "padding: zeros" in out
         assert "head 8: looks at shift (1, 1)" in out
     verify_command.prints("audit", ours)  # the grid follows from the kernel size that the file states
+    assert "on inputs of 5 × 6" in verify_command.prints("audit", stock)  # which takes no other
     assert verify_command.facts("audit", bare, "--grid", 5, 6, "--kernel", 3, code=1)["affine"] is False
 
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help="the spatial size of the input (default: four more than the kernel)",
+        help="the spatial size of the input (default: the layer's only one, or four more than the kernel)",
     )
     experiment.add_argument(
         "--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for (default: any)"
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> "Audit":
     kernel = options.kernel
     if kernel is not None and len(kernel) == 1:
         kernel = kernel[0]
-    grid = options.grid
+    grid = options.grid or getattr(layer, "grid", None)  # a stock attention takes inputs of one size
     if grid is None:
         geometry = getattr(layer, "geometry", None)
         if geometry is None:
