@@ -287,6 +287,10 @@ def from_torch_mha(
         if geometry is not None or grid is not None:
             raise ValueError("MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own")
         attention, geometry, grid = module.attention, module.geometry, module.grid
+        if module.positions.is_meta:
+            refuse(module, "it is on the meta device; load real weights first")
+        if not getattr(attention, "batch_first", False):
+            refuse(module, "its attention is not batch_first, so it would take the batch for the tokens")
         expected = _layout(geometry, grid, constant=attention.in_proj_bias is None)
         same = all(torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items())
         if type(module) is not StockAttention or not same:

@@ -536,6 +536,12 @@ def test_what_computes_something_else_is_refused():
         moved = fresh()
         getattr(moved, name)[0] += 1
         is_no_kernel(moved, "its tokens are not those of its grid")
+    across = construct.to_torch_mha(construct.conv_to_mhsa(nn.Conv2d(2, 3, 1)), (4, 4))  # as many queries as keys
+    stranger = nn.MultiheadAttention(across.attention.embed_dim, across.attention.num_heads)
+    stranger.load_state_dict(across.attention.state_dict())
+    across.attention = stranger
+    is_no_kernel(across, "not batch_first")
+    is_no_kernel(fresh().to("meta"), "meta device")
     assert torch.equal(construct.from_torch_mha(fresh()).weight, conv.weight)
 
 
