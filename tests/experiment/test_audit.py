@@ -601,7 +601,12 @@ def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
         ({"budget": 1000}, r"over the budget.*smaller grid"),
         ({"attention": lambda x: x * float("nan")}, "no output of the layer is finite"),
         ({"attention": lambda x: x.sum()}, r"makes \(\)"),
-        ({"attention": lambda x: None}, "cannot be run.*gives a NoneType, and not a tensor"),
+        ({"attention": lambda x: x[:1]}, r"makes \(1, 2, 4, 4\) of .*as of the first input"),
+        ({"kernel_size": np.int64(3)}, "kernel_size is a whole number"),
+        (
+            {"attention": lambda x: None},
+            r"cannot be run.*gives a NoneType, and not a tensor \(batch, channels, \*output\)$",
+        ),
         ({"attention": lambda x: (x, None)}, "cannot be run.*gives a tuple, and not a tensor"),
         ({"attention": lambda x: x @ torch.ones(4, 4)}, r"cannot be run.*a function of float32 tensors takes dtype="),
         ({"probabilities": lambda x: x}, "attention has shape"),

@@ -134,7 +134,7 @@ def audit(
 def _sizes(kernel_size: Any, grid: Vector) -> Vector | None:
     if kernel_size is None:
         return None
-    sizes = (kernel_size,) * len(grid) if isinstance(kernel_size, int) else tuple(kernel_size)
+    sizes = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,) * len(grid)
     if len(sizes) != len(grid) or not all(type(k) is int and k >= 1 for k in sizes):
         raise ValueError(f"kernel_size is a whole number, or one for each of {len(grid)} axes, and not {kernel_size!r}")
     return sizes

@@ -116,7 +116,10 @@ class BlackBox:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Run the layer: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
-        y = self._run(x).reshape(len(x), self.out_channels, prod(self.output))
+        y = self._run(x)
+        if y.shape != (shape := (len(x), self.out_channels, *self.output)):
+            raise ValueError(f"the layer makes {y.shape} of {x.shape}, and not {shape} as of the first input")
+        y = y.reshape(*shape[:2], prod(self.output))
         return np.ldexp(y[:, self.outputs].transpose(0, 2, 1), -self.exponent)
 
     def _input(self, x: np.ndarray) -> torch.Tensor:
@@ -140,7 +143,8 @@ class BlackBox:
                 raise TypeError("it gives complex numbers, and an audit is of real ones")
             return np.asarray(y.detach().cpu().to(torch.float64).numpy())
         except Exception as error:  # an unknown layer may raise anything
-            plain = not isinstance(self.function, nn.Module) and self.dtype == torch.float64
+            plain = isinstance(error, RuntimeError) and not isinstance(self.function, nn.Module)
+            plain &= self.dtype == torch.float64
             hint = " (a function of float32 tensors takes dtype=torch.float32)" if plain else ""
             raise ValueError(
                 f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}{hint}"
