@@ -46,7 +46,7 @@ def write_report(
         path: of the page; it replaces an earlier file atomically.
         original: a convolution, or a network with convolutions.
         converted: its attention layer, or the network that ``construct.convert`` made of it.
-        x: a batched input of ``original`` to check and draw; by default each layer gets its own inputs.
+        x: a batched input of ``original``, whose first example is checked and drawn; by default each layer gets its own inputs.
         certificates: from ``verify.certify``, by layer path, or one for a bare layer.  Layers without one are certified here.
         attention: probabilities (heads, *positions, *positions) of learned attention, by name.  Under a layer path they replace
             that layer's own attention; other names are added.
