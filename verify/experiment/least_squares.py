@@ -73,21 +73,23 @@ def _best(
 ) -> Fit:
     best, least_cost = None, np.inf
     for field in candidates(matrix, grid, output, finite, rounding, most):
-        first = fit_taps(matrix, field, finite, ("zeros",))
-        # The interior is the same for every padding mode.
-        if first.worst["zeros"][0] > rounding and first.residual["zeros"][first.inside].sum() >= least_cost:
-            continue
-        fit = fit_taps(matrix, field, finite)
-        if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
-            fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
-        if max(fit.worst[fit.best]) <= rounding:
-            return fit
+        fit = fit_taps(matrix, field, finite, ("zeros",))
+        # Fitting every padding takes long, so only where the border fits much worse than the interior, or may be exact.
+        if (
+            fit.worst["zeros"][0] <= rounding
+            or 2 * fit.distance("zeros", fit.inside) ** 2 < fit.distance("zeros", finite) ** 2
+        ):
+            fit = fit_taps(matrix, field, finite)
+            if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
+                fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
+            if max(fit.worst[fit.best]) <= rounding:
+                return fit
         # Without an interior nothing repeats as it stands, so such a field must fit much better.
         cost = float(fit.residual[fit.best].sum()) * (1 if fit.inside.any() else 100)
         if best is None or cost < least_cost:
             best, least_cost = fit, cost
     assert best is not None
-    return best
+    return best if len(best.residual) > 1 else fit_taps(matrix, best.field, finite)
 
 
 def _mode_by_axis(fit: Fit) -> str:

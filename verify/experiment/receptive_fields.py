@@ -17,7 +17,7 @@ BETWEEN = " × "
 """Joins the padding modes of several axes in one name, as in ``zeros × circular``."""
 
 MOST_CANDIDATES = 32
-"""The most receptive fields to fit, likeliest first; and twice as many that leave the least energy unread."""
+"""The most receptive fields to fit, likeliest first; and as many again that leave the least energy unread."""
 
 Vector = tuple[int, ...]
 
@@ -133,7 +133,7 @@ def candidates(
     ranked = sorted(product(*axes), key=rank)
     chosen = ranked[:MOST_CANDIDATES]
     for paddings in range(2):
-        chosen += sorted(ranked, key=partial(left, paddings=paddings))[:MOST_CANDIDATES]
+        chosen += sorted(ranked, key=partial(left, paddings=paddings))[: MOST_CANDIDATES // 2]
     yield from map(_joined, dict.fromkeys(chosen))
 
 
