@@ -72,7 +72,7 @@ def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
     """
     hooks = weight_hooks(conv)
     devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
-    device = next(filter(torch.amp.is_autocast_available, devices), "cpu")
+    device = next(filter(torch.amp.is_autocast_available, devices - {"cpu"}), "cpu")
     with eval_mode(conv), torch.enable_grad(), torch.autocast(device, enabled=False):
         if not hooks:
             yield conv

@@ -495,6 +495,13 @@ def test_what_is_not_traced_is_said_and_no_difference(name: str) -> None:
     assert not same_expression(calls, {}, {})
 
 
+def test_the_address_of_a_weight_hides_nothing() -> None:
+    """Networks ask for it to see which of their weights share memory."""
+    weight = nn.Parameter(torch.ones(1))
+    calls = compared(After(lambda x: x * weight if weight.data_ptr() else x), noise(2, 4, 9))
+    assert calls.untraced == compared(After(lambda x: x * weight), noise(2, 4, 9)).untraced
+
+
 def test_a_method_of_a_layer_held_elsewhere_is_said_to_hide_the_rest() -> None:
     class Held(OneConvolution):
         def __init__(self) -> None:

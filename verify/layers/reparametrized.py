@@ -111,7 +111,7 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
     """Weight and bias as a call in eval mode recomputes them."""
     chains, tensors = _chains(conv), {}
     devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
-    device = next(filter(torch.amp.is_autocast_available, devices), "cpu")
+    device = next(filter(torch.amp.is_autocast_available, devices - {"cpu"}), "cpu")
     # Autocast would round matrix products to half precision, which no claim covers.
     with keeping_modes(conv), torch.no_grad(), torch.autocast(device, enabled=False):
         for module in conv.modules():  # in training mode, every read changes spectral_norm

@@ -211,11 +211,12 @@ class _Tracer(TorchFunctionMode):
             output = function(*args, **kwargs)
         finally:
             self.inside -= 1
-        if getattr(function, "__name__", "") == "data_ptr":  # numbers can be changed there past torch
-            self.note_untraced(f"data_ptr in {self.paths[-1] or 'the network'} hands out an address")
-        results = tree_flatten(output)[0]
+        results, name = tree_flatten(output)[0], getattr(function, "__name__", "")
         changed = [t for t, version in versions if _version(t) != version]
-        if any(isinstance(value, Activation) for value in arguments) or getattr(function, "__name__", "") in EMPTY:
+        active = any(isinstance(value, Activation) for value in arguments)
+        if active and name == "data_ptr":  # numbers can be changed there past torch; of weights, networks ask for it harmlessly
+            self.note_untraced(f"data_ptr in {self.paths[-1] or 'the network'} hands out an address")
+        if active or name in EMPTY:
             self._record(function, arguments, structure, results, changed)
         elif not any(isinstance(value, Constant) and not value.known for value in arguments):
             for tensor in _tensors(results):
