@@ -214,7 +214,8 @@ class _Tracer(TorchFunctionMode):
         results, name = tree_flatten(output)[0], getattr(function, "__name__", "")
         changed = [t for t, version in versions if _version(t) != version]
         active = any(isinstance(value, Activation) for value in arguments)
-        if active and name == "data_ptr":  # numbers can be changed there past torch; of weights, networks ask for it harmlessly
+        # Numbers can be changed there past torch.  (Networks also ask for weights' addresses, to see which share memory.)
+        if active and name == "data_ptr":
             self.note_untraced(f"data_ptr in {self.paths[-1] or 'the network'} hands out an address")
         if active or name in EMPTY:
             self._record(function, arguments, structure, results, changed)
