@@ -1,6 +1,6 @@
 """Soft heads of position-only attention without autograd: one small softmax matrix per axis, applied one after the other.
 
-P^h = P_1^h ⊗ … ⊗ P_d^h (:mod:`construct.execution.axial`) is evaluated for a range of queries of the first axis at a time.
+P^h = P_1^h ⊗ … ⊗ P_d^h (:mod:`construct.execution.axial`) is evaluated for a range of queries of the longest axis at a time.
 The factors of that axis are rows of one matrix product; every other axis is a batch of products with one matrix, whose output
 is the input of the next.
 """
@@ -47,14 +47,19 @@ def memory(grid: TokenGrid, heads: int, channels: int, dtype: torch.dtype, gpu: 
             total += 24 * min(heads * entries, max(entries, SCORES_AT_ONCE)) + 16 * entries + heads * entries * size
     if recorded or not fits(grid):
         return total
-    total += heads * grid.shape[0] * grid.query_shape[0] * size  # rows of the first axis, copied
-    row = _numbers(grid, heads, channels)
-    return total + min(grid.query_shape[0], max(1, at_once(dtype, gpu) // max(1, row))) * row * size
+    first, row = _order(grid)[0], _numbers(grid, heads, channels)
+    total += heads * grid.shape[first] * grid.query_shape[first] * size  # rows of the first axis, copied
+    return total + min(grid.query_shape[first], max(1, at_once(dtype, gpu) // max(1, row))) * row * size
+
+
+def _order(grid: TokenGrid) -> list[int]:
+    """The axes, the longest first: heads with equal factors share only the product along the first."""
+    return sorted(range(len(grid.shape)), key=grid.shape.__getitem__, reverse=True)
 
 
 def _numbers(grid: TokenGrid, heads: int, channels: int) -> int:
     """Numbers computed per query of the first axis: each head's tokens before and after the other axes, and two buffers."""
-    widest = prod(max(n, len(queries)) for n, queries in zip(grid.shape[1:], grid.queries[1:], strict=True))
+    widest = prod(max(grid.shape[axis], grid.query_shape[axis]) for axis in _order(grid)[1:])
     return (2 * heads + 2) * channels * widest
 
 
@@ -69,10 +74,13 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
 
     c is float64 (heads, D_p), for an encoding that factorises.
     """
-    (batch, total_channels), (heads, groups, channels, width), queries = x.shape[:2], w.shape, grid.query_shape
-    tokens = x.movedim(1, -1).movedim(1, 0).flatten(1)  # (n_1, B · n_2 … n_d · D_in)
-    keys = factor_keys(c, encoding, len(queries))
-    (rows, number), *others = [_factors(c, encoding, grid, axis, x.dtype, keys[axis]) for axis in range(len(queries))]
+    (batch, total_channels), (heads, groups, channels, width) = x.shape[:2], w.shape
+    order = _order(grid)
+    shape, queries = ([sizes[axis] for axis in order] for sizes in (grid.shape, grid.query_shape))
+    first_axis, *other_axes = (axis + 2 for axis in order)
+    tokens = x.permute(first_axis, 0, *other_axes, 1).flatten(1)  # (n_1, B · n_2 … n_d · D_in)
+    keys = factor_keys(c, encoding, len(order))
+    (rows, number), *others = [_factors(c, encoding, grid, axis, x.dtype, keys[axis]) for axis in order]
     matrices, onednn = w.movedim(0, 1).flatten(1, 2), gemm.uses_onednn(x.dtype, x.device)
     lines = batch * prod(queries[1:])
     y = x.new_empty(groups, queries[0] * lines, width)
@@ -87,15 +95,17 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
             # The heads' tokens are adjacent, like im2col's columns, so that one product sums over the heads.
             columns = buffer[: count * lines * heads * total_channels].view(count * lines, groups, heads, channels)
             for head in range(heads):
-                read, leading, trailing = first[number[head]], count * batch, total_channels * prod(grid.shape[1:])
-                for n, (factors, which) in zip(grid.shape[1:], others, strict=True):
+                read, leading, trailing = first[number[head]], count * batch, total_channels * prod(shape[1:])
+                for n, (factors, which) in zip(shape[1:], others, strict=True):
                     trailing //= n
                     read = torch.bmm(factors[which[head]].expand(leading, -1, -1), read.view(leading, n, trailing))
                     leading *= factors.shape[1]
                 columns[:, :, head] = read.view(leading, groups, channels)
             out = y[:, part.start * lines : part.stop * lines]
             gemm.products([columns.movedim(1, 0).flatten(2)], [matrices], None, out, onednn)
-    return y.view(groups, queries[0], batch, *queries[1:], width).movedim(0, -2).movedim(0, 1)
+    places = [1, *range(3, len(order) + 2)]  # of the axes in y, in order
+    back = [places[order.index(axis)] for axis in range(len(order))]
+    return y.view(groups, queries[0], batch, *queries[1:], width).permute(2, *back, 0, -1)
 
 
 def _factors(
