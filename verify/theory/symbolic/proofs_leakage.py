@@ -114,7 +114,7 @@ def off_lattice_steps() -> list[ProofStep | Proof]:
             [(sympy.exp(-alpha * nearer) + sympy.exp(-alpha * (1 + 2 * _p)) + beyond().subs(count, 1), 0)],
             alpha,
         ),
-        Proof("at |f| = 1/2 two keys tie: with both on the grid at least 1/2 leaks for all α", tuple(_tie_steps(t))),
+        Proof("at |f| = 1/2, if two keys tie, 1/2 leaks or more", tuple(_tie_steps(t))),
     ]
 
 
