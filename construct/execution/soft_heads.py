@@ -47,7 +47,7 @@ def memory(grid: TokenGrid, heads: int, channels: int, dtype: torch.dtype, gpu: 
             total += 24 * min(heads * entries, max(entries, SCORES_AT_ONCE)) + 16 * entries + heads * entries * size
     if recorded or not fits(grid):
         return total
-    first, row = _order(grid)[0], _numbers(grid, heads, channels)
+    first, row = _order(grid)[0], _numbers_per_query(grid, heads, channels)
     total += heads * grid.shape[first] * grid.query_shape[first] * size  # rows of the first axis, copied
     return total + min(grid.query_shape[first], max(1, at_once(dtype, gpu) // max(1, row))) * row * size
 
@@ -57,7 +57,7 @@ def _order(grid: TokenGrid) -> list[int]:
     return sorted(range(len(grid.shape)), key=grid.shape.__getitem__, reverse=True)
 
 
-def _numbers(grid: TokenGrid, heads: int, channels: int) -> int:
+def _numbers_per_query(grid: TokenGrid, heads: int, channels: int) -> int:
     """Numbers computed per query of the first axis: each head's tokens before and after the other axes, and two buffers."""
     widest = prod(max(grid.shape[axis], grid.query_shape[axis]) for axis in _order(grid)[1:])
     return (2 * heads + 2) * channels * widest
@@ -84,8 +84,8 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
     matrices, onednn = w.movedim(0, 1).flatten(1, 2), gemm.uses_onednn(x.dtype, x.device)
     lines = batch * prod(queries[1:])
     y = x.new_empty(groups, queries[0] * lines, width)
-    numbers = at_once(x.dtype, not x.is_cpu) // max(1, _numbers(grid, heads, batch * total_channels))
-    parts = pieces(queries[0], queries_per_block(numbers, most_queries()))
+    fitting = at_once(x.dtype, not x.is_cpu) // max(1, _numbers_per_query(grid, heads, batch * total_channels))
+    parts = pieces(queries[0], queries_per_block(fitting, most_queries()))
     with Workspace(x, (parts[0].stop if parts else 0) * lines * heads * total_channels) as (buffer,):
         for part in parts:
             count = part.stop - part.start
@@ -103,7 +103,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
                 columns[:, :, head] = read.view(leading, groups, channels)
             out = y[:, part.start * lines : part.stop * lines]
             gemm.products([columns.movedim(1, 0).flatten(2)], [matrices], None, out, onednn)
-    places = [1, *range(3, len(order) + 2)]  # of the axes in y, in order
+    places = [1, *range(3, len(order) + 2)]  # of the axes in y, the longest first; the batch comes second
     back = [places[order.index(axis)] for axis in range(len(order))]
     return y.view(groups, queries[0], batch, *queries[1:], width).permute(2, *back, 0, -1)
 

@@ -1,5 +1,6 @@
 """Attention factorised over the axes is the paper's function, for any v and w_key_pos."""
 
+from itertools import permutations
 from typing import Any
 from unittest import mock
 
@@ -84,6 +85,16 @@ def test_scores_of_distant_keys_make_no_shift_uncertain():
     assert (
         _peak(scores, terms * 2.0**-51) == -1
     )  # here they are exact, but for other numbers the rounding exceeds the gap
+
+
+@pytest.mark.parametrize("size", list(permutations((3, 4, 6))), ids=str)
+def test_soft_heads_are_right_whichever_axis_is_the_longest(size: tuple[int, ...]):
+    layer = without_content(
+        conv_to_mhsa(nn.Conv3d(2, 4, (2, 3, 1), padding=1, groups=2, dtype=torch.float64), alpha=0.7)
+    )
+    with torch.no_grad():
+        output, expected = both(layer, torch.randn(2, 2, *size, dtype=torch.float64))
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
