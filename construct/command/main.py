@@ -32,7 +32,7 @@ from construct.modules.wrappers import unwrapped
 from construct.network import remarks_on, substitute
 from verify.argument.documents import is_document
 
-LESS_MEMORY = "try --execution chunked, or a smaller --input-size"
+LESS_MEMORY = "try --execution chunked, a smaller --input-size, or fewer --samples"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

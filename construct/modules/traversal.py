@@ -5,6 +5,7 @@ A forward may call a module in a plain list, ``self.step = self.conv.forward``, 
 
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
@@ -12,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_REGISTERS = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
-"""Attributes of every module: children, parameters, hooks; and the compiled call, which deepcopy drops."""
-_SEQUENCES = (list, tuple, set, frozenset)
+_REGISTERS = frozenset(("_modules", "_parameters", "_buffers", "_compiled_call_impl"))
+"""Attributes in which no module is looked for: children are visited before, and deepcopy drops the compiled call."""
+_SEQUENCES = (list, tuple, set, frozenset, deque)
 
 Substitutes = Mapping[nn.Module, nn.Module]
 """Module → the module that is walked in its place."""

@@ -8,7 +8,7 @@ import functools
 import math
 import types
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -650,11 +650,13 @@ class Held(nn.Module):
         self.calls = {"a": [self.conv.__call__], "b": functools.partial(self.conv.forward)}
         self.options = SimpleNamespace(hidden=nn.Conv2d(3, 3, 1))
         self.other = nn.Conv2d(3, 3, 1).forward  # not reachable otherwise
+        self.queue, self.identity, hooked = deque([nn.Conv2d(3, 3, 1)]), nn.Identity(), nn.Conv2d(3, 3, 1)
+        self.identity.register_forward_hook(lambda module, args, x: hooked(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        for call in (self.step, self.calls["a"][0], self.calls["b"], self.options.hidden, self.other):
+        for call in (self.step, self.calls["a"][0], self.calls["b"], self.options.hidden, self.other, self.queue[0]):
             x = torch.tanh(call(x))
-        return x
+        return self.identity(x)
 
 
 def test_row_23_methods_that_are_held_follow_the_conversion() -> None:
@@ -662,11 +664,28 @@ def test_row_23_methods_that_are_held_follow_the_conversion() -> None:
     net = convert(model)
     assert net.step.__self__ is net.conv
     with torch.no_grad():
-        assert sum(convolution_calls(model, x).values()) == 5
+        assert sum(convolution_calls(model, x).values()) == 7
         assert not convolution_calls(net, x)
         torch.testing.assert_close(net(x), model(x))
         net.conv.b_out.fill_(7.0)
         assert not torch.allclose(net(x), model(x))
+
+
+class Slotted:
+    __slots__ = ("conv",)
+
+
+@pytest.mark.parametrize("holder", [types.new_class("Plain")(), Slotted()], ids=["attribute", "slot"])
+def test_row_23_a_convolution_in_an_object_that_is_not_searched_is_refused(holder: Any) -> None:
+    holder.conv = nn.Conv2d(3, 3, 1)
+    model: Any = nn.Sequential(nn.Conv2d(3, 3, 1))
+    model.holder = holder
+    with pytest.raises(UnsupportedLayer, match="Conv2d: held by an object that is no module"):
+        convert(model)
+    model.conv = holder.conv  # registered too
+    net = convert(model)
+    assert isinstance(net.conv, MHSA)
+    assert net.holder.conv is net.conv
 
 
 class InClosures(nn.Module):
