@@ -18,10 +18,8 @@ from construct.attention import EXECUTIONS
 from verify.argument.certification import certify
 from verify.argument.verdicts import certify_layer, combined
 from verify.experiment.sweep import exact_layers
-from verify.layers.fields import Geometry
-from verify.oracle import Convolution
 from verify.rounding.elements import convolution_bound, convolution_share
-from verify.samples.reference import OutputPair
+from verify.samples.reference import deviation
 from verify.samples.sampling import check_call, check_outputs
 from verify.strategies import convolutions, sizes_for
 from verify.verdict import Verdict
@@ -156,16 +154,15 @@ def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.Data
     moved = exact.copy()
     step = data.draw(st.sampled_from([1.5, -1.5, 100.0, math.nan, math.inf]))
     moved[place] += step * (allowed[place] + 1e-12 * abs(exact[place]) + 1e-290)
-    fields, g = Convolution.read(conv), Geometry.read(conv)
     ours, theirs = (moved, exact) if data.draw(st.booleans()) else (exact, moved)
     over = ~(np.abs(ours - theirs) <= allowed)
     assert over.sum() == 1
-    deviation = OutputPair(fields, g, numbers, theirs, ours, allowed, share).deviation(over)
-    assert deviation.index == place
-    assert deviation.refutes == (ours is moved)
-    assert deviation.convolution_off == (theirs is moved)
-    assert deviation.exact == exact_layers.convolution(conv, numbers[place[0]])[place[1:]]
-    assert "\n" not in deviation.sentence
+    judged = deviation(conv, x, theirs, ours, allowed, share, over)
+    assert judged.index == place
+    assert judged.refutes == (ours is moved)
+    assert judged.convolution_off == (theirs is moved)
+    assert judged.exact == exact_layers.convolution(conv, numbers[place[0]])[place[1:]]
+    assert "\n" not in judged.sentence
 
 
 @settings(max_examples=EXAMPLES // 4)

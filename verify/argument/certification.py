@@ -152,9 +152,8 @@ def _tightness(total: np.ndarray, observed: np.ndarray) -> float:
 def _overrun(probes: list[Probe]) -> Overrun | None:
     """The first run over the bound in which the attention is at fault, with the convolution's exact output there."""
     for probe in probes:
-        if probe.refutes and probe.over is not None and probe.at is not None:
-            over = probe.over
-            return Overrun(probe.execution, probe.at, over.index[1:], over.exact, over.attention)
+        if probe.refutes and (over := probe.over) is not None:
+            return Overrun(probe.execution, over.input, over.index[1:], over.exact, over.attention)
     return None
 
 

@@ -18,7 +18,7 @@ from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import GridRefused, output_size, taps_at, token_count
 from verify.oracle import Convolution, full_precision
 from verify.rounding.elements import convolution_share, impulse_bound
-from verify.samples.reference import Deviation, OutputPair
+from verify.samples.reference import Deviation, deviation
 
 MOST_MULTIPLICATIONS = 2**33
 """An execution that takes more is not run, and a note says so (about ten seconds of one core)."""
@@ -47,7 +47,6 @@ class Probe:
         note: why it was not run; empty if it was.
         broken: whether it raised an error other than lack of memory.
         over: if a run exceeds the bound, an output that shows which layer differs from the exact value.
-        at: the input (D_in, *grid) of that output.
     """
 
     execution: str
@@ -58,7 +57,6 @@ class Probe:
     note: str = ""
     broken: bool = False
     over: Deviation | None = None
-    at: np.ndarray | None = None
 
     @property
     def refutes(self) -> bool:
@@ -153,15 +151,12 @@ def run_executions(
             with np.errstate(invalid="ignore", over="ignore"):
                 np.subtract(attended, expected, out=difference)
             per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
-            over = at = None
+            over = None
             if not worst <= 1:
-                fields, numbers = Convolution.read(conv_module), x.double().cpu().numpy()
                 limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
-                explained = convolution_share(conv_module, x)
-                both = OutputPair(fields, Geometry.read(conv_module), numbers, expected, attended, limits, explained)
-                over = both.deviation(~(_ratio(difference, bound) <= 1))
-                at = numbers[over.index[0]]
-            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over, at=at))
+                share, exceeds = convolution_share(conv_module, x), ~(_ratio(difference, bound) <= 1)
+                over = deviation(conv_module, x, expected, attended, limits, share, exceeds)
+            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over))
     return probes
 
 

@@ -11,13 +11,15 @@ sentence says which layer is at fault.
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, isfinite
+from typing import Any
 
 import numpy as np
+import torch
 
 from verify.layers.fields import Geometry
 from verify.layers.reading import Index, exact_output
 from verify.layers.taps import rounded_up
-from verify.oracle import Convolution
+from verify.oracle import Convolution, float64
 
 TINY = 2.0**-126
 """Numbers below this are subnormal in bfloat16 and float32."""
@@ -29,6 +31,7 @@ class Deviation:
 
     Attributes:
         index: (input, channel, *position).
+        input: (D_in, *grid), float64.
         exact: the convolution's output there, by its definition in rational arithmetic.
         convolution: the output of torch's convolution.
         attention: the attention's output.
@@ -38,6 +41,7 @@ class Deviation:
     """
 
     index: Index
+    input: np.ndarray
     exact: Fraction
     convolution: float
     attention: float
@@ -46,66 +50,62 @@ class Deviation:
     sentence: str
 
 
-@dataclass(frozen=True)
-class OutputPair:
-    """Outputs of both layers for the same inputs, float64 (N, D_out, *output) each, and their error bounds.
+def deviation(
+    conv: Any,
+    x: torch.Tensor,
+    expected: np.ndarray,
+    attended: np.ndarray,
+    allowed: np.ndarray,
+    rounding: np.ndarray,
+    over: np.ndarray,
+) -> Deviation:
+    """Judge outputs that differ by more than is allowed.
 
-    Attributes:
-        fields: the convolution's fields.
-        geometry: the convolution's geometry.
-        inputs: finite, (N, D_in, *grid) float64.
-        convolution: the outputs of torch's convolution.
-        attention: the attention's outputs.
+    An output refutes the attention if its error against the exact value exceeds the allowed difference; or if rounding
+    explains the error of torch's convolution there, since the attention then used more than its share.  Three outputs are
+    examined, selected by a float64 reference: where the attention's error is largest, and where the convolution's is smallest
+    and largest.
+
+    Args:
+        conv: the torch convolution.
+        x: its input, finite, (N, D_in, *grid).
+        expected: its outputs, float64 (N, D_out, *output).
+        attended: the attention's outputs, as are the next two in shape.
         allowed: the bound on the difference of the two.
         rounding: the bound on the rounding error of torch's convolution.
+        over: bool (N, D_out, *output), the outputs to judge, at least one.
     """
+    fields, geometry, inputs = (
+        Convolution.read(conv).reaching(x.shape[2:], over.shape[2:]),
+        Geometry.read(conv),
+        float64(x),
+    )
 
-    fields: Convolution
-    geometry: Geometry
-    inputs: np.ndarray
-    convolution: np.ndarray
-    attention: np.ndarray
-    allowed: np.ndarray
-    rounding: np.ndarray
-
-    def deviation(self, over: np.ndarray) -> Deviation:
-        """Judge outputs that differ by more than is allowed.
-
-        An output refutes the attention if its error against the exact value exceeds the allowed difference; or if rounding
-        explains the error of torch's convolution there, since the attention then used more than its share.  Three outputs are
-        examined, selected by a float64 reference: where the attention's error is largest, and where the convolution's is smallest
-        and largest.
-
-        Args:
-            over: bool (N, D_out, *output), the outputs to judge, at least one.
-        """
-        reference, places = self.fields(self.inputs)[over], np.flatnonzero(over)
-        attention = _ratio(self.attention[over], reference, self.allowed[over])
-        convolution = _ratio(self.convolution[over], reference, self.rounding[over])
-        candidates = dict.fromkeys((attention.argmax(), convolution.argmin(), convolution.argmax()))
-        judged = [self._at(tuple(map(int, np.unravel_index(places[at], over.shape)))) for at in candidates]
-        first = next((one for one in judged if one.refutes), judged[0])
-        return replace(first, convolution_off=any(one.convolution_off for one in judged))
-
-    def _at(self, index: Index) -> Deviation:
+    def judged(index: Index) -> Deviation:
         """Judge one output exactly."""
         image, *output = index
-        x = self.inputs[image]
-        exact = exact_output(self.fields, self.geometry, x, tuple(output))
-        convolution, attention = float(self.convolution[index]), float(self.attention[index])
-        allowed, rounding = float(self.allowed[index]), float(self.rounding[index])
-        convolution_off = not _within(convolution, exact, rounding)
-        refutes = not _within(attention, exact, allowed) or not convolution_off
+        exact = exact_output(fields, geometry, inputs[image], tuple(output))
+        convolution, attention, explained = float(expected[index]), float(attended[index]), float(rounding[index])
+        convolution_off = not _within(convolution, exact, explained)
+        refutes = not _within(attention, exact, float(allowed[index])) or not convolution_off
         sentence = (
             f"of the exact value {'-' * (exact < 0)}{rounded_up(abs(exact)):.6g} the convolution is off by "
-            f"{_distance(convolution, exact)}, where rounding explains {rounding:.3g}, and the attention by "
+            f"{_distance(convolution, exact)}, where rounding explains {explained:.3g}, and the attention by "
             f"{_distance(attention, exact)}"
         )
         if not refutes:
             sentence += ": here torch's own convolution does not compute its definition, and the attention does"
-            if _subnormal(self.fields.weight) or _subnormal(x) or 0 < abs(exact) < TINY:
+            if _subnormal(fields.weight) or _subnormal(inputs[image]) or 0 < abs(exact) < TINY:
                 sentence += " (subnormal numbers are flushed to zero there)"
-        return Deviation(index, exact, convolution, attention, refutes, convolution_off, sentence)
+        return Deviation(index, inputs[image], exact, convolution, attention, refutes, convolution_off, sentence)
+
+    reference, places = fields(inputs)[over], np.flatnonzero(over)
+    attention = _ratio(attended[over], reference, allowed[over])
+    convolution = _ratio(expected[over], reference, rounding[over])
+    candidates = dict.fromkeys((attention.argmax(), convolution.argmin(), convolution.argmax()))
+    outputs = [judged(tuple(map(int, np.unravel_index(places[at], over.shape)))) for at in candidates]
+    first = next((one for one in outputs if one.refutes), outputs[0])
+    return replace(first, convolution_off=any(one.convolution_off for one in outputs))
 
 
 def _ratio(values: np.ndarray, reference: np.ndarray, allowed: np.ndarray) -> np.ndarray:

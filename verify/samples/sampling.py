@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from verify.layers.fields import Geometry, Unreadable
+from verify.layers.fields import Unreadable
 from verify.layers.reparametrized import keeping_modes
-from verify.oracle import Convolution, float64
+from verify.oracle import Convolution
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.comparison import Discrepancy, of_errors, subtracted
-from verify.samples.reference import OutputPair
+from verify.samples.reference import deviation
 from verify.samples.trace import untraced
 from verify.verdict import Verdict, from_above
 
@@ -119,9 +119,7 @@ def check_outputs(
     if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
         verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
     elif not ratio <= 1:  # written so that NaN fails
-        fields, explained = Convolution.read(conv).reaching(grid, outputs), convolution_bound(conv, x, outputs)
-        both = OutputPair(fields, Geometry.read(conv), float64(x), a, b, bound, explained)
-        worst = both.deviation(~(ratios <= 1))
+        worst = deviation(conv, x, a, b, bound, convolution_bound(conv, x, outputs), ~(ratios <= 1))
         at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
         at += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"
         verdict, convolution_off = Verdict("REFUTED" if worst.refutes else "UNDECIDED", at), worst.convolution_off
