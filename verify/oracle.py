@@ -113,16 +113,16 @@ class Convolution:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Apply it: (B, D_in, *size) → (B, D_out, *output)."""
-        y = self._scatter(x, self.matrices) if self.transposed else self._gather(x, self.matrices)
+        y = self._scatter(x) if self.transposed else self._gather(x)
         if self.bias is None:
             return y
         return np.add(y, self.bias.reshape(-1, *(1,) * (x.ndim - 2)), out=y if y.dtype == self.bias.dtype else None)
 
-    def absolute(self, x: np.ndarray) -> np.ndarray:
-        """|W| applied, without the bias: Σ|W|x, for x ≥ 0."""
-        return self._scatter(x, self.magnitudes) if self.transposed else self._gather(x, self.magnitudes)
+    def absolute(self) -> "Convolution":
+        """The convolution with |W| and |b|."""
+        return replace(self, weight=np.abs(self.weight), bias=None if self.bias is None else np.abs(self.bias))
 
-    def _gather(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    def _gather(self, x: np.ndarray) -> np.ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
         widths: Any = [(0, 0), (0, 0), *self.pads()]
         # Padding object arrays with a numpy integer zero would overflow beside a large Python integer.
@@ -133,7 +133,7 @@ class Convolution:
             (n - dil * (k - 1) - 1) // s + 1
             for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
         )
-        g, batch = self.groups, len(x)
+        g, batch, weight = self.groups, len(x), self.matrices
         total = None
         for tap in product(*map(range, self.kernel_size)):
             window = tuple(
@@ -146,10 +146,10 @@ class Convolution:
         assert total is not None
         return total.reshape(batch, self.weight.shape[0], *output)
 
-    def _scatter(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    def _scatter(self, x: np.ndarray) -> np.ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
         assert not isinstance(self.padding, str)
-        g, batch, size = self.groups, len(x), x.shape[2:]
+        g, batch, size, weight = self.groups, len(x), x.shape[2:], self.matrices
         full = self._full_size(size)
         columns = x.reshape(batch, g, weight.shape[-2], int(np.prod(size)))
         total = np.zeros((batch, g * weight.shape[-1], *full), dtype=np.result_type(x, weight))
@@ -169,11 +169,6 @@ class Convolution:
         g = self.groups
         weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
         return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
-
-    @cached_property
-    def magnitudes(self) -> np.ndarray:
-        """|W|, laid out as :attr:`matrices`."""
-        return np.abs(self.matrices)
 
     def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
         """Which outputs read no padding, only real positions: bool, of shape ``output``."""

@@ -79,7 +79,9 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
         other = other if any(s > 1 for s in conv.stride) else small
         probes, inputs = [], adversarial_inputs(conv, problem.geometry, other, bound)
     alone = impulses(conv, other, bound)  # these show what each head carries
-    allowed, local = total, _impulse_bound(argument, alone)
+    allowed, local, leaks, kernel = total, None, argument.leaks, argument.kernel
+    if leaks is not None and kernel is not None and leaks.one_hot and kernel.same:
+        local = impulse_bound(conv, problem.attention, alone, problem.fmt, problem.tokens, leaks.float64)
     if local is not None:
         whole = total.reshape(-1, *(1,) * len(other))
         allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
@@ -92,15 +94,6 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
     sentence += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
     within = all(p.worst <= 1 for p in probes) and bool(ran) and not any(p.broken for p in probes)
     return Step(6, "runs", within, sentence), probes
-
-
-def _impulse_bound(argument: Argument, inputs: np.ndarray) -> np.ndarray | None:
-    """A bound for each output on impulses if attention is one-hot and carries exactly the kernel; else None."""
-    leaks, kernel, problem = argument.leaks, argument.kernel, argument.problem
-    if leaks is None or kernel is None or not (leaks.one_hot and kernel.same):
-        return None
-    fields, tokens = (problem.conv, problem.attention), problem.tokens
-    return impulse_bound(*fields, inputs, problem.fmt, tokens, kernel.as_stored, leaks.float64)
 
 
 def run_executions(

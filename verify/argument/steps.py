@@ -135,13 +135,10 @@ class Taps:
     Attributes:
         differences: the taps that differ.
         bias: |b_out − bias|, (D_out,).
-        as_stored: whether each tap belongs to one head, whose factors multiply to the tap without additions, so that
-            |W_val||W_out| = |W|.
     """
 
     differences: list[TapDifference]
     bias: np.ndarray
-    as_stored: bool
 
     @property
     def same(self) -> bool:
@@ -328,7 +325,7 @@ def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Ste
     kernel = list(product(*([shift_of_tap(g, i, j) for j in range(k)] for i, k in enumerate(g.kernel_size))))
     differences, in_integers = compare_taps(heads, a.w_val, a.w_out, tap_at, sorted({*kernel, *heads}))
     bias = np.abs(a.b_out - (np.zeros(g.out_channels) if conv.bias is None else conv.bias))
-    taps = Taps(differences, bias, as_stored=not differences and in_integers is None)
+    taps = Taps(differences, bias)
     slower = "" if in_integers is None else f"; exact integer products at shift {in_integers}"
     slower += " and wherever else no factor is a scaled permutation" * (in_integers is not None)
     if taps.same:

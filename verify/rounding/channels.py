@@ -51,15 +51,15 @@ def working_rounding(
     bound: float,
     soft_tokens: int = 0,
 ) -> np.ndarray:
-    """Rounding of both layers in the working format, (D_out, …).
+    """Rounding of both layers in the working format.
 
-    ``size_c`` is Σ|W||x| + |b| and ``size_a`` is Σ|W_val||W_out||x| + |b_out|, (D_out, …) each, with |x| ≤ bound;
-    ``soft_tokens`` is T if attention weights other than 0 and 1 occur.
+    ``size_c`` is Σ|W||x| + |b| and ``size_a`` is Σ|W_val||W_out||x| + |b_out|, with |x| ≤ bound, (D_out,) each or
+    (N, D_out, *output); ``soft_tokens`` is T if attention weights other than 0 and 1 occur.
     """
     theirs, ours = convolution_rounding(conv, fmt), attention_rounding(attention, bound, fmt, soft_tokens)
     with np.errstate(over="ignore", invalid="ignore"):
         lost = fmt.eta * (theirs.underflows + ours.underflows)
-        return theirs.slope * size_c + ours.slope * size_a + lost.reshape(-1, *(1,) * (size_c.ndim - 1))
+        return theirs.slope * size_c + ours.slope * size_a + lost.reshape(-1, *(1,) * (size_c.ndim - 2))
 
 
 def leakage_part(attention: Attention, bound: float, leaks: np.ndarray) -> np.ndarray:

@@ -66,12 +66,11 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     fields, attention, fmt = _fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
     size, times = size_of(fields, x), most_roundings(fields)
     theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
-    carried, bias = absolute_matrices(attention), np.abs(attention.b_out)
+    kernel, bias = absolute_kernel(attention), np.abs(attention.b_out)
     same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
-    magnitudes = fields.magnitudes if fields.transposed else np.swapaxes(fields.magnitudes, -1, -2)
-    if same_bias and np.array_equal(carried, magnitudes):
+    if same_bias and np.array_equal(kernel, np.abs(fields.weight)):
         return _bound(theirs + ours, size, times + 1, fmt)
-    attended = size_of(replace(fields, weight=absolute_kernel(attention), bias=bias), x)
+    attended = size_of(replace(fields, weight=kernel, bias=bias), x)
     return _bound(theirs, size, times, fmt) + _bound(ours, attended, 1, fmt)
 
 
@@ -81,8 +80,7 @@ def impulse_bound(
     inputs: np.ndarray,
     fmt: Format,
     tokens: int,
-    as_stored: bool = False,
-    remainders: np.ndarray | None = None,
+    remainders: np.ndarray,
 ) -> np.ndarray | None:
     """A bound on |attention − convolution| on impulses, if one-hot heads carry exactly the kernel: float64 (N, D_out, *output).
 
@@ -100,15 +98,14 @@ def impulse_bound(
         inputs: (N, D_in, *grid), with equal magnitudes in all channels of a position.
         fmt: the format of both layers.
         tokens: at least T.
-        as_stored: whether Σ_h|W_val^h||W_out^h| is known to be |W| at every tap.
-        remainders: ε of each head, (heads,), for a softmax in float64; none by default.
+        remainders: ε of each head, (heads,), for a softmax in float64.
 
     Returns:
         None if a head that carries something looks at no tap.
     """
     weight = np.abs(conv.weight)
     try:
-        kernel = weight if as_stored else absolute_kernel(attention)
+        kernel = absolute_kernel(attention)
     except OffTheKernel:
         return None
     largest = float(np.abs(inputs).max(initial=0.0))
@@ -117,33 +114,19 @@ def impulse_bound(
     # All channels of a position have equal magnitudes, so the weights may be summed over channels first.
     x = np.abs(inputs).max(axis=1, keepdims=True)
     terms = _over_channels(conv, weight)(x)
-    carried = terms if kernel is weight or np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
+    carried = terms if np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
     size_c, size_a = terms + bias, carried + np.abs(attention.b_out).reshape(by_channel)
     roundings = _taps_met(conv, (x > 0).astype(float)) + 2
-    left: Any = 0.0
-    if remainders is not None and remainders.any():
-        left = leakage_part(attention, largest, remainders).reshape(by_channel)
-    bounds = []
-    for c, a, times in zip(size_c, size_a, roundings, strict=True):
-        total = working_rounding(conv, attention, c, a, fmt, largest) + tokens * fmt.eta * a + left
-        bounds.append(stored_rounding(total, [(c, times), (a + left, 1)], fmt))
-    return np.stack(bounds) * WIDEN
+    left = leakage_part(attention, largest, remainders).reshape(by_channel)
+    total = working_rounding(conv, attention, size_c, size_a, fmt, largest) + tokens * fmt.eta * size_a + left
+    return stored_rounding(total, [(size_c, roundings), (size_a + left, 1)], fmt) * WIDEN
 
 
 # ---- what the heads carry ----------------------------------------------------------------------------------------------
 
 
 def absolute_kernel(attention: Attention) -> np.ndarray:
-    """:func:`absolute_matrices` in torch's weight layout."""
-    kernel, dims = absolute_matrices(attention), attention.geometry.dims
-    kernel = np.moveaxis(kernel, tuple(range(dims)), tuple(range(-dims, 0)))
-    if not attention.geometry.transposed:
-        kernel = np.swapaxes(kernel, 1, 2)
-    return kernel.reshape(-1, *kernel.shape[2:])
-
-
-def absolute_matrices(attention: Attention) -> np.ndarray:
-    """Σ |W_val^h||W_out^h| over the heads h that look at each tap, the magnitude of the attention's terms: (*K, groups, in, out).
+    """Σ |W_val^h||W_out^h| over the heads h that look at each tap, the magnitude of the attention's terms, in torch's layout.
 
     Raises:
         OffTheKernel: a head looks at no tap, or has no unique best shift.
@@ -160,7 +143,8 @@ def absolute_matrices(attention: Attention) -> np.ndarray:
         elif bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any()):
             place = "has no single best shift" if at is None else f"looks at {at.shift}, which is no tap"
             raise OffTheKernel(f"head {head} {place}")
-    return kernel
+    kernel = np.moveaxis(kernel, (-3, -2, -1), (0, 1, 2) if g.transposed else (0, 2, 1))
+    return kernel.reshape(-1, *kernel.shape[2:])
 
 
 # ---- sizes and sums ----------------------------------------------------------------------------------------------------
@@ -174,10 +158,7 @@ def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -
 
 def size_of(fields: Convolution, x: torch.Tensor) -> np.ndarray:
     """Σ|W||x| + |b| for every output, in a new array."""
-    size = fields.absolute(np.abs(float64(x)))
-    if fields.bias is None:
-        return size
-    return np.add(size, np.abs(fields.bias).reshape(-1, *(1,) * (x.dim() - 2)), out=size)
+    return fields.absolute()(np.abs(float64(x)))
 
 
 def _taps_met(fields: Convolution, nonzero: np.ndarray) -> np.ndarray:
