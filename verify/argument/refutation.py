@@ -28,9 +28,6 @@ from verify.layers.reading import (
 from verify.layers.taps import Shift, head_product
 from verify.layers.targets import attends_by_content, target
 
-Readers = dict[Index, tuple[list[Index], list[int]]]
-"""For each input position, the taps and the heads that read it."""
-
 
 @dataclass(frozen=True)
 class Counterexample:
@@ -84,10 +81,8 @@ def counterexample_of(argument: Argument) -> Counterexample | None:
 
 def _tap_counterexample(problem: Problem, shifts: Sequence[Shift | None], kernel: Taps) -> Counterexample | None:
     """For taps that differ, an impulse at an input that they read, the largest differences first; for biases, the zero input."""
-    if kernel.same:
-        return None
     reading = _Reading(problem, shifts)
-    counterexample = _of_biases(reading)
+    counterexample = _of_biases(problem)
     for difference in sorted(kernel.differences, key=lambda one: -float(one.size.max(initial=0.0)))[:16]:
         if counterexample is not None:
             break
@@ -108,7 +103,7 @@ def _reading_counterexample(problem: Problem) -> Counterexample | None:
             return None
         shifts.append(None if at is None else at.shift)
     reading = _Reading(problem, shifts)
-    return _of_biases(reading) or _of_impulses(reading, islice(_places(problem.outputs), 64))
+    return _of_biases(problem) or _of_impulses(reading, islice(_places(problem.outputs), 64))
 
 
 def _places(outputs: tuple[int, ...]) -> Iterable[Index]:
@@ -129,11 +124,6 @@ class _Reading:
 
     problem: Problem
     shifts: Sequence[Shift | None]
-
-    @cached_property
-    def amplitude(self) -> float:
-        """The largest number of the layers' format that is at most B."""
-        return self.problem.fmt.below(self.problem.bound)
 
     @cached_property
     def tokens(self) -> list[np.ndarray]:
@@ -162,9 +152,9 @@ class _Reading:
         tap = tap_of_shift(self.problem.geometry, shift)
         return (tap is not None and self.by_tap(tap, place) is not None) or self.by_head(shift, place) is not None
 
-    def readers(self, place: Index) -> Readers:
+    def readers(self, place: Index) -> dict[Index, tuple[list[Index], list[int]]]:
         """For each input position, the taps and the heads that read it for the output at ``place``."""
-        readers: Readers = {}
+        readers: dict[Index, tuple[list[Index], list[int]]] = {}
         for tap, position in taps_at(self.problem.geometry, self.problem.grid, place):
             readers.setdefault(position, ([], []))[0].append(tap)
         for head, shift in enumerate(self.shifts):
@@ -174,11 +164,11 @@ class _Reading:
         return readers
 
 
-def _of_biases(reading: _Reading) -> Counterexample | None:
+def _of_biases(problem: Problem) -> Counterexample | None:
     """The zero input, if the biases differ."""
-    ours, theirs = reading.problem.attention.b_out, reading.problem.conv.bias
+    ours, theirs = problem.attention.b_out, problem.conv.bias
     for channel in np.flatnonzero(ours != (0 if theirs is None else theirs)):
-        return _confirmed(reading, {}, (int(channel), *(0 for _ in reading.problem.grid)), {})
+        return _confirmed(problem, (int(channel), *(0 for _ in problem.grid)))
     return None
 
 
@@ -187,13 +177,12 @@ def _of_impulses(
 ) -> Counterexample | None:
     """Try impulses at the inputs that the outputs at ``places`` read, and in each tap matrix ``first`` (group, i, o) first."""
     for place in places:
-        readers = reading.readers(place)
-        for position in sorted(readers):
-            difference = _coefficients(reading.problem, *readers[position])
+        for position, (taps, heads) in sorted(reading.readers(place).items()):
+            difference = _coefficients(reading.problem, taps, heads)
             for g, i, o in [*first, np.unravel_index(int(np.argmax(difference)), difference.shape)]:
                 d_in, d_out = difference.shape[1:]
-                impulse = {(int(g * d_in + i), *position): Fraction(reading.amplitude)}
-                counterexample = _confirmed(reading, impulse, (int(g * d_out + o), *place), readers)
+                entry, output = (int(g * d_in + i), *position), (int(g * d_out + o), *place)
+                counterexample = _confirmed(reading.problem, output, entry, taps, heads)
                 if counterexample is not None:
                     return counterexample
     return None
@@ -210,19 +199,21 @@ def _coefficients(problem: Problem, taps: list[Index], heads: list[int]) -> np.n
 
 
 def _confirmed(
-    reading: _Reading, entries: dict[Index, Fraction], output: Index, readers: Readers
+    problem: Problem, output: Index, entry: Index = (), taps: Sequence[Index] = (), heads: Sequence[int] = ()
 ) -> Counterexample | None:
-    """Evaluate both layers exactly, and return a counterexample only if they differ."""
-    conv, attention, channel = reading.problem.conv, reading.problem.attention, output[0]
+    """Evaluate both layers exactly, and return a counterexample only if they differ.
+
+    The input is an impulse at ``entry``, which ``taps`` and ``heads`` read and which is of the output's group; or else zero.
+    """
+    conv, attention, channel = problem.conv, problem.attention, output[0]
     theirs = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
     ours = Fraction(float(attention.b_out[channel]))
-    d_in, d_out = attention.w_val.shape[2], attention.w_out.shape[3]
-    g, o = divmod(channel, d_out)
-    for (source, *position), value in entries.items():
-        if source // d_in != g:
-            continue
-        i = source % d_in
-        taps, heads = readers.get(tuple(position), ([], []))
+    what, entries = "the zero input", dict[Index, Fraction]()
+    if entry:
+        amplitude = problem.fmt.below(problem.bound)  # the largest number of the layers' format that is at most B
+        what = f"the input that is {amplitude!r} at {entry}, else 0"
+        entries[entry] = value = Fraction(amplitude)
+        i, (g, o) = entry[0] % attention.w_val.shape[2], divmod(channel, attention.w_out.shape[3])
         for tap in taps:
             theirs += value * Fraction(float(tap_matrix(conv, tap)[g, i, o]))
         for head in heads:
@@ -230,8 +221,5 @@ def _confirmed(
                 ours += value * Fraction(float(a)) * Fraction(float(b))
     if ours == theirs:
         return None
-    what = "the zero input"
-    if entries:
-        what = f"the input that is {float(reading.amplitude)!r} at {next(iter(entries))}, else 0"
     sentence = f"on {what}, output {output} of the convolution is exactly {theirs}, and of the attention exactly {ours}"
     return Counterexample(entries, output, theirs, ours, sentence)
