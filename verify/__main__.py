@@ -52,10 +52,6 @@ EXIT_CODES = """exit codes:
 """
 
 
-class BadArguments(ValueError):
-    """The command line is wrong."""
-
-
 @dataclass(frozen=True)
 class Command:
     """A subcommand.
@@ -188,7 +184,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises its errors as one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadArguments(f"{message} (--help lists the options)")
+        raise ValueError(f"{message} (--help lists the options)")
 
 
 def _help(name: str, summary: str) -> dict[str, Any]:
@@ -238,12 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        print(f"error: {escaped(' '.join(str(error).split())[:1000])}", file=sys.stderr)
         return 2
-
-
-def _one_line(error: Exception) -> str:
-    return escaped(" ".join(str(error).split())[:1000])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """``Certificate``: a claim about a convolution and an attention layer for all inputs, with its steps and assumptions."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -102,7 +102,7 @@ class Certificate:
     torch_version: str
     observed: np.ndarray
     tightness: float
-    probes: tuple[dict[str, Any], ...] = field(default=())
+    probes: tuple[dict[str, Any], ...] = ()
     counterexample: Counterexample | None = None
     overrun: Overrun | None = None
 

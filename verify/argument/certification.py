@@ -5,6 +5,7 @@ alone is not REFUTED: that takes an input on which the two exact outputs differ 
 the bound in which the attention differs from its exact value.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import inf, isfinite, nan
 from operator import index
@@ -139,14 +140,12 @@ def _require_comparable(problem: Problem) -> None:
 
 def _total(argument: Argument) -> np.ndarray:
     """The bound, (D_out,): the sum of its parts, rounded up; infinite where a part is not finite."""
-    with np.errstate(invalid="ignore"):
-        total = argument.rounding + argument.leakage + argument.taps
+    total = argument.rounding + argument.leakage + argument.taps
     return np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
 
 
 def _tightness(total: np.ndarray, observed: np.ndarray) -> float:
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        return float(np.where((observed > 0) & (total < np.inf), total / observed, np.inf).min(initial=np.inf))
+    return float(np.where((observed > 0) & (total < np.inf), total / observed, np.inf).min(initial=np.inf))
 
 
 def _overrun(probes: list[Probe]) -> Overrun | None:
@@ -228,9 +227,9 @@ def _verdict(
 
 def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...]) -> tuple[str, ...]:
     """What the certificate assumes, each as ``"name: sentence"``; ``folded`` names the convolution's parametrizations."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for probe in probes:
-        counts[probe.execution] = counts.get(probe.execution, 0) + probe.inputs
+        counts[probe.execution] += probe.inputs
     ran = ", ".join(f"{name} checked on {count} inputs" for name, count in counts.items() if count)
     assumptions = [
         f"finite inputs: inputs are finite, |x| ≤ {exactly(problem.bound)}, of spatial size {problem.grid} or smaller",

@@ -78,14 +78,13 @@ def same_expression(
     """
     if calls.difference is not None or calls.untraced or calls.left:
         return False
-    return all(_same_function(certificates.get(path), checks.get(path)) for path in calls.layers)
-
-
-def _same_function(certificate: Certificate | None, check: LayerCheck | None) -> bool:
-    """Whether a layer is PROVED the same function for the inputs that were run."""
-    if certificate is None or check is None or certificate.within is not None:
-        return False
-    return certificate.verdict.name == "PROVED" and _covers(certificate, check)
+    for path in calls.layers:
+        certificate, check = certificates.get(path), checks.get(path)
+        if certificate is None or check is None or certificate.within is not None:
+            return False
+        if certificate.verdict.name != "PROVED" or not _covers(certificate, check):
+            return False
+    return True
 
 
 def _covers(certificate: Certificate, check: LayerCheck) -> bool:

@@ -53,12 +53,11 @@ def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | Non
         return b
     if _identity(b):
         return a
-    if _one_power_of_two_a_row(a):
-        return _select(a, b)
-    if _one_power_of_two_a_row(np.swapaxes(b, 1, 2)):
+    product = _select(a, b)
+    if product is None:
         product = _select(np.swapaxes(b, 1, 2), np.swapaxes(a, 1, 2))
         return None if product is None else np.swapaxes(product, 1, 2)
-    return None
+    return product
 
 
 def head_product(w_val: np.ndarray, w_out: np.ndarray) -> np.ndarray:
@@ -73,15 +72,10 @@ def _identity(a: np.ndarray) -> bool:
     return rows == columns and bool((np.einsum("gii->gi", a) == 1).all()) and np.count_nonzero(a) == groups * rows
 
 
-def _one_power_of_two_a_row(a: np.ndarray) -> bool:
-    if (np.count_nonzero(a, axis=2) > 1).any():
-        return False
-    mantissa, _ = np.frexp(np.abs(a[a != 0]))
-    return bool((mantissa == 0.5).all())
-
-
 def _select(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
-    """A·B if A has at most one nonzero entry per row: select the matching row of B and scale it."""
+    """A·B if each row of A has at most one nonzero entry, a power of two: select the matching row of B and scale it."""
+    if (np.count_nonzero(a, axis=2) > 1).any() or (np.frexp(np.abs(a[a != 0]))[0] != 0.5).any():
+        return None
     if a.shape[2] == 0:
         return np.zeros((*a.shape[:2], b.shape[2]))
     place = np.argmax(a != 0, axis=2, keepdims=True)

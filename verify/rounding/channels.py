@@ -81,23 +81,13 @@ def taps_part(differences: Iterable[np.ndarray], bias_difference: np.ndarray, bo
 def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
     """A bound on every intermediate of both layers; zero content terms are evaluated too, and must not overflow."""
     bias = 0.0 if conv.bias is None else float(np.abs(conv.bias).max(initial=0))
-    with np.errstate(over="ignore"):
-        into = [
-            attention.magnitudes[0].sum(axis=2),
-            *(np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key)),
-        ]
-        values = bound * np.array([w.max(initial=0) for w in into])
-        through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
-        direct = bound * conv.sizes + bias
-        folded = _folded_size(attention)
-        # The rounding of intermediate results cannot double a bounded sum.
-        return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0), folded]))
-
-
-def _folded_size(attention: Attention) -> float:
-    """A bound on the entries of |W_val||W_out|: sums of one factor times maxima of the other, whichever way is smaller."""
     w_val, w_out = attention.magnitudes
-    with np.errstate(over="ignore", invalid="ignore"):
-        by_column = matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
-        by_row = matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
-    return float(min(by_column, by_row))
+    into = [w_val.sum(axis=2), *(np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key))]
+    values = bound * np.array([w.max(initial=0) for w in into])
+    through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
+    direct = bound * conv.sizes + bias
+    # Entries of |W_val||W_out|: at most sums of one factor times maxima of the other, whichever way is smaller.
+    by_column = matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
+    by_row = matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
+    # The rounding of intermediate results cannot double a bounded sum.
+    return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0), min(by_column, by_row)]))

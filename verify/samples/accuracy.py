@@ -59,10 +59,10 @@ class _Distances:
 
     difference: float
     largest: float
-    original: float = 0.0
-    converted: float = 0.0
-    limit: float = 0.0
-    broken: int = 0
+    original: float
+    converted: float
+    limit: float
+    broken: int
 
     @property
     def excess(self) -> float:
@@ -95,10 +95,8 @@ def accuracy(
                 other += int((a != b).sum())
                 continue
             if a.numel():
-                rows.append(_distances(a, b, None if reference is None else reference[index][place]))
-            if a.is_complex():
-                continue
-            if a.dim() == 2 and a.shape[1] > 1:
+                rows.append(_distances(a, b, a if reference is None else reference[index][place]))
+            if not a.is_complex() and a.dim() == 2 and a.shape[1] > 1:
                 agree += int((a.argmax(1) == b.argmax(1)).sum())
                 predictions += len(a)
     worst = max(rows, key=lambda row: row.excess, default=None)
@@ -134,21 +132,15 @@ def accuracy(
     )
 
 
-def _distances(a: Tensor, b: Tensor, reference: Tensor | None) -> _Distances:
+def _distances(a: Tensor, b: Tensor, exact: Tensor) -> _Distances:
     epsilon = torch.finfo(a.dtype).eps
-    a, b = (_flat(t) for t in (a, b))
+    a, b, exact = (_flat(t) for t in (a, b, exact))
     both = a.isfinite() & b.isfinite()
     broken = int((~both & (a != b) & ~(a.isnan() & b.isnan())).sum())
-    exact = None if reference is None else _flat(reference)
-    if exact is not None:
-        both &= exact.isfinite()
-    a, b = a[both], b[both]
-    difference, largest = _most(b - a), _most(a)
-    if exact is None:
-        return _Distances(difference, largest, broken=broken)
-    exact = exact[both]
-    own, theirs, largest = _most(a - exact), _most(b - exact), _most(exact)
-    return _Distances(difference, largest, own, theirs, FACTOR * own + FLOOR * epsilon * largest, broken)
+    both &= exact.isfinite()
+    a, b, exact = a[both], b[both], exact[both]
+    own, largest = _most(a - exact), _most(exact)
+    return _Distances(_most(b - a), largest, own, _most(b - exact), FACTOR * own + FLOOR * epsilon * largest, broken)
 
 
 def _flat(numbers: Tensor) -> Tensor:
