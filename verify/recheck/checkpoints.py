@@ -7,7 +7,7 @@ checked afterwards.
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from verify.recheck.pickles import Pickled, Rejected, is_module
+from verify.recheck.pickles import PARAMETER, TENSOR, Pickled, Rejected, is_module
 
 DEEPEST = 4
 """The depth of nested dicts to search for a network."""
@@ -18,7 +18,6 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 """The tensors of an attention layer."""
 
-_TENSORS = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
 _CONTAINERS = ("dict", "collections OrderedDict", "list", "set", "collections Counter", "collections defaultdict")
 _Layer = TypeVar("_Layer")
 
@@ -80,13 +79,13 @@ def _networks(value: Pickled, keys: tuple[str, ...]) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Pickled) and value.kind in _TENSORS
+    return isinstance(value, Pickled) and value.kind in (TENSOR, PARAMETER)
 
 
 def _is_kernel(name: str, value: Any) -> bool:
     if not _is_tensor(value):
         return False
-    data = value.args[0] if value.kind == _TENSORS[1] and value.args else value
+    data = value.args[0] if value.kind == PARAMETER and value.args else value
     shape = data.args[2] if isinstance(data, Pickled) and isinstance(data.args, tuple) and len(data.args) > 2 else ()
     return may_be_a_kernel(name.rpartition(".")[2], shape if isinstance(shape, tuple) else ())
 

@@ -54,10 +54,6 @@ class StatedGeometry(NamedTuple):
         """τ of every tap, in row-major order."""
         return [*product(*map(self.steps, range(len(self.kernel))))]
 
-    def torch_pads(self) -> list[int]:
-        """The padding of the input as torch lists it, last axis first."""
-        return [p for pair in reversed(self.pads) for p in pair]
-
 
 class Axis(NamedTuple):
     """One axis of a grid; in ``reads`` and ``tokens`` a number is an input position, −1 a zero."""

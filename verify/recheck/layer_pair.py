@@ -72,7 +72,8 @@ class LayerPair:
         kind = f"Conv{'Transpose' if conv_geometry.transposed else ''}{len(conv_geometry.kernel)}d"
         if conv.kind not in (kind, "Conv") or mhsa.kind != "MHSA" or "radix" in stated.geometries[0]:
             raise Rejected(f"{prefix}a {conv.kind} and a {mhsa.kind} where a {kind} and its attention belong")
-        if conv_geometry.mode != "zeros" and conv.pads not in (None, conv_geometry.torch_pads()):
+        torch_pads = [p for pair in reversed(conv_geometry.pads) for p in pair]  # last axis first
+        if conv_geometry.mode != "zeros" and conv.pads not in (None, torch_pads):
             raise Rejected(f"{prefix}torch would pad by {conv.pads}, which contradicts the geometry")
         expected = _shapes(conv_geometry, mhsa_geometry, radix, a["v"].shape, a["w_val"].shape[-1])
         for name, array in (weights | a).items():
