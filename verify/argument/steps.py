@@ -11,7 +11,6 @@
 import math
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from verify.layers.reading import (
     shift_box,
     shift_of_tap,
     tap_matrix,
-    tap_of_shift,
     token_count,
 )
 from verify.layers.taps import Shift, TapDifference, compare_taps
@@ -316,14 +314,10 @@ def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Ste
     for h, shift in enumerate(targets.shifts):
         if shift is not None:
             heads.setdefault(shift, []).append(h)
-    zero = np.zeros((g.groups, g.in_channels // g.groups, g.out_channels // g.groups))
-
-    def tap_at(shift: Shift) -> np.ndarray:
-        tap = tap_of_shift(g, shift)
-        return zero if tap is None else tap_matrix(conv, tap)
-
-    kernel = list(product(*([shift_of_tap(g, i, j) for j in range(k)] for i, k in enumerate(g.kernel_size))))
-    differences, in_integers = compare_taps(heads, a.w_val, a.w_out, tap_at, sorted({*kernel, *heads}))
+    kernel: dict[Shift, np.ndarray] = {}
+    for tap in np.ndindex(*g.kernel_size):
+        kernel[tuple(shift_of_tap(g, axis, j) for axis, j in enumerate(tap))] = tap_matrix(conv, tap)
+    differences, in_integers = compare_taps(kernel, heads, a.w_val, a.w_out)
     bias = np.abs(a.b_out - (np.zeros(g.out_channels) if conv.bias is None else conv.bias))
     taps = Taps(differences, bias)
     slower = "" if in_integers is None else f"; exact integer products at shift {in_integers}"

@@ -8,7 +8,7 @@ Floats are dyadic rationals, so Σ_h W_val^h W_out^h = W_j is a question about i
 - Otherwise all factors become Python integers times one power of two and are multiplied exactly, which is slower.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -112,32 +112,26 @@ def integer_sum(pairs: Iterable[tuple[np.ndarray, np.ndarray]], minus: np.ndarra
 
 
 def compare_taps(
-    heads: dict[Shift, list[int]],
-    w_val: np.ndarray,
-    w_out: np.ndarray,
-    tap_at: Callable[[Shift], np.ndarray],
-    shifts: Sequence[Shift],
+    kernel: dict[Shift, np.ndarray], heads: dict[Shift, list[int]], w_val: np.ndarray, w_out: np.ndarray
 ) -> tuple[list[TapDifference], Shift | None]:
     """Compare the sum of the heads with the kernel's tap at every shift; no difference means exact equality.
 
     Args:
+        kernel: for each shift of a tap, its matrix (groups, D_in/groups, D_out/groups).
         heads: for each shift, the heads that look there and carry something.
         w_val: (heads, groups, D_in/groups, D_h).
         w_out: (heads, groups, D_h, D_out/groups).
-        tap_at: the matrix that the kernel has at a shift, (groups, D_in/groups, D_out/groups); zeros elsewhere.
-        shifts: every shift at which either layer has a tap.
 
     Returns:
         The differences, and the first shift that needed exact integers, or None.
     """
     differences: list[TapDifference] = []
     in_integers: Shift | None = None
-    for shift in shifts:
-        members, tap = heads.get(shift, []), tap_at(shift)
+    zero = np.zeros((*w_val.shape[1:3], w_out.shape[3]))
+    for shift in sorted({*kernel, *heads}):
+        members, tap = heads.get(shift, []), kernel.get(shift, zero)
         if len(members) <= 1:
-            product = (
-                scaled_permutation_product(w_val[members[0]], w_out[members[0]]) if members else np.zeros(tap.shape)
-            )
+            product = scaled_permutation_product(w_val[members[0]], w_out[members[0]]) if members else zero
             if product is not None:
                 if not np.array_equal(product, tap):
                     differences.append(_stored_difference(shift, product, tap))
