@@ -16,12 +16,9 @@ from verify.argument.steps import Argument, Problem, Taps
 from verify.layers.reading import (
     ZERO,
     Index,
-    input_at,
     output_size,
     query_places,
     tap_matrix,
-    tap_of_shift,
-    tap_place,
     taps_at,
     tokens_along,
 )
@@ -86,7 +83,8 @@ def _tap_counterexample(problem: Problem, shifts: Sequence[Shift | None], kernel
     for difference in sorted(kernel.differences, key=lambda one: -float(one.size.max(initial=0.0)))[:16]:
         if counterexample is not None:
             break
-        live = (place for place in _places(problem.outputs) if reading.is_live(difference.shift, place))
+        # By step 0, the tap at this shift, if there is one, reads the same input as the head.
+        live = (place for place in _places(problem.outputs) if reading.by_head(difference.shift, place) is not None)
         counterexample = _of_impulses(reading, islice(live, 8), [difference.entry])
     return counterexample
 
@@ -133,12 +131,6 @@ class _Reading:
     def queries(self) -> list[np.ndarray]:
         return [query_places(self.problem.attention.geometry, axis, o) for axis, o in enumerate(self.problem.outputs)]
 
-    def by_tap(self, tap: Index, place: Index) -> Index | None:
-        """The input position that a tap reads for an output, or None for a padded zero."""
-        g, axes = self.problem.geometry, enumerate(zip(self.problem.grid, tap, place, strict=True))
-        read = tuple(int(input_at(g, axis, n, np.array(tap_place(g, axis, j, o)))) for axis, (n, j, o) in axes)
-        return None if ZERO in read else read
-
     def by_head(self, shift: Shift | None, place: Index) -> Index | None:
         """The input position that a one-hot head reads: the key at its shift, or the nearest key on the grid."""
         if shift is None:
@@ -146,11 +138,6 @@ class _Reading:
         axes = zip(self.tokens, self.queries, place, shift, strict=True)
         read = tuple(int(row[min(max(int(query[o]) + tau, 0), len(row) - 1)]) for row, query, o, tau in axes)
         return None if ZERO in read else read
-
-    def is_live(self, shift: Shift, place: Index) -> bool:
-        """Whether the tap or the head at this shift reads a real input for this output."""
-        tap = tap_of_shift(self.problem.geometry, shift)
-        return (tap is not None and self.by_tap(tap, place) is not None) or self.by_head(shift, place) is not None
 
     def readers(self, place: Index) -> dict[Index, tuple[list[Index], list[int]]]:
         """For each input position, the taps and the heads that read it for the output at ``place``."""
