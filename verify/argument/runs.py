@@ -179,29 +179,24 @@ def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
 
 
 def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two legal grids no larger than ``grid``: the small one of :func:`probe_grid`, and one with other outputs.
+    """Two legal grids no larger than ``grid``, one small and one with other outputs.
 
-    The second is ``grid`` itself if running the attention layer on it is cheap, else slightly larger than the small one:
-    with a stride, inputs at the far end may then be left over, or fewer of them.
+    On the small one, every tap that can see an input does.  The second is ``grid`` itself if running the attention layer on it
+    is cheap, else slightly larger than the small one: with a stride, inputs at the far end may then be left over, or fewer of
+    them.
     """
-    small = probe_grid(g, grid)
+    least = []
+    for k, dil, s, (before, after) in zip(g.kernel_size, g.dilation, g.stride, g.pads, strict=True):
+        least.append(3 + -(-2 * before // s) if g.transposed else max(dil * (k - 1) + 1 + s, before + 1, after + 1))
+    small = tuple(map(min, grid, least))
+    try:
+        output_size(g, small)
+    except GridRefused:
+        small = grid
     longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
     tokens, (heads, groups, _, head_dim) = token_count(g, grid), attention.w_val.shape
     cost = tokens**2 * heads * groups * head_dim + tokens * (attention.w_val.size + attention.w_out.size)
     return small, grid if cost <= CHEAP else longer
-
-
-def probe_grid(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
-    """A small legal grid, no larger than ``grid``, on which every tap that can see an input does."""
-    small = []
-    for n, k, dil, s, (before, after) in zip(grid, g.kernel_size, g.dilation, g.stride, g.pads, strict=True):
-        least = 3 + -(-2 * before // s) if g.transposed else max(dil * (k - 1) + 1 + s, before + 1, after + 1)
-        small.append(min(n, least))
-    try:
-        output_size(g, tuple(small))
-    except GridRefused:
-        return grid
-    return tuple(small)
 
 
 def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bound: float) -> np.ndarray:
