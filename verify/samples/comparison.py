@@ -125,8 +125,5 @@ def of_errors(
 def _ulp(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """The distance from |value| to the next number of its format, stored in the float64 array ``size``."""
     info = torch.finfo(dtype)
-    np.maximum(size, info.tiny, out=size)
-    np.minimum(size, np.finfo(np.float64).max, out=size)
-    bits = size.view(np.int64)
-    bits &= 0x7FF << 52  # keep the exponent: the largest power of two that is at most the value
-    return np.multiply(size, info.eps, out=size)
+    np.clip(size, info.tiny, 2.0**1023, out=size)
+    return np.multiply(np.spacing(size, out=size), info.eps * 2.0**52, out=size)

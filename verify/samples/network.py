@@ -252,11 +252,9 @@ def _argument_difference(x: Any, y: Any) -> str | None:
 def _same_value(x: Any, y: Any) -> bool:
     if x is y or type(x) is not type(y):
         return x is y
-    if isinstance(x, float) and x != x:
-        return y != y
     if isinstance(x, np.ndarray):
         return x.dtype == y.dtype and np.array_equal(x, y)
-    if isinstance(x, float | complex | slice):  # −0 differs from 0
+    if isinstance(x, float | complex | slice):  # −0 differs from 0, NaN is itself
         return repr(x) == repr(y)
     try:
         return type(x).__eq__ is object.__eq__ or bool(x == y)  # without their own equality: copies of one object
