@@ -1,4 +1,4 @@
-"""The stages before attention, tested separately: geometry, shifts, tokens, encoding, sharpness, heads, weights."""
+"""The stages before attention, tested separately: geometry, shifts, tokens, sharpness, weights."""
 
 import math
 from dataclasses import replace
@@ -14,9 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
-from construct.encoding import quadratic
-from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.heads import HeadBijection, factor, tap_matrices, tap_shifts
+from construct.heads import HeadBijection, tap_shifts
 from construct.modules.convolutions import geometry_of
 from construct.tokens import TokenGrid, sources_along_axis
 from truths import random_layer
@@ -25,12 +23,6 @@ from verify.strategies import Case, cases, convolutions
 PLAIN = ConvGeometry(4, 6, (3, 2), (1, 1), (0, 0), "zeros", (1, 1), 2)
 
 # ---- geometry --------------------------------------------------------------------------------------------------------
-
-
-@given(cases(batches=[1]))
-def test_output_size_is_that_of_torch(case: Case):
-    geometry = geometry_of(case.conv)
-    assert geometry.output_size(tuple(case.x.shape[2:])) == tuple(case.conv(case.x).shape[2:])
 
 
 @pytest.mark.parametrize(
@@ -89,21 +81,6 @@ def test_shifts_of_an_odd_kernel_are_those_of_the_paper(kernel: tuple[int, ...])
     d = len(kernel)
     geometry = ConvGeometry(1, 1, kernel, (1,) * d, (0,) * d, "zeros", (1,) * d, 1)
     assert tap_shifts(geometry) == tuple(product(*(range(-(k // 2), k // 2 + 1) for k in kernel)))
-
-
-@given(cases(batches=[1]))
-def test_every_shift_leads_to_the_token_that_the_tap_reads(case: Case):
-    """s·o + a + τ_j = s·o + dil·j, which for every output is a token of the padded grid."""
-    geometry = geometry_of(case.conv)
-    grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
-    taps = list(product(*map(range, geometry.kernel_size)))
-    for tap, shift in zip(taps, tap_shifts(geometry), strict=True):
-        for i in range(geometry.dims):
-            reached = grid.queries[i] + shift[i]
-            expected = geometry.query_stride[i] * torch.arange(grid.query_shape[i]) + geometry.dilation[i] * tap[i]
-            assert torch.equal(reached, expected)
-            assert 0 <= int(reached.min())
-            assert int(reached.max()) < grid.shape[i]
 
 
 def test_a_bijection_is_checked():
@@ -181,78 +158,13 @@ def test_a_zero_token_is_zero_whatever_it_would_have_copied():
     assert grid.gather(torch.full((1, 1, 2), math.inf)).flatten().tolist() == [0, math.inf, math.inf, 0]
 
 
-# ---- encoding and sharpness --------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 4), st.data())
-def test_the_score_is_lemma_2(d: int, data: st.DataObject):
-    """v·r_δ = −α(‖δ − τ‖² − ‖τ‖²) on integers."""
-    delta, tau = (data.draw(st.tuples(*(st.integers(-9, 9) for _ in range(d)))) for _ in range(2))
-    alpha = data.draw(st.integers(1, 99))
-    score = sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
-    assert score == -alpha * (sum((a - b) ** 2 for a, b in zip(delta, tau, strict=True)) - sum(t * t for t in tau))
-    assert len(quadratic.r(delta)) == len(quadratic.v(tau, alpha)) == d + 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "alpha"),
-    [(torch.float16, 17.4), (torch.bfloat16, 92.9), (torch.float32, 104), (torch.float64, 746)],
-    ids=["float16", "bfloat16", "float32", "float64"],
-)
-@pytest.mark.nasty(29)
-def test_alpha_for_a_format(dtype: torch.dtype, alpha: float):
-    """The table's thresholds, and their promise that from there on every other weight is exactly 0."""
-    assert alpha - 1 < alpha_for(dtype) <= alpha
-    scores = torch.tensor([0.0, -alpha_for(dtype)], dtype=torch.float64)
-    assert torch.softmax(scores, 0).to(dtype)[1] == 0
-    assert torch.softmax(scores * (1 - 1 / 64), 0).to(dtype)[1] > 0
-    assert alpha_for(dtype) < ALPHA
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3, 4])
-@pytest.mark.parametrize("tolerance", [0.5, 1e-2, 1e-6, 1e-12])
-def test_alpha_for_a_tolerance(dims: int, tolerance: float):
-    """1 − ϑ(α)^−d is at most the tolerance and not far below it."""
-    alpha = alpha_for(tolerance=tolerance, dims=dims)
-    theta = math.fsum(math.exp(-alpha * n * n) for n in range(1, 20)) * 2  # ϑ − 1
-    leakage = -math.expm1(-dims * math.log1p(theta))
-    assert leakage <= tolerance
-    assert leakage > tolerance / 3 or alpha == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"dtype": torch.float32, "tolerance": 0.1}, {"dtype": torch.int64}, {"tolerance": 0.0}, {"tolerance": 1.0},
-     {"tolerance": math.nan}, {"tolerance": 0.1, "dims": 0}],
-    ids=str,
-)  # fmt: skip
-def test_alpha_for_nonsense_is_refused(arguments: dict[str, Any]):
-    with pytest.raises(ValueError, match=r"give either|floating-point|tolerance|dims"):
-        alpha_for(**arguments)
+# ---- sharpness ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan], ids=str)
 def test_a_layer_of_senseless_sharpness_is_refused(alpha: float):
     with pytest.raises(ValueError, match="sharpness"):
         conv_to_mhsa(nn.Conv1d(1, 1, 3), alpha=alpha)
-
-
-# ---- heads -----------------------------------------------------------------------------------------------------------
-
-
-@given(convolutions(transposed=[False]), st.data())
-def test_taps_are_the_matrices_of_the_kernel_and_factor_exactly(conv: nn.Conv2d, data: st.DataObject):
-    """Each tap and group has its (D_in/groups × D_out/groups) matrix, last axis fastest, and W_val W_out = tap bit for bit."""
-    geometry = geometry_of(conv)
-    taps = tap_matrices(conv.weight.detach(), geometry)
-    tap = data.draw(st.tuples(*(st.integers(0, k - 1) for k in geometry.kernel_size)))
-    group = data.draw(st.integers(0, conv.groups - 1))
-    rows = conv.out_channels // conv.groups
-    expected = conv.weight[group * rows : (group + 1) * rows, :, *tap].detach().mT
-    assert torch.equal(taps[np.ravel_multi_index(tap, geometry.kernel_size), group], expected)
-    w_val, w_out = factor(taps)
-    assert w_val.shape[-1] == w_out.shape[-2] == min(taps.shape[-2:])
-    assert torch.equal(w_val.double() @ w_out.double(), taps.double())
 
 
 # ---- the record of its parameters ----------------------------------------------------------------------------------------
