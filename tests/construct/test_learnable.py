@@ -31,7 +31,7 @@ from construct.modules.learning import (
     with_key_dim,
 )
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
-from runs import normal, peak_bytes
+from runs import SMALL, normal, peak_bytes
 from truths import layer_of
 from verify.layers.overrides import Unreadable
 from verify.plots.stored_layer import layer_in
@@ -39,11 +39,6 @@ from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
 RUNNING = [name for name in EXECUTIONS if name != "sdpa"]
-GEOMETRIES = {
-    "1-D": (ConvGeometry(2, 3, (2,), (1,), (1,), "zeros", (2,), 1), (4,)),
-    "2-D, stride, groups": (ConvGeometry(2, 4, (2, 3), (2, 1), (1, 1), "reflect", (1, 1), 2), (3, 2)),
-    "3-D": (ConvGeometry(1, 2, (1, 1, 1), (1, 1, 1), (0, 0, 0), "zeros", (1, 1, 1), 1), (2, 2, 3)),
-}
 
 
 # ---- the formulae --------------------------------------------------------------------------------------------------------
@@ -84,7 +79,7 @@ def test_a_covariance_tells_its_centre_and_its_least_curvature():
     assert flat[0].item() == 0
     assert bool(flat[1].isnan().all())
     with pytest.raises(ValueError, match="no centres"):
-        layer_of("relative", GEOMETRIES["1-D"][0]).centres()
+        layer_of("relative", SMALL["1-D"][0]).centres()
 
 
 # ---- executions ----------------------------------------------------------------------------------------------------------
@@ -127,17 +122,17 @@ def test_a_sharp_head_copies_tokens_and_says_so(kind: str):
 
 @pytest.mark.parametrize("kind", ["covariance", "relative"])
 def test_what_cannot_run_a_layer_says_so_in_one_line(kind: str):
-    layer, x = layer_of(kind, GEOMETRIES["2-D, stride, groups"][0], content=False), normal(1, 2, 3, 2)
+    layer, x = layer_of(kind, SMALL["2-D, stride, groups"][0], content=False), normal(1, 4, 3, 3)
     layer.execution = "sdpa"
     with pytest.raises(NotImplementedError, match=rf"^MHSA: sdpa cannot run this layer: scores of the {kind} enc.*$"):
         layer(x)
     assert f"sdpa     cannot run this layer: scores of the {kind} encoding" in layer.explain(x.shape)
     layer.execution = "auto"
-    assert layer(x).shape == (1, 4, 2, 2)
+    assert layer(x).shape == (1, 2, 2, 5)
     with pytest.raises(ValueError, match=f"the {kind} encoding cannot be traced"):
         freeze(layer)
     with pytest.raises(UnsupportedLayer, match=f"no form of the {kind} encoding"):
-        construct.to_torch_mha(layer.requires_grad_(False), grid=(3, 2))
+        construct.to_torch_mha(layer.requires_grad_(False), grid=(3, 3))
 
 
 def test_offsets_beyond_the_table_are_refused_in_one_line():
@@ -372,7 +367,7 @@ def test_starts_of_other_kinds_are_refused():
 
 
 def test_an_encoding_and_weights_that_do_not_fit_are_refused():
-    layer = layer_of("covariance", GEOMETRIES["1-D"][0])
+    layer = layer_of("covariance", SMALL["1-D"][0])
     weights = MHSAWeights(**{name: getattr(layer, name).detach() for name in MHSAWeights.__dataclass_fields__})
     with pytest.raises(ValueError, match="D_p is 2, and this encoding in 1 dimensions has 5"):
         MHSA(layer.geometry, weights, encoding=Relative((torch.ones(3, 5),)))
@@ -393,13 +388,13 @@ def test_an_encoding_and_weights_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("kind", ["covariance", "relative"])
 def test_files_keep_the_encoding(kind: str, suffix: str, tmp_path: Any):
-    layer = layer_of(kind, GEOMETRIES["2-D, stride, groups"][0])
+    layer = layer_of(kind, SMALL["2-D, stride, groups"][0])
     path = tmp_path / f"layer{suffix}"
     construct.save(layer, path)
     again = construct.load(path)
     assert isinstance(again, MHSA)
     assert again.encoding.name == kind
-    x = normal(1, 2, 3, 2)
+    x = normal(1, 4, 3, 3)
     assert torch.equal(again(x), layer(x))
     with pytest.raises(ValueError, match=r"encoding|geometry"):  # the checker's reader
         layer_in(path)
@@ -412,7 +407,7 @@ def test_files_refuse_what_contradicts_itself_or_is_worked_out(tmp_path: Any):
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    layer, path = layer_of("relative", GEOMETRIES["1-D"][0]), tmp_path / "layer.pt"
+    layer, path = layer_of("relative", SMALL["1-D"][0]), tmp_path / "layer.pt"
     layer._encoding = "fourier"
     torch.save(layer, path)
     with pytest.raises(BadModelFile, match="no encoding 'fourier'"):
@@ -423,7 +418,7 @@ def test_files_refuse_what_contradicts_itself_or_is_worked_out(tmp_path: Any):
     with pytest.raises(BadModelFile, match="offsets_1"):
         construct.load(path)
     whole = tmp_path / "layer.safetensors"
-    construct.save(layer_of("covariance", GEOMETRIES["1-D"][0]), whole)
+    construct.save(layer_of("covariance", SMALL["1-D"][0]), whole)
     with safe_open(whole, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
         stated = json.loads(file.metadata()["geometry"])

@@ -34,8 +34,7 @@ def image(batch: int = 2, channels: int = 3) -> Tensor:
     return torch.randn(batch, channels, 9, 8, generator=torch.Generator().manual_seed(1))
 
 
-def convert(model: nn.Module, **options: Any) -> Any:
-    return construct.convert(model, **options)
+convert: Any = construct.convert
 
 
 def refusals(model: nn.Module) -> dict[str, tuple[str, str]]:

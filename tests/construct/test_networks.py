@@ -4,8 +4,6 @@ import copy
 import logging
 import math
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrizations
 
 import construct
+from commands import python
 from construct import MHSA, UnsupportedLayer
 from networks import NETWORKS
 from verify.samples.call_counter import convolution_calls
@@ -26,9 +25,8 @@ HERE = Path(__file__).parent
 HEADS_FIRST = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 
 
-def convert(model: nn.Module, **options: Any) -> Any:
-    """``construct.convert`` typed as Any, because nn.Module's children are unknown to the type checker."""
-    return construct.convert(model, **options)
+convert: Any = construct.convert
+"""Typed as Any, because nn.Module's children are unknown to the type checker."""
 
 
 def pairs_of(model, net):
@@ -92,9 +90,10 @@ def test_every_convolution_of_a_network_becomes_attention_that_computes_the_same
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one program is read there")
 def test_resnet18_in_little_memory():
     """In its own process, so that the peak belongs to this conversion and no other test."""
-    places = [str(HERE.parents[1]), str(HERE.parent / "support"), str(HERE)]
-    code = f"import sys; sys.path[:0] = {places}; from test_networks import *; judge('resnet18'); print(peak_mib())"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    places = [str(HERE.parent / "support"), str(HERE)]
+    done = python(
+        "-c", f"import sys; sys.path[:0] = {places}; from test_networks import *; judge('resnet18'); print(peak_mib())"
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 1024
 
@@ -553,23 +552,6 @@ def test_deepcopy_pickle_and_state_dict_round_trips():
         assert other.state_dict().keys() == net.state_dict().keys()
     assert pickle.loads(pickle.dumps(net))[0].execution == "chunked"
     assert {name.removeprefix("0.") for name in net.state_dict() if name.startswith("0.")} == {*HEADS_FIRST, "b_out"}
-
-
-@pytest.mark.nasty(29)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_casting_a_converted_network(dtype):
-    model, x = small().eval(), image(dtype=dtype)
-    cast = convert(model).to(dtype)
-    model = model.to(dtype)
-    assert cast(x).dtype == dtype
-    for layer in (layer for layer in cast.modules() if isinstance(layer, MHSA)):
-        assert layer.w_val.dtype == layer.b_out.dtype == dtype
-        assert layer.v.dtype == layer.w_key_pos.dtype == torch.promote_types(dtype, torch.float32)
-    assert list(verdicts(model, cast, x).values()) == ["CHECKED"] * 3
-    if dtype == torch.float64:
-        torch.testing.assert_close(cast(x), model(x), rtol=1e-12, atol=1e-12)
-    back = cast.float()
-    assert back(image()).dtype == torch.float32
 
 
 @pytest.mark.nasty(36)

@@ -55,19 +55,17 @@ def test_factors_that_cannot_be_stored_are_said_so(caplog: pytest.LogCaptureFixt
     assert "that torch.float32 can store" in caplog.text
 
 
-def test_factors_beyond_every_number_are_made_of_the_rows_instead():
-    """A factor from columns would be 1e300 / 1e-300."""
-    conv = nn.Conv1d(2, 2, 1, bias=False, dtype=torch.float64)
-    conv.weight.data[..., 0] = torch.tensor([[1e-300, 2e-300], [1e300, 2e300]], dtype=torch.float64)
-    layer = conv_to_mhsa(conv, head_dim="rank")
-    assert layer.w_val.shape[-1] == 1
-    assert torch.equal(layer.weight, conv.weight)
-
-
-def test_factors_beyond_half_precision_are_made_of_the_rows_instead():
-    """A factor from columns would be 60000 / 6e-8, which float16 stores as infinity."""
-    conv = nn.Conv1d(3, 3, 1, bias=False, dtype=torch.float16)
-    conv.weight.data[..., 0] = torch.tensor([[6e-8] * 3, [60000.0] * 3, [1.0] * 3]).half()
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [
+        (torch.float64, [[1e-300, 2e-300], [1e300, 2e300]]),  # a factor from columns would be 1e300 / 1e-300
+        (torch.float16, [[6e-8] * 3, [60000.0] * 3, [1.0] * 3]),  # 60000 / 6e-8, which float16 stores as infinity
+    ],
+    ids=str,
+)
+def test_factors_beyond_every_number_are_made_of_the_rows_instead(dtype: torch.dtype, rows: list[list[float]]):
+    conv = nn.Conv1d(len(rows), len(rows), 1, bias=False, dtype=dtype)
+    conv.weight.data[..., 0] = torch.tensor(rows, dtype=torch.float64).to(dtype)
     layer = conv_to_mhsa(conv, head_dim="rank")
     assert layer.w_val.shape[-1] == 1
     assert torch.equal(layer.weight, conv.weight)

@@ -20,9 +20,7 @@ from construct.modules.rules import sizes
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
-
-def convert(model: nn.Module, **options: Any) -> Any:
-    return construct.convert(model, **options)
+convert: Any = construct.convert
 
 
 def reasons(model: nn.Module, rules: Any, **options: Any) -> dict[str, str]:
