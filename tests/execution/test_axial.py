@@ -183,31 +183,24 @@ def test_it_needs_no_attention_map_and_no_convolution():
         assert axial.memory(layer, 1, TokenGrid.of(layer.geometry, (600, 600))) < 2**25
 
 
-@given(st.integers(1, 9), st.data(), st.sampled_from([0.0, -0.0, 1.0, 2.0, 2.0**-149, 1 + 2.0**-23]))
-@settings(max_examples=EXAMPLES)
-def test_the_identity_is_known_bit_for_bit(n: int, data: st.DataObject, number: float):
+@given(
+    st.integers(1, 9),
+    st.data(),
+    st.sampled_from([0.0, -0.0, 0.5, 1.0, 2.0, 2.0**-149, 1 + 2.0**-23]),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+@settings(max_examples=2 * EXAMPLES)
+def test_the_identity_is_known_bit_for_bit(n: int, data: st.DataObject, number: float, dtype: torch.dtype):
     """With one number overwritten, possibly by itself; −0 differs from 0 here, so the product is computed."""
-    blocks = torch.eye(n).repeat(3, 2, 1, 1)
+    blocks = torch.eye(n, dtype=dtype).repeat(3, 2, 1, 1)
     identity = blocks.clone()
     blocks[data.draw(st.tuples(*(st.integers(0, k - 1) for k in blocks.shape)))] = number
     size = blocks[0, 0].nbytes
     # All at once, four and two, two at a time, by one period of each and by two.
-    for at_once in (head_matrices.AT_ONCE, 4 * size, 2 * size, 1, 8 * (n + 1)):
+    for at_once in (head_matrices.AT_ONCE, 4 * size, 2 * size, 1, 2 * (n + 1) * dtype.itemsize):
         with mock.patch.object(head_matrices, "AT_ONCE", at_once):
             assert is_identity(identity)
-            assert is_identity(blocks) == torch.equal(blocks.view(torch.int32), identity.view(torch.int32))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("at_once", [1, 30, head_matrices.AT_ONCE])
-def test_the_identity_is_known_in_every_type(dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(head_matrices, "AT_ONCE", at_once)
-    blocks = torch.eye(5, dtype=dtype).repeat(3, 2, 1, 1)
-    assert is_identity(blocks)
-    for place in ((2, 1, 4, 4), (0, 0, 0, 0), (2, 1, 4, 3), (1, 0, 0, 4)):
-        other = blocks.clone()
-        other[place] = 0.5
-        assert not is_identity(other)
+            assert is_identity(blocks) == torch.equal(blocks.view(torch.uint8), identity.view(torch.uint8))
 
 
 def test_what_each_execution_takes_is_told_before_it_runs():

@@ -39,7 +39,6 @@ def further_on(x: Tensor) -> Tensor:
 
 
 def with_axis_last(axis: int) -> Callable[[Tensor], Tensor]:
-    """A layout with this axis last in memory."""
     return lambda x: x.movedim(axis, -1).contiguous().movedim(-1, axis)
 
 
