@@ -16,7 +16,6 @@ from broken import WRONG_ENCODINGS, as_coded, break_encoding
 from construct.encoding import quadratic
 from construct.geometry import ConvGeometry
 from construct.heads import tap_shifts
-from verify.rounding import leakage
 from verify.theory.symbolic import lemmas, proof, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
 from verify.theory.symbolic.proofs_encodings import one_component_steps, parabola_steps
@@ -255,20 +254,6 @@ def softmax(scores):
 
 def score(delta, tau, alpha):
     return sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
-
-
-@settings(max_examples=50)
-@given(sides=st.lists(st.integers(1, 5), min_size=1, max_size=3), alpha=st.floats(0.05, 6), data=st.data())
-def test_leakage_stays_under_both_bounds(sides, alpha, data):
-    keys = list(product(*map(range, sides)))
-    nearest = data.draw(st.sampled_from(keys))
-    offsets = [data.draw(st.sampled_from([0.0, 0.125, -0.25, 0.375, -0.5, 0.5])) for _ in sides]
-    tau = [n + f for n, f in zip(nearest, offsets, strict=True)]
-    kept = softmax([score(key, tau, alpha) for key in keys])[keys.index(nearest)]
-    assert 1 - kept <= leakage.leakage(alpha, offsets) + 1e-12
-    if not any(offsets):
-        theta = 1 + 2 * sum(math.exp(-alpha * n * n) for n in range(1, 60))
-        assert 1 - kept <= 1 - theta ** -len(sides) + 1e-12
 
 
 @settings(max_examples=50)
