@@ -630,13 +630,6 @@ def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch:
     assert certify(conv, layer, grid=(75,)).verdict.name == "REFUTED"
 
 
-def test_the_automatic_choice_is_run_too(monkeypatch: pytest.MonkeyPatch):
-    break_execution(monkeypatch, "auto", lambda run, *args: run(*args) + 1)
-    certificate = certify(*pair(2), grid=(4, 4))
-    assert certificate.verdict.name == "REFUTED"
-    assert "auto" in certificate.verdict.sentence
-
-
 @pytest.mark.parametrize("grid", [(4, 4), (16, 16), (500, 500)])
 def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
     """A block holds 32 MiB; on grids that fit into one block, blocks are made smaller."""
