@@ -105,7 +105,6 @@ def test_within_is_claimed_where_it_is_wanted():
 @pytest.mark.parametrize("alpha", [1.0, 46.0, 1024.0])
 @pytest.mark.parametrize("fault", ["taps", "one ulp", "bias", "a head", "padding"])
 def test_a_derived_bound_excuses_no_other_fault(alpha: float, fault: str):
-    """The derived bound covers leakage and no other fault."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 3, padding=1)
     layer = conv_to_mhsa(conv, alpha=alpha)

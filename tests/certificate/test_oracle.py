@@ -160,7 +160,6 @@ def test_interior_is_where_no_padding_is_read(conv: Any, data: st.DataObject):
 
 @pytest.mark.parametrize("output", [(7, 6), (8, 6), (7, 7)], ids=str)
 def test_reaching_an_output_size(output: tuple[int, int]):
-    """``reaching`` finds the output padding for a size, as torch does."""
     conv = nn.ConvTranspose2d(2, 2, (3, 2), stride=2, padding=1, bias=False, dtype=torch.float64)
     x = torch.arange(32.0).view(1, 2, 4, 4).double()
     fields = Convolution.read(conv).reaching((4, 4), output)

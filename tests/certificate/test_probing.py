@@ -167,12 +167,10 @@ def next_output(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Te
 
 
 def other_channel(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """Swap two output channels."""
     return right(layer, x, grid)[:, [1, 0, *range(2, layer.out_channels)]]
 
 
 def in_bfloat16(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """Round the input to bfloat16 first."""
     return right(layer, x.bfloat16().to(x.dtype), grid)
 
 
@@ -229,7 +227,6 @@ def test_heavy_layers_are_run_by_every_execution(stride: int, size: int):
     ("channels", "grid", "other"), [(2, (9, 9), (9, 9)), (2, (99, 99), (5, 5)), (400, (9, 9), (5, 5))]
 )
 def test_a_whole_grid_is_run_where_all_of_it_is_cheap(channels: int, grid: tuple[int, int], other: tuple[int, int]):
-    """The whole grid is run if neither tokens nor weights are many."""
     layer = conv_to_mhsa(nn.Conv2d(channels, channels, 3, padding=1))
     attention = Attention.read(layer)
     assert probe_grids(attention.geometry, grid, attention) == ((4, 4), other)

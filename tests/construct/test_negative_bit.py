@@ -85,7 +85,6 @@ def test_gradients_that_come_back_with_it(name: str, dtype: torch.dtype):
 @settings(max_examples=EXAMPLES // 3)
 @given(convolutions(), st.data())
 def test_weights_are_read_with_their_sign(conv: Any, data: st.DataObject):
-    """The builder, the certifier, the digests and the comparison read the sign."""
     grid = data.draw(sizes_for(conv, tokens=30))
     plain = conv_to_mhsa(conv)
     fields, hashed = Convolution.read(conv), digest(conv, ("weight", "bias"))

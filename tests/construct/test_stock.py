@@ -63,7 +63,6 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def operators(function: Any) -> set[str]:
-    """The names of all operators executed."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         function()
     return {event.name for event in record.events() or ()}

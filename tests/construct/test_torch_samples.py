@@ -59,7 +59,6 @@ def arguments_of(name, sample) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
 
 
 def as_module(name: str, weight: Tensor, bias: Tensor | None, options: dict[str, Any]) -> nn.Module:
-    """The module equivalent to this function call."""
     groups = options.get("groups", 1)
     first, second = weight.shape[:2]
     channels = (first, second * groups) if "transpose" in name else (second * groups, first)

@@ -332,7 +332,6 @@ def finished(folder: Path, settings: Settings) -> Run:
 
 @pytest.fixture(scope="module")
 def one_epoch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a one-epoch run, for copying."""
     return finished(tmp_path_factory.mktemp("run"), settings_of(epochs=1)).folder
 
 

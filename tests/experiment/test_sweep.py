@@ -26,7 +26,6 @@ from verify.experiment.sweep.summary import drawn
 
 
 def rows(path: Path, where: str = "1") -> list[dict[str, Any]]:
-    """The rows of a file, by column."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         lines = file.execute(f"SELECT {', '.join(COLUMNS)} FROM certificates WHERE {where}").fetchall()
     return [dict(zip(COLUMNS, line, strict=True)) for line in lines]

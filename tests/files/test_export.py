@@ -238,8 +238,6 @@ def test_what_cannot_be_traced_is_named():
 
 
 class Returning(nn.Module):
-    """A network that returns what its function makes of the output."""
-
     def __init__(self, wrap: Any):
         super().__init__()
         self.wrap, self.first, self.second = wrap, nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 3)
@@ -337,8 +335,6 @@ def test_what_cannot_be_free_is_as_in_the_example_and_it_is_said(net: nn.Module,
 
 
 class Printing(nn.Conv1d):
-    """A layer that prints and cannot be traced."""
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         print("on my way")
         return super().forward(input) * float(self.weight.data.mul_(1).sum())

@@ -65,7 +65,6 @@ def refused(data: bytes, place: Path, checker: str, command: str | None = None) 
 
 
 def read_alike(data: bytes, place: Path) -> None:
-    """Both readers read it as torch does."""
     content = by_torch(data)
     assert differences(content, by_checker(data)) == []
     assert alike(by_command(data, place), content)

@@ -79,8 +79,6 @@ def certified(name):
 
 
 class Tampered(Files):
-    """Files to be tampered with."""
-
     def write_case(self, name):
         """Write a case of the table with its certificate, and return its two layers."""
         conv, mhsa, _, _ = built(name)

@@ -24,7 +24,6 @@ def ordinary_tests(path: Path) -> Iterator[ast.FunctionDef]:
 
 
 def rows_of(test: ast.FunctionDef) -> set[int]:
-    """The rows that a test names."""
     rows = set()
     if named := NAMED.match(test.name):
         rows |= {int(number) for number in re.findall(r"\d+", "".join(named.groups()))}

@@ -250,7 +250,6 @@ def test_a_stored_layer_is_read_back_with_every_number(suffix, options, tmp_path
 
 @pytest.fixture(scope="module")
 def of_each_kind(document: Path) -> Path:
-    """A folder with one file of each kind."""
     folder = document.parent
     conv, layer = conv_and_layer(alpha=1024.0)
     construct.save(layer, folder / "one.mhsa.pt")

@@ -84,7 +84,6 @@ class Opened:
         self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def layer(self, index: int) -> Any:
-        """A layer's outputs and numbers."""
         return self.page.locator(f"#layer-{index}")
 
     def heads(self, index: int) -> Any:

@@ -38,7 +38,6 @@ ENOUGH = 4
 
 
 def forget_grids() -> None:
-    """Empty the caches of token grids."""
     tokens._small.cache_clear()
     tokens._large.cache_clear()
 

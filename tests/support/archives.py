@@ -44,7 +44,6 @@ class Piece:
         return self.fields.get("sig", sign) + struct.pack(f"<{form}", *numbers) + self.name + self.extra + self.data
 
     def copy(self) -> "Piece":
-        """A copy whose fields can be changed."""
         return Piece(self.kind, dict(self.fields), self.name, self.extra, self.data)
 
 
@@ -184,7 +183,6 @@ def row(*items: bytes) -> bytes:
 
 
 def called(function: bytes, *arguments: bytes) -> bytes:
-    """Push the result of a call."""
     return function + row(*arguments) + b"R"
 
 
@@ -197,7 +195,6 @@ EMPTY_ORDERED = named("collections", "OrderedDict") + b")R"
 
 
 def storage(key: str = "0", kind: str = "Float", count: int = 4, location: str = "cpu") -> bytes:
-    """Push a storage."""
     return row(text("storage"), named("torch", f"{kind}Storage"), text(key), text(location), number(count)) + b"Q"
 
 

@@ -52,7 +52,6 @@ WRONG_FROM_TWO_AXES = {
 
 
 def break_encoding(patch: pytest.MonkeyPatch, functions: dict) -> None:
-    """Replace the encoding's functions, by name."""
     for name, function in functions.items():
         patch.setattr(quadratic, name, function)
 

@@ -70,7 +70,6 @@ def models() -> dict[str, Any]:
 
 @cache
 def files() -> dict[str, bytes]:
-    """Ordinary files."""
     state = {name: value.contiguous() for name, value in models()["views"].items()}
     return {name: saved(content) for name, content in models().items()} | {
         "safetensors": save(state, {"by": "a test"}),
@@ -165,7 +164,6 @@ def name_changed(pieces: list[Piece], rng: Random) -> None:
 
 
 def extra_changed(pieces: list[Piece], rng: Random) -> None:
-    """Change the extra field of a header."""
     piece = rng.choice([piece for piece in pieces if piece.kind in ("local", "central")])
     sizes = struct.pack("<Q", rng.choice([0, 4, 8, 2**32, piece.fields["size"], len(piece.data)]))
     fields = [b"", b"FB\0\0", b"FB\4\0ZZZZ", b"FB\2\0hi", b"XX\0\0", b"Z"]
@@ -426,7 +424,6 @@ def odd_model(rng: Random) -> bytes:
 
 
 def odd_state(rng: Random) -> bytes:
-    """A state dict with odd names or odd values."""
     state: dict[Any, Any] = dict(models()["state"])
     for _ in range(rng.choice((1, 1, 2))):
         odd = ["", ".", ".weight", "weight", "0..weight", "0.weight.", "module.0.weight", "0.Weight", 5, "_metadata"]
@@ -545,7 +542,6 @@ FAMILIES: dict[str, tuple[int, Callable[[Random], bytes]]] = {
 
 
 def mutant(rng: Random) -> tuple[str, bytes]:
-    """A mutant from a random family."""
     names = list(FAMILIES)
     family = rng.choices(names, [FAMILIES[name][0] for name in names])[0]
     return family, FAMILIES[family][1](rng)

@@ -69,7 +69,6 @@ def own_attention(layer: Any, shown: dict[str, Any]) -> np.ndarray:
 
 
 def network() -> nn.Sequential:
-    """A network whose names try to be markup."""
     return nn.Sequential(
         OrderedDict(
             (name.replace(".", "_"), nn.Conv2d(3, 3, 3, padding=1, padding_mode="replicate" if k % 2 else "zeros"))

@@ -261,8 +261,6 @@ def flipped(self, x):
 
 
 def padding(**instead):
-    """The oracle with one padding mode replaced by another."""
-
     def call(self, x):
         return right_call(replace(self, padding_mode=instead.get(self.padding_mode, self.padding_mode)), x)
 
@@ -286,7 +284,6 @@ def two_halves(statement, *equations):
 
 
 def v(change):
-    """A breakage that replaces the encoding's v."""
     return quadratic, "v", change
 
 
