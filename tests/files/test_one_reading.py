@@ -162,13 +162,18 @@ def test_row_59_records_in_another_order_than_their_entries(place: Path) -> None
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *((name, FOUR) for name in ("DATA/0", "data/0 ", "data/0\0")),
+        *((name, FOUR) for name in ("DATA/0", "Data/0", "DATA.pkl", "constants.pkl", "data/0 ", "data/0\0")),
         *(("data/", b""), ("Version", b"3\n"), ("code/more.py", b"pass"), (".data/version", b"3\n")),
     ],
 )
 def test_row_59_a_record_that_torch_save_does_not_write(name: str, content: bytes, place: Path) -> None:
     held = records_in(saved(state(1.0)))
-    refused(archive_of({**held, name: content}), place, "record")
+    refused(
+        archive_of({**held, name: content}),
+        place,
+        "which torch.save does not write|.data/version",
+        "record|TorchScript",
+    )
 
 
 def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
@@ -312,7 +317,7 @@ def test_row_60_the_storages_are_those_of_the_tensors(place: Path) -> None:
     one = program(table((text("weight"), tensor(storage()))))
     read_alike(with_pickle(one, FOUR), place)
     refused(with_pickle(one, FOUR, FOUR), place, "data/1")
-    refused(with_pickle(one), place, "storage '?0'?.*")
+    refused(with_pickle(one), place, "storage '0' .* there is no such record", "storage '?0'?.*")
     refused(with_pickle(one, FOUR + b"\0"), place, "storage '?0'?.*")
     for key in ("00", "x", "", "0 ", "../0", "0\n"):
         refused(with_pickle(program(table((text("weight"), tensor(storage(key))))), FOUR), place, "storage")
