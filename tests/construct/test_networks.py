@@ -601,13 +601,6 @@ def test_parameters_that_cannot_be_made_flat_are_cast():
     assert isinstance(layer.double().w_val, Sharded)
 
 
-def test_a_network_converts_wherever_its_weights_lie_in_memory():
-    model, x = small().eval().to(memory_format=torch.channels_last), image()
-    net = convert(model)
-    assert all(p.is_contiguous() for layer in net.modules() if isinstance(layer, MHSA) for p in layer.parameters())
-    assert set(verdicts(model, net, x).values()) == {"CHECKED"}
-
-
 INSPECTED = (
     *("in_channels", "out_channels", "kernel_size", "stride", "padding", "padding_mode", "dilation", "groups"),
     *("transposed", "output_padding"),
