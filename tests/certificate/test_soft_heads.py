@@ -15,7 +15,6 @@ from torch import nn
 
 import construct
 import verify
-from commands import Command
 from report_layers import seeded
 from runs import is_quick
 from verify.rounding.elements import convolution_bound
@@ -113,9 +112,3 @@ def test_what_is_sharp_is_known() -> None:
     conv = nn.Conv2d(1, 1, 3)
     assert one_hot(construct.conv_to_mhsa(conv))
     assert not one_hot(construct.conv_to_mhsa(conv, alpha=46.0))
-
-
-def test_the_command_line_gives_the_place_too(from_conv: Command) -> None:
-    torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 1, 3))), "model.pt")
-    out = from_conv.prints("model.pt", "--alpha", "0.5", "--no-certify", code=1)
-    assert re.search(r"REFUTED: .*at \(\d, \d, \d+\) the convolution gives", out)

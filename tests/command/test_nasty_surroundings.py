@@ -21,7 +21,7 @@ from torch import nn
 
 import construct
 from archives import archive_of, records_in, saved
-from commands import ROOT, Command, bounded, contents, interrupted, limited, names, process
+from commands import ROOT, Command, bounded, contents, interrupted, limited, names, process, python
 from construct.files.reading import read
 from construct.files.writing import is_own_output
 
@@ -199,7 +199,7 @@ def test_row_51_a_program_that_imports_the_package_answers_signals_itself() -> N
     code = """import signal, construct
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert python("-c", code).returncode == 0
 
 
 # ---- 52: an existing file at the output ------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_wrong_arguments_get_one_line(words: str, sweep: Command):
 def test_without_dask_one_line_says_what_to_install(tmp_path: Path):
     code = "import sys; sys.modules['distributed'] = None; from verify.__main__ import main; "
     code += "sys.exit(main(['sweep', '--random', '1', '--output', 'r.db']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: a sweep runs on Dask (pip install")
 
