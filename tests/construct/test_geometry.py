@@ -184,7 +184,8 @@ def test_weights_that_do_not_fit_together_are_refused(name: str):
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_every_parameter_has_its_own_contiguous_storage(form: Any):
     """So state dicts can be saved tensor by tensor, and no edit affects another tensor."""
-    layer = conv_to_mhsa(nn.Conv2d(4, 4, 3, groups=2).to(memory_format=form))
+    conv: Any = nn.Conv2d(4, 4, 3, groups=2)
+    layer = conv_to_mhsa(conv.to(memory_format=form))
     tensors = dict(layer.named_parameters())
     assert sorted(tensors) == ["b_out", "u", "v", "w_key", "w_key_pos", "w_out", "w_qry", "w_val"]
     assert all(tensor.is_contiguous() for tensor in tensors.values())
