@@ -195,11 +195,15 @@ def test_row_51_interrupted_while_it_imports(kind: signal.Signals, package: str,
     assert names() == {"m.pt", "slow"}
 
 
-def test_row_51_a_program_that_imports_the_package_answers_signals_itself() -> None:
-    code = """import signal, construct
+@pytest.mark.parametrize("how", [("-c", "import own.train"), ("-m", "own.train")], ids=["import", "run"])
+def test_row_51_a_program_that_imports_the_package_answers_signals_itself(how: tuple[str, str], tmp_path: Path) -> None:
+    code = """import signal
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
-    assert python("-c", code).returncode == 0
+    Path(tmp_path, "own").mkdir()
+    Path(tmp_path, "own", "__init__.py").write_text("import construct")
+    Path(tmp_path, "own", "train.py").write_text(code)
+    assert python(*how, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}").returncode == 0
 
 
 # ---- 52: an existing file at the output ------------------------------------------------------------------------------
