@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -57,15 +57,10 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
         UnsupportedLayer: the module cannot be converted; the error says why.
     """
     try:
-        reason = _class_reason(conv)
-        if reason is None:
-            with with_effective_weight(conv) as plain:
-                reason = _value_reason(plain)
-                if reason is None:
-                    geometry = _read_geometry(plain)
-                    reason = _far_reason(geometry)
-                    if reason is None:
-                        return geometry
+        base = _checked_class(conv)
+        with with_effective_weight(conv) as plain:
+            _check_values(plain)
+            return _read_geometry(plain, BASES.index(base) % 3 + 1, transposed=issubclass(base, _ConvTransposeNd))
     except ValueError as error:
         reason = str(error)
     except (TypeError, LookupError, AttributeError, RuntimeError) as error:  # attributes may be of any type at all
@@ -73,92 +68,82 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
 
 
-def _class_reason(conv: Any) -> str | None:
+def _checked_class(conv: Any) -> type[_ConvNd]:
+    """Which of torch's six convolutions this is; a ValueError says why its class or its hooks are not covered."""
+    by_rule = (
+        f"in Python, construct.convert(model, rules={{{type(conv).__name__}: function}}) takes the torch layers that "
+    )
+    by_rule += "compute the same"
     base = next((base for base in BASES if isinstance(conv, base)), None)
     if base is None:
-        return _unsupported_class_reason(conv)
+        if isinstance(conv, torch.jit.ScriptModule):
+            raise ValueError("it is compiled by TorchScript; convert the Python network that it was made from")
+        if "quantized" in type(conv).__module__:
+            raise ValueError("it is quantised; convert the floating-point network that it was made from")
+        raise ValueError(f"not one of torch's convolutions; {by_rule}" if is_convolution(conv) else "not a convolution")
     for name in CODE:
         if name in vars(conv):
-            return f"its {name} is replaced on the instance"
+            raise ValueError(f"its {name} is replaced on the instance")
         # Parametrized layers, and lazy ones after their first batch, inherit these methods and pass.
         if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
-            return f"its class has a {name} of its own; {by_rule(conv)}"
+            raise ValueError(f"its class has a {name} of its own; {by_rule}")
     for name in ("weight", "bias"):
         places = (vars(conv), conv._parameters, conv._buffers)
         if not hasattr(type(conv), name) and not any(name in place for place in places):
-            return f"it has no {name}, not even None"
+            raise ValueError(f"it has no {name}, not even None")
         if hasattr(type(conv), name) and not is_parametrized(conv, name):
-            return f"its class has a {name} of its own; {by_rule(conv)}"
+            raise ValueError(f"its class has a {name} of its own; {by_rule}")
     try:
         with with_effective_weight(conv) as plain:
             lazy = nn.parameter.is_lazy(plain.weight)
     except Exception as error:  # a user's parametrization may raise anything
-        return f"its weight cannot be worked out: {describe(error)}"
+        raise ValueError(f"its weight cannot be worked out: {describe(error)}") from error
     if lazy:
-        return "its weights do not exist yet; run one batch through the network first"
+        raise ValueError("its weights do not exist yet; run one batch through the network first")
     if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
-        return "it is lazy until a batch has gone through it; run one batch through the network first"
+        raise ValueError("it is lazy until a batch has gone through it; run one batch through the network first")
     if children := [name for name in vars(conv)["_modules"] if name != "parametrizations"]:
-        return f"it holds a module of its own ({children[0]}), which a convolution never calls"
-    return hook_reason(conv)
+        raise ValueError(f"it holds a module of its own ({children[0]}), which a convolution never calls")
+    check_hooks(conv)
+    return base
 
 
-def hook_reason(module: Any) -> str | None:
-    """The reason to refuse a module with hooks, other than torch's own that recompute a weight; None without any."""
+def check_hooks(module: Any) -> None:
+    """Refuse a module with hooks, other than torch's own that recompute a weight.
+
+    Raises:
+        ValueError: it has such a hook.
+    """
     for hooks, kind in HOOKS.items():
         for hook in vars(module).get(hooks, {}).values():
             if not (kind == "forward pre-hook" and is_weight_hook(hook)):
                 name = getattr(hook, "__qualname__", type(hook).__qualname__)
-                return f"it has a {kind} ({name}), and no proof about the layer speaks of hooks; remove its hooks first"
-    return None
+                what = f"it has a {kind} ({name}), and no proof about the layer speaks of hooks; remove its hooks first"
+                raise ValueError(what)
 
 
-def by_rule(module: nn.Module) -> str:
-    """The remedy for a class with its own forward: a rule."""
-    return (
-        f"in Python, construct.convert(model, rules={{{type(module).__name__}: function}}) takes the torch layers that "
-        "compute the same"
-    )
-
-
-def _unsupported_class_reason(module: nn.Module) -> str:
-    """The reason to refuse a module that is none of torch's six convolutions."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return "it is compiled by TorchScript; convert the Python network that it was made from"
-    if "quantized" in type(module).__module__:
-        return "it is quantised; convert the floating-point network that it was made from"
-    return f"not one of torch's convolutions; {by_rule(module)}" if is_convolution(module) else "not a convolution"
-
-
-def _value_reason(conv: Any) -> str | None:
+def _check_values(conv: Any) -> None:
     for name in ("weight", "bias"):
         tensor = getattr(conv, name)
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            return f"its {name} is not a dense tensor"
+            raise ValueError(f"its {name} is not a dense tensor")
         if type(tensor) is not torch.Tensor and not _is_plain_parameter(type(tensor)):
-            return f"its {name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
+            raise ValueError(
+                f"its {name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
+            )
         if tensor.is_meta:
-            return f"its {name} is on the meta device; load real weights first"
+            raise ValueError(f"its {name} is on the meta device; load real weights first")
         if tensor.dtype.is_complex:
-            return f"its {name} is complex, which is not covered"
+            raise ValueError(f"its {name} is complex, which is not covered")
         if tensor.dtype not in DTYPES:
-            return f"its {name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64"
+            raise ValueError(f"its {name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64")
         if tensor.dtype != conv.weight.dtype or tensor.device != conv.weight.device:
-            return "its bias and its weight differ in type or device"
+            raise ValueError("its bias and its weight differ in type or device")
         # aminmax returns NaN for both if any entry is NaN.
         if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.detach().aminmax()):
-            return f"its {name} has entries that are not finite"
-    return None
-
-
-def _far_reason(geometry: ConvGeometry) -> str | None:
-    sides = zip(geometry.kernel_size, geometry.dilation, strict=True)
-    farthest = max((dil * (k // 2) for k, dil in sides), default=0)
-    if farthest <= FARTHEST:
-        return None
-    return f"it looks {farthest:,} positions away, and beyond {FARTHEST:,} float64 does not tell the scores of neighbours apart"
+            raise ValueError(f"its {name} has entries that are not finite")
 
 
 def _is_plain_parameter(kind: type) -> bool:
@@ -169,11 +154,8 @@ def _is_plain_parameter(kind: type) -> bool:
     )
 
 
-def _read_geometry(conv: Any) -> ConvGeometry:
-    base = next(base for base in BASES if isinstance(conv, base))
-    dims = {"1": 1, "2": 2, "3": 3}[base.__name__[-2]]
+def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     weight, groups = conv.weight, conv.groups
-    transposed = base.__name__.startswith("ConvTranspose")
     if weight.dim() != dims + 2:
         raise ValueError(f"its weight has {weight.dim()} axes, not {dims + 2}")
     if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
@@ -208,6 +190,10 @@ def _read_geometry(conv: Any) -> ConvGeometry:
         listed = [n for pads in reversed(geometry.pads) for n in pads]
         if list(conv._reversed_padding_repeated_twice) != listed:
             raise ValueError(f"it pads by {list(conv._reversed_padding_repeated_twice)!r}, but padding says {listed}")
+    farthest = max(dil * (k // 2) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True))
+    if farthest > FARTHEST:
+        what = f"it looks {farthest:,} positions away"
+        raise ValueError(f"{what}, and beyond {FARTHEST:,} float64 does not tell the scores of neighbours apart")
     return geometry
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from construct.errors import describe
 from construct.geometry import ConvGeometry
-from construct.modules.convolutions import geometry_of, hook_reason, is_convolution
+from construct.modules.convolutions import check_hooks, geometry_of, is_convolution
 from construct.modules.parametrizations import eval_mode, plain_convolution
 from construct.modules.traversal import deepcopy_memo, every_module
 
@@ -44,9 +44,7 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
         ValueError: the rule fails or returns no module, or the module has hooks.
     """
     for part in module.modules():
-        reason = hook_reason(part)
-        if reason is not None:
-            raise ValueError(reason)
+        check_hooks(part)
     try:
         with eval_mode(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
             layers = rule(module)
