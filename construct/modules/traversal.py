@@ -112,13 +112,13 @@ def every_closure(model: nn.Module, substitutes: Substitutes = MappingProxyType(
     """Every function that the network stores and that closes over modules (``self.act = lambda x: self.scale * x``)."""
     for _, module in every_module(model, substitutes):
         for _, inner in _references("", module):
-            if isinstance(inner, FunctionType) and any(holds_modules(value) for _, value in _closure_values("", inner)):
+            if isinstance(inner, FunctionType) and holds_modules(_closure_values("", inner)):
                 yield inner
 
 
 def holds_modules(value: object) -> bool:
     """Whether a value contains modules, or functions and methods that may reach some."""
-    return next(_callables([("", value)]), None) is not None
+    return next(_reached([("", value)]), None) is not None
 
 
 def _closure_values(path: str, function: FunctionType) -> list[tuple[str, object]]:
@@ -135,40 +135,34 @@ def _closure_values(path: str, function: FunctionType) -> list[tuple[str, object
 
 def _references(path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
     """The modules, methods and functions that a module reaches other than as its children."""
-    stack = [(f"{path}.{name}" if path else name, x) for name, x in vars(module).items() if name not in _REGISTERS]
-    visited: set[int] = set()
-    while stack:
-        callables = list(_callables(stack))
-        stack = []
-        for inner_path, value in callables:
-            if isinstance(value, nn.Module):
-                yield inner_path, value
-            elif id(value) not in visited:
-                visited.add(id(value))
-                yield inner_path, value
-                if isinstance(value, MethodType):
-                    stack.append((f"{inner_path}.__self__", value.__self__))
-                elif isinstance(value, FunctionType):
-                    stack += _closure_values(inner_path, value)
+    values = [(f"{path}.{name}" if path else name, x) for name, x in vars(module).items() if name not in _REGISTERS]
+    return _reached(values)
 
 
-def _callables(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
-    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``)."""
-    stack, visited = list(reversed(values)), set[int]()
+def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
+    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``); then what the functions reach."""
+    stack, inside_functions, visited = values[::-1], list[tuple[str, Any]](), set[int]()
     while stack:  # no recursion, and each container once: it may be deep, or hold itself
         path, value = stack.pop()
-        if isinstance(value, nn.Module | MethodType | FunctionType):
+        if isinstance(value, nn.Module):
             yield path, value
-            continue
-        items = _items(path, value)
-        if items is None or id(value) in visited:
-            continue
-        visited.add(id(value))
-        stack += reversed([(inner, x) for inner, x in items if not isinstance(x, str | bytes | int | float)])
+        elif id(value) not in visited and (items := _items(path, value)) is not None:
+            visited.add(id(value))
+            if isinstance(value, MethodType | FunctionType):
+                yield path, value
+                inside_functions += items
+            else:
+                stack += [(inner, x) for inner, x in reversed(items) if not isinstance(x, str | bytes | int | float)]
+        if not stack:
+            stack, inside_functions = inside_functions[::-1], []
 
 
 def _items(path: str, value: Any) -> list[tuple[str, Any]] | None:
-    """The items of a plain container with their paths; None for anything else."""
+    """The items of a plain container, the module of a method, or what a function closes over, with paths; None for the rest."""
+    if isinstance(value, MethodType):
+        return [(f"{path}.__self__", value.__self__)]
+    if isinstance(value, FunctionType):
+        return _closure_values(path, value)
     if isinstance(value, dict):
         return [(f"{path}[{key!r}]", x) for key, x in value.items()]
     if isinstance(value, _SEQUENCES):
