@@ -16,7 +16,7 @@ from construct.encoding.sharpness import ALPHA
 from construct.errors import Refusal, UnsupportedLayer
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.parametrizations import parametrization_names
-from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule, rule_for
+from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.traversal import deepcopy_memo, every_closure, every_method, every_module, holds_modules, name_of
 from construct.modules.wrappers import sharding_reason, unwrapped
@@ -91,7 +91,7 @@ def layers_from_rules(
     """
     rule_of: dict[nn.Module, Rule] = {}
     for path, module in every_module(model):
-        rule = rule_for(module, rules)
+        rule = next((rules[kind] for kind in type(module).__mro__ if kind in rules), None)
         if rule is not None and (filter_fn is None or filter_fn(module, path)):
             rule_of[module] = rule
     marks = {module: nn.Identity() for module in rule_of}

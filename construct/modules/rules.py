@@ -5,8 +5,7 @@ of the kernel, and differ between axes, so that padding which depends on the siz
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -30,11 +29,6 @@ SLACK = 256
 """Allowance for computing a parametrized weight, in unit roundoffs of float64 relative to Σ|w||x|."""
 OWN_SLACK = 64
 """The same, in unit roundoffs of the layer's own dtype."""
-
-
-def rule_for(module: nn.Module, rules: Rules) -> Rule | None:
-    """The rule for a module's class, or for its nearest base class with a rule."""
-    return next((rules[kind] for kind in type(module).__mro__ if kind in rules), None)
 
 
 def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
@@ -75,13 +69,15 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
     """
     generator = torch.Generator().manual_seed(0)
     geometries = [geometry_of(conv) for conv in _convolutions(layers)]
+    default = torch.get_default_dtype()
     try:
-        exact = in_float64(module)
-        with _float64_by_default():
-            exact_layers = in_float64(rule(in_float64(module)))
-        own = in_float64(layers)
+        exact, own = in_float64(module), in_float64(layers)
+        torch.set_default_dtype(torch.float64)  # new layers of a rule keep float64 weights unrounded
+        exact_layers = in_float64(rule(in_float64(module)))
     except Exception as error:  # a user's code may raise anything
         return f"its rule fails on a float64 copy of it: {describe(error)}"
+    finally:
+        torch.set_default_dtype(default)
     formats = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
     coarsest = max((torch.finfo(dtype).eps for dtype in formats), default=2.0**-52)
     device = next((p.device for p in exact.parameters()), None)
@@ -163,14 +159,3 @@ def _magnitudes(layers: nn.Module) -> nn.Module:
         for parameter in absolute.parameters():
             parameter.abs_()
     return copy.deepcopy(layers, memo)
-
-
-@contextmanager
-def _float64_by_default() -> Iterator[None]:
-    """Make float64 the default dtype, so that new layers of a rule keep float64 weights unrounded."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
