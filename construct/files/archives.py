@@ -34,10 +34,8 @@ class Entry:
     """A record as the central directory describes it.
 
     Attributes:
-        name: its full name.
         flags: torch sets two: a descriptor follows; the name is UTF-8.
         method: the compression method; 0 for none.
-        crc: its checksum.
         size: the size of its content; ``packed`` is the stored size.
         at: the offset of its local header.
         large: the zip64 extra field, which both headers have if a number needs more than 32 bits.
@@ -58,8 +56,6 @@ class Record:
     """The location of a record's content in the file.
 
     Attributes:
-        start: offset of the content.
-        size: size of the content.
         aligned: bytes of padding that align it; -1 if it has no padding field.
         described: whether a data descriptor follows.
     """

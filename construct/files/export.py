@@ -111,7 +111,6 @@ class Program:
     """An exported network.
 
     Attributes:
-        content: the content of the file.
         fixed: the static axes of the input ("batch", "axis 1", ...).
         difference: the greatest difference from the converted network on a random input, run from ``content``; None if no
             runtime is installed.

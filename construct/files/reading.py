@@ -40,9 +40,7 @@ class ModelFile:
     """A model file that was read.
 
     Attributes:
-        path: the file's path.
         sha256: the digest of its bytes, in hexadecimal.
-        content: a module, or a state dict.
         kind: its format: "torch.save", "pickle" (of torch.save before 1.6), "safetensors" or "pt2".
         notes: what was assumed or ignored, one sentence each.
         metadata: the metadata of a safetensors file.
@@ -255,10 +253,8 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
 
 
 def _safetensors(file: BinaryIO) -> dict[str, Tensor]:
-    try:
-        from safetensors.torch import load
-    except ImportError as error:
-        raise BadModelFile("reading safetensors needs the safetensors package", "pip install safetensors") from error
+    from safetensors.torch import load
+
     try:
         return load(file.read())
     except MemoryError:
