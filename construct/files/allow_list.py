@@ -29,18 +29,12 @@ ZIP = b"PK\x03\x04"
 @cache
 def allowed_classes() -> tuple[type, ...]:
     """The classes that any file may name: the public modules of torch.nn, MHSA and ConvGeometry."""
-    classes: set[type] = set()
+    classes: set[type] = {MHSA, ConvGeometry}
     for info in iter_modules(nn.modules.__path__):
         module = import_module(f"torch.nn.modules.{info.name}")
-        classes |= {
-            value
-            for name, value in vars(module).items()
-            if isinstance(value, type)
-            and issubclass(value, nn.Module)
-            and value.__module__ == module.__name__
-            and not name.startswith("_")
-        }
-    return (*sorted(classes, key=lambda kind: kind.__qualname__), MHSA, ConvGeometry)
+        kinds = {value for name, value in vars(module).items() if isinstance(value, type) and not name.startswith("_")}
+        classes |= {kind for kind in kinds if issubclass(kind, nn.Module) and kind.__module__ == module.__name__}
+    return tuple(classes)
 
 
 @cache

@@ -73,15 +73,6 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any) -> MHSA:
         raise BadModelFile(f"its geometry and its tensors do not fit together: {what}{hint}") from error
 
 
-def layers_of(state: Mapping[str, Tensor], records: Mapping[str, Any]) -> dict[str, MHSA]:
-    """The attention layer of every record, by path.
-
-    Raises:
-        BadModelFile: see :func:`layer_of`.
-    """
-    return {path: layer_of(path, state, record) for path, record in records.items()}
-
-
 def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
     """Bare modules nested by path, with the layers as leaves and no forward; a single layer at the path "" is returned as it is.
 

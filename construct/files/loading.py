@@ -12,7 +12,7 @@ from construct.attention import MHSA
 from construct.builder import as_trainable_as, conv_to_mhsa
 from construct.errors import BadModelFile, UnsupportedLayer, describe, naming, one_line, printable
 from construct.files.checkpoints import matched_names
-from construct.files.layer_files import as_network, attention_in, layer_of, layers_of, records_in
+from construct.files.layer_files import as_network, attention_in, layer_of, records_in
 from construct.files.reading import FilePath, ModelFile, read
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.tied_weights import share_tied
@@ -91,11 +91,13 @@ def load(
 
 
 def _whole(file: ModelFile) -> nn.Module:
-    if isinstance(file.content, nn.Module):
-        return file.content
+    content = file.content
+    if isinstance(content, nn.Module):
+        return content
     if GEOMETRY in file.metadata:
-        return as_network(layers_of(file.content, records_in(file.content, file.metadata)))
-    alone = ", or layers=True for its attention layers alone" if _attention_paths(file.content) else ""
+        records = records_in(content, file.metadata)
+        return as_network({path: layer_of(path, content, record) for path, record in records.items()})
+    alone = ", or layers=True for its attention layers alone" if _attention_paths(content) else ""
     raise BadModelFile("a state dict without its network", f"give model=Net(), the network that it is of{alone}")
 
 
@@ -109,7 +111,7 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
         if unrecorded:
             what = f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}"
             raise BadModelFile(what, "give model=Net(), its network")
-        layers = layers_of(content, records)
+        layers = {path: layer_of(path, content, record) for path, record in records.items()}
     if not layers:
         raise BadModelFile("it holds no attention layer", "python -m construct.from_conv makes some of convolutions")
     return layers

@@ -157,22 +157,20 @@ def _parameter(walker: Any, name: str, data: Any, *rest: Any) -> Instance:
     return Instance("tensor", rest)
 
 
-def _container(kind: str) -> Callable[..., Container]:
-    def make(walker: Any, name: str, *arguments: Any) -> Container:
-        if len(arguments) > 1 or not all(isinstance(x, Container) for x in arguments):
+def _container(walker: Any, name: str, *arguments: Any) -> Container:
+    kind = name.rpartition(".")[2]
+    if len(arguments) > 1 or not all(isinstance(x, Container) for x in arguments):
+        raise Malformed(f"its pickle makes a {kind} with unexpected arguments")
+    items = [item for container in arguments for item in container.items]
+    if kind == "OrderedDict":  # from Python 2: a list of [key, value] lists
+        if not all(isinstance(pair, Container) and pair.kind == "list" and len(pair.items) == 2 for pair in items):
             raise Malformed(f"its pickle makes a {kind} with unexpected arguments")
-        items = [item for container in arguments for item in container.items]
-        if kind == "OrderedDict":  # from Python 2: a list of [key, value] lists
-            if not all(isinstance(pair, Container) and pair.kind == "list" and len(pair.items) == 2 for pair in items):
-                raise Malformed(f"its pickle makes a {kind} with unexpected arguments")
-            items = [part for pair in items for part in pair.items]
-        if kind != "set":
-            return fill(Container(kind), "dict", items)
-        if not all(map(is_key, items)):
-            raise Malformed("a set has items that are neither texts nor numbers")
-        return Container(kind, items)
-
-    return make
+        items = [part for pair in items for part in pair.items]
+    if kind != "set":
+        return fill(Container(kind), "dict", items)
+    if not all(map(is_key, items)):
+        raise Malformed("a set has items that are neither texts nor numbers")
+    return Container(kind, items)
 
 
 def _size(walker: Any, name: str, size: Any) -> Container:
@@ -202,9 +200,9 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_qtensor": _refused,
     "torch._utils._rebuild_sparse_tensor": _refused,
     "torch._utils._rebuild_nested_tensor": _refused,
-    "collections.OrderedDict": _container("OrderedDict"),
-    "collections.Counter": _container("Counter"),
-    "builtins.set": _container("set"),
+    "collections.OrderedDict": _container,
+    "collections.Counter": _container,
+    "builtins.set": _container,
     "torch.Size": _size,
     **dict.fromkeys(
         ("torch.device", "torch.serialization._get_layout", "_codecs.encode", "builtins.bytearray", "builtins.complex"),
