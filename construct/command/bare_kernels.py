@@ -10,18 +10,16 @@ from construct.errors import BadModelFile, one_line, printable
 from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
 
-FLAGS = ("stride", "padding", "dilation", "groups", "padding_mode", "output_padding", "transposed")
-"""The options for the geometry, which a state dict does not hold."""
-
-_DEFAULTS: Mapping[str, Any] = {
-    **{"padding": [0], "dilation": [1], "groups": 1, "padding_mode": "zeros"},
+DEFAULTS: Mapping[str, Any] = {
+    **{"stride": None, "padding": [0], "dilation": [1], "groups": 1, "padding_mode": "zeros"},
     **{"output_padding": [0], "transposed": False},
 }
+"""The options for the geometry, which a state dict does not hold; the stride must be given."""
 
 
 def geometry_flags(options: Namespace) -> list[str]:
     """The geometry options that the user gave, as typed."""
-    return [f"--{flag.replace('_', '-')}" for flag in FLAGS if getattr(options, flag) not in (None, False)]
+    return [f"--{flag.replace('_', '-')}" for flag in DEFAULTS if getattr(options, flag) not in (None, False)]
 
 
 def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
@@ -41,8 +39,8 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Mo
     if options.transposed and isinstance(options.padding, str):
         what = f"--padding {options.padding} is for plain convolutions"
         raise BadModelFile(what, "give --padding in numbers")
-    geometry = {flag: getattr(options, flag) for flag in FLAGS}
-    geometry = {flag: _DEFAULTS[flag] if value in (None, False) else value for flag, value in geometry.items()}
+    values = {flag: getattr(options, flag) for flag in DEFAULTS}
+    geometry = {flag: DEFAULTS[flag] if value in (None, False) else value for flag, value in values.items()}
     kernels = {
         key: weight for key, weight in state.items() if key.rpartition(".")[2] == "weight" and 3 <= weight.dim() <= 5
     }
@@ -58,7 +56,7 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Mo
         root = as_network(convolutions)
     except BadModelFile as error:
         raise BadModelFile(str(error), "give --arch") from error
-    assumed = ", ".join(f"{flag} {_text(geometry[flag])}" for flag in FLAGS)
+    assumed = ", ".join(f"{flag} {_text(value)}" for flag, value in geometry.items())
     notes = [f"kernels alone, each of {len(kernels)} assumed to have {assumed}, as the options say or by default"]
     left = [key for key in state if key not in used]
     if left:

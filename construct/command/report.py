@@ -129,14 +129,8 @@ def checked_layers(report: Report) -> int:
 
 def print_json(report: Report, out: TextIO) -> None:
     """Print the report as one JSON document; non-finite numbers become strings."""
-    out.write(json.dumps(as_dict(report), indent=2, allow_nan=False) + "\n")
-    out.flush()
-
-
-def as_dict(report: Report) -> dict[str, Any]:
-    """The report as JSON data."""
     network = report.network
-    return {
+    document = {
         "input": str(report.source.path),
         "sha256": report.source.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
@@ -154,6 +148,8 @@ def as_dict(report: Report) -> dict[str, Any]:
         "torch": torch.__version__,
         "exit_code": report.exit_code,
     }
+    out.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    out.flush()
 
 
 def network_dict(network: NetworkRow) -> dict[str, Any]:

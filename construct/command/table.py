@@ -87,11 +87,12 @@ def _lines(report: Report) -> list[str]:
                 f"{_label(row.path)}: not exercised by the check (the network did not call it), so it does not count as "
                 "checked; tried on generated inputs"
             )
-    if any(row.certificate is not None for row in report.layers):
+    certificates = [row.certificate for row in report.layers if row.certificate is not None]
+    if certificates:
         lines.append(
             "interior, border: largest difference seen, without and with padding; bound: for all |x| up to that"
         )
-    if assumed := _assumed(report):
+    if assumed := dict.fromkeys(text.partition(":")[0] for c in certificates for text in c.assumptions):
         lines.append(f"certificates assume: {'; '.join(assumed)} (--explain prints all)")
     if report.layers:
         lines.append(
@@ -130,12 +131,6 @@ def _lines(report: Report) -> list[str]:
         if row.certificate is not None:
             lines += ["", *(f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())]
     return lines
-
-
-def _assumed(report: Report) -> list[str]:
-    """The names of the certificates' assumptions."""
-    certificates = [row.certificate for row in report.layers if row.certificate is not None]
-    return list(dict.fromkeys(text.partition(":")[0] for c in certificates for text in c.assumptions))
 
 
 def network_lines(network: NetworkRow) -> list[str]:
