@@ -364,7 +364,7 @@ def test_all_proofs_leaves_none_out(monkeypatch):
     assert calls == {name: 2 if name in per_dims else 1 for name in public}
 
 
-@pytest.mark.parametrize("dims", [(), (0,), (1, "2"), (True,)])
+@pytest.mark.parametrize("dims", [(), (0,), (1, "2"), (True,), (1, 63), (99,)])
 def test_all_proofs_refuses_bad_dims_before_it_starts(dims):
     with pytest.raises(ValueError, match=r"^dims must"):
         lemmas.all_proofs(dims)
@@ -375,6 +375,16 @@ def test_bad_dims_are_refused_in_one_line(name):
     for dims in (0, -1, 1.0, "2", None, True):
         with pytest.raises(ValueError, match=r"^dims must be an integer of at least 1, got .+$"):
             getattr(lemmas, name)(dims)
+    for dims in (63, 99, 10**9):
+        with pytest.raises(ValueError, match=rf"^dims must be at most 62, .+, got {dims}$"):
+            getattr(lemmas, name)(dims)
+
+
+def test_many_symbols_take_no_long_factorisation():
+    """Expanding decides every gap; to factor them takes minutes from about d = 20 on."""
+    shown = lemmas.prove_parabola(24)
+    assert shown.argued == 0
+    assert shown.discharged == lemmas.prove_parabola(4).discharged
 
 
 def test_in_brief_a_step_is_a_line_and_no_line_is_cut():

@@ -5,7 +5,8 @@ reasons about the results.  Break a sign there and the proofs that rest on it ra
 restated here; tests and certificates compare them with the code.
 
 Each step is discharged by sympy or labelled *argued*; a proof counts both.  The steps are in ``proofs_*.py``.  Every function here
-raises `ProofFailed` if a step does not hold, and ValueError if ``dims``, the number of spatial dimensions, is not an integer ≥ 1.
+raises `ProofFailed` if a step does not hold, and ValueError if ``dims``, the number of spatial dimensions, is not an integer from 1
+to ``MOST_DIMS``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,9 @@ from verify.theory.symbolic.proofs_lemma2 import any_length_steps, gap_steps, gr
 from verify.theory.symbolic.proofs_relative import relative_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
+MOST_DIMS = 62
+"""The most dimensions of a convolution that exists: its kernel has d + 2 axes, numpy's arrays have 64."""
+
 
 def prove_lemma1(dims: int) -> Proof:
     """Prove Lemma 1: hard attention given by any bijection from heads to shifts equals the convolution.
@@ -29,13 +33,13 @@ def prove_lemma1(dims: int) -> Proof:
     tap of head h, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry.
 
     Args:
-        dims: the number d ≥ 1 of spatial dimensions.
+        dims: the number d of spatial dimensions, from 1 to 62.
 
     Returns:
         The proof: its steps, how each was discharged, and the expressions.
 
     Raises:
-        ValueError: dims is no integer ≥ 1.
+        ValueError: dims is no integer from 1 to 62.
         ProofFailed: a step does not hold.
 
     >>> import verify
@@ -56,13 +60,13 @@ def prove_lemma2(dims: int) -> Proof:
     α, and as α → ∞ the softmax over the keys puts weight 1 on the key at q + τ.
 
     Args:
-        dims: the number d ≥ 1 of spatial dimensions.
+        dims: the number d of spatial dimensions, from 1 to 62.
 
     Returns:
         The proof: its steps, how each was discharged, and the expressions.
 
     Raises:
-        ValueError: dims is no integer ≥ 1.
+        ValueError: dims is no integer from 1 to 62.
         ProofFailed: a step does not hold for the encoding as it is coded.
 
     >>> import verify
@@ -94,10 +98,10 @@ def prove_theorem(dims: int) -> Proof:
     that leaks ε changes the value it reads by at most 2ε·max|X|.
 
     Args:
-        dims: the number d ≥ 1 of spatial dimensions.
+        dims: the number d of spatial dimensions, from 1 to 62.
 
     Raises:
-        ValueError: dims is no integer ≥ 1.
+        ValueError: dims is no integer from 1 to 62.
         ProofFailed: a step does not hold for the encoding as it is coded.
 
     >>> import verify
@@ -222,4 +226,6 @@ def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
 def _checked(dims: int) -> int:
     if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1:
         raise ValueError(f"dims must be an integer of at least 1, got {dims!r}")
+    if dims > MOST_DIMS:
+        raise ValueError(f"dims must be at most {MOST_DIMS}, as an array has at most 64 axes, got {dims}")
     return dims
