@@ -109,6 +109,43 @@ def test_a_damaged_file_is_told_in_a_line(sweep: Command):
     assert "r.db: cannot be used (" in sweep.refuses("--random", "1", "--output", "r.db")
 
 
+EDITS = {
+    "kind": ("UPDATE certificates SET kind = 5", "certificate"),
+    "geometry": ("UPDATE certificates SET geometry = x'ff00'", "certificate"),
+    "no error": ("UPDATE certificates SET error = NULL", "certificate"),
+    "verdict": ("UPDATE certificates SET verdict = 'SURE'", "certificate"),
+    "failed": ("UPDATE certificates SET verdict = 'failed'", "certificate"),
+    "seconds": ("UPDATE certificates SET seconds = 'long'", "certificate"),
+    "bound": ("UPDATE certificates SET bound = x'00'", "certificate"),
+    "no time": ("UPDATE runs SET seconds = NULL", "run"),
+    "time": ("UPDATE runs SET seconds = 'long'", "run"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_row_that_no_sweep_writes_is_told_in_a_line(edit: str, sweep: Command):
+    query, what = EDITS[edit]
+    results = Results(Path("r.db"))
+    kinds = ("Conv1d", "Conv2d")
+    results.add(Row(kind, "m", "l", kind=kind, verdict="PROVED", seconds=1.0) for kind in kinds)
+    results.add_run("2026", "command", "versions", 1, 1.5, 2)
+    results.close()
+    sweep.prints("--report", "r.db")
+    with contextlib.closing(sqlite3.connect("r.db")) as file, file:
+        file.execute(f"{query} WHERE rowid = 1" if what == "run" else f"{query} WHERE key = 'Conv1d'")
+    for words in (("--report", "r.db"), ("--random", "1", *OUTPUT)):
+        assert f"r.db: a {what} in it is none that a sweep writes (" in sweep.refuses(*words)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_random_layer_of_another_name_is_no_layer_of_the_sweep(sweep: Command):
+    results = Results(Path("r.db"))
+    results.add([Row("a", "random", "seed x", verdict="PROVED", error="e")])
+    results.close()
+    code, out, _ = sweep("--random", 1, *OUTPUT)
+    assert (code, out.splitlines()[0]) == (0, "1 layers: 1 PROVED")
+
+
 WRONG = {
     "--random 5": "give --output",
     "--output r.db": "give networks, or --random",

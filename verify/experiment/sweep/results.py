@@ -55,6 +55,8 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+VERDICTS = ("PROVED", "UNDECIDED", "REFUTED", "refused")
+"""Every verdict of a row; a row without one says why in ``error``."""
 
 
 def key_of(*content: Any) -> str:
@@ -85,17 +87,36 @@ class Results:
             )
             if kind != FORMAT and (tables or not new):
                 raise ValueError(f"{path}: is not the results of a sweep (give another name)")
-            if not new:
-                return  # to read them changes nothing
-            with self._file:
-                if kind != FORMAT:
-                    self._file.execute(f"PRAGMA application_id = {FORMAT}")
-                self._file.execute(
-                    f"CREATE TABLE IF NOT EXISTS certificates ({', '.join(COLUMNS)}, PRIMARY KEY (key)) WITHOUT ROWID"
-                )
-                self._file.execute(
-                    "CREATE TABLE IF NOT EXISTS runs (started, command, versions, workers, seconds, certificates)"
-                )
+            if new:  # to read results changes nothing
+                self._create(kind)
+        self._check_rows()
+
+    def _create(self, kind: int) -> None:
+        with self._file:
+            if kind != FORMAT:
+                self._file.execute(f"PRAGMA application_id = {FORMAT}")
+            self._file.execute(
+                f"CREATE TABLE IF NOT EXISTS certificates ({', '.join(COLUMNS)}, PRIMARY KEY (key)) WITHOUT ROWID"
+            )
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS runs (started, command, versions, workers, seconds, certificates)"
+            )
+
+    def _check_rows(self) -> None:
+        """Refuse a file with a row that no sweep writes, as after an edit by hand."""
+        unlike = [
+            f"typeof({field.name}) NOT IN ('real', 'integer', 'null')"
+            if field.default is None
+            else f"typeof({field.name}) != 'text'"
+            for field in fields(Row)
+        ]
+        unlike.append(f"verdict NOT IN {(*VERDICTS, '')}")
+        for what, condition in (
+            ("certificate", f"certificates WHERE {' OR '.join(unlike)}"),
+            ("run", "runs WHERE typeof(seconds) NOT IN ('real', 'integer')"),
+        ):
+            if self.select(f"SELECT 1 FROM {condition} LIMIT 1"):
+                raise ValueError(f"{self._path}: a {what} in it is none that a sweep writes (give another name)")
 
     @contextmanager
     def _used(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from verify.experiment.sweep.results import Results
+from verify.experiment.sweep.results import VERDICTS, Results
 from verify.plots.drawing import (
     BLUE,
     FAINT,
@@ -22,8 +22,8 @@ from verify.plots.drawing import (
     write_figure,
 )
 
-VERDICTS = {"PROVED": GREEN, "UNDECIDED": BLUE, "REFUTED": ORANGE, "refused": FAINT, "failed": "black"}
-"""Every verdict of a row, with its colour; "failed" stands for no verdict."""
+COLOURS = dict(zip((*VERDICTS, "failed"), (GREEN, BLUE, ORANGE, FAINT, "black"), strict=True))
+"""The colour of every verdict; "failed" stands for none."""
 WIDEST = 8
 """The largest order of magnitude drawn between a bound and an observed difference."""
 
@@ -76,7 +76,7 @@ def _verdicts(results: Results, column: str, name: str, which: str) -> str:
     query = f"SELECT {column}, verdict, count(*) FROM certificates WHERE {which} GROUP BY 1, 2"
     for value, verdict, count in results.select(query):
         counts[value or "(not built)", verdict or "failed"] += count
-    verdicts = [verdict for verdict in VERDICTS if any(key[1] == verdict for key in counts)]
+    verdicts = [verdict for verdict in COLOURS if any(key[1] == verdict for key in counts)]
     values = sorted({value for value, _ in counts})
     rows = [(value, *(counts[value, verdict] for verdict in verdicts)) for value in values]
     total = ("all", *(sum(counts[value, verdict] for value in values) for verdict in verdicts))
@@ -134,14 +134,14 @@ def drawn(results: Results) -> Figure:
         counts = {(name, verdict): count for name, verdict, count in rows}
         names = sorted({name for name, _ in counts}, reverse=True)
         starts = [0] * len(names)
-        for verdict, colour in VERDICTS.items():
+        for verdict, colour in COLOURS.items():
             widths = [counts.get((name, verdict), 0) for name in names]
             if any(widths):
                 left.barh(names, widths, left=starts, color=colour, label=verdict)
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
         left.set_xlabel("certificates")
         left.tick_params(axis="y", length=0)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=len(VERDICTS))
+        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=len(COLOURS))
         for claim, colour in (("same sums", BLUE), ("within", ORANGE)):
             ratios = [min(math.log10(ratio), WIDEST) for ratio in _tightness(results, claim) if ratio > 0]
             right.hist(ratios, bins=4 * WIDEST, range=(0, WIDEST), histtype="step", color=colour, label=claim)

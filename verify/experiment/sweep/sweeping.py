@@ -18,8 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verify.experiment.sweep.cluster import SchedulerLost, SweepTask, addresses_of, cluster
 from verify.experiment.sweep.cluster import run as run_tasks
-from verify.experiment.sweep.results import Results, Row, key_of
-from verify.experiment.sweep.summary import VERDICTS
+from verify.experiment.sweep.results import VERDICTS, Results, Row, key_of
 
 if TYPE_CHECKING:
     from verify.experiment.sweep.models import Network
@@ -97,12 +96,13 @@ class Sweep:
 
     def _conclusion(self) -> tuple[str, int]:
         """The counts of verdicts and what is wrong, and the exit code."""
+        random = {f"seed {seed}" for seed in self._seeds}
         rows = [
             (model, layer, fault, verdict, error)
             for key, model, layer, fault, verdict, error in self._results.select(
                 "SELECT key, model, layer, fault, verdict, error FROM certificates"
             )
-            if (int(layer.removeprefix("seed ")) in self._seeds if model == "random" else key in self._keys)
+            if (layer in random if model == "random" else key in self._keys)
         ]
         built = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if not fault)
         faults = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if fault)
@@ -119,7 +119,7 @@ class Sweep:
 
 def _listed(counts: Counter[str]) -> str:
     """``2 PROVED, 1 refused``: verdicts in their order, those of faulty layers last."""
-    names = sorted(counts, key=lambda name: (" " in name, [*VERDICTS].index(name.rpartition(" ")[2])))
+    names = sorted(counts, key=lambda name: (" " in name, [*VERDICTS, "failed"].index(name.rpartition(" ")[2])))
     return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
