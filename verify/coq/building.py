@@ -54,12 +54,11 @@ def program() -> Path:
     return path
 
 
-def build(report: Callable[[str], None], jobs: int | None = None) -> Path:
+def build(report: Callable[[str], None]) -> Path:
     """Build the verified checker, unless it exists already.
 
     Args:
         report: called with a line for each compiled file.
-        jobs: files to compile at a time; by default one per core.
 
     Raises:
         NotBuilt: a tool is missing, or a step failed.
@@ -74,7 +73,7 @@ def build(report: Callable[[str], None], jobs: int | None = None) -> Path:
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=".building-", dir=target.parent))
     try:
-        _build_in(folder, report, jobs or os.cpu_count() or 1)
+        _build_in(folder, report)
         try:
             folder.rename(target)
         except OSError:  # another build came first, or left a folder without a program
@@ -100,7 +99,7 @@ def _check_tools() -> None:
         )
 
 
-def _build_in(folder: Path, report: Callable[[str], None], jobs: int) -> None:
+def _build_in(folder: Path, report: Callable[[str], None]) -> None:
     files = [path for path in sources() if path.suffix == ".v" and path.name != "Headlines.v"]
     for path in sources():
         text = (SOURCES / path).read_text(encoding="utf-8")
@@ -117,7 +116,7 @@ def _build_in(folder: Path, report: Callable[[str], None], jobs: int) -> None:
             compiled += 1
             report(f"{compiled} of {len(files)} {line.removeprefix('COQC ')}")
 
-    _run(folder, "make", f"-j{jobs}", "TIMECMD=", line=count)
+    _run(folder, "make", f"-j{os.cpu_count() or 1}", "TIMECMD=", line=count)
     report("the axioms that the headline theorems rest on")
     (folder / "Assumptions.v").write_text(_all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8")))
     printed = _run(folder, "coqc", "-R", ".", "Attention", "-w", "-ambiguous-paths", "Assumptions.v")

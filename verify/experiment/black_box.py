@@ -48,9 +48,7 @@ class BlackBox:
         ValueError: grid, channels or dtype are invalid, or the layer cannot be copied or called.
     """
 
-    def __init__(
-        self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype, budget: int = BUDGET
-    ):
+    def __init__(self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype, budget: int):
         if not callable(attention):
             raise ValueError(f"an audit needs a layer or a function, not {type(attention).__name__}")
         if not (isinstance(grid, tuple | list) and grid and all(type(n) is int and n >= 1 for n in grid)):
@@ -225,7 +223,7 @@ class LinearMap:
         return self.superposition <= 8 * self.rounding
 
 
-def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: int = BUDGET) -> LinearMap:
+def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: int) -> LinearMap:
     """Test superposition, then measure the map column by column with impulses.
 
     Raises:

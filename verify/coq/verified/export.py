@@ -95,13 +95,8 @@ def _geometry(fields: Mapping[str, Any]) -> str:
         *fields["stride"],
         *fields["dilation"],
     ]
-    numbers += [
-        *pads,
-        MODES.index(fields["padding_mode"]),
-        fields["groups"],
-        fields["transposed"],
-        *fields["output_padding"],
-    ]
+    numbers += [*pads, MODES.index(fields["padding_mode"]), fields["groups"], fields["transposed"]]
+    numbers += fields["output_padding"]
     return "\n" + " ".join(str(int(n)) for n in numbers)
 
 

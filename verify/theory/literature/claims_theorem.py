@@ -170,11 +170,11 @@ def one_dimension() -> Judgement:
 )
 def even_kernel() -> Judgement:
     """For even K the printed set has (K + 1)² shifts."""
-    counts = {k: len(printed_shifts(k, 2)) for k in (2, 3, 4, 5)}
+    counts = {k: len(printed_shifts(k)) for k in (2, 3, 4, 5)}
     wrong = [k for k, count in counts.items() if count != k**2]
     sizes = ", ".join(f"{count} for K = {k}" for k, count in counts.items())
     sets = {k: len(set(Setting((k, k), (k, k)).shifts)) for k in counts}
-    odd = [k for k in (3, 5) if printed_shifts(k, 2) == set(Setting((k, k), (k, k)).shifts)]
+    odd = [k for k in (3, 5) if printed_shifts(k) == set(Setting((k, k), (k, k)).shifts)]
     return refuted(
         Check(f"the printed set has {sizes}; K² fails for K = {wrong}", wrong == [2, 4]),
         stands="it holds for odd K, which the talk may have in mind but does not say",
@@ -188,9 +188,9 @@ def even_kernel() -> Judgement:
     )
 
 
-def printed_shifts(k: int, dims: int) -> set[Vector]:
-    """Δ_K as printed."""
-    return set(product(range(-(k // 2), k // 2 + 1), repeat=dims))
+def printed_shifts(k: int) -> set[Vector]:
+    """Δ_K in two dimensions, as printed."""
+    return set(product(range(-(k // 2), k // 2 + 1), repeat=2))
 
 
 @claim(
