@@ -115,10 +115,9 @@ class _Shifted:
         steps = [
             [a + dil * j for j in range(k)] for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
         ]
-        needed = {tap: size > 0 for tap, size in zip(product(*steps), sized, strict=True)}
-        total = self.weights.sum(axis=0)
-        on_taps = {tuple(map(int, shift)): min(1.0, w) for shift, w in zip(self.shifts, total, strict=True)}
-        return round(sum(on_taps.get(tap, 0.0) for tap, wanted in needed.items() if wanted), 9)
+        taps = {tap for tap, size in zip(product(*steps), sized, strict=True) if size > 0}
+        weights = zip(self.shifts.tolist(), self.weights.sum(axis=0), strict=True)
+        return round(sum(min(1.0, weight) for shift, weight in weights if tuple(shift) in taps), 9)
 
 
 def _variation(p: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ Each padding mode then predicts the border, with its own residual.
 """
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -94,11 +95,9 @@ def _best(
 
 def _mode_by_axis(fit: Fit) -> str:
     """For each axis, the mode with the least residual at outputs that read padding only along that axis; one name if all agree."""
-    field, modes = fit.field, []
-    for axis in range(len(field.grid)):
-        outside = np.ones((), dtype=bool)
-        for other in range(len(field.grid)):
-            outside = outside[..., None] & (field.within(other) != (other == axis))
+    field, axes, modes = fit.field, range(len(fit.field.grid)), []
+    for axis in axes:
+        outside = reduce(np.logical_and.outer, [field.within(other) != (other == axis) for other in axes])
         residual = [float(fit.residual[mode][outside.reshape(-1)].sum()) for mode in MODES]
         modes.append(MODES[int(np.argmin(residual))])
     return BETWEEN.join(modes) if len(set(modes)) > 1 else modes[0]

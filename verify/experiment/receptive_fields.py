@@ -55,10 +55,7 @@ class ReceptiveField(NamedTuple):
 
     def interior(self) -> np.ndarray:
         """Which outputs read no padding at all: bool (O,)."""
-        mask = np.ones((), dtype=bool)
-        for axis in range(len(self.grid)):
-            mask = mask[..., None] & self.within(axis)
-        return mask.reshape(-1)
+        return reduce(np.logical_and.outer, map(self.within, range(len(self.grid)))).reshape(-1)
 
     def sources(self, mode: str) -> np.ndarray:
         """The flat input index that each tap reads for each output, −1 for a zero: int (taps, O).

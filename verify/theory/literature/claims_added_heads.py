@@ -1,6 +1,7 @@
 """Our additions on the number and the width of heads, each with the source's sentence that it extends."""
 
 from fractions import Fraction
+from functools import reduce
 
 import numpy as np
 import sympy
@@ -117,10 +118,8 @@ def blurred_windows() -> Judgement:
 
 def window(tau: Vector, radius: int, reach: int) -> np.ndarray:
     """1 where every |δ_i − τ_i| ≤ R, over the shifts δ of the cube from −reach to reach, flattened."""
-    total = np.ones((), dtype=int)
-    for t in tau:
-        total = np.multiply.outer(total, (np.abs(np.arange(-reach, reach + 1) - t) <= radius).astype(int))
-    return total.reshape(-1)
+    axes = [(np.abs(np.arange(-reach, reach + 1) - t) <= radius).astype(int) for t in tau]
+    return reduce(np.multiply.outer, axes).reshape(-1)
 
 
 def _ranks_with_windows(radius: int, dims: int) -> tuple[int, int]:

@@ -31,9 +31,7 @@ class SharpnessRow:
 def other_weights(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -> torch.Tensor:
     """The weights, except the largest, of a query in the middle of a grid of side ``side``, computed in ``dtype``, ascending."""
     axis = torch.arange(side, dtype=torch.float64) - side // 2
-    squares = torch.zeros(1, dtype=torch.float64)
-    for _ in range(dims):
-        squares = (squares[:, None] + axis.square()[None, :]).flatten()
+    squares = torch.cartesian_prod(*[axis.square()] * dims).reshape(-1, dims).sum(dim=1)
     scores = (-alpha * squares).clamp(min=torch.finfo(dtype).min / 2)  # float16 ends at −65504
     return torch.softmax(scores.to(dtype), dim=0).double().sort().values[:-1]
 
