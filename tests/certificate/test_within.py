@@ -177,7 +177,7 @@ def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:
     parts = [
         [exact_layers.as_integers(w.detach().double().numpy()) for w in (one.w_val, one.w_out)] for one in (full, layer)
     ]
-    products = [exact_layers.fractions(np.matmul(a, b), p * q) for (a, p), (b, q) in parts]
+    products = [np.matmul(a, b) * Fraction(1, p * q) for (a, p), (b, q) in parts]
     error = np.abs(products[0] - products[1]).sum(axis=(0, 2))  # (g, o)
     return [bound * x for x in error.ravel()]
 

@@ -14,6 +14,8 @@ import numpy as np
 from verify.oracle import NUMPY_PAD, Convolution
 
 Size = tuple[int, ...]
+_fractions: Any = np.frompyfunc(Fraction, 1, 1)
+"""An array of floats as fractions, without rounding."""
 
 
 class NoValue(Exception):
@@ -29,18 +31,13 @@ def as_integers(array: Any) -> tuple[np.ndarray, int]:
     return integers.reshape(array.shape), denominator
 
 
-def fractions(integers: np.ndarray, denominator: int) -> np.ndarray:
-    """The numbers integers/denominator as fractions."""
-    return np.array([Fraction(int(x), denominator) for x in integers.flat], dtype=object).reshape(integers.shape)
-
-
 def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
     """The convolution of x (D_in, *size) by its definition, as fractions (D_out, *output)."""
     fields = Convolution.read(conv)
     (w, p), (xs, q) = as_integers(fields.weight), as_integers(x)
     y = replace(fields, weight=w, bias=None)(xs[None])[0]
     bias = np.zeros(len(y)) if fields.bias is None else fields.bias
-    return fractions(y, p * q) + fractions(*as_integers(bias)).reshape(-1, *(1,) * (y.ndim - 1))
+    return y * Fraction(1, p * q) + _fractions(bias).reshape(-1, *(1,) * (y.ndim - 1))
 
 
 def attention(layer: Any, x: np.ndarray) -> np.ndarray:
@@ -60,8 +57,8 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
         values = tokens[:, source].reshape(layer.groups, d_in, -1)
         for g in range(layer.groups):
             total[g] = total[g] + (values[g].T @ w_val[head, g] @ w_out[head, g]).T
-    y = fractions(total.reshape(-1, *output), q * r * s)
-    return y + fractions(*as_integers(_numbers(layer.b_out))).reshape(-1, *(1,) * len(size))
+    y = total.reshape(-1, *output) * Fraction(1, q * r * s)
+    return y + _fractions(_numbers(layer.b_out)).reshape(-1, *(1,) * len(size))
 
 
 def exactly_differ(conv: Any, layer: Any, grid: Size) -> bool:
