@@ -7,8 +7,8 @@ import statistics
 import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -109,16 +109,12 @@ def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
             break
         x = torch.zeros(1, g.in_channels, *size).to(layer.w_val)
         tokens.append(count)
-        seconds.append(_least(layer, x, rounds))
+        with torch.no_grad():
+            layer(x)
+            seconds.append(min(timeit.repeat(partial(layer, x), number=1, repeat=rounds)))
     if len(tokens) < LEAST:
         raise ValueError(f"the layer is too slow to be timed ({layer.execution}: {len(tokens)} sizes within seconds)")
     return Series(f"attention, {layer.execution}", tuple(tokens), tuple(seconds))
-
-
-def _least(layer: Any, x: torch.Tensor, rounds: int) -> float:
-    with torch.no_grad():
-        layer(x)
-        return min(timeit.repeat(lambda: layer(x), number=1, repeat=rounds))
 
 
 def cost_figure(series: Sequence[Series], what: str = "") -> Figure:

@@ -118,6 +118,9 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
         down = tuple(-x for x in up)
         first.append((sympy.And(*at[:i], above[i]), ge(number(up, sizes), 1)))
         first.append((sympy.And(*at[:i], below[i]), le(number(down, sizes), -1)))
+    shape = small(
+        dims, (4,), (2, 3), (2, 1, 3)
+    )  # keys of one query differ by less than its sides, so they make a radix
     apart, together = sympy.symbols("n>0,n<0")
     x = sympy.Symbol("x", integer=True)  # the number of the shift tau
     apart_steps = [
@@ -155,14 +158,8 @@ def parabola_steps(dims: int) -> list[ProofStep | Proof]:
             ],
         ),
         weights_tend(sympy.exp(score((x,), (x,)))),
-        _parabola_limits(dims),
+        grid_limits(shape, lambda delta, tau: parabola_score(delta, tau, shape)),
     ]
-
-
-def _parabola_limits(dims: int) -> ProofStep:
-    """The keys of one query differ by less than the grid's sides, so the radix can use these sides."""
-    shape = small(dims, (4,), (2, 3), (2, 1, 3))
-    return grid_limits(shape, lambda delta, tau: parabola_score(delta, tau, shape))
 
 
 def one_component_steps() -> list[ProofStep]:
