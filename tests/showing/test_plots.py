@@ -138,18 +138,19 @@ def test_circles_of_a_gaussian_hold_their_share():
     """At α = 0.05 the lattice is fine enough that the discrete attention is almost the Gaussian."""
     layer = construct.conv_to_mhsa(nn.Conv2d(1, 1, 1), alpha=0.05)
     attention = attention_of(layer, grid=(41, 41))
-    whole, measured_ = attention.map(0, (20, 20)), centres_of(attention, (20, 20))
+    whole, (_, spread) = attention.map(0, (20, 20)), centres_of(attention, (20, 20))
     steps = np.arange(41) - 20
     distance = np.hypot(steps[:, None], steps[None, :])
     for share in SHARES:
-        assert whole[distance <= radius(measured_.spread[0], share)].sum() == pytest.approx(share, abs=0.02)
+        assert whole[distance <= radius(spread[0], share)].sum() == pytest.approx(share, abs=0.02)
 
 
 def test_centres_in_one_dimension_and_in_three():
     _, layer = seeded(SHOWN["1-D"])
     ax = drawn(centres_figure(layer, grid=(15,)))[0]
     points = [line for line in ax.lines if line.get_gid()]
-    mean = centres_of(attention_of(layer, grid=(15,)), (attention_of(layer, grid=(15,)).outputs[0] // 2,)).centre[:, 0]
+    attention = attention_of(layer, grid=(15,))
+    mean = centres_of(attention, attention.middle())[0][:, 0]
     np.testing.assert_array_equal([line.get_xdata()[0] for line in points], mean)
     np.testing.assert_allclose(mean, [-2, -1, 0, 1, 2], atol=1e-3)
     _, layer = seeded(SHOWN["3-D"])

@@ -1,7 +1,6 @@
 """`centres_figure`: the mean and the spread of every head's attention, as circles around its centre."""
 
 import math
-from dataclasses import dataclass
 from importlib import import_module
 from statistics import NormalDist
 
@@ -16,21 +15,12 @@ SHARES = {0.5: "-", 0.9: ":"}
 """The fractions of a Gaussian inside the circles, with their line styles."""
 
 
-@dataclass(frozen=True)
-class Centres:
-    """Mean and spread of the attention for one query.
+def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The attention of every head for one query, from the probabilities alone, in tokens.
 
-    Attributes:
-        centre: (heads, d), Σ_k P_k (k − q): the mean shift, in tokens.
-        spread: (heads, d), the standard deviation along each axis.
+    Returns:
+        The mean shift Σ_k P_k (k − q), (heads, d), and the standard deviation along each axis, (heads, d).
     """
-
-    centre: np.ndarray
-    spread: np.ndarray
-
-
-def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> Centres:
-    """Mean and standard deviation of every head's attention, from the probabilities alone."""
     query, heads = attention.query(position), len(attention.probabilities)
     row = np.stack([attention.map(head, position) for head in range(heads)])
     centre, spread = np.zeros((2, heads, len(attention.tokens)))
@@ -40,7 +30,7 @@ def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> Centres:
         shift = np.arange(n) - q
         centre[:, axis] = marginal @ shift
         spread[:, axis] = np.sqrt((marginal * (shift - centre[:, axis, None]) ** 2).sum(axis=1))
-    return Centres(centre, spread)
+    return centre, spread
 
 
 def radius(spread: np.ndarray, share: float) -> float:
@@ -89,19 +79,19 @@ def centres_figure(
     attention = attention_of(layer, x, grid, alpha, larger=2)
     position = attention.middle() if query is None else tuple(query)
     attention.require_query(position)
-    measured = centres_of(attention, position)
+    centre, spread = centres_of(attention, position)
     dims = len(attention.tokens)
-    planes = np.rint(measured.centre[:, 0]).astype(int) if dims == 3 else np.zeros(layer.heads, dtype=int)
+    planes = np.rint(centre[:, 0]).astype(int) if dims == 3 else np.zeros(layer.heads, dtype=int)
     wanted = np.unique(planes)
     with style():
         if dims == 1:
             figure = new_figure(6.0, min(12.0, 1.5 + 0.3 * layer.heads))
-            _intervals(figure.subplots(), measured)
+            _intervals(figure.subplots(), centre[:, 0], spread)
         else:
             figure = new_figure(0.8 + 4.4 * len(wanted), 4.9)
             panels = figure.subplots(1, len(wanted), squeeze=False, sharex=True, sharey=True)[0]
             for ax, plane in zip(panels, wanted, strict=True):
-                _circles(ax, measured, np.flatnonzero(planes == plane))
+                _circles(ax, centre[:, -2:], spread[:, -2:], np.flatnonzero(planes == plane))
                 if dims == 3:
                     ax.set_title(f"centred on plane {plane:+d}" if plane else "centred on the query's plane")
             first = dims - 2  # as torch counts them, from 0
@@ -112,17 +102,17 @@ def centres_figure(
     return figure
 
 
-def _circles(ax: Axes, measured: Centres, heads: np.ndarray) -> None:
+def _circles(ax: Axes, centre: np.ndarray, spread: np.ndarray, heads: np.ndarray) -> None:
     Circle = import_module("matplotlib.patches").Circle
     Line2D = import_module("matplotlib.lines").Line2D
     halo = [import_module("matplotlib.patheffects").withStroke(linewidth=3, foreground="white")]
     ax.plot([0], [0], marker="s", ms=11, mfc="none", mec=INK, mew=1.6, ls="none", label="query", zorder=3)
-    reach, palette = 1.0, colours(len(measured.centre))
+    reach, palette = 1.0, colours(len(centre))
     for head in heads:
-        y, x = measured.centre[head, -2:]
+        y, x = centre[head]
         colour = palette[head]
         for share, line in SHARES.items():
-            size = radius(measured.spread[head, -2:], share)
+            size = radius(spread[head], share)
             ax.add_patch(Circle((x, y), size, fill=False, edgecolor=colour, ls=line, lw=1.4, gid=f"{head} {share}"))
             reach = max(reach, abs(x) + size, abs(y) + size)
         ax.plot([x], [y], marker=".", ms=5, color=colour, gid=f"centre {head}", zorder=4)
@@ -140,17 +130,15 @@ def _circles(ax: Axes, measured: Centres, heads: np.ndarray) -> None:
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
 
 
-def _intervals(ax: Axes, measured: Centres) -> None:
-    palette = colours(len(measured.centre))
-    for head, (centre, spread) in enumerate(zip(measured.centre, measured.spread, strict=True)):
-        colour = palette[head]
+def _intervals(ax: Axes, centre: np.ndarray, spread: np.ndarray) -> None:
+    for head, colour in enumerate(colours(len(centre))):
         for (share, line), width in zip(SHARES.items(), (3.0, 1.4), strict=True):
-            size = radius(spread, share)
-            ax.plot([centre[0] - size, centre[0] + size], [head, head], ls=line, lw=width, color=colour)
-        ax.plot([centre[0]], [head], marker="o", ms=5, color=colour, gid=f"centre {head}", zorder=4)
+            size = radius(spread[head], share)
+            ax.plot([centre[head] - size, centre[head] + size], [head, head], ls=line, lw=width, color=colour)
+        ax.plot([centre[head]], [head], marker="o", ms=5, color=colour, gid=f"centre {head}", zorder=4)
     ax.axvline(0, color=INK, lw=0.8)
-    ax.set_yticks(range(len(measured.centre)))
-    ax.set_ylim(len(measured.centre) - 0.5, -0.5)
+    ax.set_yticks(range(len(centre)))
+    ax.set_ylim(len(centre) - 0.5, -0.5)
     ax.set_ylabel("head")
     ax.set_xlabel("shift from the query (tokens); the line at 0 is the query")
     ax.locator_params(axis="x", integer=True)
