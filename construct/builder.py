@@ -11,7 +11,7 @@ from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA
 from construct.errors import require
 from construct.geometry import ConvGeometry
-from construct.heads import HeadBijection, balanced_radix
+from construct.heads import balanced_radix
 from construct.modules.convolutions import geometry_of
 from construct.modules.parametrizations import with_effective_weight
 from construct.weights import MHSAWeights
@@ -116,11 +116,12 @@ def kernel_to_mhsa(
     n, d_p = geometry.taps, geometry.dims + 1 if radix is None else 2
 
     # Lemma 1.  A bijection from heads onto kernel positions: head h attends the key at q + τ_h, and nothing else.
-    bijection = HeadBijection.onto(geometry, order)
+    shifts = heads.tap_shifts(geometry)
+    order = heads.bijection(shifts, order)
     # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h,
     # and lower by at least α at every other integer shift; so softmax puts all its weight on the key at q + τ_h.
     # (The parabola does the same in one dimension, with the number of the shift in place of the shift.)
-    centres = [tau if radix is None else (quadratic.number(tau, radix),) for tau in bijection.shifts]
+    centres = [shifts[tap] if radix is None else (quadratic.number(shifts[tap], radix),) for tap in order]
     v = _stored([quadratic.v(tau, alpha) for tau in centres], weight.dtype)
     if not bool(v.isfinite().all()):
         raise ValueError(f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite")
@@ -130,7 +131,7 @@ def kernel_to_mhsa(
     w_key, u = torch.zeros_like(w_qry), weight.new_zeros(n, d_p)
     # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
     # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
-    taps = heads.tap_matrices(weight.detach(), geometry)[list(bijection.order)]
+    taps = heads.tap_matrices(weight.detach(), geometry)[list(order)]
     w_val, w_out = heads.factor(taps, head_dim if pieces == 1 else pieces * head_dim)  # type: ignore[operator]
     # Several heads at one shift have the same attention, and their widths add up.
     w_val, w_out = heads.split_heads(w_val, w_out, pieces)

@@ -14,7 +14,6 @@ first, which is always exact.
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
@@ -37,36 +36,18 @@ def tap_shifts(geometry: ConvGeometry) -> tuple[Shift, ...]:
     )
 
 
-@dataclass(frozen=True)
-class HeadBijection:
-    """The bijection of Lemma 1: head h carries tap ``order[h]`` and attends the shift ``shifts[h]``.
+def bijection(shifts: Sequence[Shift], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The bijection of Lemma 1: head h carries tap ``order[h]``, by default tap h, and attends the shift of that tap.
 
-    Attributes:
-        order: a permutation of the taps (row-major numbers).
-        shifts: τ_h of each head; all different.
+    Raises:
+        ValueError: ``order`` is not a permutation of all taps, or two taps have the same shift.
     """
-
-    order: tuple[int, ...]
-    shifts: tuple[Shift, ...]
-
-    def __post_init__(self) -> None:
-        if sorted(self.order) != list(range(len(self.shifts))):
-            raise ValueError(f"the order of heads is not a permutation of 0 … {len(self.shifts) - 1}")
-        if len(set(self.shifts)) != len(self.shifts):
-            raise ValueError("two heads look at the same shift: no bijection")
-
-    @classmethod
-    def onto(cls, geometry: ConvGeometry, order: Sequence[int] | None = None) -> "HeadBijection":
-        """The bijection from heads onto the taps of ``geometry``; by default head h carries tap h.
-
-        Raises:
-            ValueError: ``order`` is not a permutation of all taps.
-        """
-        shifts = tap_shifts(geometry)
-        order = tuple(range(len(shifts))) if order is None else tuple(order)
-        if sorted(order) != list(range(len(shifts))):
-            raise ValueError(f"the order of heads is not a permutation of 0 … {len(shifts) - 1}")
-        return cls(order, tuple(shifts[tap] for tap in order))
+    order = tuple(range(len(shifts)) if order is None else order)
+    if sorted(order) != list(range(len(shifts))):
+        raise ValueError(f"the order of heads is not a permutation of 0 … {len(shifts) - 1}")
+    if len(set(shifts)) != len(shifts):
+        raise ValueError("two heads look at the same shift: no bijection")
+    return order
 
 
 # ---- the parabola: shifts of a bounded box as single numbers --------------------------------------------------------------

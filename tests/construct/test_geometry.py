@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
-from construct.heads import HeadBijection, tap_shifts
+from construct.heads import bijection, tap_shifts
 from construct.modules.convolutions import geometry_of
 from construct.tokens import TokenGrid, sources_along_axis
 from truths import random_layer
@@ -85,14 +85,17 @@ def test_shifts_of_an_odd_kernel_are_those_of_the_paper(kernel: tuple[int, ...])
 
 def test_a_bijection_is_checked():
     shifts = tap_shifts(PLAIN)
-    assert HeadBijection.onto(PLAIN, [5, 4, 3, 2, 1, 0]).shifts == shifts[::-1]
+    assert bijection(shifts, [5, 4, 3, 2, 1, 0]) == (5, 4, 3, 2, 1, 0)
+    assert bijection(shifts) == (0, 1, 2, 3, 4, 5)
+    backwards = conv_to_mhsa(nn.Conv2d(1, 1, (3, 2)), order=[5, 4, 3, 2, 1, 0])
+    assert tuple(tuple(tau) for tau in backwards.centres()[1].tolist()) == shifts[::-1]
     for order in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 6], [-1, 0, 1, 2, 3, 4]):
         with pytest.raises(ValueError, match="not a permutation"):
-            HeadBijection.onto(PLAIN, order)
+            bijection(shifts, order)
     with pytest.raises(ValueError, match="not a permutation"):
-        HeadBijection((0, 0), ((0,), (1,)))
+        bijection(((0,), (1,)), (0, 0))
     with pytest.raises(ValueError, match="no bijection"):
-        HeadBijection((0, 1), ((1,), (1,)))
+        bijection(((1,), (1,)), (0, 1))
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
