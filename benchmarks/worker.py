@@ -78,7 +78,7 @@ def without(what: str) -> Iterator[None]:
             attention.cached = right
         return
     before = kernels.KERNELS
-    kernels.KERNELS = tuple(kernel for kernel in before if kernel.name != what)
+    kernels.KERNELS = {name: plan for name, plan in before.items() if name != what}
     assert len(kernels.KERNELS) < len(before), what
     try:
         yield

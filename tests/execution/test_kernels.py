@@ -185,6 +185,22 @@ def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | No
             assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
 
 
+@pytest.mark.parametrize("layout", [FIRST, LAST])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Conv2d(64, 64, 1), lambda: nn.Conv2d(64, 64, 3, padding=1)], ids=["1x1", "3x3"]
+)
+def test_outputs_may_be_changed_in_place(make: Any, layout: str):
+    """As a convolution's, by ``ReLU(inplace=True)`` say; torch forbids that for views that an autograd function returns."""
+    layer = conv_to_mhsa(make())
+    for shape in ((1, 64, 4, 4), (1, 64, 9, 9), (2, 64, 9, 9)):
+        x = in_layout(torch.ones(shape), layout)
+        layer(x).relu_().sum().backward()
+        with torch.no_grad():
+            outputs = [layer(x), layer(x)]
+        for output in outputs:
+            output.mul_(torch.ones(output.shape, requires_grad=True)).sum().backward()
+
+
 def test_as_many_bytes_are_laid_out_in_every_dtype_and_more_on_a_gpu():
     shifts = Shifts(((0, 0), (0, 1)), (1, 1), (9, 9), (9, 8))
     single, double, half = (
@@ -203,23 +219,19 @@ def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():
     device = torch.device("cpu")
     size = kernels.workspace_of(kernels.FORWARD, shifts, (2, 1, 16, 32), 1, torch.float32, torch.float32, device, None)
     assert size >= task.workspace > 0
-    names = [kernel.name for kernel in kernels.KERNELS]
-    assert names == ["pointwise", "depthwise", "gemm_scatter", "im2col_gemm"]
+    assert list(kernels.KERNELS) == ["pointwise", "depthwise", "gemm_scatter", "im2col_gemm"]
 
 
 def test_a_new_kernel_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch):
     """Forward, adjoint and weight gradient all use it."""
     asked = []
 
-    class Noting:
-        name = "noting"
-
-        def plan(self, problem: Problem) -> Task | None:
-            asked.append(problem.kind)
-            return None
+    def noting(problem: Problem) -> Task | None:
+        asked.append(problem.kind)
+        return None
 
     with preferring(None):
-        monkeypatch.setattr(kernels, "KERNELS", (Noting(), *kernels.KERNELS))
+        monkeypatch.setattr(kernels, "KERNELS", {"noting": noting} | kernels.KERNELS)
         layer, x = conv_to_mhsa(nn.Conv2d(2, 3, 3, stride=2)), torch.ones(1, 2, 7, 11, requires_grad=True)
         layer(x).sum().backward()
     assert set(asked) == {kernels.FORWARD, kernels.ADJOINT, kernels.WEIGHTS}

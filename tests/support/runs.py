@@ -97,18 +97,17 @@ def peak_bytes(function: Any) -> int:
     return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
 
 
-KERNELS = [None, *(kernel.name for kernel in kernels.KERNELS)]
+KERNELS = [None, *kernels.KERNELS]
 """The kernels that :func:`preferring` can prefer for small inputs."""
 
 
 @contextmanager
 def preferring(name: str | None) -> Iterator[None]:
     """Prefer this kernel inside the block, with blocks as for large inputs and BLAS; None changes nothing."""
-    kernels._planned.cache_clear()
+    kernels.select.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
-            first = [kernel for kernel in kernels.KERNELS if kernel.name == name]
-            patch.setattr(kernels, "KERNELS", (*first, *(k for k in kernels.KERNELS if k not in first)))
+            patch.setattr(kernels, "KERNELS", {name: kernels.KERNELS[name]} | kernels.KERNELS)
             small = {"ONEDNN": 1, "AT_ONCE": 2**9, "QUERIES": 4, "FEW_QUERIES": 3, "MIN_CONTIGUOUS": 1, "MIN_TERMS": 1}
             small["MIN_SLAB_TERMS"] = 1
             small |= {"MIN_CHANNELS_LAST": 1, "SCATTER_NS": 0, "RECTANGLE": 2**6, "MIN_QUERIES_TRANSPOSED": 5}
@@ -116,4 +115,4 @@ def preferring(name: str | None) -> Iterator[None]:
                 patch.setattr(constants, constant, number)
             patch.setattr(gemm, "AVX512", False)
         yield
-    kernels._planned.cache_clear()
+    kernels.select.cache_clear()

@@ -7,51 +7,53 @@ from math import prod
 import torch
 from torch import Tensor
 
+from construct.execution.kernels import depthwise, gemm_scatter, im2col_gemm, pointwise
 from construct.execution.kernels.adjoint import Polyphase, fill
 from construct.execution.kernels.blocks import most_queries
-from construct.execution.kernels.depthwise import Depthwise
 from construct.execution.kernels.gemm import uses_onednn
-from construct.execution.kernels.gemm_scatter import GemmScatter
-from construct.execution.kernels.im2col_gemm import Im2colGemm
-from construct.execution.kernels.pointwise import Pointwise
-from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Kernel, Problem, Task, layout_of
-from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, strides_of
+from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Kernel, Problem, Task, layout_of, new_images
+from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts
 
-KERNELS: tuple[Kernel, ...] = (Pointwise(), Depthwise(), GemmScatter(), Im2colGemm())
-"""The kernels, in order of preference."""
+KERNELS: dict[str, Kernel] = {
+    "pointwise": pointwise.plan,
+    "depthwise": depthwise.plan,
+    "gemm_scatter": gemm_scatter.plan,
+    "im2col_gemm": im2col_gemm.plan,
+}
+"""The kernels by name, in order of preference."""
 
 
+@lru_cache(maxsize=4096)
 def select(problem: Problem) -> Task:
     """The task of the first kernel that accepts the problem."""
-    for kernel in KERNELS:
-        task = kernel.plan(problem)
+    for plan in KERNELS.values():
+        task = plan(problem)
         if task is not None:
             return task
     return Polyphase(problem, select)  # an adjoint: kernels are selected for its phases instead
 
 
-Call = Callable[[Tensor, Tensor | None], Tensor]
-"""(images, bias or None) → images."""
-
-
-@lru_cache(maxsize=4096)
-def _planned(
+def _select(
     kind: str,
     shifts: Shifts,
     w_shape: Ints,
     images: int,
     dtype: torch.dtype,
+    device: torch.device,
     x_layout: str,
     y_layout: str,
-    onednn: bool,
     most: int | None,
-    gpu: bool,
 ) -> Task:
+    """The task for all heads, on a device."""
     heads, groups, channels, width = w_shape
-    numbers = tuple(range(heads))
+    numbers, onednn, gpu = tuple(range(heads)), uses_onednn(dtype, device), device.type != "cpu"
     return select(
         Problem(kind, shifts, numbers, images, groups, channels, width, dtype, x_layout, y_layout, onednn, most, gpu)
     )
+
+
+Call = Callable[[Tensor, Tensor | None], Tensor]
+"""(images, bias or None) → images."""
 
 
 def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.dtype, last: bool) -> Call:
@@ -73,19 +75,17 @@ def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.d
     """
     heads, groups, channels, width = w.shape
     size, depth = (shifts.size, groups * channels) if kind == ADJOINT else (shifts.output, groups * width)
-    batch, wanted = images.shape[0], OTHER if dtype != w.dtype else LAST if last else FIRST
-    layouts = layout_of(images, w.dtype), wanted
+    batch, layout = images.shape[0], LAST if last else FIRST
+    layouts = layout_of(images, w.dtype), OTHER if dtype != w.dtype else layout
     task = None
     if heads and batch:
         x_layout, y_layout = reversed(layouts) if kind == ADJOINT else layouts
-        onednn, gpu = uses_onednn(w.dtype, w.device), not w.is_cpu
-        task = _planned(kind, shifts, w.shape, batch, w.dtype, x_layout, y_layout, onednn, most_queries(), gpu)
-        if wanted != OTHER:
+        task = _select(kind, shifts, w.shape, batch, w.dtype, w.device, x_layout, y_layout, most_queries())
+        if dtype == w.dtype:
             return lambda images, bias: task.run(images, w, bias, None)
-    image, *along, channel = strides_of(LAST if last else FIRST, depth, size)
 
     def call(images: Tensor, bias: Tensor | None) -> Tensor:
-        out = images.new_empty_strided((batch, depth, *size), (image, channel, *along), dtype=dtype)
+        out = new_images(images, batch, depth, size, layout, dtype)
         if task is None:
             fill(out, bias)
             return out
@@ -99,12 +99,11 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int, dtype: torch.dtyp
     shape = (len(shifts.offsets), groups, x.shape[1] // groups, y.shape[1] // groups)
     if not (x.numel() and y.numel() and shape[0]):
         return x.new_zeros(shape, dtype=dtype)
-    layouts, onednn = (layout_of(x, dtype), layout_of(y, dtype)), uses_onednn(dtype, x.device)
-    task = _planned(WEIGHTS, shifts, shape, x.shape[0], dtype, *layouts, onednn, most_queries(), not x.is_cpu)
+    layouts = layout_of(x, dtype), layout_of(y, dtype)
+    task = _select(WEIGHTS, shifts, shape, x.shape[0], dtype, x.device, *layouts, most_queries())
     return task.run(x, y, None, None)
 
 
-@lru_cache(maxsize=4096)
 def workspace_of(
     kind: str,
     shifts: Shifts,
@@ -119,9 +118,9 @@ def workspace_of(
     layouts = (FIRST, LAST, OTHER) if stored == dtype else (OTHER,)
     if not prod(w_shape) or not images or 0 in shifts.output or 0 in shifts.size:
         return 0
-    onednn, gpu = uses_onednn(dtype, device), device.type != "cpu"
-    tasks = [_planned(kind, shifts, w_shape, images, dtype, x, y, onednn, most, gpu) for x in layouts for y in layouts]
-    return max(task.workspace for task in tasks)
+    return max(
+        _select(kind, shifts, w_shape, images, dtype, device, x, y, most).workspace for x in layouts for y in layouts
+    )
 
 
 __all__ = ["ADJOINT", "FORWARD", "KERNELS", "WEIGHTS", "Call", "prepare", "select", "weights", "workspace_of"]

@@ -20,16 +20,11 @@ from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, V
 from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
-class Depthwise:
-    """The kernel for groups of one channel; each group may have several outputs."""
-
-    name = "depthwise"
-
-    def plan(self, problem: Problem) -> Task | None:
-        """Plan forwards and weight gradients for groups of one channel; None for adjoints and other layers."""
-        if problem.kind == ADJOINT or problem.channels > 1 or problem.groups == 1:
-            return None
-        return ByChannel(problem)
+def plan(problem: Problem) -> Task | None:
+    """Plan forwards and weight gradients for groups of one channel, maybe with several outputs; else None."""
+    if problem.kind == ADJOINT or problem.channels > 1 or problem.groups == 1:
+        return None
+    return ByChannel(problem)
 
 
 @dataclass(frozen=True)

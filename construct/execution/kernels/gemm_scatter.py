@@ -23,29 +23,24 @@ from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Shifts, 
 from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
-class GemmScatter:
-    """The kernel for outputs with few channels, and for adjoints of few tokens."""
-
-    name = "gemm_scatter"
-
-    def plan(self, problem: Problem) -> Task | None:
-        """Plan one group of channels and at least two heads, if estimated to be faster than im2col; else None."""
-        shifts, kind, heads = problem.shifts, problem.kind, len(problem.shifts.offsets)
-        if kind == WEIGHTS or problem.groups > 1 or heads < 2 or (kind == FORWARD and max(shifts.step) > 1):
-            return None
-        read, written = problem.width, problem.channels  # channels read and channels written
-        if kind == FORWARD:
-            read, written = written, read
-        if problem.at_once // (heads * written) < constants.FEW_QUERIES:
-            return None  # blocks of few queries, each with an addition per head
-        # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
-        tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
-        scatter_time = heads * tokens * written * constants.SCATTER_NS
-        column_ns = constants.COPY_NS + constants.NARROW_PRODUCT_NS / written
-        columns_time = heads * problem.images * prod(shifts.output) * read * column_ns
-        if kind == ADJOINT:
-            columns_time += heads * written * read * constants.TRANSPOSE_NS
-        return Scattered(problem) if scatter_time < columns_time else None
+def plan(problem: Problem) -> Task | None:
+    """Plan one group of channels and at least two heads, if estimated to be faster than im2col; else None."""
+    shifts, kind, heads = problem.shifts, problem.kind, len(problem.shifts.offsets)
+    if kind == WEIGHTS or problem.groups > 1 or heads < 2 or (kind == FORWARD and max(shifts.step) > 1):
+        return None
+    read, written = problem.width, problem.channels  # channels read and channels written
+    if kind == FORWARD:
+        read, written = written, read
+    if problem.at_once // (heads * written) < constants.FEW_QUERIES:
+        return None  # blocks of few queries, each with an addition per head
+    # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
+    tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
+    scatter_time = heads * tokens * written * constants.SCATTER_NS
+    column_ns = constants.COPY_NS + constants.NARROW_PRODUCT_NS / written
+    columns_time = heads * problem.images * prod(shifts.output) * read * column_ns
+    if kind == ADJOINT:
+        columns_time += heads * written * read * constants.TRANSPOSE_NS
+    return Scattered(problem) if scatter_time < columns_time else None
 
 
 Sum = tuple[View, View]

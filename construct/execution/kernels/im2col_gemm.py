@@ -53,16 +53,11 @@ class Im2colBlockPlan:
     result: View
 
 
-class Im2colGemm:
-    """The kernel for every shape, except adjoints, which ``select`` splits into phases of the stride (``Polyphase``)."""
-
-    name = "im2col_gemm"
-
-    def plan(self, problem: Problem) -> Task | None:
-        """Plan forwards and weight gradients; None for adjoints."""
-        if problem.kind == ADJOINT:
-            return None
-        return Im2colWeightGradient(problem) if problem.kind == WEIGHTS else Im2colForward(problem)
+def plan(problem: Problem) -> Task | None:
+    """Plan any forward or weight gradient; None for adjoints, which ``select`` splits into phases of the stride."""
+    if problem.kind == ADJOINT:
+        return None
+    return Im2colWeightGradient(problem) if problem.kind == WEIGHTS else Im2colForward(problem)
 
 
 class _Columns:

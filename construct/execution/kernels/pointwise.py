@@ -1,4 +1,4 @@
-"""The kernel of 1 × 1 convolutions: one matrix product over the tokens, read in place.
+"""The kernel of 1 × 1 convolutions without a stride: one matrix product over the tokens, read in place.
 
 For the gradient of the weights, oneDNN copies the tokens that it multiplies, so they are multiplied in blocks.
 """
@@ -16,22 +16,17 @@ from construct.execution.kernels.windows import FIRST, LAST
 from construct.execution.kernels.workspace import bytes_of
 
 
-class Pointwise:
-    """The kernel of 1 × 1 convolutions without a stride, with x and y in the same layout."""
-
-    name = "pointwise"
-
-    def plan(self, problem: Problem) -> Task | None:
-        """Plan 1 × 1 forwards and weight gradients on tokens in place, or in one small image; else None."""
-        if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
-            return None
-        if problem.groups * problem.channels == 1:
-            return None
-        if problem.x_layout == LAST:
-            return Rows(problem)
-        if problem.x_layout != FIRST:
-            return None
-        return None if prod(problem.shifts.size) < constants.FEW_QUERIES and problem.images > 1 else Images(problem)
+def plan(problem: Problem) -> Task | None:
+    """Plan 1 × 1 forwards and weight gradients on tokens in place, or in one small image; else None."""
+    if problem.kind == ADJOINT or not problem.shifts.identity or problem.x_layout != problem.y_layout:
+        return None
+    if problem.groups * problem.channels == 1:
+        return None
+    if problem.x_layout == LAST:
+        return Rows(problem)
+    if problem.x_layout != FIRST:
+        return None
+    return None if prod(problem.shifts.size) < constants.FEW_QUERIES and problem.images > 1 else Images(problem)
 
 
 class Rows:
@@ -79,11 +74,10 @@ class Images:
         self.problem, groups = problem, problem.groups
         self.tokens = prod(problem.shifts.size)
         both = groups * problem.channels * problem.width
-        # A single small image is faster with its tokens as rows, transposed there and back.
+        # A small image, which is then a single one, is faster with its tokens as rows, transposed there and back.
         self.small = groups == 1 and self.tokens < constants.FEW_QUERIES and problem.kind != WEIGHTS
         large = self.tokens >= constants.MIN_QUERIES_TRANSPOSED and both * self.tokens >= constants.ONEDNN
         self.transposed_weight = groups == 1 and problem.onednn and large and problem.channels >= constants.MIN_TERMS
-        self.single_image = groups == problem.images == 1 and not self.transposed_weight and problem.kind != WEIGHTS
         result = both if problem.kind == WEIGHTS else groups * problem.width * self.tokens
         more = problem.channels * self.tokens + result if self.small else 0
         self.workspace = bytes_of(problem.dtype, result, more, both * (problem.kind != WEIGHTS))
@@ -91,13 +85,6 @@ class Images:
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, width = self.problem, self.problem.groups, self.problem.width
-        if self.single_image:
-            x, matrix = first.view(problem.channels, self.tokens), second[problem.heads[0], 0]
-            if self.small:
-                y = product(x.mT.contiguous(), matrix, bias, None, problem.onednn).mT.contiguous()
-            else:
-                y = torch.mm(matrix.mT, x) if bias is None else torch.addmm(bias.view(-1, 1), matrix.mT, x)
-            return y.view(problem.result_shape)
         out, images = problem.new(first), problem.images
         x = first.view(images, groups, problem.channels, self.tokens)
         if problem.kind == WEIGHTS:
@@ -105,21 +92,19 @@ class Images:
             for number in range(images):
                 add_product(out[0], x[number], y[number].mT, number > 0, problem.onednn)
             return out
-        matrix, y = second[problem.heads[0]], out.view(images, groups, width, self.tokens)
-        if groups > 1:
-            for number in range(images):
-                products([matrix.mT], [x[number]], None, y[number], problem.onednn)
-                if bias is not None:
-                    y[number] += bias.view(groups, -1, 1)
+        matrix, y = second[problem.heads[0]].mT, out.view(images, groups, width, self.tokens)
+        if self.small:
+            y[0, 0].copy_(product(x[0, 0].mT.contiguous(), matrix[0].mT, bias, None, problem.onednn).mT)
             return out
-        matrix = matrix[0].mT.contiguous() if self.transposed_weight else matrix[0].mT
-        for number in range(images):
-            if self.transposed_weight:
-                product(matrix, x[number, 0], None, y[number, 0], True)
+        if self.transposed_weight:
+            matrix = matrix.contiguous()
+        for tokens, result in zip(x, y, strict=True):
+            if groups > 1 or self.transposed_weight:
+                products([matrix], [tokens], None, result, problem.onednn)
                 if bias is not None:
-                    y[number] += bias.view(-1, 1)
+                    result += bias.view(groups, -1, 1)
             elif bias is None:
-                torch.mm(matrix, x[number, 0], out=y[number, 0])
+                torch.mm(matrix[0], tokens[0], out=result[0])
             else:
-                torch.addmm(bias.view(-1, 1), matrix, x[number, 0], out=y[number, 0])
+                torch.addmm(bias.view(-1, 1), matrix[0], tokens[0], out=result[0])
         return out

@@ -1,8 +1,7 @@
-"""The interface of a kernel: a Problem (shapes, layouts, dtypes), a Task (workspace and run), and the Kernel protocol."""
+"""The interface of a kernel: a function from a Problem (shapes, layouts, dtypes) to a Task (workspace and run)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -59,30 +58,19 @@ class Problem:
         """How many numbers are copied or computed at a time."""
         return at_once(self.dtype, self.gpu)
 
-    @cached_property
-    def _result(self) -> tuple[Ints, Ints]:
-        """Shape and strides of the result (x for the adjoint), if it has no gaps."""
-        if self.kind == WEIGHTS:
-            shape = len(self.heads), self.groups, self.channels, self.width
-            return shape, strides_of(FIRST, 1, shape)[1:-1]
-        adjoint = self.kind == ADJOINT
-        channels = self.groups * (self.channels if adjoint else self.width)
-        size, layout = (self.shifts.size, self.x_layout) if adjoint else (self.shifts.output, self.y_layout)
-        image, *along, channel = strides_of(layout, channels, size)
-        return (self.images, channels, *size), (image, channel, *along)
-
     def new(self, like: Tensor) -> Tensor:
         """An uninitialised tensor for the result, of the type to compute in."""
-        return like.new_empty_strided(*self._result, dtype=self.dtype)
-
-    @property
-    def result_shape(self) -> Ints:
-        """The result's shape."""
-        return self._result[0]
+        if self.kind == WEIGHTS:
+            return like.new_empty((len(self.heads), self.groups, self.channels, self.width), dtype=self.dtype)
+        channels, size, layout = self.width, self.shifts.output, self.y_layout
+        if self.kind == ADJOINT:
+            channels, size, layout = self.channels, self.shifts.size, self.x_layout
+        return new_images(like, self.images, self.groups * channels, size, layout, self.dtype)
 
     def as_images(self, matrix: Tensor) -> Tensor:
-        """View a result with channels last that was computed as a matrix of tokens (B·queries, D)."""
-        return matrix.as_strided(*self._result)
+        """The outputs of a forward, as images, from the matrix of their tokens (B·queries, D)."""
+        images = matrix.view(self.images, *self.shifts.output, -1).movedim(-1, 1)
+        return images.data  # no view: torch forbids in-place changes of a view that an autograd function returns
 
 
 class Task(Protocol):
@@ -106,14 +94,8 @@ class Task(Protocol):
         ...
 
 
-class Kernel(Protocol):
-    """An algorithm for some of the problems."""
-
-    name: str
-
-    def plan(self, problem: Problem) -> Task | None:
-        """The task; None if this kernel does not support the shapes, or another one was measured to be faster."""
-        ...
+Kernel = Callable[[Problem], Task | None]
+"""Plans a task; None if the kernel does not support the shapes, or another one was measured to be faster."""
 
 
 def layout_of(images: Tensor, dtype: torch.dtype) -> str:
@@ -123,6 +105,12 @@ def layout_of(images: Tensor, dtype: torch.dtype) -> str:
     if images.is_contiguous():
         return FIRST
     return LAST if images.stride(1) == 1 and images.movedim(1, -1).is_contiguous() else OTHER
+
+
+def new_images(like: Tensor, images: int, channels: int, size: Ints, layout: str, dtype: torch.dtype) -> Tensor:
+    """Uninitialised images (B, C, *n) without gaps, of the device and class of ``like``."""
+    image, *along, channel = strides_of(layout, channels, size)
+    return like.new_empty_strided((images, channels, *size), (image, channel, *along), dtype=dtype)
 
 
 def at(tensor: Tensor, view: View, start: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ FIRST, LAST, OTHER = "channels first", "channels last", "other"
 """Memory layouts of a batch of images: without gaps and in the type to compute in, or any other."""
 
 
+@lru_cache(maxsize=1024)
 def strides_of(layout: str, channels: int, size: Ints) -> Ints:
     """Strides of images without gaps: from image to image, along each axis, and from channel to channel."""
     every = prod(size)
