@@ -21,8 +21,6 @@ from construct.encoding import quadratic
 from construct.heads import require_distinct, shift_of_number
 from construct.tokens import TokenGrid
 
-Shifts = tuple[Tensor, ...]
-
 
 class Encoding(ABC):
     """One relative positional encoding.
@@ -39,17 +37,13 @@ class Encoding(ABC):
     def pos_dim(self, dims: int) -> int:
         """D_p in d dimensions."""
 
-    def argument(self, grid: TokenGrid) -> Shifts:
-        """The argument of ``r`` for every shift of the grid's box: by default the d components of the shift.
+    @abstractmethod
+    def r(self, grid: TokenGrid) -> Tensor:
+        """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of :meth:`TokenGrid.shifts`.
 
         Raises:
             ValueError: the encoding does not cover all shifts of the grid.
         """
-        return grid.shifts()
-
-    @abstractmethod
-    def r(self, argument: Shifts) -> Tensor:
-        """r_δ: float64 (D_p, shifts), for components of shape (shifts,)."""
 
     @abstractmethod
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,9 +81,9 @@ class Quadratic(Encoding):
         """Returns d + 1."""
         return dims + 1
 
-    def r(self, argument: Shifts) -> Tensor:
+    def r(self, grid: TokenGrid) -> Tensor:
         """(‖δ‖², δ_1, …, δ_d)."""
-        return torch.stack(quadratic.r(argument))
+        return torch.stack(quadratic.r(grid.shifts()))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """Solve c = −α(1, −2τ), where c may be rounded; τ is an integer if an integer reproduces exactly these numbers."""
@@ -119,15 +113,10 @@ class Parabola(Encoding):
         """2, in every dimension."""
         return 2
 
-    def argument(self, grid: TokenGrid) -> Shifts:
-        """The numbers of the shifts."""
-        shifts = grid.shifts()
-        require_distinct(self.radix, grid.box)
-        return (quadratic.number(shifts, self.radix),)
-
-    def r(self, argument: Shifts) -> Tensor:
+    def r(self, grid: TokenGrid) -> Tensor:
         """(n², n)."""
-        return torch.stack(quadratic.r(argument))
+        require_distinct(self.radix, grid.box)
+        return torch.stack(quadratic.r((quadratic.number(grid.shifts(), self.radix),)))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """α, and as τ the shift with the nearest number."""
@@ -146,9 +135,9 @@ class Covariance(Encoding):
         """Returns d(d + 1)/2 + d."""
         return dims * (dims + 3) // 2
 
-    def r(self, argument: Shifts) -> Tensor:
+    def r(self, grid: TokenGrid) -> Tensor:
         """The products δ_i δ_j, then the components of δ."""
-        return torch.stack(quadratic.r_covariance(argument))
+        return torch.stack(quadratic.r_covariance(grid.shifts()))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """τ = −½A⁻¹b of the score δᵀAδ + b·δ; α is its least curvature, so that scores fall by at least α‖δ − τ‖².
@@ -196,8 +185,8 @@ class Relative(Encoding):
             raise ValueError(f"MHSA: {len(self.tables)} tables of offsets for {dims} dimensions")
         return sum(table.shape[1] for table in self.tables)
 
-    def argument(self, grid: TokenGrid) -> Shifts:
-        """The shifts; each needs a row of the tables."""
+    def r(self, grid: TokenGrid) -> Tensor:
+        """The rows of all axes, concatenated; each shift needs a row of the tables."""
         for axis, (table, (least, most)) in enumerate(zip(self.tables, grid.box, strict=True), start=1):
             reach = len(table) // 2
             if max(-least, most) > reach:
@@ -205,11 +194,7 @@ class Relative(Encoding):
                     f"MHSA: the learned offsets of axis {axis} go from {-reach} to {reach}, and this input has shifts "
                     f"from {least} to {most}"
                 )
-        return grid.shifts()
-
-    def r(self, argument: Shifts) -> Tensor:
-        """The rows of all axes, concatenated."""
-        rows = [self.rows(delta, axis) for axis, delta in enumerate(argument)]
+        rows = [self.rows(delta, axis) for axis, delta in enumerate(grid.shifts())]
         return torch.cat([table[row].double().T for table, row in zip(self.tables, rows, strict=True)])
 
     def rows(self, delta: Tensor, axis: int) -> Tensor:

@@ -18,8 +18,7 @@ class Scores:
         # ``torch.func.functional_call`` may have replaced them in the layer by then.
         self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
         self.encoding = layer.encoding
-        self.argument = self.encoding.argument(grid)
-        r = self.encoding.r(self.argument).to(layer.v.device)  # (D_p, box)
+        r = self.encoding.r(grid).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
         self.table = layer.position_vector() @ r
         self.r = r if layer.has_content() else None
@@ -49,8 +48,8 @@ class Scores:
         D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then gather.
         """
         parts = []
-        for axis, table in enumerate(encoding.tables):
+        for axis, (table, shifts) in enumerate(zip(encoding.tables, self.grid.shifts(), strict=True)):
             product = places[..., encoding.components(axis)] @ table.double().T  # (B, heads, queries, rows)
-            rows = encoding.rows(self.argument[axis], axis)[delta]
+            rows = encoding.rows(shifts, axis)[delta]
             parts.append(product.gather(3, rows.expand(*product.shape[:3], -1)))
         return torch.stack(parts).sum(0)

@@ -95,7 +95,7 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
         ]
     elif not isinstance(encoding, Parabola) or shifts_are_distinct(encoding.radix, box):
         # One softmax over all shifts of the box: enumerate them.
-        r = encoding.r(encoding.argument(grid)).detach().cpu().numpy()
+        r = encoding.r(grid).detach().cpu().numpy()
         at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53)
         places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
         peaks = [np.where(at < 0, -1, place) for place in places]

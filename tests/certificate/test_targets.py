@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
-from construct.encoding import quadratic
 from construct.heads import balanced_radix, shifts_are_distinct
 from construct.tokens import TokenGrid
 from verify import certify
@@ -119,7 +118,7 @@ def test_scores_are_off_by_no_more_than_their_rounding(layer: MHSA, n: int, smal
     assume(layer.radix is None or all(max(-lo, hi) <= REACH for lo, hi in grid.box[1:]))
     box = shift_box(Geometry.read(layer), (n,) * len(layer.kernel_size))
     assert box == grid.box
-    table = (layer.position_vector() @ torch.stack(quadratic.r(layer.encoding.argument(grid))))[0]
+    table = (layer.position_vector() @ layer.encoding.r(grid))[0]
     deltas = list(product(*(range(lo, hi + 1) for lo, hi in box)))
     assert Fraction(float(table.abs().max())) <= largest_score(attention, 0, box)
     top = int(np.argmax(table.detach().numpy()))
