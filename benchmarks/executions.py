@@ -125,9 +125,7 @@ def by_fused_attention(layer: construct.MHSA, x: torch.Tensor) -> torch.Tensor:
     """One call of ``scaled_dot_product_attention`` with the scores of ``construct.execution.sdpa`` in the dtype of x."""
     grid = TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
     tokens = grid.gather(x)
-    weights = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u, layer.v
-    largest = sdpa.largest_encoding(layer, grid)
-    q, k = sdpa.factors(slice(None), tokens, None, *sdpa.coordinates(layer, grid), largest, *weights)
+    q, k = sdpa.DotProducts(layer, tokens, grid, content=False)(slice(None))
     values = torch.einsum("bti,hie->bhte", tokens, layer.w_val[:, 0])
     size = max(q.shape[3], values.shape[3])  # equal for all, or torch builds a T × T map
     q, k = (nn.functional.pad(t, (0, size - t.shape[3])).expand(*values.shape[:2], -1, -1).to(x.dtype) for t in (q, k))

@@ -19,7 +19,6 @@ only the fused kernel is allowed.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,68 +66,51 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     together = heads_per_block(layer, needed)
     require(needed(together), x.device, f"sdpa attention over {grid.query_count} queries and {grid.token_count} keys")
     tokens = grid.gather(x).to(working_dtype(x.dtype))
-    asking = tokens[:, grid.query_tokens] if content else None
-    keys, queries = coordinates(layer, grid)
-    largest = largest_encoding(layer, grid)
+    products, w_val, w_out = DotProducts(layer, tokens, grid, content), layer.w_val, layer.w_out
     total = layer.b_out.to(tokens.dtype)
-    names = ("w_val", "w_out", "w_qry", "w_key", "w_key_pos", "u", "v")
     for heads in blocks_of_heads(layer, together):
-        w_val, w_out, *weights = (getattr(layer, name)[heads] for name in names)
-        total = total + bounded(some_heads, w_val, w_out, heads, tokens, asking, keys, queries, largest, *weights)
+        total = total + bounded(some_heads, w_val[heads], w_out[heads], products, heads)
     return total.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
-def some_heads(w_val: Tensor, w_out: Tensor, heads: slice, tokens: Tensor, *scoring: Any) -> Tensor:
-    """Σ_h P^h X W_val^h W_out^h over a block of heads, with the arguments of :func:`factors`: (B, queries, D_out)."""
-    q, k = factors(heads, tokens, *scoring)
-    values = values_of(tokens, w_val)
-    attended = fused(q, k, values.flatten(3).double()).to(tokens.dtype).unflatten(3, values.shape[3:])
+def some_heads(w_val: Tensor, w_out: Tensor, products: "DotProducts", heads: slice) -> Tensor:
+    """Σ_h P^h X W_val^h W_out^h over a block of heads, whose weights these are: (B, queries, D_out)."""
+    q, k = products(heads)
+    values = values_of(products.tokens, w_val)
+    attended = fused(q, k, values.flatten(3).double()).to(values.dtype).unflatten(3, values.shape[3:])
     return added_up(attended, w_out)
 
 
-def factors(
-    heads: slice,
-    tokens: Tensor,
-    asking: Tensor | None,
-    keys: Tensor,
-    queries: Tensor,
-    largest: Tensor,
-    w_qry: Tensor,
-    w_key: Tensor,
-    w_key_pos: Tensor,
-    u: Tensor,
-    v: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Q and K of a block of heads: float64 (B or 1, heads, queries, rank) and (B or 1, heads or 1, T, rank).
+class DotProducts:
+    """The factors Q and K of the scores for one call, by blocks of heads; tokens X are (B, T, D_in), in the working type."""
 
-    Args:
-        heads: their numbers, for messages.
-        tokens: X, (B, T, D_in) in the working type.
-        asking: X_q, (B, queries, D_in); None without content.
-        keys: (T, D_p − 1), centred.
-        queries: (queries, D_p − 1), centred.
-        largest: max|r_p| over the shifts that occur, (D_p,).
-        w_qry: (heads, D_in, D_k); this and all below are those of these heads.
-        w_key: (heads, D_in, D_k).
-        w_key_pos: (heads, D_k, D_p).
-        u: (heads, D_k).
-        v: (heads, D_k).
+    def __init__(self, layer: Layer, tokens: Tensor, grid: TokenGrid, content: bool):
+        self.tokens, self.asking = tokens, tokens[:, grid.query_tokens] if content else None
+        # Kept from the forward pass, as in Scores.
+        self.w_qry, self.w_key, self.w_key_pos = layer.w_qry, layer.w_key, layer.w_key_pos
+        self.u, self.v = layer.u, layer.v
+        self.keys, self.queries = coordinates(layer, grid)
+        self.largest = largest_encoding(layer, grid)
 
-    Raises:
-        Coarse: rounding could turn a head to another key.
-    """
-    w_key_pos, v = w_key_pos.double(), v.double()
-    c = torch.einsum("hk,hkp->hp", v, w_key_pos)[None, :, None]  # (1, h, 1, p)
-    places = torch.stack(quadratic.absolute_key(keys.unbind(1)), dim=1)[None, None]  # (1, 1, t, p)
-    if asking is None:
-        check_precision(heads, v, w_key_pos, largest)
-        return _position_query(c, queries), places
-    query = torch.einsum("bqi,hik->bhqk", asking, w_qry.to(tokens.dtype)).double()
-    key = torch.einsum("bti,hik->bhtk", tokens, w_key.to(tokens.dtype)).double()
-    biased_query = query + u.double()[:, None]
-    check_precision(heads, v, w_key_pos, largest, (query, biased_query, key))
-    q = torch.cat([_position_query(c + query @ w_key_pos, queries), biased_query], dim=3)
-    return q, torch.cat([places.expand(*key.shape[:2], -1, -1), key], dim=3)
+    def __call__(self, heads: slice) -> tuple[Tensor, Tensor]:
+        """Q and K of a block: float64 (B or 1, heads, queries, rank) and (B or 1, heads or 1, T, rank).
+
+        Raises:
+            Coarse: rounding could turn a head to another key.
+        """
+        w_key_pos, v = self.w_key_pos[heads].double(), self.v[heads].double()
+        c = torch.einsum("hk,hkp->hp", v, w_key_pos)[None, :, None]  # (1, h, 1, p)
+        places = torch.stack(quadratic.absolute_key(self.keys.unbind(1)), dim=1)[None, None]  # (1, 1, t, p)
+        if self.asking is None:
+            check_precision(heads, v, w_key_pos, self.largest)
+            return _position_query(c, self.queries), places
+        w_qry, w_key = (w[heads].to(self.tokens.dtype) for w in (self.w_qry, self.w_key))
+        query = torch.einsum("bqi,hik->bhqk", self.asking, w_qry).double()
+        key = torch.einsum("bti,hik->bhtk", self.tokens, w_key).double()
+        biased_query = query + self.u[heads].double()[:, None]
+        check_precision(heads, v, w_key_pos, self.largest, (query, biased_query, key))
+        q = torch.cat([_position_query(c + query @ w_key_pos, self.queries), biased_query], dim=3)
+        return q, torch.cat([places.expand(*key.shape[:2], -1, -1), key], dim=3)
 
 
 def _position_query(a: Tensor, queries: Tensor) -> Tensor:

@@ -205,14 +205,11 @@ def test_a_parabola_is_taken_too_and_its_limits_are_those_of_dense():
 
 def scores_of(layer: MHSA, grid: TokenGrid, tokens: torch.Tensor | None) -> list[np.ndarray]:
     """The kernel's scores, multiplied out in float64 by torch: (queries, T) for each head."""
-    keys, queries = precision.coordinates(layer, grid)
     nothing = torch.zeros(1, grid.token_count, layer.in_channels, dtype=torch.float64)
-    asking = None if tokens is None else tokens[:, grid.query_tokens]
-    weights = (layer.w_qry, layer.w_key, layer.w_key_pos, layer.u, layer.v)
-    largest, given = precision.largest_encoding(layer, grid), nothing if tokens is None else tokens
+    products = sdpa.DotProducts(layer, nothing if tokens is None else tokens, grid, tokens is not None)
     with pytest.MonkeyPatch.context() as patch:  # the bound also holds for refused inputs
         patch.setattr(sdpa, "check_precision", lambda *_: None)
-        q, k = sdpa.factors(slice(None), given, asking, keys, queries, largest, *weights)
+        q, k = products(slice(None))
     return [scores.numpy() for scores in (q @ k.mT)[0]]
 
 
