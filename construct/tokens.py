@@ -145,11 +145,10 @@ class TokenGrid:
 
     def padded(self, x: Tensor) -> Tensor:
         """The padded input: (B, C, *size) → (B, C, *shape)."""
-        if self.around is not None and all(
-            n + before + after == length
-            for n, (before, after), length in zip(x.shape[2:], self.around, self.shape, strict=True)
-        ):
-            pads = [n for sides in reversed(self.around) for n in sides]
+        if self.affine is not None and all(step == 1 for _, step in self.affine):
+            axes = zip(self.affine, x.shape[2:], self.shape, strict=True)
+            sides = [(begin, length - begin - n) for (begin, _), n, length in axes]  # negative where padding crops
+            pads = [n for pair in reversed(sides) for n in pair]
             return constant_pad_nd(x, pads) if any(pads) else x  # torch would copy even without padding
         for axis, source in enumerate(self.sources, start=2):
             places = array_of(source)
@@ -162,19 +161,6 @@ class TokenGrid:
                 mask = torch.from_numpy(absent).to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
                 x = x.masked_fill(mask, 0)
         return x
-
-    @cached_property
-    def around(self) -> tuple[tuple[int, int], ...] | None:
-        """The zeros before and after the input on each axis; None if the padding is not zeros around the input.
-
-        Where padding crops, zeros and input together are longer than the axis.
-        """
-        if self.affine is None or any(step > 1 for _, step in self.affine):
-            return None
-        real = [int((array_of(source) >= 0).sum()) for source in self.sources]
-        return tuple(
-            (begin, n - begin - count) for (begin, _), n, count in zip(self.affine, self.shape, real, strict=True)
-        )
 
     @cached_property
     def affine(self) -> tuple[tuple[int, int], ...] | None:
