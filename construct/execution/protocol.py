@@ -33,14 +33,8 @@ class Layer(Protocol):
     encoding: Any
     offsets: Any
     parameters: Callable[..., Any]
-
-    def has_content(self) -> bool:
-        """Whether scores depend on the tokens' content."""
-        ...
-
-    def frozen_now(self) -> Any:
-        """Where the heads look, which a compiler treats as a constant."""
-        ...
+    has_content: Callable[[], bool]
+    frozen_now: Callable[[], Any]
 
     def position_vector(self) -> Tensor:
         """c_h = Ŵ_keyᵀ v_h, float64 (heads, D_p)."""
