@@ -26,7 +26,8 @@ class _Function(torch.autograd.Function):
         if level and any(map(_is_mapped, args)):
             axes = [0 if _is_mapped(value) else None for value in args]
             inputs = tuple(
-                value if axis is None else _whole(value, level) for value, axis in zip(args, axes, strict=True)
+                value if axis is None else torch._remove_batch_dim(value, level, 1, 0)  # type: ignore[attr-defined]
+                for value, axis in zip(args, axes, strict=True)
             )
             members = next(len(value) for value, axis in zip(inputs, axes, strict=True) if axis == 0)
             return torch._add_batch_dim(_each(cls, members, axes, inputs)[0], 0, level)  # type: ignore[attr-defined]
@@ -162,11 +163,6 @@ def _older_vmap() -> int:
 def _is_mapped(value: object) -> bool:
     """Whether such a vmap maps over the value."""
     return isinstance(value, Tensor) and torch._C._functorch.is_legacy_batchedtensor(value)  # type: ignore[attr-defined]
-
-
-def _whole(mapped: Tensor, level: int) -> Tensor:
-    """All members of a mapped tensor, along the first axis."""
-    return torch._remove_batch_dim(mapped, level, 1, 0)  # type: ignore[attr-defined]
 
 
 def _each(function: Any, members: int, axes: Any, inputs: tuple[Any, ...]) -> tuple[Tensor, int]:

@@ -208,15 +208,12 @@ def _memory(
             grid, len(plan.soft), batch * groups * channels, computed, device.type != "cpu", recorded
         )
         if recorded:  # each head's tokens are saved after every axis
-            total += len(plan.soft) * batch * _tokens_after_each_axis(grid) * groups * channels * size
+            axes = range(1, len(grid.shape) + 1)
+            saved = sum(prod((*grid.query_shape[:axis], *grid.shape[axis:])) for axis in axes)
+            total += len(plan.soft) * batch * saved * groups * channels * size
     elif grid.affine is None:
         total += 2 * batch * grid.token_count * groups * channels * stored
     return total
-
-
-def _tokens_after_each_axis(grid: TokenGrid) -> int:
-    """The number of tokens of a head after each axis, summed over the axes."""
-    return sum(prod((*grid.query_shape[: axis + 1], *grid.shape[axis + 1 :])) for axis in range(len(grid.shape)))
 
 
 def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:

@@ -39,7 +39,6 @@ class DepthwiseBlockPlan:
         every: the block's outputs, (images, *queries, C).
         taps: for each head that sees any token: its number, and views of the queries that see one and of these tokens, in images
             without gaps, or in the block's outputs and the copied tokens.  A head that serves every query, if any, is first.
-        whole: whether there is such a head.
     """
 
     block: Block
@@ -48,7 +47,6 @@ class DepthwiseBlockPlan:
     source: Box
     every: View
     taps: tuple[tuple[int, View, View], ...]
-    whole: bool
 
 
 class ByChannel:
@@ -103,7 +101,6 @@ class ByChannel:
             tuple(slice(start + low, start + high) for start, (low, high) in zip(starts, clips, strict=True)),
             every,
             tuple(taps),
-            bool(taps) and taps[0][1][0] == every[0],
         )
 
     def run(self, first: Tensor, second: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
@@ -178,7 +175,7 @@ def _add_up(
     bias: Tensor | None,
 ) -> None:
     """Sum all heads over a block of outputs; x and out are accessed from these storage offsets on."""
-    accumulate = not plan.whole
+    accumulate = not plan.taps or plan.taps[0][1][0] != plan.every[0]  # else the first head writes all outputs
     if accumulate:
         block = at(out, plan.every, out_start - int(out.storage_offset()))
         block.zero_() if bias is None else block.copy_(bias.expand_as(block))

@@ -20,7 +20,7 @@ from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks, pieces, queries_per_block
 from construct.execution.kernels.gemm import add_product, products
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, stacked
-from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, Run, View, order_of, runs_of, strides_of
+from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, Run, View, runs_of, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
@@ -77,7 +77,8 @@ class _Columns:
         groups, channels, output = problem.groups, problem.channels, shifts.output
         self.transposed = problem.x_layout == problem.y_layout == FIRST and prod(output) >= constants.FEW_QUERIES
         self.axis, parts = self._axis_and_blocks()
-        order = order_of(shifts.offsets, self.axis or 0)
+        along = self.axis or 0
+        order = sorted(range(len(shifts.offsets)), key=lambda head: (shifts.offsets[head][along], shifts.offsets[head]))
         self.offsets = (0,) if self.axis is None else tuple(sorted({e[self.axis] for e in shifts.offsets}))
         size = len(order) // len(self.offsets)
         self.slabs = [tuple(problem.heads[head] for head in order[at : at + size]) for at in range(0, len(order), size)]

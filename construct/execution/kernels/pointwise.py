@@ -35,11 +35,8 @@ class Rows:
     def __init__(self, problem: Problem):
         self.problem, groups = problem, problem.groups
         rows, channels, width = problem.images * prod(problem.shifts.size), problem.channels, problem.width
-        # For several groups (groups, rows, C), for one group (rows, C).
         self.x = (groups, rows, channels), (channels, groups * channels, 1), 0
         self.y = (groups, rows, width), (width, groups * width, 1), 0
-        if groups == 1:
-            self.x, self.y = ((view[0][1:], view[1][1:], 0) for view in (self.x, self.y))
         both = groups * channels * width
         result = both if problem.kind == WEIGHTS else rows * groups * width * (groups > 1)
         self.workspace = bytes_of(problem.dtype, result, rows * width, groups * rows * channels * (groups > 1))
@@ -53,15 +50,13 @@ class Rows:
         """As :class:`~construct.execution.kernels.problem.Task`."""
         problem, groups, x = self.problem, self.problem.groups, at(first, self.x)
         if problem.kind == WEIGHTS:
-            y = at(second, self.y)
-            x, y = (x, y) if groups > 1 else (x[None], y[None])
-            out = problem.new(second)
+            y, out = at(second, self.y), problem.new(second)
             for block in self.blocks:
                 add_product(out[0], x[:, block].mT, y[:, block], block.start > 0, problem.onednn)
             return out
         matrix = second[problem.heads[0]]
         if groups == 1:
-            return problem.as_images(product(x, matrix[0], bias, None, problem.onednn))
+            return problem.as_images(product(x[0], matrix[0], bias, None, problem.onednn))
         out = problem.new(first)
         products([x], [matrix], None if bias is None else bias.view(groups, -1), at(out, self.y), problem.onednn)
         return out

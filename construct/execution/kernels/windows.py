@@ -120,11 +120,6 @@ class Run:
     steps: Ints
 
 
-def order_of(offsets: tuple[Ints, ...], axis: int) -> Ints:
-    """The heads sorted by where they look, first along one axis."""
-    return tuple(sorted(range(len(offsets)), key=lambda head: (offsets[head][axis], offsets[head])))
-
-
 @lru_cache(maxsize=1024)
 def runs_of(offsets: tuple[Ints, ...], whole: bool) -> tuple[Run, ...]:
     """All heads, sorted by offset, in runs along the last axis; with ``whole``, in one run if they form a rectangle."""
