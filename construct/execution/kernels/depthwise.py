@@ -124,18 +124,16 @@ class ByChannel:
         if len(self.problem.heads) < len(factors):
             factors = [factors[head] for head in self.problem.heads]
         if self.in_place:
-            x_start, out_start = int(x.storage_offset()), int(out.storage_offset())
             for images in self.images:
                 for plan in self.plans[images.stop - images.start]:
                     x_offset, y_offset = (n * images.start for n in self.image_strides)
-                    _add_up(plan, x, x_start + x_offset, out, out_start + y_offset, factors, bias)
+                    _add_up(plan, x, x_offset, out, y_offset, factors, bias)
             return
         with Workspace(w, self.window, self.staging) as (window, staging):
-            start = int(staging.storage_offset())
             for images in self.images:
                 for plan in self.plans[images.stop - images.start]:
                     tokens = self._tokens(x[images], plan, window)
-                    _add_up(plan, tokens, int(tokens.storage_offset()), staging, start, factors, bias)
+                    _add_up(plan, tokens, 0, staging, 0, factors, bias)
                     out[images].movedim(1, -1)[(slice(None), *plan.block.box)].copy_(at(staging, plan.every))
 
     def _weights(self, x: Tensor, y: Tensor, out: Tensor) -> None:
@@ -168,20 +166,19 @@ class ByChannel:
 def _add_up(
     plan: DepthwiseBlockPlan,
     x: Tensor,
-    x_start: int,
+    x_offset: int,
     out: Tensor,
-    out_start: int,
+    out_offset: int,
     factors: Sequence[Tensor],
     bias: Tensor | None,
 ) -> None:
-    """Sum all heads over a block of outputs; x and out are accessed from these storage offsets on."""
+    """Sum all heads over a block of outputs; the images begin at these offsets in x and out."""
     accumulate = not plan.taps or plan.taps[0][1][0] != plan.every[0]  # else the first head writes all outputs
     if accumulate:
-        block = at(out, plan.every, out_start - int(out.storage_offset()))
+        block = at(out, plan.every, out_offset)
         block.zero_() if bias is None else block.copy_(bias.expand_as(block))
-    for head, (shape, out_strides, query), (_, x_strides, token) in plan.taps:
-        part = out.as_strided(shape, out_strides, out_start + query)
-        tokens = x.as_strided(shape, x_strides, x_start + token)
+    for head, query_view, token_view in plan.taps:
+        part, tokens = at(out, query_view, out_offset), at(x, token_view, x_offset)
         if accumulate:
             part.addcmul_(tokens, factors[head])
         elif bias is None:

@@ -20,7 +20,7 @@ from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks, pieces, queries_per_block
 from construct.execution.kernels.gemm import add_product, products
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, stacked
-from construct.execution.kernels.windows import FIRST, LAST, OTHER, Box, Ints, Run, View, runs_of, strides_of
+from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Run, View, runs_of, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
@@ -34,7 +34,7 @@ class Im2colBlockPlan:
         column_rows: rows of the columns: the same number, or more if an axis is not unrolled.
         window: how many numbers their window of tokens has.
         inside: the part of the window that is input, not padding.
-        source: where that part lies in the input: a view, or a box for other layouts.
+        source: where that part lies in the input.
         zeros: a key of the window's zero padding; None if it has none.
         copies: for each run, views of its columns and of its tokens, in the window or, if there is none, in the input.
         matrices: the columns of each slab, (groups, queries, heads·C).
@@ -46,7 +46,7 @@ class Im2colBlockPlan:
     column_rows: int
     window: int
     inside: View
-    source: View | Box
+    source: Box
     zeros: object
     copies: tuple[tuple[View, View], ...]
     matrices: tuple[View, ...]
@@ -142,10 +142,7 @@ class _Columns:
         real = tuple(high - low for low, high in clips)
         own = strides_of(FIRST if self.transposed else LAST, every, lengths)
         inside: View = ((images, *real, every), own, sum(low * n for (low, _), n in zip(clips, own[1:], strict=False)))
-        source: View | Box = tuple(slice(at + low, at + high) for at, (low, high) in zip(starts, clips, strict=True))
-        if problem.x_layout != OTHER:
-            first = sum((at + low) * n for at, (low, _), n in zip(starts, clips, self.x_strides[1:], strict=False))
-            source = (inside[0], self.x_strides, first if all(real) else 0)
+        source = tuple(slice(at + low, at + high) for at, (low, high) in zip(starts, clips, strict=True))
         begin = starts if self.in_place else (0,) * len(starts)
         copies = [self._copy(run, lines, images, begin, own) for run in self.runs]
         depth, along = self.depth, every if self.window_is_columns else self.depth
@@ -201,20 +198,13 @@ class _Columns:
         ``columns`` and ``window`` are buffers; ``before`` is the key of the zero padding that the previous block left.
         """
         x_offset = images.start * self.x_strides[0]
-        if self.in_place:
-            tokens = x
-        else:
-            tokens = window
+        if not self.in_place:
             if plan.zeros is not None and plan.zeros != before:
                 window[: plan.window].zero_()
-            if self.problem.x_layout == OTHER:
-                inputs = x[images].movedim(1, -1)[(slice(None), *plan.source)]  # type: ignore[misc]
-            else:
-                inputs = at(x, plan.source, x_offset)  # type: ignore[arg-type]
-            at(window, plan.inside).copy_(inputs)
-            x_offset = 0
+            at(window, plan.inside).copy_(x[images].movedim(1, -1)[(slice(None), *plan.source)])
+            x, x_offset = window, 0
         for into, source in plan.copies:
-            at(columns, into).copy_(at(tokens, source, x_offset))
+            at(columns, into).copy_(at(x, source, x_offset))
         return [at(window if self.window_is_columns else columns, matrix) for matrix in plan.matrices]
 
 
