@@ -318,7 +318,7 @@ BREAKAGES = {
     "any-dimension": [FLIPPED, (quadratic, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
     "one-dimension": [HALVED, FLIPPED],
     "even-kernel": [
-        (claims_theorem, "printed_shifts", lambda k, d: set(proof_positions.Setting((k,) * d, (k,) * d).shifts))
+        (claims_theorem, "printed_shifts", lambda k: set(proof_positions.Setting((k, k), (k, k)).shifts))
     ],
     "flipped-kernel": [MIRRORED, FLIPPED],
     "sparse": [FLIPPED, HEADS_REVERSED],
