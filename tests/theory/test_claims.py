@@ -317,9 +317,7 @@ BREAKAGES = {
     "lemma-2-border": [(claims_theorem, "IMAGE", proof_positions.Setting((1, 1), (5, 6)))],
     "any-dimension": [FLIPPED, (quadratic, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
     "one-dimension": [HALVED, FLIPPED],
-    "even-kernel": [
-        (claims_theorem, "printed_shifts", lambda k: set(proof_positions.Setting((k, k), (k, k)).shifts))
-    ],
+    "even-kernel": [(claims_theorem, "printed_shifts", lambda k: set(proof_positions.Setting((k, k), (k, k)).shifts))],
     "flipped-kernel": [MIRRORED, FLIPPED],
     "sparse": [FLIPPED, HEADS_REVERSED],
     "pad-and-crop": [padding(zeros="replicate"), HALVED],
