@@ -177,10 +177,7 @@ def _add_up(
     if accumulate:
         block = at(out, plan.every, out_offset)
         block.zero_() if bias is None else block.copy_(bias.expand_as(block))
-    x_start, out_start = (
-        int(x.storage_offset()) + x_offset,
-        int(out.storage_offset()) + out_offset,
-    )  # once, not per head
+    x_start, out_start = int(x.storage_offset()) + x_offset, int(out.storage_offset()) + out_offset
     for head, (shape, out_strides, query), (_, x_strides, token) in plan.taps:
         part = out.as_strided(shape, out_strides, out_start + query)
         tokens = x.as_strided(shape, x_strides, x_start + token)
