@@ -97,6 +97,8 @@ def convolutions(
     Conv2d(1, 1, kernel_size=(1, 1), stride=(1, 1))
     """
     d, flip = draw(st.sampled_from(dims)), draw(st.sampled_from(transposed))
+    if d not in _MOST:
+        raise ValueError(f"torch has convolutions of 1, 2 and 3 dimensions, not {d}")
     dtype, whole = draw(st.sampled_from(dtypes)), draw(st.sampled_from(integers))
     options: dict[str, Any] = {"kernel_size": draw(_per_axis(d, 1, _LONGEST_KERNEL[d]))}
     options["dilation"] = draw(_per_axis(d, 1, _MOST[d]))

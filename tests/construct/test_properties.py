@@ -280,6 +280,12 @@ def test_every_argument_of_cases_is_explicit_and_that_of_the_half_that_it_goes_t
     assert inspect.signature(convolutions).parameters.keys() <= inspect.signature(cases).parameters.keys()
 
 
+@pytest.mark.parametrize("options", [{"dims": [4]}, {"channels": ["many"]}, {"paddings": ["some"]}], ids=str)
+def test_what_no_convolution_has_is_refused(options: dict[str, Any]):
+    with pytest.raises(ValueError, match=str(*options.values())[1:-1]):
+        find(cases(**options), lambda case: True)
+
+
 @settings(max_examples=3)
 @given(
     cases(
