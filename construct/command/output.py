@@ -73,10 +73,10 @@ def write_outputs(
     ``certificates`` are (path, certificate) of the layers; None writes none, and deletes that of an earlier run.  Returns notes.
 
     Raises:
-        BadModelFile: they cannot be written; existing files are unchanged.
+        BadModelFile: they cannot be written; the message says what was changed, if anything.
     """
     earlier = certificates is None and document != output and document.is_file() and is_document(document)
-    place = output
+    place, state = output, "nothing was changed"
     try:
         with staged(output, content, source.extra_names) as written:
             if certificates is not None:
@@ -86,11 +86,12 @@ def write_outputs(
                 )
                 with staged(document, record):
                     place = output
+                state = f"{printable(document)} is written"
             elif earlier:
                 place = document
                 document.unlink()
-                place = output
+                place, state = output, f"{printable(document)} is deleted"
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{printable(place)}: cannot be written: {what} (nothing was changed)") from error
+        raise BadModelFile(f"{printable(place)}: cannot be written: {what} ({state})") from error
     return (f"{printable(document)} was deleted: the certificate of an earlier run",) if earlier else ()

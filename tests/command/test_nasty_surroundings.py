@@ -127,6 +127,25 @@ def test_row_50_no_layers_leave_their_certificate(
     assert line == "error: o.json: cannot be written: Operation not permitted (nothing was changed)"
 
 
+@pytest.mark.parametrize(("options", "state"), [((), "written"), (("--no-certify",), "deleted")])
+def test_row_50_a_network_that_cannot_be_renamed(
+    options: tuple[str, ...], state: str, model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then its certificate is in place, or deleted, and the line says so."""
+    from_conv.prints("m.pt", "-o", "o.pt")
+    replace = Path.replace
+
+    def refused(path: Path, target: Path) -> Path:
+        if target.name == "o.pt":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    line = f"error: o.pt: cannot be written: Operation not permitted (o.json is {state})\n"
+    assert from_conv("m.pt", "-o", "o.pt", "--alpha", "256", *options) == (2, "", line)
+    assert names() == {"m.pt", "o.pt"} | ({"o.json"} if state == "written" else set())
+
+
 @pytest.mark.parametrize(
     "options", [(), ("--json",), ("--alpha", "3", "--no-certify")], ids=["table", "json", "refuted"]
 )
