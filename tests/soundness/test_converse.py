@@ -60,21 +60,20 @@ def climb(
     return worst
 
 
-def search(examples: int, restarts: int, steps: int, tries: int = 16, part: int = 0) -> list[float]:
-    """The ratio of bound to worst difference found, for many random layers, other ones in each ``part``."""
+def search(examples: int, restarts: int, steps: int, tries: int = 16, part: int | None = None) -> list[float]:
+    """The ratio of bound to worst difference found, for many random layers; each ``part`` has its own."""
     tightness: list[float] = []
 
-    @seed(part)
     @settings(max_examples=examples)
     @given(convolutions(), st.data(), st.sampled_from([1.0, 0.3, 8.0]), st.integers(0, 2**16))
-    def stays_under(conv: Any, data: st.DataObject, bound: float, number: int):
+    def stays_under(conv: Any, data: st.DataObject, bound: float, start: int):
         grid = data.draw(sizes_for(conv, tokens=60))
         assume(is_quick(conv, grid))
         smaller = data.draw(st.tuples(*map(st.integers, least_size(conv), grid)))
         layer = conv_to_mhsa(conv, alpha=data.draw(st.sampled_from([1024.0, 800.0])))
         certificate = certify(conv, layer, grid=grid, input_bound=bound)
         assert certificate.verdict.name == "PROVED"
-        rng = np.random.default_rng(number)
+        rng = np.random.default_rng(start)
         for size in {grid, smaller}:
             worst = climb(conv, layer, size, bound, rng, restarts, steps, tries)
             assert (worst <= certificate.bound).all(), (size, worst, certificate.bound)
@@ -82,7 +81,7 @@ def search(examples: int, restarts: int, steps: int, tries: int = 16, part: int 
             if worst.any():
                 tightness.append(float((certificate.bound / np.where(worst > 0, worst, np.nan))[worst > 0].min()))
 
-    stays_under()
+    (stays_under if part is None else seed(part)(stays_under))()
     return tightness
 
 
@@ -103,7 +102,7 @@ def test_no_adversarial_input_goes_over_the_bound():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("part", range(1, 5))  # for as many workers
+@pytest.mark.parametrize("part", range(4))  # apart, so that workers share them
 def test_no_adversarial_input_goes_over_the_bound_in_a_long_search(part: int):
     tightness = search(50, restarts=8, steps=9, tries=48, part=part)
     report(tightness)
