@@ -94,16 +94,14 @@ def report(tightness: list[float]) -> None:
 
 @pytest.mark.hypothesis
 def test_no_adversarial_input_goes_over_the_bound():
-    """At the grid's size and at smaller ones, in every execution and format; and the bound is not vacuous."""
-    tightness = search(EXAMPLES // 2, restarts=2, steps=4)
-    report(tightness)
-    assert len(tightness) > 3  # in many small searches both layers agree bit for bit
-    assert 1 <= min(tightness) < 10
+    """At the grid's size and at smaller ones, in every execution and format."""
+    search(EXAMPLES // 2, restarts=2, steps=4)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(4))  # apart, so that workers share them
 def test_no_adversarial_input_goes_over_the_bound_in_a_long_search(part: int):
+    """And the bound is not vacuous; in many short searches both layers agree bit for bit, which tells nothing of it."""
     tightness = search(50, restarts=8, steps=9, tries=48, part=part)
     report(tightness)
     assert 1 <= min(tightness) < 6
