@@ -13,6 +13,7 @@ bit for bit and no tolerance is needed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from math import prod
 from typing import Any, NamedTuple
 
@@ -237,20 +238,16 @@ def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> tuple[in
 
 
 def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
-    """Whether torch's own convolution may crash the process, on some processors (seen on one with AVX512-FP16).
+    """Whether torch's own convolution may crash the process, on some processors (seen with AVX512-FP16 and with AMX).
 
-    In torch 2.13 and float16 it may, if the outputs read only padded zeros along the last axis.
+    In torch 2.13 and 16-bit floats it may, if along some axis all outputs read padded zeros alone, or a stride leaves a
+    single output.
 
     >>> conv = nn.Conv1d(1, 1, 1, stride=2, padding=1, dtype=torch.float16)  # the outputs read x[-1] and x[1]
     >>> crashes_torch(conv, (1,)), crashes_torch(conv, (2,))
     (True, False)
     """
-    if conv.weight.dtype != torch.float16 or conv.transposed or conv.padding_mode != "zeros":
-        return False
-    d, n, axis = conv.weight.dim() - 2, size[-1], _axes_of(conv)[-1]
-    firsts = range(-axis.before, n + axis.after - axis.span, per_axis(conv.stride, d)[-1])
-    taps = range(0, axis.span + 1, per_axis(conv.dilation, d)[-1])
-    return not any(0 <= first + tap < n for first in firsts for tap in taps)
+    return not all(_is_safe(conv, axis, n) for axis, n in zip(_axes_of(conv), size, strict=True))
 
 
 def least_size(conv: Any) -> tuple[int, ...]:
@@ -260,9 +257,8 @@ def least_size(conv: Any) -> tuple[int, ...]:
         widest = max(axis.before, axis.after)
         mode_needs = {"zeros": 1, "replicate": 1, "circular": widest, "reflect": widest + 1}[conv.padding_mode]
         kernel_needs = 1 - (axis.before + axis.after - axis.span) // axis.step  # padded(n) ≥ span + 1
-        size.append(max(1, mode_needs, kernel_needs))
-    while crashes_torch(conv, size):
-        size[-1] += 1
+        least = max(1, mode_needs, kernel_needs)
+        size.append(next(n for n in count(least) if _is_safe(conv, axis, n)))
     return tuple(size)
 
 
@@ -314,10 +310,18 @@ class _Axis(NamedTuple):
     before: int  # positions that padding adds; negative crops
     after: int
     span: int  # distance from the first to the last tap
+    dilation: int  # distance between neighbouring taps
+    stride: int  # distance between neighbouring outputs
 
     def padded(self, n: int) -> int:
         """The padded length for ``n`` inputs."""
         return self.step * (n - 1) + 1 + self.before + self.after
+
+    def reads_input(self, n: int) -> bool:
+        """Whether some output reads any of ``n`` inputs, and not padding or stuffed zeros alone."""
+        firsts = range(0, self.padded(n) - self.span, self.stride)
+        read = (first + tap - self.before for first in firsts for tap in range(0, self.span + 1, self.dilation))
+        return any(0 <= at <= self.step * (n - 1) and at % self.step == 0 for at in read)
 
 
 def _axes_of(conv: Any) -> list[_Axis]:
@@ -327,12 +331,20 @@ def _axes_of(conv: Any) -> list[_Axis]:
     for kernel, stride, dilation, p, extra in zip(conv.weight.shape[2:], *stated, strict=True):
         span = dilation * (kernel - 1)
         if conv.transposed:
-            axes.append(_Axis(stride, span - p, span - p + extra, span))
+            axes.append(_Axis(stride, span - p, span - p + extra, span, dilation, 1))
         elif conv.padding == "same":
-            axes.append(_Axis(1, span // 2, span - span // 2, span))
+            axes.append(_Axis(1, span // 2, span - span // 2, span, dilation, 1))
         else:
-            axes.append(_Axis(1, p, p, span))
+            axes.append(_Axis(1, p, p, span, dilation, stride))
     return axes
+
+
+def _is_safe(conv: Any, axis: _Axis, n: int) -> bool:
+    """Whether ``n`` inputs along an axis leave torch no reason to crash; see :func:`crashes_torch`."""
+    if conv.weight.dtype not in (torch.float16, torch.bfloat16):
+        return True
+    single = axis.stride > 1 and axis.span > 0 and axis.padded(n) - axis.span <= axis.stride
+    return not single and (conv.padding_mode != "zeros" or axis.reads_input(n))
 
 
 @torch.no_grad()

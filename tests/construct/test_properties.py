@@ -19,7 +19,7 @@ from truths import batched, exact, excess, permuted, random_layer
 from verify import certify
 from verify.oracle import Convolution
 from verify.rounding.elements import difference_bound
-from verify.strategies import EXACT_BELOW, Case, cases, convolutions, inputs_for, sizes_for
+from verify.strategies import EXACT_BELOW, Case, cases, convolutions, crashes_torch, inputs_for, least_size, sizes_for
 
 EXAMPLES = max(40, settings().max_examples)  # fewer do not show every option
 
@@ -70,6 +70,25 @@ def test_layer_equals_the_definition_within_its_own_rounding(case: Case):
         assert torch.equal(output.double(), exact(case.conv, case.x))
     else:
         assert excess(case.conv, layer, case.x, output) <= 1
+
+
+@settings(max_examples=4 * EXAMPLES)
+@given(convolutions(dtypes=[torch.float16, torch.bfloat16]), st.data())
+def test_torch_may_crash_where_outputs_read_padding_alone_or_a_stride_leaves_one(conv: Any, data: st.DataObject):
+    """If they read padding alone, a kernel of ones gives zeros on an input of ones; no strategy generates such a size."""
+    size = [data.draw(st.integers(1, 4)) for _ in conv.weight.shape[2:]]
+    ones = copy.deepcopy(conv).double()
+    with torch.no_grad():
+        for name, parameter in ones.named_parameters():
+            parameter.fill_(name == "weight")
+        try:
+            output = ones(torch.ones(1, conv.in_channels, *size, dtype=torch.float64))
+        except RuntimeError:  # torch refuses this size
+            return
+    axes = zip(output.shape[2:], conv.stride, conv.kernel_size, strict=True)
+    single = not conv.transposed and any(length == 1 < min(stride, k) for length, stride, k in axes)
+    assert crashes_torch(conv, size) == (single or not output.any())
+    assert not crashes_torch(conv, least_size(conv))
 
 
 @given(cases(integers=[True], batches=[2]))
