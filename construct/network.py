@@ -18,13 +18,21 @@ from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.parametrizations import parametrization_names
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule
 from construct.modules.tied_weights import share_tied, untied_parameters
-from construct.modules.traversal import deepcopy_memo, every_closure, every_method, every_module, holds_modules, name_of
+from construct.modules.traversal import (
+    deepcopy_memo,
+    every_closure,
+    every_method,
+    every_module,
+    hidden_modules,
+    holds_modules,
+    name_of,
+)
 from construct.modules.wrappers import sharding_reason, unwrapped
 
 log = logging.getLogger(__name__)
 
 Filter = Callable[[nn.Module, str], bool]
-HIDDEN = "held by an object that is no module, where it is not searched for (make it a submodule, or hold it in a list)"
+HIDDEN = "held by an object that is no module, where it is not replaced (make it a submodule, or hold it in a list)"
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,9 @@ def survey(
             refused += [Refusal(path, row.kind, row.reason) for row in error.rows]
         else:
             convertible[path] = module
+    for path, holder, module in hidden_modules(model, substitutes):
+        if is_convolution(module) and (filter_fn is None or holder in exempt or filter_fn(module, path)):
+            refused.append(Refusal(path, type(module).__name__, HIDDEN))
     reasons = {
         module: f"{path} is its method {name_of(method)}, which attention layers lack"
         for path, module, method in every_method(model, substitutes)
@@ -130,7 +141,6 @@ def substitute(
     model: nn.Module,
     replacements: Mapping[nn.Module, nn.Module],
     substitutes: Mapping[nn.Module, nn.Module] = MappingProxyType({}),
-    strict: bool = True,
 ) -> nn.Module:
     """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its value.
 
@@ -138,9 +148,6 @@ def substitute(
     everywhere and stays one module.  A stored bound method (``self.step = self.conv.forward``) becomes the replacement's;
     closures over modules are rebuilt over the copies.  A key of ``substitutes`` becomes a copy of its value, in which
     ``replacements`` apply too.
-
-    Raises:
-        UnsupportedLayer: with ``strict``: the copy holds a convolution that :func:`every_module` does not find.
     """
     memo = deepcopy_memo(model, substitutes) | {id(conv): layer for conv, layer in replacements.items()}
     methods = [(module, method) for _, module, method in every_method(model, substitutes)]
@@ -164,14 +171,6 @@ def substitute(
     converted = copy.deepcopy(model, memo)
     for key, function in functions.items():
         _fill(memo[key], function, memo)
-    walked = {module for root in (model, *substitutes.values()) for _, module in every_module(root)}
-    copied: Any = memo.get(id(memo), ())  # deepcopy keeps what it copies alive here
-    hidden = [module for module in copied if isinstance(module, nn.Module) and module not in walked]
-    refused = [Refusal("", type(module).__name__, HIDDEN) for module in hidden if is_convolution(module)]
-    if refused and strict:
-        raise UnsupportedLayer(refused)
-    for row in refused:
-        log.warning("left unconverted: %s", row)
     return converted
 
 
@@ -264,7 +263,7 @@ def convert(
     removed = [(path, f"{kind} removed") for path, kind in wrappers]
     for path, remark in [*removed, *convolutions.remarks(), *untied_parameters(model, replacements, substitutes)]:
         log.warning("%s", f"{path}: {remark}" if path else remark)
-    return substitute(model, replacements, substitutes, strict)
+    return substitute(model, replacements, substitutes)
 
 
 def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

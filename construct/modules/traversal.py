@@ -3,10 +3,12 @@
 A forward may call a module in a plain list, ``self.step = self.conv.forward``, or ``self.step = lambda x: self.conv(x)``.
 """
 
+import copy
 import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 _REGISTERS = frozenset(("_modules", "_parameters", "_buffers", "_compiled_call_impl"))
-"""Attributes in which no module is looked for: children are visited before, and deepcopy drops the compiled call."""
+_REGISTERS |= frozenset(name for name in vars(nn.Module()) if "state_dict" in name)
+"""Attributes in which no module is looked for: children are visited before, deepcopy drops the compiled call, and hooks on a
+state dict take no part in a call."""
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 Substitutes = Mapping[nn.Module, nn.Module]
@@ -91,6 +95,30 @@ def deepcopy_memo(model: nn.Module, substitutes: Substitutes = MappingProxyType(
     """
     values = (value for _, module in every_module(model, substitutes) for value in vars(module).values())
     return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+
+
+def hidden_modules(
+    model: nn.Module, substitutes: Substitutes = MappingProxyType({})
+) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """The modules that :func:`every_module` does not find but ``copy.deepcopy`` does, inside objects of any class.
+
+    Yields the path of an attribute, the module that has it, and the hidden module.
+    """
+    walked = list(every_module(model, substitutes))
+    known = [*(module for _, module in walked), *substitutes]
+    tensors = [t for module in known for t in (*module._parameters.values(), *module._buffers.values())]
+    memo = deepcopy_memo(model, substitutes) | {id(value): value for value in (*known, *tensors)}
+    for path, holder in walked:
+        for name, value in vars(holder).items():
+            copied: Any = memo.get(id(memo), ())  # deepcopy keeps what it copies alive here
+            before = len(copied)
+            if name not in _REGISTERS:
+                with suppress(Exception):  # the network's own copy fails too, or leaves this out
+                    copy.deepcopy(value, memo)
+            copied = memo.get(id(memo), ())
+            for module in copied[before:]:
+                if isinstance(module, nn.Module):
+                    yield f"{path}.{name}" if path else name, holder, module
 
 
 def every_method(

@@ -677,14 +677,59 @@ class Slotted:
 @pytest.mark.parametrize("holder", [types.new_class("Plain")(), Slotted()], ids=["attribute", "slot"])
 def test_row_23_a_convolution_in_an_object_that_is_not_searched_is_refused(holder: Any) -> None:
     holder.conv = nn.Conv2d(3, 3, 1)
-    model: Any = nn.Sequential(nn.Conv2d(3, 3, 1))
-    model.holder = holder
-    with pytest.raises(UnsupportedLayer, match="Conv2d: held by an object that is no module"):
-        convert(model)
+    model: Any = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(CondConv2d()))
+    model[1].holder = model.again = holder
+    refused = refusals(model)
+    assert {path: kind for path, (kind, _) in refused.items()} == {"1.0": "CondConv2d", "again": "Conv2d"}
+    assert "held by an object that is no module" in refused["again"][1]
+    assert isinstance(convert(model, filter_fn=lambda module, path: path == "0")[0], MHSA)
+    model[1][0] = nn.Identity()
     model.conv = holder.conv  # registered too
     net = convert(model)
     assert isinstance(net.conv, MHSA)
-    assert net.holder.conv is net.conv
+    assert net.again is net[1].holder
+    assert net.again.conv is net.conv
+
+
+class Boxed(nn.Module):
+    """Calls a convolution that an object holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.box = nn.Conv2d(3, 3, 1), Slotted()
+        self.box.conv = nn.Conv2d(3, 3, 1, bias=False)
+        nn.init.ones_(self.box.conv.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.box.conv(self.conv(x))
+
+
+def test_row_23_what_an_object_holds_is_left_if_that_is_allowed(state: Any, from_conv: Command) -> None:
+    options = (*state(Boxed), *SIZE)
+    assert "left unconverted: box: Conv2d: held by an object" in from_conv.prints(*options, "--partial")
+    facts = from_conv.facts(*options, code=1)
+    assert [row["class"] for row in facts["left_unconverted"]] == ["Conv2d"]
+    network, x = Boxed(), image()
+    with torch.no_grad():
+        expected = convert(network, strict=False)(x)
+        torch.save(convert(network, strict=False).state_dict(), "net.pt")
+        assert torch.equal(construct.load("net.pt", model=Boxed())(x), expected)
+
+
+class Compatible(nn.Conv2d):
+    """Has hooks on its state dict, as classes have that read older files."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3, 1)
+        self.register_load_state_dict_post_hook(self.mend)
+        self.register_state_dict_pre_hook(self.mend)
+
+    def mend(self, *args: Any) -> None: ...
+
+
+def test_hooks_on_a_state_dict_do_not_hinder() -> None:
+    model, x = nn.Sequential(Compatible()), image()
+    torch.testing.assert_close(convert(model)(x), model(x))
 
 
 class InClosures(nn.Module):
