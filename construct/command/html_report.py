@@ -3,6 +3,7 @@
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
@@ -18,7 +19,7 @@ from verify.report.page import Facts, is_page, page, require_jinja2
 from verify.report.writing import LEDE, pictured, why_no_input
 
 
-def check_page(options: Namespace, outputs: Sequence[Path]) -> None:
+def check_page(options: Namespace, inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
     """Check, before the long work, that the page can be written and replaces none of the user's files.
 
     Raises:
@@ -31,19 +32,12 @@ def check_page(options: Namespace, outputs: Sequence[Path]) -> None:
         require_jinja2()
     except ImportError as error:
         raise BadModelFile(f"--report: {one_line(error)}") from error
-    architecture = options.model_file.rpartition(":")[0] if options.model_file else None
-    try:
-        inputs = [Path(other) for other in (options.model, options.example_inputs, architecture) if other is not None]
-        what = ""
-        if path.exists() and any(other.exists() and path.samefile(other) for other in inputs):
-            what = "is an input itself"
-        elif any(path.resolve() == other.resolve() for other in outputs):
-            what = "is where other output goes"
-    except (OSError, ValueError, RuntimeError) as error:
-        what = f"cannot be written: {one_line(error)}"
-    if what:
-        raise BadModelFile(f"{printable(path)}: {what}", "give another name with --report")
-    check_destination(path, options.model, options.force, is_page, flag="--report")
+    taken = False
+    with suppress(OSError, ValueError, RuntimeError):  # of which check_destination tells
+        taken = any(path.resolve() == other.resolve() for other in outputs)
+    if taken:
+        raise BadModelFile(f"{printable(path)}: is where other output goes", "give another name with --report")
+    check_destination(path, inputs, options.force, is_page, flag="--report")
 
 
 def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -> None:

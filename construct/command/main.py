@@ -153,14 +153,16 @@ def _run(options: Namespace) -> Report:
 def _destinations(options: Namespace) -> tuple[Path, Path]:
     """The paths of the output and its certificate, after checking that both can be written and replace no file of the user's."""
     regular_file(options.model)
-    output = check_destination(options.output, options.model, options.force)
+    architecture = options.model_file.rpartition(":")[0] if options.model_file else None
+    inputs = [Path(name) for name in (options.model, options.example_inputs, architecture) if name is not None]
+    output = check_destination(options.output, inputs, options.force)
     document = certificate_beside(output, options.format)
     if not options.no_certify:
         if document == output:
             raise BadModelFile(f"{printable(output)}: is where the certificate goes (give another name with -o)")
-        check_destination(document, options.model, options.force, is_document)
+        check_destination(document, inputs, options.force, is_document)
     # The page may not take the certificate's name even without a certificate: the next run may write one.
-    check_page(options, (output, document))
+    check_page(options, inputs, (output, document))
     return output, document
 
 

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -77,7 +77,7 @@ def unlisted_names_in(path: Path) -> list[str]:
 
 def check_destination(
     path: FilePath,
-    source: FilePath,
+    inputs: Sequence[FilePath],
     force: bool,
     ours: Callable[[Path], bool] = is_own_output,
     flag: str = "-o",
@@ -86,21 +86,21 @@ def check_destination(
 
     Args:
         path: the path of the output.
-        source: the model file that is read.
+        inputs: the files that are read.
         force: whether any file may be replaced.
         ours: whether a file is earlier output of this project, which may be replaced.
         flag: the option that gave the path.
 
     Raises:
-        BadModelFile: it cannot be written, or would replace the input or another file.
+        BadModelFile: it cannot be written, or would replace an input or another file.
     """
     other = "" if flag == "-o" else f" with {flag}"
     with naming(path):
         try:
             path = Path(path)
             if path.exists():
-                if path.samefile(source):
-                    raise BadModelFile("is the input itself", f"give another name with {flag}")
+                if any(Path(other).exists() and path.samefile(other) for other in inputs):
+                    raise BadModelFile("is an input itself", f"give another name with {flag}")
                 if not path.is_file():
                     raise BadModelFile("is there, and is not a file", f"give another name with {flag}")
                 if not force and not ours(path):

@@ -248,7 +248,18 @@ def test_row_52_output_onto_the_input(form: str, model: Path, from_conv: Command
     Path("folder").mkdir()
     Path("link.pt").symlink_to("m.pt")
     Path("hard.pt").hardlink_to("m.pt")
-    assert "is the input itself" in from_conv.refuses("m.pt", "-o", form, "--force")
+    assert "is an input itself" in from_conv.refuses("m.pt", "-o", form, "--force")
+
+
+@pytest.mark.parametrize("flag", ["--example-inputs", "--model-file"])
+def test_row_52_output_onto_another_input(flag: str, model: Path, from_conv: Command) -> None:
+    Path("net.py").write_text("from torch import nn\ndef Net(): return nn.Sequential(nn.Conv2d(1, 2, 3))\n")
+    torch.save(torch.zeros(1, 1, 4, 4), "x.pt")
+    own = {"--example-inputs": "x.pt", "--model-file": "net.py"}[flag]
+    before = Path(own).read_bytes()
+    value = own + ":Net" * (flag == "--model-file")
+    assert f"{own}: is an input itself" in from_conv.refuses("m.pt", flag, value, "-o", own, "--force")
+    assert Path(own).read_bytes() == before
 
 
 # ---- 53: two runs at once --------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_names_are_found_in_every_protocol() -> None:
 def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     def why(path: Path, force: bool = False) -> str:
         with pytest.raises(BadModelFile) as info:
-            check_destination(path, saved, force)
+            check_destination(path, [saved], force)
         return str(info.value)
 
     (tmp_path / "foreign.txt").write_text("precious")
@@ -214,8 +214,8 @@ def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     before = sorted(tmp_path.iterdir())
-    assert "is the input itself" in why(saved, force=True)
-    assert "is the input itself" in why(tmp_path / "link.pt", force=True)
+    assert "is an input itself" in why(saved, force=True)
+    assert "is an input itself" in why(tmp_path / "link.pt", force=True)
     assert "not our own output" in why(tmp_path / "foreign.txt")
     assert "there is no folder" in why(tmp_path / "none" / "out.pt")
     assert "is not a file" in why(tmp_path, force=True)
@@ -224,6 +224,6 @@ def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     inside_a_file = why(tmp_path / "foreign.txt" / "out.pt")
     assert "cannot be written" in inside_a_file or "no folder" in inside_a_file
     assert "cannot be written" in why(tmp_path / ("x" * 300 + ".pt"))
-    assert check_destination(tmp_path / "foreign.txt", saved, force=True) == tmp_path / "foreign.txt"
-    assert check_destination(tmp_path / "new.pt", saved, force=False) == tmp_path / "new.pt"
+    assert check_destination(tmp_path / "foreign.txt", [saved], force=True) == tmp_path / "foreign.txt"
+    assert check_destination(tmp_path / "new.pt", [saved], force=False) == tmp_path / "new.pt"
     assert sorted(tmp_path.iterdir()) == before  # asking creates nothing
