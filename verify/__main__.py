@@ -234,7 +234,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        print(f"error: {escaped(' '.join(str(error).split())[:1000])}", file=sys.stderr)
+        what = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            what = f"{error.filename or 'output'}: {error.strerror}"
+        print(f"error: {escaped(' '.join(what.split())[:1000])}", file=sys.stderr)
         return 2
 
 

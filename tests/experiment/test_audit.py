@@ -664,7 +664,7 @@ class Payload:
 @pytest.mark.parametrize(
     ("content", "options", "reason"),
     [
-        (None, "", "no such file"),
+        (None, "", "No such file"),
         (b"", "", "error"),
         (b"PK\x03\x04 and nothing more", "", "error"),
         (nn.Linear(2, 2), "", "no attention layer"),

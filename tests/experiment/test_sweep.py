@@ -159,6 +159,9 @@ WRONG = {
     "net.pt --report r.db": "--report runs no sweep",
     "--random 1 --output r.db --figure r.svg": "--figure goes with --report",
     "none/*.pt --output r.db": "no such file",
+    "pipe.txt --output r.db": "pipe.txt: is not a regular file",
+    "net.pt --output pipe.txt": "pipe.txt: is there, and is not a file",
+    "--report none.db": "none.db: no such file",
     "net.pt --input-size 3 x --output r.db": "not a whole number",
     "none.txt --output r.db": "none.txt: names no network",
     "lines.txt --output r.db": "lines.txt: net.pt --alfa 3: unrecognized arguments: --alfa 3",
@@ -170,6 +173,7 @@ def test_wrong_arguments_get_one_line(words: str, sweep: Command):
     Path("net.pt").touch()
     Path("lines.txt").write_text("net.pt --alfa 3\n")
     Path("none.txt").write_text("# net.pt\n\n")
+    os.mkfifo("pipe.txt")
     assert WRONG[words] in sweep.refuses(*words.split())
 
 
@@ -230,10 +234,12 @@ def test_networks_come_from_files_globs_lines_and_factories(network: Path, sweep
 @pytest.mark.usefixtures("in_this_process")
 def test_a_network_that_cannot_be_read_costs_a_row(network: Path, sweep: Command):
     Path("bad.pt").write_bytes(network.read_bytes()[:700])
-    code, out, _ = sweep("bad.pt", network, *OUTPUT)
+    os.mkfifo("pipe.pt")
+    code, out, _ = sweep("bad.pt", "pipe.pt", network, *OUTPUT)
     assert code == 1
-    assert "4 layers: 3 PROVED, 1 failed" in out
-    assert "bad.pt: " in out
+    assert "5 layers: 3 PROVED, 2 failed" in out
+    assert "\nbad.pt: " in out
+    assert "\npipe.pt: is not a regular file (" in out
     Path("bad.pt").write_bytes(network.read_bytes())  # the same command after the file is repaired
     code, out, _ = sweep("bad.pt", network, *OUTPUT)
     assert (code, "6 layers: 6 PROVED" in out) == (0, True)
@@ -359,7 +365,7 @@ def test_a_task_that_hangs_is_given_up(tmp_path: Path, network: Path):
         out, err = process.communicate(timeout=240)
     assert process.returncode == 1, err
     assert "4 layers: 3 PROVED, 1 failed" in out
-    assert "hanging:net: : its worker died or took longer than 12 s, 3 times" in out
+    assert "hanging:net: its worker died or took longer than 12 s, 3 times" in out
 
 
 @pytest.mark.deep

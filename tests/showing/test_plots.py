@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -310,12 +311,15 @@ REFUSED = {
     "leakage -o a.jpg": "a.jpg: a figure's name ends in .svg or .png",
     "leakage -o svg": "svg: a figure's name ends in .svg or .png",
     "leakage -o no/a.svg": "no: no such folder",
+    "leakage -o pipe.svg": "pipe.svg: is there, and is not a file",
+    "cost pipe.svg -o a.svg": "pipe.svg: is not a regular file",
+    "attention /dev/zero -o a.svg": "/dev/zero: is not a regular file",
     "leakage -o a.svg --dims 7": "1 to 4 dimensions, not 7",
     "leakage": "required: -o",
     "leakage -o a.svg --alpha 3": "plot leakage takes no --alpha",
     "errors m.mhsa.json -o a.svg --dims 1": "plot errors takes no --dims",
-    "attention gone.pt -o a.svg": "gone.pt: no such file",
-    "errors gone.json -o a.svg": "gone.json: no such file",
+    "attention gone.pt -o a.svg": "gone.pt: No such file or directory",
+    "errors gone.json -o a.svg": "gone.json: No such file or directory",
     "attention two.mhsa.pt -o a.svg": "several layers; give --layer, one of 0, 2",
     "attention two.mhsa.pt --layer 1 -o a.svg": "it holds no layer '1', but '0', '2'",
     "attention conv.pt -o a.svg": "it holds no attention layer",
@@ -342,6 +346,7 @@ REFUSED = {
 def test_what_cannot_be_drawn_is_refused_in_one_line(words, plot):
     """And an existing figure is left unchanged."""
     Path("a.svg").write_text("what stood there, a figure of conv-as-attention")
+    os.mkfifo("pipe.svg")
     assert REFUSED[words] in plot.refuses(*words.split())
 
 

@@ -7,7 +7,6 @@ classes allowed, where plain records stand for the project's classes.
 
 import os
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from construct.attention import ConvGeometry
 from verify.plots.stored_layer import NoLayer, layer_in
+from verify.recheck.weight_files import opened
 
 
 class StoredStock(nn.Module):
@@ -57,8 +57,7 @@ class _Inert:
 
 def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Module:
     """Read an attention layer as `verify.plots.stored_layer.layer_in` does, or a stock one written by ``torch.save``."""
-    if not Path(path).is_file():
-        raise ValueError(f"{path}: no such file")
+    opened(path).close()
     stock = _stock_in(path) if name is None else None
     if stock is not None:
         return stock

@@ -59,12 +59,13 @@ def run(options: argparse.Namespace) -> Path:
         if getattr(options, option) is not None and option not in TAKES[options.name]:
             raise ValueError(f"plot {options.name} takes no --{option}")
     from verify.plots.drawing import is_figure, require_matplotlib, require_writable, write_figure
+    from verify.recheck.weight_files import opened
 
     target = require_writable(options.output)
     if target.exists() and not options.force and not is_figure(target):
         raise ValueError(f"{target}: exists and is no figure of ours (give another name with -o, or --force)")
-    if options.file is not None and not Path(options.file).is_file():
-        raise ValueError(f"{options.file}: no such file")
+    if options.file is not None:
+        opened(options.file).close()
     try:
         require_matplotlib()
     except ImportError as error:

@@ -99,8 +99,8 @@ def require_writable(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{target}: a figure's name ends in {' or '.join(SUFFIXES)}")
     if not target.parent.is_dir():
         raise ValueError(f"{target.parent}: no such folder")
-    if target.is_dir():
-        raise ValueError(f"{target}: is a folder")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target}: is there, and is not a file (give another name)")
     return target
 
 

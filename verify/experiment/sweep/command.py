@@ -99,12 +99,14 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
     if not (options.models or options.arch):
         return
     from verify.experiment.sweep.models import Network
+    from verify.recheck.weight_files import opened
 
     size = ("--input-size", *options.input_size) if options.input_size else ()
     lines = [(shlex.quote(model), model) for model in options.models if not model.endswith(".txt")]
     for name in options.models:
         if name.endswith(".txt"):
-            text = Path(name).read_text(encoding="utf-8")
+            with opened(name) as file:
+                text = file.read().decode()
             named = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
             if not named:  # nothing certified is no success
                 raise ValueError(f"{name}: names no network (write MODEL [options] in each line)")

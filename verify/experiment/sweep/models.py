@@ -21,7 +21,7 @@ from construct.command.arguments import parse
 from construct.command.load_network import converted_layer, network_of, surveyed
 from construct.command.runs import inputs_for
 from construct.command.terminal import isolated
-from construct.errors import BadModelFile, one_line
+from construct.errors import BadModelFile, one_line, printable
 from construct.files.reading import read
 from construct.modules.wrappers import unwrapped
 from construct.network import Survey
@@ -29,6 +29,8 @@ from verify.argument.verdicts import certify_layer, power_of_two_above
 from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
+from verify.recheck.pickles import Rejected
+from verify.recheck.weight_files import opened
 from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
 Given = tuple[tuple[int, ...], float]
@@ -63,8 +65,12 @@ class Network:
 
     def run(self) -> Iterator["Row | NetworkLayer"]:
         """A task for each layer, and a row for each convolution that is refused."""
-        with isolated():
-            survey, given = _opened(self, self.state())
+        try:
+            with isolated():
+                survey, given = _opened(self, self.state())
+        except BadModelFile as error:
+            yield from self.failed(one_line(error.on_command_line.removeprefix(f"{printable(self.name)}: ")))
+            return
         for refusal in survey.refused:
             yield self._row(refusal.path, verdict="refused", error=one_line(f"{refusal.kind}: {refusal.reason}"))
         for path, (grid, bound) in given.items():
@@ -85,7 +91,7 @@ class Network:
     def _row(self, path: str, **facts: Any) -> Row:
         content = ""
         if not self.factory:
-            with suppress(OSError), Path(self.name).open("rb") as file:
+            with suppress(OSError, Rejected), opened(self.name) as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         return Row(key_of(*self.words, content, path), self.name, path, digest=content, **facts)
 

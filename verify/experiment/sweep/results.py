@@ -76,7 +76,9 @@ class Results:
     """
 
     def __init__(self, path: Path, new: bool = True):
-        if not new and not path.is_file():
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path}: is there, and is not a file (give another name)")
+        if not new and not path.exists():
             raise ValueError(f"{path}: no such file (a sweep writes one with --output)")
         self._path = path
         with self._used():

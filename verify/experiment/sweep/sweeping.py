@@ -111,7 +111,8 @@ class Sweep:
             lines.append(f"{faults.total()} with a fault: {_listed(faults)}")
         wrong = [row for row in rows if row[-1]]
         for model, layer, fault, _, error in wrong[:20]:
-            lines.append(f"{model}: {layer}{f', {fault}' if fault else ''}: {error}")
+            where = f"{model}: {layer}" if layer else model
+            lines.append(f"{where}{f', {fault}' if fault else ''}: {error}")
         if len(wrong) > 20:
             lines.append(f"and {len(wrong) - 20} more (python -m verify sweep --report DB)")
         return "\n".join(lines), 1 if wrong else 0
