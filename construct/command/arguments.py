@@ -71,6 +71,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.padding = options.padding[0]
     if options.input_size and options.example_inputs:
         raise BadModelFile("--input-size and --example-inputs say the same (give one of them)")
+    for flag, value in (("--within", options.within), ("--input-bound", options.input_bound)):
+        if options.no_certify and value is not None:
+            raise BadModelFile(f"{flag} is for certificates, and --no-certify makes none (give one of them)")
     if options.input_size is not None:
         options.input_size = tuple(options.input_size)
     options.format = _format(options)

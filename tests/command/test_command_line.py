@@ -412,6 +412,8 @@ BAD_INPUT = {
     "channels": ("model.pt --input-size 3 8 8", "does not run on an input of size 3 8 8"),
     "too small": ("model.pt --input-size 2 1 1", "does not run on an input of size 2 1 1"),
     "samples": ("model.pt --samples 0", "0 is not positive"),
+    "a claim uncertified": ("model.pt --no-certify --within 1e-3", "--within is for certificates"),
+    "a bound uncertified": ("model.pt --no-certify --input-bound 4", "--input-bound is for certificates"),
     "seed": ("model.pt --seed -1", "-1 is not between"),
     "seed 1.5": ("model.pt --seed 1.5", "'1.5' is not a whole number"),
     "alpha 0": ("model.pt --alpha 0", "0 is not a positive number"),
