@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from archives import archive_of
 from commands import ROOT, Command
 from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic
+from verify.__main__ import COMMANDS
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 
@@ -134,3 +136,20 @@ def test_an_error_has_both_ways_out() -> None:
     assert BadModelFile("a (b)").on_command_line == "a (b)"
     assert BadModelFile("a", "b").on_command_line == "a (b)"
     assert BadModelFile("a", option="--b").on_command_line == "a (--b)"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(13, "Permission denied", "un.pt"), "error: un.pt: Permission denied"),
+        (OSError(28, "No space left on device"), "error: output: No space left on device"),
+    ],
+)
+def test_the_errors_of_the_system_name_a_file_or_the_output(
+    error: OSError, line: str, verify_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(options: Any) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "lemmas", replace(COMMANDS["lemmas"], run=fails))
+    assert verify_command.refuses("lemmas") == line
