@@ -2,7 +2,8 @@
 
 With AVX-512, oneDNN's inner product is faster if matrices exceed a core's cache (97 against 77 GFLOP/s on Zen 4, 200 against
 100 on Zen 5) or have few columns (18 against 5 for three), but allocates its result.  The BLAS behind ``torch.mm`` has less
-overhead, can accumulate, and without AVX-512 is as fast (both at 70 GFLOP/s).  Both sum the same terms, in different orders.
+overhead and can accumulate.  Without AVX-512 it is as fast (both at 70 GFLOP/s), and so it is where Intel's library runs on
+Intel's processor.  Both sum the same terms, in different orders.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +17,15 @@ INNER: Callable[..., Tensor] | None = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 )
 """oneDNN's inner product, which torch exposes under this name alone; None if torch was built without it."""
-AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""Whether this processor has it, for torch's kernels."""
+PREFERRED = torch.backends.cpu.get_cpu_capability() == "AVX512" and not (
+    torch.backends.mkl.is_available() and "Intel" in getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
+)
+"""Whether oneDNN is faster for large products on this processor."""
 
 
 def uses_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN multiplies unless it is disabled: float32, on a CPU with AVX-512."""
-    return INNER is not None and dtype == torch.float32 and device.type == "cpu" and AVX512
+    """Whether oneDNN multiplies unless it is disabled: float32, on a CPU where it is faster."""
+    return INNER is not None and dtype == torch.float32 and device.type == "cpu" and PREFERRED
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
