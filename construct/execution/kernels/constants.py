@@ -12,6 +12,7 @@ to 0.03.  "grad" is forward and backward, "first" channels first.
 | AT_ONCE                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.05 | 1.06  |
 | AT_ONCE                | numbers          | 64 → 3, 3 × 3 at 112²            | 1.00 | 1.00  |
 | AT_ONCE                | numbers          | 96, 7 × 7 at 56²                 | 1.00 | 1.00  |
+| DEPTHWISE_PARTS        | parts            | the same on an Intel Xeon        | 1.35 | 1.05  |
 | QUERIES                | queries          | 512 → 512, 3 × 3 at 28²          | 1.00 | 1.00  |
 | FEW_QUERIES            | queries          | 512 → 512, 3 × 3 at 7²: grad     | 1.95 | 1.03  |
 | RECTANGLE              | numbers          | 16 → 16, 3 × 3 at 56²            | 0.93 | 1.00  |
@@ -37,7 +38,9 @@ MIN_TERMS = 96
 MIN_SLAB_TERMS = 64
 """Terms of a sum from which a slab of heads pays off: a BLAS product that accumulates into its output."""
 AT_ONCE = 2**20
-"""Float32 numbers copied or computed at a time, 4 MiB: im2col's columns, col2im's products, a depthwise layer's outputs."""
+"""Float32 numbers copied or computed at a time, 4 MiB: im2col's columns, col2im's products."""
+DEPTHWISE_PARTS = 4
+"""A depthwise layer computes such a part of them at a time: it reads its outputs once per head, so they should stay in L2."""
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
 QUERIES = 2**8
