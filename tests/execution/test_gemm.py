@@ -85,6 +85,15 @@ def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return request.param
 
 
+@pytest.mark.parametrize("named", [{"cpu_name": "AMD EPYC"}, {}, None])
+def test_a_processor_may_have_no_name(named: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if named is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: named, raising=False)
+    assert gemm._processor() == (named or {}).get("cpu_name", "")
+
+
 def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Im2colForward:
     """The forward task of a 64 → 64 layer, with channels last."""
     heads = tuple(range(len(shifts.offsets)))

@@ -17,9 +17,19 @@ INNER: Callable[..., Tensor] | None = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 )
 """oneDNN's inner product, which torch exposes under this name alone; None if torch was built without it."""
-PREFERRED = torch.backends.cpu.get_cpu_capability() == "AVX512" and not (
-    torch.backends.mkl.is_available() and "Intel" in getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "")
-)
+
+
+def _processor() -> str:
+    """The processor's name, as "Intel Xeon"; empty if torch cannot tell."""
+    try:
+        return str(torch.cpu.get_capabilities().get("cpu_name", ""))
+    except (AttributeError, RuntimeError):  # an older torch, or a system that does not say
+        return ""
+
+
+INTELS_OWN = torch.backends.mkl.is_available() and "Intel" in _processor()
+"""Whether BLAS is Intel's library on Intel's processor."""
+PREFERRED = torch.backends.cpu.get_cpu_capability() == "AVX512" and not INTELS_OWN
 """Whether oneDNN is faster for large products on this processor."""
 
 
