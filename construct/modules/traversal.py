@@ -108,14 +108,14 @@ def hidden_modules(
     known = [*(module for _, module in walked), *substitutes]
     tensors = [t for module in known for t in (*module._parameters.values(), *module._buffers.values())]
     memo = deepcopy_memo(model, substitutes) | {id(value): value for value in (*known, *tensors)}
+    memo[id(memo)] = copied = list[Any]()  # where deepcopy keeps alive what it copies
     for path, holder in walked:
         for name, value in vars(holder).items():
-            copied: Any = memo.get(id(memo), ())  # deepcopy keeps what it copies alive here
+            if name in _REGISTERS:
+                continue
             before = len(copied)
-            if name not in _REGISTERS:
-                with suppress(Exception):  # the network's own copy fails too, or leaves this out
-                    copy.deepcopy(value, memo)
-            copied = memo.get(id(memo), ())
+            with suppress(Exception):  # the network's own copy fails too, or leaves this out
+                copy.deepcopy(value, memo)
             for module in copied[before:]:
                 if isinstance(module, nn.Module):
                     yield f"{path}.{name}" if path else name, holder, module

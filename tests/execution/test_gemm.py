@@ -81,17 +81,29 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
 )
 def multiplies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """As on a processor where oneDNN is faster, or where BLAS is."""
-    monkeypatch.setattr(gemm, "PREFERRED", request.param == "oneDNN")
+    monkeypatch.setattr(gemm, "ONEDNN_IS_FASTER", request.param == "oneDNN")
     return request.param
 
 
-@pytest.mark.parametrize("named", [{"cpu_name": "AMD EPYC"}, {}, None])
-def test_a_processor_may_have_no_name(named: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if named is None:
-        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    else:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: named, raising=False)
-    assert gemm._processor() == (named or {}).get("cpu_name", "")
+@pytest.mark.parametrize(
+    ("processor", "capability", "onednn"),
+    [
+        ({"cpu_name": "AMD EPYC"}, "AVX512", True),
+        ({"cpu_name": "AMD EPYC"}, "AVX2", False),
+        ({"cpu_name": "Intel Xeon"}, "AVX512", False),
+        ({}, "AVX512", True),
+        (None, "AVX512", True),  # a torch that cannot tell
+    ],
+)
+def test_onednn_multiplies_where_it_is_faster(
+    processor: dict[str, str] | None, capability: str, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor, raising=False)
+    if processor is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert gemm._is_onednn_faster() == onednn
 
 
 def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Im2colForward:

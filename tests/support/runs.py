@@ -113,6 +113,6 @@ def preferring(name: str | None) -> Iterator[None]:
             small |= {"MIN_CHANNELS_LAST": 1, "SCATTER_NS": 0, "RECTANGLE": 2**6, "MIN_QUERIES_TRANSPOSED": 5}
             for constant, number in small.items():
                 patch.setattr(constants, constant, number)
-            patch.setattr(gemm, "PREFERRED", False)
+            patch.setattr(gemm, "ONEDNN_IS_FASTER", False)
         yield
     kernels.select.cache_clear()

@@ -39,10 +39,10 @@ MIN_SLAB_TERMS = 64
 """Terms of a sum from which a slab of heads pays off: a BLAS product that accumulates into its output."""
 AT_ONCE = 2**20
 """Float32 numbers copied or computed at a time, 4 MiB: im2col's columns, col2im's products."""
-DEPTHWISE_PARTS = 4
-"""A depthwise layer computes such a part of them at a time: it reads its outputs once per head, so they should stay in L2."""
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
+DEPTHWISE_PARTS = 4
+"""A depthwise layer computes AT_ONCE divided by this: every head reads and writes all outputs, which should stay in L2."""
 QUERIES = 2**8
 """The least queries per block: every product reads all weights."""
 FEW_QUERIES = 2**6

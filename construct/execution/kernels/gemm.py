@@ -27,15 +27,19 @@ def _processor() -> str:
         return ""
 
 
-INTELS_OWN = torch.backends.mkl.is_available() and "Intel" in _processor()
-"""Whether BLAS is Intel's library on Intel's processor."""
-PREFERRED = torch.backends.cpu.get_cpu_capability() == "AVX512" and not INTELS_OWN
+def _is_onednn_faster() -> bool:
+    """With AVX-512, but not where BLAS is Intel's library on Intel's processor."""
+    intels_own = torch.backends.mkl.is_available() and "Intel" in _processor()
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not intels_own
+
+
+ONEDNN_IS_FASTER = _is_onednn_faster()
 """Whether oneDNN is faster for large products on this processor."""
 
 
 def uses_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN multiplies unless it is disabled: float32, on a CPU where it is faster."""
-    return INNER is not None and dtype == torch.float32 and device.type == "cpu" and PREFERRED
+    return INNER is not None and dtype == torch.float32 and device.type == "cpu" and ONEDNN_IS_FASTER
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
