@@ -34,6 +34,7 @@ EXAMPLES = settings().max_examples
 MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "2-D": (nn.Conv2d, (8, 8, 3, 1, 1), (4, 8, 16, 16)),
     "depthwise": (nn.Conv2d, (32, 32, 3, 1, 1, 1, 32), (4, 32, 12, 12)),
+    "depthwise, a stride": (nn.Conv2d, (32, 32, 5, 2, 2, 1, 32), (4, 32, 32, 32)),
     "1x1": (nn.Conv2d, (64, 128, 1), (8, 64, 12, 12)),
     "many channels": (nn.Conv2d, (512, 64, 1), (8, 512, 12, 12)),
     "stride": (nn.Conv1d, (4, 64, 5, 8), (2, 4, 2000)),

@@ -29,6 +29,7 @@ SHARP = {
     "few outputs, 1-D": (lambda: nn.Conv1d(64, 1, 9, padding=4), (2, 64, 3000)),
     "depthwise": (lambda: nn.Conv2d(32, 32, 3, padding=1, groups=32), (4, 32, 56, 56)),
     "depthwise, few channels": (lambda: nn.Conv2d(3, 3, 3, padding=1, groups=3), (4, 3, 100, 100)),
+    "depthwise, a stride": (lambda: nn.Conv2d(32, 32, 5, stride=2, padding=2, groups=32), (4, 32, 56, 56)),
     "groups": (lambda: nn.Conv2d(64, 64, 3, padding=1, groups=4), (2, 64, 28, 28)),
     "groups, a long row": (lambda: nn.Conv1d(128, 256, 5, groups=2), (1, 128, 3000)),
     "groups, a last block of few": (
