@@ -49,9 +49,8 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onedn
             assert INNER is not None
             result = INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
             return result if out is None else out.copy_(result)
-    if out is None:
-        return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
-    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+    result = torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
+    return result if bias is None else result.add_(bias)  # torch.addmm would first fill the result with the bias
 
 
 def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:

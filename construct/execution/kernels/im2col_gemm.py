@@ -114,7 +114,8 @@ class _Columns:
         """The axis that is not unrolled, or None if that pays off for none, and the blocks, which are ranges of it.
 
         It needs one group, no stride along the axis, and heads that are all pairs of an offset along it and one along the
-        others.  It pays off if a third of the columns is saved, and a product is large enough to read the outputs once more.
+        others.  It pays off if a third of the columns is saved, and enough of them to make up for more calls, and if a product
+        is large enough to read the outputs once more.
         """
         problem, shifts = self.problem, self.problem.shifts
         every = {*shifts.offsets}
@@ -127,7 +128,10 @@ class _Columns:
             queries = self._queries(slabs, shifts.reach[axis] * prod(shifts.output[axis + 1 :]))
             parts = blocks(shifts.output, min(queries, max(constants.QUERIES, line)))
             length = parts[0].shape[axis]
-            saved = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
+            third = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
+            lines = prod(shifts.output) // shifts.output[axis]
+            copies = (slabs - 1) * shifts.output[axis] - shifts.reach[axis]  # saved per line, and for each other offset
+            saved = third and copies * lines * len(others) * problem.channels >= constants.MIN_SAVED
             large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # a block then holds one image only
             if saved and large and len(others) * problem.channels >= max(constants.MIN_SLAB_TERMS, problem.width // 2):
                 return axis, parts

@@ -41,7 +41,7 @@ class Workspace:
                     kept = torch.empty(max(size, 2**20), dtype=torch.uint8, device="cpu")
             self.kept = kept
             flat = kept[:size].view(like.dtype)
-        return list(flat.split(self.counts)) if len(self.counts) > 1 else [flat]
+        return list(torch.split_with_sizes(flat, self.counts)) if len(self.counts) > 1 else [flat]
 
     def __exit__(self, *raised: object) -> None:
         if self.kept is not None:
