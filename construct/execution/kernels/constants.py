@@ -28,8 +28,8 @@ time, and 24 → 24, 3 × 3 at 56² with channels last, 0.78; with 48, 48 channe
 MIN_READS on an Intel Xeon, 2026-11-27: with 7 instead of 3, 64 channels, 7 × 7 with stride 4 at 112², take 1.74 of the time; with
 2, on two threads, 144 channels, 3 × 3 with stride 2 at 56², 1.07.
 
-MIN_SAVED on an Intel Xeon, 2026-11-27: slabs take 1.25 of the time of one product where they save 64 Ki numbers (256 → 256 at 7²), 0.92
-where they save 69,000 (64 → 64 at 14²), 0.81 for 145,000 (at 20²).
+MIN_SAVED on an Intel Xeon, 2026-11-27: slabs take 1.25 of the time of one product where they save 64,000 numbers (256 → 256 at 7²),
+0.92 where they save 69,000 (64 → 64 at 14²), 0.87 where they save 145,000 (at 20²).
 
 COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are only compared with SCATTER_NS; KEPT_BYTES holds AT_ONCE and its window.
 Without AVX-512, AT_ONCE was measured at 2**17 to 2**19 only.

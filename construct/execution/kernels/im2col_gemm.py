@@ -129,9 +129,8 @@ class _Columns:
             parts = blocks(shifts.output, min(queries, max(constants.QUERIES, line)))
             length = parts[0].shape[axis]
             third = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
-            lines = prod(shifts.output) // shifts.output[axis]
-            copies = (slabs - 1) * shifts.output[axis] - shifts.reach[axis]  # saved per line, and for each other offset
-            saved = third and copies * lines * len(others) * problem.channels >= constants.MIN_SAVED
+            rows = prod(shifts.output) * (slabs - 1 - shifts.reach[axis] / shifts.output[axis])  # saved of every column
+            saved = third and rows * len(others) * problem.channels >= constants.MIN_SAVED
             large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # a block then holds one image only
             if saved and large and len(others) * problem.channels >= max(constants.MIN_SLAB_TERMS, problem.width // 2):
                 return axis, parts
