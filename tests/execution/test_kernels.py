@@ -142,6 +142,7 @@ CONVS = [
     lambda: nn.Conv2d(2, 3, (2, 5), stride=(2, 3), padding=(1, 4)),
     lambda: nn.Conv2d(4, 6, (3, 5), padding=2, stride=3, groups=2),
     lambda: nn.Conv2d(20, 20, 3, padding=1, groups=20),
+    lambda: nn.Conv2d(4, 4, (3, 5), padding=2, stride=2, groups=4),
     lambda: nn.Conv2d(5, 10, (4, 1), padding=(3, 0), groups=5),
     lambda: nn.Conv2d(18, 7, 1),
     lambda: nn.Conv2d(6, 6, 1, groups=3),

@@ -25,11 +25,8 @@ Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of
 2**17 to 2**19, which agreed to 7 %.  With MIN_SLAB_TERMS 64 instead of 96, 64 → 64, 3 taps at 4096, takes 0.91 of the
 time, and 24 → 24, 3 × 3 at 56² with channels last, 0.78; with 48, 48 channels take 0.90, and 16, 3 × 3, 1.06.
 
-MIN_READS on an Intel Xeon, 2026-11-27: with 7 instead of 3, 64 channels, 7 × 7 with stride 4 at 112², take 1.74 of the time; with
-2, on two threads, 144 channels, 3 × 3 with stride 2 at 56², 1.07.
-
 MIN_SAVED on an Intel Xeon, 2026-11-27: slabs take 1.25 of the time of one product where they save 64,000 numbers (256 → 256 at 7²),
-0.92 where they save 69,000 (64 → 64 at 14²), 0.87 where they save 145,000 (at 20²).
+0.92 where they save 70,000 (64 → 64 at 14²), 0.87 where they save 146,000 (at 20²).
 
 COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are only compared with SCATTER_NS; KEPT_BYTES holds AT_ONCE and its window.
 Without AVX-512, AT_ONCE was measured at 2**17 to 2**19 only.
@@ -63,8 +60,6 @@ MIN_CHANNELS_LAST = 2**4
 """Channels from which col2im accumulates into channels-last images."""
 MIN_CONTIGUOUS = 2**4
 """Contiguous numbers from which a depthwise layer reads its input in place."""
-MIN_READS = 3
-"""A depthwise layer with a stride copies its tokens if more heads than this, on average, read each: strided rows are slow."""
 KEPT_BYTES = 2**23
 """Bytes of the largest workspace that a thread keeps between calls."""
 NARROW_PRODUCT_NS = 2.5

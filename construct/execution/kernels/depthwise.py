@@ -3,7 +3,7 @@
 There is no matrix to multiply by; the time goes into reading the tokens once per head.  So a block of queries is as large as a
 core's cache holds, and every head adds its part to the whole block.  If enough numbers are contiguous to make a loop (channels,
 or the tokens of a row), the input is read in place, and a head only adds to the queries that see a token.  Otherwise the tokens
-of a block are copied with channels last; rows with a stride too, if several heads read each token.
+of a block are copied with channels last.
 """
 
 from collections.abc import Sequence
@@ -56,9 +56,7 @@ class ByChannel:
         self.problem, shifts, channels = problem, problem.shifts, problem.groups
         alike = problem.x_layout == problem.y_layout and problem.width == 1
         loop = {LAST: channels, FIRST: shifts.output[-1], OTHER: 0}[problem.x_layout]
-        strided = problem.x_layout == FIRST and shifts.step[-1] > 1 and channels >= constants.MIN_CONTIGUOUS
-        copied = strided and len(shifts.offsets) > constants.MIN_READS * prod(shifts.step)
-        self.in_place = alike and loop >= constants.MIN_CONTIGUOUS and not copied
+        self.in_place = alike and loop >= constants.MIN_CONTIGUOUS
         queries = queries_per_block(problem.at_once // constants.DEPTHWISE_PARTS // channels, problem.most)
         parts = blocks(shifts.output, queries)
         self.images = pieces(problem.images, max(1, queries // prod(shifts.output)) if len(parts) == 1 else 1)

@@ -129,8 +129,9 @@ class _Columns:
             parts = blocks(shifts.output, min(queries, max(constants.QUERIES, line)))
             length = parts[0].shape[axis]
             third = prod(parts[0].shape[:axis]) == 1 and 3 * (length + shifts.reach[axis]) <= 2 * slabs * length
-            rows = prod(shifts.output) * (slabs - 1 - shifts.reach[axis] / shifts.output[axis])  # saved of every column
-            saved = third and rows * len(others) * problem.channels >= constants.MIN_SAVED
+            # Tokens that are not copied for each of the other offsets.
+            tokens = prod(shifts.output) * (slabs - 1 - shifts.reach[axis] / shifts.output[axis])
+            saved = third and tokens * len(others) * problem.channels >= constants.MIN_SAVED
             large = problem.images == 1 or prod(shifts.output) >= constants.QUERIES  # a block then holds one image only
             if saved and large and len(others) * problem.channels >= max(constants.MIN_SLAB_TERMS, problem.width // 2):
                 return axis, parts

@@ -5,7 +5,6 @@ For the gradient of the weights, oneDNN copies the tokens that it multiplies, so
 
 from math import prod
 
-import torch
 from torch import Tensor
 
 from construct.execution.kernels import constants
@@ -94,12 +93,7 @@ class Images:
         if self.transposed_weight:
             matrix = matrix.contiguous()
         for tokens, result in zip(x, y, strict=True):
-            if groups > 1 or self.transposed_weight:
-                products([matrix], [tokens], None, result, problem.onednn)
-                if bias is not None:
-                    result += bias.view(groups, -1, 1)
-            elif bias is None:
-                torch.mm(matrix[0], tokens[0], out=result[0])
-            else:
-                torch.addmm(bias.view(-1, 1), matrix[0], tokens[0], out=result[0])
+            products([matrix], [tokens], None, result, problem.onednn and self.transposed_weight)
+            if bias is not None:
+                result += bias.view(groups, -1, 1)
         return out
