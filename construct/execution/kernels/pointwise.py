@@ -93,7 +93,7 @@ class Images:
         if self.transposed_weight:
             matrix = matrix.contiguous()
         for tokens, result in zip(x, y, strict=True):
-            products([matrix], [tokens], None, result, problem.onednn and self.transposed_weight)
+            products([matrix], [tokens], None, result, onednn=self.transposed_weight)
             if bias is not None:
                 result += bias.view(groups, -1, 1)
         return out
