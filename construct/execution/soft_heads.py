@@ -102,7 +102,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
                     leading *= factors.shape[1]
                 columns[:, :, head] = read.view(leading, groups, channels)
             out = y[:, part.start * lines : part.stop * lines]
-            gemm.products([columns.movedim(1, 0).flatten(2)], [matrices], None, out, onednn)
+            gemm.products(columns.movedim(1, 0).flatten(2), matrices, None, out, onednn)
     places = [1, *range(3, len(order) + 2)]  # of the axes in y, the longest first; the batch comes second
     back = [places[order.index(axis)] for axis in range(len(order))]
     return y.view(groups, queries[0], batch, *queries[1:], width).permute(2, *back, 0, -1)

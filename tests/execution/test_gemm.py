@@ -2,6 +2,7 @@
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from construct import conv_to_mhsa
 from construct.execution import kernels
 from construct.execution.kernels import constants, gemm
+from construct.execution.kernels.batched_gemm import BatchedForward, BatchedWeightGradient
 from construct.execution.kernels.blocks import smaller_blocks
-from construct.execution.kernels.im2col_gemm import Im2colForward
+from construct.execution.kernels.im2col_gemm import Im2colForward, Im2colWeightGradient
 from construct.execution.kernels.problem import Problem
-from construct.execution.kernels.windows import LAST, Shifts
+from construct.execution.kernels.windows import FIRST, LAST, Shifts
 from runs import Operators, channels_last, kernel_gradient
 
 INNER = "mkldnn::_linear_pointwise"
@@ -106,37 +108,51 @@ def test_onednn_multiplies_where_it_is_faster(
     assert gemm._is_onednn_faster() == onednn
 
 
-def outputs_task(shifts: Shifts, images: int, onednn: bool = False) -> Im2colForward:
-    """The forward task of a 64 → 64 layer, with channels last."""
-    heads = tuple(range(len(shifts.offsets)))
-    layouts, dtype = (LAST, LAST), torch.float32
-    task = kernels.select(Problem(kernels.FORWARD, shifts, heads, images, 1, 64, 64, dtype, *layouts, onednn, None))
-    assert isinstance(task, Im2colForward)
-    return task
-
-
 def square(k: int, output: tuple[int, int], step: int = 1) -> Shifts:
     """The shifts of a kernel of k × k taps, "same" padding."""
     offsets = tuple(itertools.product(range(-(k // 2), k - k // 2), repeat=2))
     return Shifts(offsets, (step, step), (step * output[0], step * output[1]), output)
 
 
-def test_blas_lays_out_a_third_of_the_columns() -> None:
-    """For 3 × 3 heads, in blocks of rows, and one image; not for many small images, tiny ones, or with strides."""
-    assert outputs_task(square(3, (47, 45)), 1, onednn=True).depth == 9 * 64
-    assert len(outputs_task(square(3, (47, 45)), 3).slabs) == 3
-    assert outputs_task(square(3, (47, 45)), 3).depth == 3 * 64
-    assert [len(outputs_task(square(3, (15, 15)), images).slabs) for images in (1, 3)] == [3, 1]
-    assert len(outputs_task(square(3, (9, 9)), 1).slabs) == 1  # too few copies are saved
-    assert len(outputs_task(square(3, (23, 22), step=2), 1).slabs) == 1
+def chosen(shifts: Shifts, channels: int = 64, width: int = 64, **changes: Any) -> Any:
+    """The task of a layer for one image with channels last, multiplied by BLAS, unless changed."""
+    heads = tuple(range(len(shifts.offsets)))
+    problem = Problem(kernels.FORWARD, shifts, heads, 1, 1, channels, width, torch.float32, LAST, LAST, False, None)
+    return kernels.select(replace(problem, **changes))
+
+
+def test_blas_reads_tokens_in_place_where_columns_would_not_fit_into_the_cache() -> None:
+    large, small = square(3, (47, 45)), square(3, (15, 15))
+    for shifts in (large, square(3, (23, 22), step=2), square(5, (16, 16))):
+        assert isinstance(chosen(shifts), BatchedForward)
+        assert isinstance(chosen(shifts, onednn=True), Im2colForward)
+    assert isinstance(chosen(small), Im2colForward)
+    assert isinstance(chosen(small, images=3), Im2colForward)  # one product for all of them
+    assert isinstance(chosen(square(3, (17, 29)), images=3), BatchedForward)
+    assert isinstance(chosen(square(3, (40, 40)), 512, 513), Im2colForward)  # a head's matrix exceeds the cache
+    assert isinstance(chosen(square(7, (112, 112), step=2), 3), Im2colForward)  # few terms in a sum
+    assert isinstance(chosen(square(1, (112, 112), step=2)), Im2colForward)  # most tokens are not seen
+    assert isinstance(chosen(large, 64, 64, groups=2), Im2colForward)
+    assert len(chosen(large, 32, 32).parts) == 3
+    assert len(chosen(large, 128, 128).parts) == 9
+
+
+def test_gradients_of_weights_are_summed_by_rows_where_rows_are_long() -> None:
+    large = square(3, (47, 45))
+    assert isinstance(chosen(large, kind=kernels.WEIGHTS), BatchedWeightGradient)
+    assert isinstance(chosen(large, kind=kernels.WEIGHTS, onednn=True), Im2colWeightGradient)
+    assert isinstance(chosen(large, kind=kernels.WEIGHTS, x_layout=FIRST, y_layout=FIRST), Im2colWeightGradient)
+    assert isinstance(chosen(square(3, (70, 31)), kind=kernels.WEIGHTS), Im2colWeightGradient)
+    assert isinstance(chosen(large, 128, 128, kind=kernels.WEIGHTS), Im2colWeightGradient)
 
 
 @pytest.mark.parametrize(("k", "output"), [(3, (64, 1300)), (5, (64, 700)), (7, (512, 512)), (9, (300, 300))])
 def test_columns_take_no_more_than_their_share(k: int, output: tuple[int, int]) -> None:
-    """Also on wide images, where slabs share long rows."""
-    task = outputs_task(square(k, output), 1)
-    assert len(task.slabs) == k
+    """Of the columns, or of the tokens that are read in place."""
+    task = chosen(square(k, output), onednn=True)
+    assert isinstance(task, Im2colForward)
     assert task.columns <= constants.AT_ONCE
+    assert chosen(square(k, output)).workspace < constants.KEPT_BYTES
 
 
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])

@@ -18,7 +18,7 @@ from construct.attention import smaller_blocks
 from construct.execution import kernels
 from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, workspace
-from construct.execution.kernels.im2col_gemm import Im2colForward
+from construct.execution.kernels.batched_gemm import BatchedForward, BatchedWeightGradient
 from construct.execution.kernels.problem import Problem, Task, layout_of
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Shifts, clip, runs_of
 from construct.execution.kernels.workspace import Workspace
@@ -99,33 +99,49 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
 
 
 GRIDS = {
-    "rows": (((-1, 0, 1), (-1, 0, 1)), (11, 5), ()),
-    "rows at odd places, columns before": (((-4, 0, 1), (2, -1)), (13, 4), ()),
-    "the last axis": (((0,), (-5, 2, 3, 0)), (1, 30), ()),
-    "a head twice": (((-1, 0, 1), (-1, 1)), (11, 5), ((0, 1),)),
+    "3 x 3": (((-1, 0, 1), (-1, 0, 1)), (11, 5), (), 3),
+    "rows at odd places, columns before": (((-4, 0, 1), (2, -1)), (13, 4), (), 4),
+    "the last axis alone": (((0,), (-5, 2, 3, 0)), (1, 30), (), 4),
+    "a head twice": (((-1, 0, 1), (-1, 1)), (11, 5), ((0, 1),), 3),
+    "1-D": (((-1, 0, 1),), (17,), (), 3),
+    "3-D": (((0, 1), (-1, 0, 1), (0, 2)), (3, 4, 5), (), 4),
 }
-"""Offsets along each axis, the output, and offsets of further heads."""
+"""Offsets along each axis, the output, offsets of further heads, and how many products share all heads."""
 
 
 @pytest.mark.parametrize("layout", [FIRST, LAST])
+@pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("name", GRIDS)
-def test_an_axis_is_left_out_of_the_columns_where_the_heads_are_a_grid(name: str, layout: str):
-    """In slabs of heads, summed; heads that form no grid use one product for all."""
-    axes, output, more = GRIDS[name]
-    offsets = (*itertools.product(*axes), *more)
-    shifts, heads = Shifts(offsets, (1, 1), (12, 9), output), tuple(range(len(offsets)))
+def test_heads_at_consecutive_places_share_a_product(name: str, step: int, layout: str):
+    """Along the last axis but one, if there are few channels; with padding, or inside a larger input."""
+    axes, output, more, products = GRIDS[name]
+    offsets, d = (*itertools.product(*axes), *more), len(output)
     rng = np.random.default_rng(1)
-    x, w = (torch.from_numpy(rng.integers(-4, 5, n)).double() for n in ((2, 3, 12, 9), (len(offsets), 1, 3, 4)))
-    padded, expected = nn.functional.pad(x, (30,) * 4), torch.zeros(2, 4, *output, dtype=x.dtype)
-    for (row, column), matrix in zip(offsets, w, strict=True):
-        shifted = padded[:, :, 30 + row :, 30 + column :][..., : output[0], : output[1]]
-        expected += torch.einsum("bcij,cd->bdij", shifted, matrix[0])
-    problem = Problem(kernels.FORWARD, shifts, heads, 2, 1, 3, 4, x.dtype, layout, layout, False, None)
-    with preferring("im2col_gemm"):
-        task = kernels.select(problem)
-        assert isinstance(task, Im2colForward)
-        assert (len(task.slabs) > 1) == (not more)
-        assert torch.equal(task.run(in_layout(x, layout), w, None, None), expected)
+    for margin in (0, 6):
+        offsets = tuple(tuple(e + margin for e in offset) for offset in offsets)
+        size = tuple(step * n + 2 * margin for n in output)
+        shifts, heads = Shifts(offsets, (step,) * d, size, output), tuple(range(len(offsets)))
+        x, w, y = (
+            torch.from_numpy(rng.integers(-4, 5, n)).double()
+            for n in ((2, 3, *size), (len(offsets), 1, 3, 4), (2, 4, *output))
+        )
+        padded, expected, gradient = nn.functional.pad(x, (30,) * (2 * d)), torch.zeros_like(y), torch.zeros_like(w)
+        for head, offset in enumerate(offsets):
+            seen = padded[(..., *(slice(30 + e, 30 + e + step * n, step) for e, n in zip(offset, output, strict=True)))]
+            expected += torch.einsum("bc...,cd->bd...", seen, w[head, 0])
+            gradient[head, 0] = torch.einsum("bc...,bd...->cd", seen, y)
+        problem = Problem(kernels.FORWARD, shifts, heads, 2, 1, 3, 4, x.dtype, layout, layout, False, None)
+        with preferring("batched_gemm"):
+            for channels, parts in ((4, products), (3, len(offsets))):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(constants, "MIN_SINGLE_CHANNELS", channels)
+                    forward = BatchedForward(problem)
+                    assert len(forward.parts) == parts
+                    assert torch.equal(forward.run(in_layout(x, layout), w, None, None), expected)
+                    weights = BatchedWeightGradient(
+                        replace(problem, kind=kernels.WEIGHTS, x_layout=LAST, y_layout=LAST)
+                    )
+                    assert torch.equal(weights.run(in_layout(x, LAST), in_layout(y, LAST), None, None), gradient)
 
 
 def whole_numbers(conv: Any) -> Any:
@@ -220,7 +236,7 @@ def test_one_place_chooses_and_the_estimate_reads_the_task_s_workspace():
     device = torch.device("cpu")
     size = kernels.workspace_of(kernels.FORWARD, shifts, (2, 1, 16, 32), 1, torch.float32, torch.float32, device, None)
     assert size >= task.workspace > 0
-    assert list(kernels.KERNELS) == ["pointwise", "depthwise", "gemm_scatter", "im2col_gemm"]
+    assert list(kernels.KERNELS) == ["pointwise", "depthwise", "gemm_scatter", "batched_gemm", "im2col_gemm"]
 
 
 def test_a_new_kernel_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution.kernels import depthwise, gemm_scatter, im2col_gemm, pointwise
+from construct.execution.kernels import batched_gemm, depthwise, gemm_scatter, im2col_gemm, pointwise
 from construct.execution.kernels.adjoint import Polyphase, fill
 from construct.execution.kernels.blocks import most_queries
 from construct.execution.kernels.gemm import uses_onednn
@@ -18,6 +18,7 @@ KERNELS: dict[str, Kernel] = {
     "pointwise": pointwise.plan,
     "depthwise": depthwise.plan,
     "gemm_scatter": gemm_scatter.plan,
+    "batched_gemm": batched_gemm.plan,
     "im2col_gemm": im2col_gemm.plan,
 }
 """The kernels by name, in order of preference."""

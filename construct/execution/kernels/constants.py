@@ -12,7 +12,7 @@ to 0.03.  "grad" is forward and backward, "first" channels first.
 | AT_ONCE                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.05 | 1.06  |
 | AT_ONCE                | numbers          | 64 → 3, 3 × 3 at 112²            | 1.00 | 1.00  |
 | AT_ONCE                | numbers          | 96, 7 × 7 at 56²                 | 1.00 | 1.00  |
-| DEPTHWISE_PARTS        | parts            | the same on an Intel Xeon        | 1.35 | 1.05  |
+| CACHED_PARTS        | parts            | the same on an Intel Xeon        | 1.35 | 1.05  |
 | QUERIES                | queries          | 512 → 512, 3 × 3 at 28²          | 1.00 | 1.00  |
 | FEW_QUERIES            | queries          | 512 → 512, 3 × 3 at 7²: grad     | 1.95 | 1.03  |
 | RECTANGLE              | numbers          | 16 → 16, 3 × 3 at 56²            | 0.93 | 1.00  |
@@ -38,15 +38,17 @@ FEW_COLUMNS = 2**7
 """Columns of a product up to which oneDNN multiplies the transposes, if the left matrix is stored transposed."""
 MIN_TERMS = 96
 """Terms of a sum from which oneDNN's product pays off although its result is copied."""
-MIN_SLAB_TERMS = 64
-"""Terms of a sum from which a slab of heads pays off: a BLAS product that accumulates into its output."""
-MIN_SAVED = 2**16
-"""Numbers not copied into columns from which slabs of heads pay off: every slab is a call of BLAS."""
+MIN_BATCHED_TERMS = 32
+"""Terms of a sum from which products pay off that read the tokens in place, one for each head or for some neighbours."""
+MIN_SINGLE_CHANNELS = 2**7
+"""Channels from which every head has a product of its own, and no weights are copied to stack them."""
+MIN_ROW = 2**5
+"""Queries of a row from which gradients of weights are summed row by row."""
 AT_ONCE = 2**20
 """Float32 numbers copied or computed at a time, 4 MiB: im2col's columns, col2im's products."""
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
-DEPTHWISE_PARTS = 4
+CACHED_PARTS = 4
 """A depthwise layer computes AT_ONCE divided by this: every head reads and writes all outputs, which should stay in L2."""
 QUERIES = 2**8
 """The least queries per block: every product reads all weights."""

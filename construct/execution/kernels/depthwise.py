@@ -57,7 +57,7 @@ class ByChannel:
         alike = problem.x_layout == problem.y_layout and problem.width == 1
         loop = {LAST: channels, FIRST: shifts.output[-1], OTHER: 0}[problem.x_layout]
         self.in_place = alike and loop >= constants.MIN_CONTIGUOUS
-        queries = queries_per_block(problem.at_once // constants.DEPTHWISE_PARTS // channels, problem.most)
+        queries = queries_per_block(problem.at_once // constants.CACHED_PARTS // channels, problem.most)
         parts = blocks(shifts.output, queries)
         self.images = pieces(problem.images, max(1, queries // prod(shifts.output)) if len(parts) == 1 else 1)
         self.image_strides = prod(shifts.size) * channels, prod(shifts.output) * channels

@@ -6,7 +6,7 @@ overhead and can accumulate.  Without AVX-512 it is as fast (both at 70 GFLOP/s)
 Intel's processor.  Both sum the same terms, in different orders.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -53,18 +53,16 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onedn
     return result if bias is None else result.add_(bias)  # torch.addmm would first fill the result with the bias
 
 
-def products(a: Sequence[Tensor], b: Sequence[Tensor], bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
-    """Σ_j a_j b_j + bias for each group: (groups, M, K), (groups, K, N), bias (groups, N), out (groups, M, N) or None.
+def products(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, onednn: bool) -> Tensor:
+    """a b + bias for each group: (groups, M, K), (groups, K, N), bias (groups, N) → (groups, M, N), into ``out``.
 
-    Several terms, or no ``out``, require a single group.
+    Without ``out``, which requires a single group, into a new matrix.
     """
-    if a[0].shape[0] == 1:
-        total = product(a[0][0], b[0][0], None if bias is None else bias[0], None if out is None else out[0], onednn)
-        for one, other in zip(a[1:], b[1:], strict=True):
-            total.addmm_(one[0], other[0])
-        return total[None]
+    if a.shape[0] == 1:
+        first = None if bias is None else bias[0]
+        return product(a[0], b[0], first, None if out is None else out[0], onednn)[None]
     assert out is not None
-    both = torch.bmm(a[0], b[0])
+    both = torch.bmm(a, b)
     return out.copy_(both) if bias is None else torch.add(both, bias[:, None], out=out)
 
 

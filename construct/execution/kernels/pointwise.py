@@ -57,7 +57,7 @@ class Rows:
         if groups == 1:
             return problem.as_images(product(x[0], matrix[0], bias, None, problem.onednn))
         out = problem.new(first)
-        products([x], [matrix], None if bias is None else bias.view(groups, -1), at(out, self.y), problem.onednn)
+        products(x, matrix, None if bias is None else bias.view(groups, -1), at(out, self.y), problem.onednn)
         return out
 
 
@@ -93,7 +93,7 @@ class Images:
         if self.transposed_weight:
             matrix = matrix.contiguous()
         for tokens, result in zip(x, y, strict=True):
-            products([matrix], [tokens], None, result, onednn=self.transposed_weight)
+            products(matrix, tokens, None, result, onednn=self.transposed_weight)
             if bias is not None:
                 result += bias.view(groups, -1, 1)
         return out

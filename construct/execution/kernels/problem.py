@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from construct.execution.kernels.blocks import at_once
-from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, View, strides_of
+from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts, View, Window, strides_of
 
 FORWARD, ADJOINT, WEIGHTS = "forward", "adjoint", "weights"
 """The three maps; each is linear in both of its arguments, and its derivatives are the other two:
@@ -119,6 +119,17 @@ def at(tensor: Tensor, view: View, start: int = 0) -> Tensor:
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset + start)
 
 
+def read_window(x: Tensor, window: Window, buffer: Tensor, before: object) -> object:
+    """Copy the window of x (B, C, *n) into a buffer, and return the key of its zero padding.
+
+    ``before`` is the key of the padding that the buffer already has.
+    """
+    if window.zeros is not None and window.zeros != before:
+        buffer[: window.numbers].zero_()
+    at(buffer, window.inside).copy_(x.movedim(1, -1)[(slice(None), *window.source)])
+    return window.zeros
+
+
 def stacked(w: Tensor, heads: Sequence[int], transposed: bool = False) -> Tensor:
     """The stacked matrices of some heads: w (heads, groups, C, D) → (groups, heads·C, D).
 
@@ -127,8 +138,15 @@ def stacked(w: Tensor, heads: Sequence[int], transposed: bool = False) -> Tensor
     """
     total, groups, channels, width = w.shape
     count, first = len(heads), heads[0]
-    if groups == 1 and tuple(heads) == tuple(range(first, first + count)) and w.is_contiguous():
-        matrix = (w if count == total else w[first : first + count]).view(1, count * channels, width)
+    step = heads[1] - first if count > 1 else 1
+    if (
+        groups == 1
+        and step > 0
+        and tuple(heads) == tuple(range(first, first + count * step, step))
+        and w.is_contiguous()
+    ):
+        part = w if count == total else w[first : first + count * step : step]
+        matrix = part.reshape(1, count * channels, width)  # a copy if other heads lie between these
         return matrix.mT.contiguous() if transposed else matrix
     if transposed:
         out = w.new_empty(groups, width, count, channels)

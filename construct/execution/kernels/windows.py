@@ -70,9 +70,57 @@ class Shifts:
         )
         return starts, lengths, tuple(map(clip, starts, (1,) * len(starts), lengths, self.size))
 
+    @cached_property
+    def inside(self) -> bool:
+        """Whether no head looks outside of the input."""
+        ends = (s * (o - 1) + 1 for s, o in zip(self.step, self.output, strict=True))
+        return all(
+            least >= 0 and least + reach + end <= size
+            for least, reach, end, size in zip(self.least, self.reach, ends, self.size, strict=True)
+        )
+
     def flipped(self) -> "Shifts":
         """For stride 1, the same pairs seen from the input: output o sees o + e_h, so input t is seen by t − e_h."""
         return Shifts(tuple(tuple(-e for e in offset) for offset in self.offsets), self.step, self.output, self.size)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tokens that a box of outputs sees, with their zero padding, to be copied into a buffer.
+
+    Attributes:
+        start: the input position of the first one.
+        numbers: how many numbers they have.
+        strides: their strides in the buffer, (images, *axes, channels).
+        inside: the part of the buffer that is input, not padding.
+        source: where that part lies in the input.
+        zeros: a key of the zero padding, the same for windows of which the same places are padding; None if it has none.
+    """
+
+    start: Ints
+    numbers: int
+    strides: Ints
+    inside: View
+    source: Box
+    zeros: object
+
+    @classmethod
+    def of(cls, shifts: Shifts, box: Box, images: int, channels: int, layout: str, axes: Ints = ()) -> "Window":
+        """The window of a box in some images, in this memory layout, with the axes in this order, by default as they are."""
+        start, lengths, clips = shifts.window(box)
+        axes = axes or tuple(range(len(lengths)))
+        image, *along, channel = strides_of(layout, channels, tuple(lengths[axis] for axis in axes))
+        strides = (image, *(along[axes.index(axis)] for axis in range(len(axes))), channel)
+        real = tuple(high - low for low, high in clips)
+        first = sum(low * n for (low, _), n in zip(clips, strides[1:], strict=False))
+        return cls(
+            start,
+            images * channels * prod(lengths),
+            strides,
+            ((images, *real, channels), strides, first),
+            tuple(slice(at + low, at + high) for at, (low, high) in zip(start, clips, strict=True)),
+            (lengths, clips) if real != lengths else None,
+        )
 
 
 def clip(start: int, step: int, count: int, size: int) -> tuple[int, int]:
