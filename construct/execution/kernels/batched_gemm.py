@@ -139,9 +139,7 @@ class BatchedForward(_Rows):
                 for position, views in plan.products:
                     y = _rows_of(sums, position)
                     for view, matrix in zip(views, matrices, strict=True):
-                        a = at(tokens, view, start)
-                        b = matrix.expand(len(a), -1, -1)
-                        torch.bmm(a, b, out=y) if view is views[0] else y.baddbmm_(a, b)
+                        _add_products(y, at(tokens, view, start), matrix, accumulate=view is not views[0])
                 if bias is not None:
                     sums += bias
                 if not self.direct:
@@ -167,6 +165,15 @@ class BatchedWeightGradient(_Rows):
             for head, matrix in zip(part, total.unflatten(0, (len(part), -1)), strict=True):
                 out[head, 0] = matrix
         return out
+
+
+def _add_products(y: Tensor, a: Tensor, b: Tensor, accumulate: bool) -> None:
+    """y += a b for each row, or y = a b unless ``accumulate``: (R, M, D), (R, M, K), (1, K, D)."""
+    if len(a) == 1:  # faster than a batch of one
+        y[0].addmm_(a[0], b[0]) if accumulate else torch.mm(a[0], b[0], out=y[0])
+        return
+    b = b.expand(len(a), -1, -1)
+    y.baddbmm_(a, b) if accumulate else torch.bmm(a, b, out=y)
 
 
 def _rows_of(tokens: Tensor, position: Ints) -> Tensor:

@@ -58,6 +58,8 @@ RECTANGLE = 2**6
 """Numbers per run up to which all runs of a rectangle are copied in one step."""
 COPY_NS, TRANSPOSE_NS, SCATTER_NS = 0.09, 0.6, 0.3
 """Nanoseconds per number: to copy it into columns, to transpose a weight, and to add a product to its output."""
+SUM_NS = 10_000
+"""Nanoseconds to add a head's products to an image, however few they are."""
 MIN_CHANNELS_LAST = 2**4
 """Channels from which col2im accumulates into channels-last images."""
 MIN_CONTIGUOUS = 2**4
