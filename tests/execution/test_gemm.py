@@ -126,6 +126,7 @@ def test_blas_reads_tokens_in_place_where_columns_would_not_fit_into_the_cache()
     for shifts in (large, square(3, (23, 22), step=2), square(5, (16, 16))):
         assert isinstance(chosen(shifts), BatchedForward)
         assert isinstance(chosen(shifts, onednn=True), Im2colForward)
+    assert isinstance(chosen(square(3, (300, 300)), gpu=True), Im2colForward)
     assert isinstance(chosen(small), Im2colForward)
     assert isinstance(chosen(small, images=3), Im2colForward)  # one product for all of them
     assert isinstance(chosen(square(3, (17, 29)), images=3), BatchedForward)

@@ -25,13 +25,15 @@ from construct.execution.kernels.workspace import Workspace, bytes_of
 
 
 def plan(problem: Problem) -> Task | None:
-    """Plan one group where BLAS multiplies, if im2col's columns would not fit into the cache; else None.
+    """Plan one group where BLAS multiplies on a CPU, if im2col's columns would not fit into the cache; else None.
 
     The gradient of the weights must have few channels, channels last, and long rows.
     """
     heads, queries, cached = len(problem.heads), prod(problem.shifts.output), problem.at_once // constants.CACHED_PARTS
-    if problem.kind == ADJOINT or problem.groups > 1 or problem.onednn or heads < prod(problem.shifts.step):
+    if problem.kind == ADJOINT or problem.groups > 1 or heads < prod(problem.shifts.step):
         return None
+    if problem.onednn or problem.gpu:
+        return None  # one large product is faster
     if problem.images > 1 and queries < constants.QUERIES:
         return None  # one product for several images
     if problem.channels * problem.width > cached or heads * problem.channels * queries <= cached:
