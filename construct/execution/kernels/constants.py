@@ -38,7 +38,7 @@ FEW_COLUMNS = 2**7
 """Columns of a product up to which oneDNN multiplies the transposes, if the left matrix is stored transposed."""
 MIN_TERMS = 96
 """Terms of a sum from which oneDNN's product pays off although its result is copied."""
-MIN_BATCHED_TERMS = 32
+MIN_BATCHED_TERMS = 24
 """Terms of a sum from which products pay off that read the tokens in place, one for each head or for some neighbours."""
 MIN_SINGLE_CHANNELS = 2**7
 """Channels from which every head has a product of its own, and no weights are copied to stack them."""
@@ -58,7 +58,7 @@ RECTANGLE = 2**6
 """Numbers per run up to which all runs of a rectangle are copied in one step."""
 COPY_NS, TRANSPOSE_NS, SCATTER_NS = 0.09, 0.6, 0.3
 """Nanoseconds per number: to copy it into columns, to transpose a weight, and to add a product to its output."""
-SUM_NS = 10_000
+SUM_NS = 20_000
 """Nanoseconds to add a head's products to an image, however few they are."""
 MIN_CHANNELS_LAST = 2**4
 """Channels from which col2im accumulates into channels-last images."""
