@@ -12,7 +12,6 @@ to 0.03.  "grad" is forward and backward, "first" channels first.
 | AT_ONCE                | numbers          | 64 → 64, 3 × 3 at 112²           | 1.05 | 1.06  |
 | AT_ONCE                | numbers          | 64 → 3, 3 × 3 at 112²            | 1.00 | 1.00  |
 | AT_ONCE                | numbers          | 96, 7 × 7 at 56²                 | 1.00 | 1.00  |
-| CACHED_PARTS        | parts            | the same on an Intel Xeon        | 1.35 | 1.05  |
 | QUERIES                | queries          | 512 → 512, 3 × 3 at 28²          | 1.00 | 1.00  |
 | FEW_QUERIES            | queries          | 512 → 512, 3 × 3 at 7²: grad     | 1.95 | 1.03  |
 | RECTANGLE              | numbers          | 16 → 16, 3 × 3 at 56²            | 0.93 | 1.00  |
@@ -21,12 +20,19 @@ to 0.03.  "grad" is forward and backward, "first" channels first.
 | MIN_CONTIGUOUS         | numbers          | 32, 3 × 3 at 112²                | 0.99 | 1.00  |
 | MIN_QUERIES_TRANSPOSED | queries          | 256 → 64, 1 × 1 at 56²: first    | 0.98 | 0.99  |
 
-Slabs without AVX-512, 64 → 64, 3 × 3 at 32² to 112², 2026-11-25: blocks of 2**16 numbers took 10 to 16 % longer than those of
-2**17 to 2**19, which agreed to 7 %.  With MIN_SLAB_TERMS 64 instead of 96, 64 → 64, 3 taps at 4096, takes 0.91 of the
-time, and 24 → 24, 3 × 3 at 56² with channels last, 0.78; with 48, 48 channels take 0.90, and 16, 3 × 3, 1.06.
+On one core of an Intel Xeon (AVX-512, AMX, 2 MiB of L2 cache), 2026-11-27, with Intel's matrix product:
 
-MIN_SAVED on an Intel Xeon, 2026-11-27: slabs take 1.25 of the time of one product where they save 64,000 numbers (256 → 256 at 7²),
-0.92 where they save 70,000 (64 → 64 at 14²), 0.87 where they save 146,000 (at 20²).
+| constant               | unit             | layer                            | half | twice |
+|------------------------|------------------|----------------------------------|------|-------|
+| CACHED_PARTS           | parts            | 96, 7 × 7 at 56²                 | 1.35 | 1.06  |
+| CACHED_PARTS           | parts            | 64 → 64, 3 × 3 at 112²           | 0.99 | 0.97  |
+| MIN_BATCHED_TERMS      | terms of a sum   | 3 → 64, 7 × 7, stride 2 at 224²  | 1.08 | 1.00  |
+| MIN_BATCHED_TERMS      | terms of a sum   | 8 → 16, 3 × 3 at 112²            | 0.99 | 1.69  |
+| MIN_SINGLE_CHANNELS    | channels         | 64 → 64, 3 × 3 at 56²            | 1.05 | 0.99  |
+| MIN_SINGLE_CHANNELS    | channels         | 128 → 128, 3 × 3 at 28²          | 1.00 | 1.00  |
+| MIN_ROW                | queries          | 64 → 64, 3 × 3 at 56²: grad      | 1.00 | 1.07  |
+| MIN_ROW                | queries          | 32 → 64, 3 × 3 × 3 at 16³: grad  | 1.15 | 1.01  |
+| SUM_NS                 | ns a sum         | 64 → 3, 3 × 3 at 14²             | 1.31 | 1.00  |
 
 COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are only compared with SCATTER_NS; KEPT_BYTES holds AT_ONCE and its window.
 Without AVX-512, AT_ONCE was measured at 2**17 to 2**19 only.
@@ -49,7 +55,7 @@ AT_ONCE = 2**20
 AT_ONCE_ON_GPU = 2**26
 """The same on a GPU."""
 CACHED_PARTS = 4
-"""A depthwise layer computes AT_ONCE divided by this: every head reads and writes all outputs, which should stay in L2."""
+"""AT_ONCE divided by this stays in L2: what every head reads or writes again, in depthwise layers and batched products."""
 QUERIES = 2**8
 """The least queries per block: every product reads all weights."""
 FEW_QUERIES = 2**6
