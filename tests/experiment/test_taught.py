@@ -401,7 +401,7 @@ def test_a_converted_cnn_predicts_as_it_did(
     assert "converted, 7 of 7 predictions are the same." in capsys.readouterr().out
     (run,) = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))["runs"]
     assert [row["alpha"] for row in run["ladder"]] == [1024, 16, 8, 4, 2]
-    assert 0 < run["ladder"][0]["apart"] < 1e-5
+    assert run["ladder"][0]["apart"] < 1e-5  # 0 where both sum in the same order
     assert run["ladder"][-1]["apart"] > 0.01
 
 

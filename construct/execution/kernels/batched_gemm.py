@@ -36,8 +36,10 @@ def plan(problem: Problem) -> Task | None:
         return None  # one large product is faster
     if problem.images > 1 and queries < constants.QUERIES:
         return None  # one product for several images
-    if problem.channels * problem.width > cached or heads * problem.channels * queries <= cached:
-        return None  # every product of a batch reads its matrix again
+    if heads * problem.channels * queries <= cached:
+        return None  # im2col's columns stay in the cache
+    if problem.channels * problem.width > cached:
+        return None  # every row of a batch reads its head's matrix again
     if problem.kind == WEIGHTS:
         gradient = BatchedWeightGradient(problem)
         last = problem.x_layout == problem.y_layout == LAST and problem.shifts.output[-1] >= constants.MIN_ROW
