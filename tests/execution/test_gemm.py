@@ -20,9 +20,9 @@ from construct.execution.kernels import constants, gemm
 from construct.execution.kernels.batched_gemm import BatchedForward, BatchedWeightGradient
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.kernels.im2col_gemm import Im2colForward, Im2colWeightGradient
-from construct.execution.kernels.problem import Problem
+from construct.execution.kernels.problem import Problem, new_images
 from construct.execution.kernels.windows import FIRST, LAST, Shifts
-from runs import Operators, channels_last, kernel_gradient
+from runs import Operators, channels_last, kernel_gradient, peak_bytes
 
 INNER = "mkldnn::_linear_pointwise"
 LARGE = {
@@ -114,6 +114,12 @@ def square(k: int, output: tuple[int, int], step: int = 1) -> Shifts:
     return Shifts(offsets, (step, step), (step * output[0], step * output[1]), output)
 
 
+def spatial(k: tuple[int, ...], output: tuple[int, ...]) -> Shifts:
+    """The same without a stride, in any dimension."""
+    offsets = tuple(itertools.product(*(range(-(n // 2), n - n // 2) for n in k)))
+    return Shifts(offsets, (1,) * len(k), output, output)
+
+
 def chosen(shifts: Shifts, channels: int = 64, width: int = 64, **changes: Any) -> Any:
     """The task of a layer for one image with channels last, multiplied by BLAS, unless changed."""
     heads = tuple(range(len(shifts.offsets)))
@@ -128,12 +134,24 @@ def test_blas_reads_tokens_in_place_where_columns_would_not_fit_into_the_cache()
         assert isinstance(chosen(shifts, onednn=True), Im2colForward)
     assert isinstance(chosen(square(3, (300, 300)), gpu=True), Im2colForward)
     assert isinstance(chosen(small), Im2colForward)
-    assert isinstance(chosen(small, images=3), Im2colForward)  # one product for all of them
+    assert isinstance(chosen(small, 256, 256), BatchedForward)
+    assert isinstance(chosen(small, 256, 256, images=3), Im2colForward)  # one product for all of them
     assert isinstance(chosen(square(3, (17, 29)), images=3), BatchedForward)
     assert isinstance(chosen(square(3, (40, 40)), 512, 513), Im2colForward)  # a head's matrix exceeds the cache
     assert isinstance(chosen(square(7, (112, 112), step=2), 3), Im2colForward)  # few terms in a sum
     assert isinstance(chosen(square(1, (112, 112), step=2)), Im2colForward)  # most tokens are not seen
     assert isinstance(chosen(large, 64, 64, groups=2), Im2colForward)
+    assert isinstance(chosen(square(3, (500, 4))), Im2colForward)  # short rows
+    assert isinstance(chosen(spatial((3, 3, 3), (40, 11, 11))), Im2colForward)  # many products with few queries each
+    assert isinstance(chosen(spatial((3, 3, 3), (16, 12, 12))), BatchedForward)
+    along = spatial((3, 1, 1), (8, 28, 28))
+    assert isinstance(chosen(along), BatchedForward)
+    assert isinstance(
+        chosen(along, x_layout=FIRST, y_layout=FIRST), Im2colForward
+    )  # few heads for two transposed copies
+    assert isinstance(chosen(large, x_layout=FIRST, y_layout=FIRST), BatchedForward)
+    line = Shifts(((-1,), (0,), (1,)), (1,), (4096,), (4096,))
+    assert isinstance(chosen(line, x_layout=FIRST, y_layout=FIRST), BatchedForward)
     assert len(chosen(large, 32, 32).parts) == 3
     assert len(chosen(large, 128, 128).parts) == 9
 
@@ -143,6 +161,8 @@ def test_gradients_of_weights_are_summed_by_rows_where_rows_are_long() -> None:
     assert isinstance(chosen(large, kind=kernels.WEIGHTS), BatchedWeightGradient)
     assert isinstance(chosen(large, kind=kernels.WEIGHTS, onednn=True), Im2colWeightGradient)
     assert isinstance(chosen(large, kind=kernels.WEIGHTS, x_layout=FIRST, y_layout=FIRST), Im2colWeightGradient)
+    assert isinstance(chosen(large, kind=kernels.WEIGHTS, x_layout=FIRST), Im2colWeightGradient)
+    assert isinstance(chosen(large, kind=kernels.WEIGHTS, y_layout=FIRST), Im2colWeightGradient)
     assert isinstance(chosen(square(3, (70, 31)), kind=kernels.WEIGHTS), Im2colWeightGradient)
     assert isinstance(chosen(large, 128, 128, kind=kernels.WEIGHTS), Im2colWeightGradient)
 
@@ -154,6 +174,22 @@ def test_columns_take_no_more_than_their_share(k: int, output: tuple[int, int]) 
     assert isinstance(task, Im2colForward)
     assert task.columns <= constants.AT_ONCE
     assert chosen(square(k, output)).workspace < constants.KEPT_BYTES
+
+
+@pytest.mark.parametrize("shifts", [square(3, (47, 45)), square(3, (23, 22), step=2)], ids=["1", "2"])
+@pytest.mark.parametrize("channels", [64, 160])
+def test_batched_products_allocate_what_they_say(
+    channels: int, shifts: Shifts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "KEPT_BYTES", 0)
+    problem, w = chosen(shifts, channels).problem, torch.ones(9, 1, channels, 64)
+    images = {layout: new_images(w, 1, channels, shifts.size, layout, w.dtype).zero_() for layout in (FIRST, LAST)}
+    y = new_images(w, 1, 64, shifts.output, LAST, w.dtype).zero_()
+    for (layout, x), of_y in itertools.product(images.items(), (FIRST, LAST)):
+        forward = BatchedForward(replace(problem, x_layout=layout, y_layout=of_y))
+        assert 0 <= peak_bytes(partial(forward.run, x, w, None, None)) - y.nbytes <= forward.workspace + 2**9
+    gradient = BatchedWeightGradient(replace(problem, kind=kernels.WEIGHTS))
+    assert 0 < peak_bytes(partial(gradient.run, images[LAST], y, None, None)) - w.nbytes <= gradient.workspace + 2**9
 
 
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])

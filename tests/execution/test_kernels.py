@@ -144,6 +144,24 @@ def test_heads_at_consecutive_places_share_a_product(name: str, step: int, layou
                     assert torch.equal(weights.run(in_layout(x, LAST), in_layout(y, LAST), None, None), gradient)
 
 
+def test_batched_products_of_some_heads_over_several_blocks_and_images():
+    """With padding before the first row alone, an input in half precision, and outputs of another type."""
+    rng = np.random.default_rng(2)
+    x, w = (torch.from_numpy(rng.integers(-4, 5, n)).double() for n in ((2, 3, 8, 4), (4, 1, 3, 4)))
+    expected = torch.einsum("bcij,cd->bdij", nn.functional.pad(x, (0, 0, 1, 0))[:, :, :8], w[3, 0])
+    expected += torch.einsum("bcij,cd->bdij", x, w[1, 0])
+    shifts = Shifts(((-1, 0), (0, 0)), (1, 1), (8, 4), (8, 4))
+    problem = Problem(kernels.FORWARD, shifts, (3, 1), 2, 1, 3, 4, x.dtype, OTHER, OTHER, False, None)
+    with preferring("batched_gemm"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "AT_ONCE", 4)
+        task = BatchedForward(problem)
+        assert len(task.plans) == 8
+        for dtype in (torch.float64, torch.float32):
+            assert torch.equal(task.run(x.half(), w, None, torch.empty(2, 4, 8, 4, dtype=dtype)), expected.to(dtype))
+        apart = replace(problem, shifts=replace(shifts, offsets=((0, 0), (1, 1))))
+        assert len(BatchedForward(apart).parts) == 2  # neighbours on a diagonal are none
+
+
 def whole_numbers(conv: Any) -> Any:
     with torch.no_grad():
         for p in conv.parameters():

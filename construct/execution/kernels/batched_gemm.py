@@ -4,21 +4,21 @@ Of R rows of M queries, a head sees R rows of M evenly spaced tokens.  With w_h 
 and BLAS adds those of all heads.  The window of tokens that a block sees is first copied with its zero padding, unless it lies
 inside an input with channels last.
 
-With few channels, heads at consecutive places along the axis of rows share a product.  The window is then stored with that axis
+With few channels, heads at consecutive places along the last axis but one share a product.  The window then stores that axis
 innermost, so that the tokens of these heads are adjacent: (M, heads·C).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from operator import mul
 
-import torch
 from torch import Tensor
 
 from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks, queries_per_block
+from construct.execution.kernels.gemm import add_product
 from construct.execution.kernels.problem import ADJOINT, WEIGHTS, Problem, Task, at, read_window, stacked
 from construct.execution.kernels.windows import FIRST, LAST, Ints, View, Window, strides_of
 from construct.execution.kernels.workspace import Workspace, bytes_of
@@ -27,25 +27,29 @@ from construct.execution.kernels.workspace import Workspace, bytes_of
 def plan(problem: Problem) -> Task | None:
     """Plan one group where BLAS multiplies on a CPU, if im2col's columns would not fit into the cache; else None.
 
-    The gradient of the weights must have few channels, channels last, and long rows.
+    A head's matrix must fit, a sum have enough terms, and a product enough queries.  The gradient of the weights must also have
+    few channels, channels last, and long rows.
     """
-    heads, queries, cached = len(problem.heads), prod(problem.shifts.output), problem.at_once // constants.CACHED_PARTS
-    if problem.kind == ADJOINT or problem.groups > 1 or heads < prod(problem.shifts.step):
+    shifts, heads, channels = problem.shifts, len(problem.heads), problem.channels
+    queries, row, plane = prod(shifts.output), shifts.output[-1], prod(shifts.output[-2:])
+    cached = problem.at_once // constants.CACHED_PARTS
+    if problem.kind == ADJOINT or problem.groups > 1 or problem.onednn or problem.gpu:
         return None
-    if problem.onednn or problem.gpu:
-        return None  # one large product is faster
-    if problem.images > 1 and queries < constants.QUERIES:
-        return None  # one product for several images
-    if heads * problem.channels * queries <= cached:
-        return None  # im2col's columns stay in the cache
-    if problem.channels * problem.width > cached:
-        return None  # every row of a batch reads its head's matrix again
-    if problem.kind == WEIGHTS:
-        gradient = BatchedWeightGradient(problem)
-        last = problem.x_layout == problem.y_layout == LAST and problem.shifts.output[-1] >= constants.MIN_ROW
-        return gradient if last and len(gradient.parts) < heads else None
-    forward = BatchedForward(problem)
-    return forward if heads * problem.channels >= constants.MIN_BATCHED_TERMS * len(forward.parts) else None
+    if heads < prod(shifts.step):
+        return None  # most tokens of the window would not be seen
+    if row < constants.MIN_ROW or plane < constants.MIN_PLANE or (problem.images > 1 and queries < constants.QUERIES):
+        return None  # one product for more queries, or for several images, is faster
+    if heads * channels * queries <= cached or channels * problem.width > cached:
+        return None
+    if problem.x_layout == FIRST and len(shifts.step) > 1 and heads < constants.MIN_TRANSPOSED_HEADS:
+        return None
+    parts = len(_parts(problem))
+    if heads * channels < constants.MIN_BATCHED_TERMS * parts:
+        return None
+    if problem.kind != WEIGHTS:
+        return BatchedForward(problem)
+    summed = row >= constants.MIN_SUMMED_ROW and parts < heads and problem.x_layout == problem.y_layout == LAST
+    return BatchedWeightGradient(problem) if summed else None
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,13 @@ class BatchedBlockPlan:
     Attributes:
         block: the queries.
         window: the tokens that they see.
-        products: for each position on all axes but the last two: that position, and what each part of the heads sees in the
-            window or, if none is copied, in the image, (R, M, heads·C).
+        views: for each position on all axes but the last two: that position, and what each part of the heads sees in the window
+            or, if none is copied, in the image, (R, M, heads·C).
     """
 
     block: Block
     window: Window
-    products: tuple[tuple[Ints, tuple[View, ...]], ...]
+    views: tuple[tuple[Ints, tuple[View, ...]], ...]
 
 
 class _Rows:
@@ -77,18 +81,16 @@ class _Rows:
 
     def __init__(self, problem: Problem):
         self.problem, shifts = problem, problem.shifts
-        self.axes = axes = tuple(range(len(shifts.step)))
-        self.parts = tuple((head,) for head in range(len(shifts.offsets)))
-        if problem.channels < constants.MIN_SINGLE_CHANNELS and len(axes) > 1:
-            *others, row, column = axes
-            parts = _neighbours(shifts.offsets, row)
-            if len(parts) < len(self.parts):
-                self.parts, self.axes = parts, (*others, column, row)
+        self.parts, self.axes = _parts(problem), tuple(range(len(shifts.step)))
+        joined = len(self.parts) < len(shifts.offsets)
+        if joined:
+            *others, row, column = self.axes
+            self.axes = (*others, column, row)
+        # In 1-D, channels first need no copy in another order; BLAS reads no tokens that are both strided and channels apart.
         flat = problem.x_layout == problem.y_layout == FIRST and shifts.step == (1,)
         self.layout = FIRST if flat else LAST
-        self.in_place = problem.x_layout == self.layout and self.axes == axes and shifts.inside
+        self.in_place = problem.x_layout == self.layout and not joined and shifts.inside
         self.direct = problem.y_layout == self.layout
-        self.image = strides_of(self.layout, problem.channels, shifts.size)[0]
         fitting = problem.at_once // constants.CACHED_PARTS // problem.channels
         queries = queries_per_block(max(constants.QUERIES, fitting), problem.most)
         self.plans = [self._block_plan(block) for block in blocks(shifts.output, queries)]
@@ -103,7 +105,7 @@ class _Rows:
         strides = strides_of(self.layout, channels, shifts.size) if self.in_place else window.strides
         begin = window.start if self.in_place else (0,) * len(queries)
         along = tuple(map(mul, shifts.step, strides[1:]))  # from query to query
-        products = []
+        every = []
         for position in product(*map(range, queries[:-2])):
             views = []
             for part in self.parts:
@@ -113,19 +115,18 @@ class _Rows:
                 first = sum(map(mul, position, along)) + sum(map(mul, token, strides[1:]))
                 shape = (*(1, *queries)[-2:], len(part) * channels)
                 views.append((shape, (*(0, *along)[-2:], strides[-1]), first))
-            products.append((position, tuple(views)))
-        return BatchedBlockPlan(block, window, tuple(products))
+            every.append((position, tuple(views)))
+        return BatchedBlockPlan(block, window, tuple(every))
 
-    def windows(self, x: Tensor, window: Tensor) -> Iterator[tuple[int, BatchedBlockPlan, Tensor, int]]:
-        """Image by image and block by block: where to read the tokens of x (B, C, *n), the window or x, and the place in it."""
+    def windows(self, x: Tensor, window: Tensor) -> Iterator[tuple[int, BatchedBlockPlan, Tensor]]:
+        """Image by image and block by block of x (B, C, *n): where to read the tokens, in the window or in the image."""
         zeros: object = None
         for number in range(self.problem.images):
             for plan in self.plans:
-                if self.in_place:
-                    yield number, plan, x, number * self.image
-                else:
-                    zeros = read_window(x[number : number + 1], plan.window, window, zeros)
-                    yield number, plan, window, 0
+                if not self.in_place:
+                    read_window(x[number : number + 1], plan.window, window, zeros)
+                    zeros = plan.window.zeros
+                yield number, plan, x[number] if self.in_place else window
 
 
 class BatchedForward(_Rows):
@@ -137,13 +138,13 @@ class BatchedForward(_Rows):
         heads = [[self.problem.heads[head] for head in part] for part in self.parts]
         matrices = [second[part[0]] if len(part) == 1 else stacked(second, part) for part in heads]
         with Workspace(second, self.window, self.staging) as (window, staging):
-            for number, plan, tokens, start in self.windows(first, window):
+            for number, plan, tokens in self.windows(first, window):
                 target = out[number].movedim(0, -1)[plan.block.box]
                 sums = target if self.direct else staging[: target.numel()].view(target.shape)
-                for position, views in plan.products:
+                for position, views in plan.views:
                     y = _rows_of(sums, position)
-                    for view, matrix in zip(views, matrices, strict=True):
-                        _add_products(y, at(tokens, view, start), matrix, accumulate=view is not views[0])
+                    for part, (view, matrix) in enumerate(zip(views, matrices, strict=True)):
+                        add_product(y, at(tokens, view), matrix.expand(len(y), -1, -1), part > 0, onednn=False)
                 if bias is not None:
                     sums += bias
                 if not self.direct:
@@ -159,25 +160,16 @@ class BatchedWeightGradient(_Rows):
         out = self.problem.new(first)
         totals = [out.new_zeros(len(part) * self.problem.channels, self.problem.width) for part in self.parts]
         with Workspace(out, self.window) as (window,):
-            for number, plan, tokens, start in self.windows(first, window):
+            for number, plan, tokens in self.windows(first, window):
                 rows = second[number].movedim(0, -1)[plan.block.box]
-                for position, views in plan.products:
+                for position, views in plan.views:
                     y = _rows_of(rows, position)
                     for view, total in zip(views, totals, strict=True):
-                        total.addbmm_(at(tokens, view, start).mT, y)  # summed over the batch
+                        total.addbmm_(at(tokens, view).mT, y)  # summed over the batch
         for part, total in zip(self.parts, totals, strict=True):
             for head, matrix in zip(part, total.unflatten(0, (len(part), -1)), strict=True):
                 out[head, 0] = matrix
         return out
-
-
-def _add_products(y: Tensor, a: Tensor, b: Tensor, accumulate: bool) -> None:
-    """y += a b for each row, or y = a b unless ``accumulate``: (R, M, D), (R, M, K), (1, K, D)."""
-    if len(a) == 1:  # faster than a batch of one
-        y[0].addmm_(a[0], b[0]) if accumulate else torch.mm(a[0], b[0], out=y[0])
-        return
-    b = b.expand(len(a), -1, -1)
-    y.baddbmm_(a, b) if accumulate else torch.bmm(a, b, out=y)
 
 
 def _rows_of(tokens: Tensor, position: Ints) -> Tensor:
@@ -185,13 +177,16 @@ def _rows_of(tokens: Tensor, position: Ints) -> Tensor:
     return tokens[position] if tokens.dim() > 2 else tokens[None]
 
 
-def _neighbours(offsets: Sequence[Ints], axis: int) -> tuple[tuple[int, ...], ...]:
-    """All heads, those at consecutive places along an axis together."""
+def _parts(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """The heads of each product: those at consecutive places along the last axis but one, or one if there are many channels."""
+    offsets, axis = problem.shifts.offsets, len(problem.shifts.step) - 2
+    if axis < 0 or problem.channels >= constants.MIN_SINGLE_CHANNELS:
+        return tuple((head,) for head in range(len(offsets)))
     places = sorted(((*e[:axis], *e[axis + 1 :], e[axis]), head) for head, e in enumerate(offsets))
     parts: list[list[int]] = []
     for number, (place, head) in enumerate(places):
         (*others, last), _ = places[number - 1]
-        if parts and place == (*others, last + 1):
+        if place == (*others, last + 1):
             parts[-1].append(head)
         else:
             parts.append([head])

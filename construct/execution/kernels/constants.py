@@ -30,8 +30,8 @@ On one core of an Intel Xeon (AVX-512, AMX, 2 MiB of L2 cache), 2026-11-27, with
 | MIN_BATCHED_TERMS      | terms of a sum   | 8 → 16, 3 × 3 at 112²            | 0.99 | 1.69  |
 | MIN_SINGLE_CHANNELS    | channels         | 64 → 64, 3 × 3 at 56²            | 1.05 | 0.99  |
 | MIN_SINGLE_CHANNELS    | channels         | 128 → 128, 3 × 3 at 28²          | 1.00 | 1.00  |
-| MIN_ROW                | queries          | 64 → 64, 3 × 3 at 56²: grad      | 1.00 | 1.07  |
-| MIN_ROW                | queries          | 32 → 64, 3 × 3 × 3 at 16³: grad  | 1.15 | 1.01  |
+| MIN_SUMMED_ROW         | queries          | 64 → 64, 3 × 3 at 56²: grad      | 1.00 | 1.07  |
+| MIN_SUMMED_ROW         | queries          | 32 → 64, 3 × 3 × 3 at 16³: grad  | 1.15 | 1.01  |
 | SUM_NS                 | ns a sum         | 64 → 3, 3 × 3 at 14²             | 1.31 | 1.00  |
 
 COPY_NS, TRANSPOSE_NS and NARROW_PRODUCT_NS are only compared with SCATTER_NS; KEPT_BYTES holds AT_ONCE and its window.
@@ -48,8 +48,12 @@ MIN_BATCHED_TERMS = 24
 """Terms of a sum from which products pay off that read the tokens in place, one for each head or for some neighbours."""
 MIN_SINGLE_CHANNELS = 2**7
 """Channels from which every head has a product of its own, and no weights are copied to stack them."""
-MIN_ROW = 2**5
+MIN_ROW, MIN_PLANE = 2**3, 2**7
+"""Queries of the last axis, and of the last two axes, from which batched products pay off."""
+MIN_SUMMED_ROW = 2**5
 """Queries of a row from which gradients of weights are summed row by row."""
+MIN_TRANSPOSED_HEADS = 2**3
+"""Heads from which batched products pay off although they transpose an input with channels first."""
 AT_ONCE = 2**20
 """Float32 numbers copied or computed at a time, 4 MiB: im2col's columns, col2im's products."""
 AT_ONCE_ON_GPU = 2**26
@@ -57,7 +61,7 @@ AT_ONCE_ON_GPU = 2**26
 CACHED_PARTS = 4
 """AT_ONCE divided by this stays in L2: what every head reads or writes again, in depthwise layers and batched products."""
 QUERIES = 2**8
-"""The least queries per block: every product reads all weights."""
+"""The least queries per block, and per image that is not multiplied together with others: every product reads all weights."""
 FEW_QUERIES = 2**6
 """An image or block with fewer queries is small: a product with channels first does not pay off."""
 RECTANGLE = 2**6

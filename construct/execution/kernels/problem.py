@@ -119,24 +119,21 @@ def at(tensor: Tensor, view: View, start: int = 0) -> Tensor:
     return tensor.as_strided(shape, strides, tensor.storage_offset() + offset + start)
 
 
-def read_window(x: Tensor, window: Window, buffer: Tensor, before: object) -> object:
-    """Copy the window of x (B, C, *n) into a buffer, and return the key of its zero padding.
-
-    ``before`` is the key of the padding that the buffer already has.
-    """
+def read_window(x: Tensor, window: Window, buffer: Tensor, before: object) -> None:
+    """Copy the window of x (B, C, *n) into a buffer; ``before`` is the key of the zero padding that it already has."""
     if window.zeros is not None and window.zeros != before:
         buffer[: window.numbers].zero_()
     at(buffer, window.inside).copy_(x.movedim(1, -1)[(slice(None), *window.source)])
-    return window.zeros
 
 
 def stacked(w: Tensor, heads: Sequence[int], transposed: bool = False) -> Tensor:
     """The stacked matrices of some heads: w (heads, groups, C, D) → (groups, heads·C, D).
 
-    A view if the layout allows it; else copied head by head, several times faster than at once if w is a transposed view.
+    A view if the heads are adjacent, and one copy if they are evenly spaced; else copied head by head, several times faster than
+    at once if w is a transposed view.
     ``transposed`` gives (groups, D, heads·C) instead, contiguous.
     """
-    total, groups, channels, width = w.shape
+    _, groups, channels, width = w.shape
     count, first = len(heads), heads[0]
     step = heads[1] - first if count > 1 else 1
     if (
@@ -145,8 +142,7 @@ def stacked(w: Tensor, heads: Sequence[int], transposed: bool = False) -> Tensor
         and tuple(heads) == tuple(range(first, first + count * step, step))
         and w.is_contiguous()
     ):
-        part = w if count == total else w[first : first + count * step : step]
-        matrix = part.reshape(1, count * channels, width)  # a copy if other heads lie between these
+        matrix = w[first : first + count * step : step].reshape(1, count * channels, width)
         return matrix.mT.contiguous() if transposed else matrix
     if transposed:
         out = w.new_empty(groups, width, count, channels)
