@@ -151,7 +151,9 @@ def test_blas_reads_tokens_in_place_where_columns_would_not_fit_into_the_cache()
     )  # few heads for two transposed copies
     assert isinstance(chosen(large, x_layout=FIRST, y_layout=FIRST), BatchedForward)
     line = Shifts(((-1,), (0,), (1,)), (1,), (4096,), (4096,))
-    assert isinstance(chosen(line, x_layout=FIRST, y_layout=FIRST), BatchedForward)
+    flat = chosen(line, x_layout=FIRST, y_layout=FIRST)
+    assert isinstance(flat, BatchedForward)
+    assert flat.direct  # nothing is transposed in 1-D
     assert len(chosen(large, 32, 32).parts) == 3
     assert len(chosen(large, 128, 128).parts) == 9
 

@@ -154,7 +154,9 @@ def test_batched_products_of_some_heads_over_several_blocks_and_images():
     problem = Problem(kernels.FORWARD, shifts, (3, 1), 2, 1, 3, 4, x.dtype, OTHER, OTHER, False, None)
     with preferring("batched_gemm"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "AT_ONCE", 4)
+        patch.setattr(constants, "MIN_SINGLE_CHANNELS", 4)
         task = BatchedForward(problem)
+        assert len(task.parts) == 1
         assert len(task.plans) == 8
         for dtype in (torch.float64, torch.float32):
             assert torch.equal(task.run(x.half(), w, None, torch.empty(2, 4, 8, 4, dtype=dtype)), expected.to(dtype))
