@@ -19,6 +19,7 @@ from construct.execution import kernels
 from construct.execution.kernels import constants, gemm
 from construct.execution.kernels.batched_gemm import BatchedForward, BatchedWeightGradient
 from construct.execution.kernels.blocks import smaller_blocks
+from construct.execution.kernels.gemm_scatter import Scattered
 from construct.execution.kernels.im2col_gemm import Im2colForward, Im2colWeightGradient
 from construct.execution.kernels.problem import Problem, new_images
 from construct.execution.kernels.windows import FIRST, LAST, Shifts
@@ -156,6 +157,14 @@ def test_blas_reads_tokens_in_place_where_columns_would_not_fit_into_the_cache()
     assert flat.direct  # nothing is transposed in 1-D
     assert len(chosen(large, 32, 32).parts) == 3
     assert len(chosen(large, 128, 128).parts) == 9
+
+
+def test_few_queries_are_not_summed_head_by_head() -> None:
+    """Each sum takes as long as some hundred queries, for every image."""
+    assert isinstance(chosen(square(3, (4, 4)), 8, 8), Im2colForward)
+    assert isinstance(chosen(square(3, (14, 14)), 64, 3, images=4), Im2colForward)
+    assert isinstance(chosen(square(3, (28, 28)), 64, 3), Scattered)
+    assert isinstance(chosen(square(3, (28, 28)), 64, 3, images=4), Scattered)
 
 
 def test_gradients_of_weights_are_summed_by_rows_where_rows_are_long() -> None:

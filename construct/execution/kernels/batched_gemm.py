@@ -41,8 +41,9 @@ def plan(problem: Problem) -> Task | None:
         return None  # one product for more queries, or for several images, is faster
     if heads * channels * queries <= cached or channels * problem.width > cached:
         return None
-    if problem.x_layout == FIRST and len(shifts.step) > 1 and heads < constants.MIN_TRANSPOSED_HEADS:
-        return None
+    first = problem.x_layout == problem.y_layout == FIRST and len(shifts.step) > 1
+    if first and heads < constants.MIN_TRANSPOSED_HEADS:
+        return None  # im2col transposes neither input nor output
     parts = len(_parts(problem))
     if heads * channels < constants.MIN_BATCHED_TERMS * parts:
         return None

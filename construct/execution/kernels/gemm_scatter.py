@@ -34,8 +34,8 @@ def plan(problem: Problem) -> Task | None:
     if problem.at_once // (heads * written) < constants.FEW_QUERIES:
         return None  # blocks of few queries, each with an addition per head
     # The product of a token with all heads has heads·written columns; few columns are slow by themselves.
-    tokens = problem.images * prod(shifts.size if kind == FORWARD else shifts.output)
-    scatter_time = heads * (tokens * written * constants.SCATTER_NS + problem.images * constants.SUM_NS)
+    tokens = prod(shifts.size if kind == FORWARD else shifts.output)
+    scatter_time = heads * problem.images * max(tokens * written * constants.SCATTER_NS, constants.SUM_NS)
     column_ns = constants.COPY_NS + constants.NARROW_PRODUCT_NS / written
     columns_time = heads * problem.images * prod(shifts.output) * read * column_ns
     if kind == ADJOINT:
