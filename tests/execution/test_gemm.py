@@ -109,16 +109,15 @@ def test_onednn_multiplies_where_it_is_faster(
     assert gemm._is_onednn_faster() == onednn
 
 
+def shifts_of(k: tuple[int, ...], output: tuple[int, ...], step: int = 1) -> Shifts:
+    """The shifts of a kernel, "same" padding."""
+    offsets = tuple(itertools.product(*(range(-(n // 2), n - n // 2) for n in k)))
+    return Shifts(offsets, (step,) * len(k), tuple(step * n for n in output), output)
+
+
 def square(k: int, output: tuple[int, int], step: int = 1) -> Shifts:
     """The shifts of a kernel of k × k taps, "same" padding."""
-    offsets = tuple(itertools.product(range(-(k // 2), k - k // 2), repeat=2))
-    return Shifts(offsets, (step, step), (step * output[0], step * output[1]), output)
-
-
-def spatial(k: tuple[int, ...], output: tuple[int, ...]) -> Shifts:
-    """The same without a stride, in any dimension."""
-    offsets = tuple(itertools.product(*(range(-(n // 2), n - n // 2) for n in k)))
-    return Shifts(offsets, (1,) * len(k), output, output)
+    return shifts_of((k, k), output, step)
 
 
 def chosen(shifts: Shifts, channels: int = 64, width: int = 64, **changes: Any) -> Any:
@@ -143,16 +142,14 @@ def test_blas_reads_tokens_in_place_where_columns_would_not_fit_into_the_cache()
     assert isinstance(chosen(square(1, (112, 112), step=2)), Im2colForward)  # most tokens are not seen
     assert isinstance(chosen(large, 64, 64, groups=2), Im2colForward)
     assert isinstance(chosen(square(3, (500, 4))), Im2colForward)  # short rows
-    assert isinstance(chosen(spatial((3, 3, 3), (40, 11, 11))), Im2colForward)  # many products with few queries each
-    assert isinstance(chosen(spatial((3, 3, 3), (16, 12, 12))), BatchedForward)
-    along = spatial((3, 1, 1), (8, 28, 28))
+    assert isinstance(chosen(shifts_of((3, 3, 3), (40, 11, 11))), Im2colForward)  # many products with few queries each
+    assert isinstance(chosen(shifts_of((3, 3, 3), (16, 12, 12))), BatchedForward)
+    along = shifts_of((3, 1, 1), (8, 28, 28))
     assert isinstance(chosen(along), BatchedForward)
-    assert isinstance(
-        chosen(along, x_layout=FIRST, y_layout=FIRST), Im2colForward
-    )  # few heads for two transposed copies
+    few = chosen(along, x_layout=FIRST, y_layout=FIRST)
+    assert isinstance(few, Im2colForward)  # few heads for two transposed copies
     assert isinstance(chosen(large, x_layout=FIRST, y_layout=FIRST), BatchedForward)
-    line = Shifts(((-1,), (0,), (1,)), (1,), (4096,), (4096,))
-    flat = chosen(line, x_layout=FIRST, y_layout=FIRST)
+    flat = chosen(shifts_of((3,), (4096,)), x_layout=FIRST, y_layout=FIRST)
     assert isinstance(flat, BatchedForward)
     assert flat.direct  # nothing is transposed in 1-D
     assert len(chosen(large, 32, 32).parts) == 3

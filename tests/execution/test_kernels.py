@@ -229,7 +229,7 @@ def test_outputs_and_gradients_are_the_convolution_s(make: Any, kernel: str | No
 def test_outputs_may_be_changed_in_place(make: Any, layout: str):
     """As a convolution's, by ``ReLU(inplace=True)`` say; torch forbids that for views that an autograd function returns."""
     layer = conv_to_mhsa(make())
-    for shape in ((1, 64, 4, 4), (1, 64, 9, 9), (2, 64, 9, 9)):
+    for shape in ((1, 64, 4, 4), (1, 64, 9, 9), (2, 64, 9, 9), (1, 64, 24, 24)):
         x = in_layout(torch.ones(shape), layout)
         layer(x).relu_().sum().backward()
         with torch.no_grad():

@@ -109,15 +109,9 @@ def preferring(name: str | None) -> Iterator[None]:
         if name is not None:
             patch.setattr(kernels, "KERNELS", {name: kernels.KERNELS[name]} | kernels.KERNELS)
             small = {"ONEDNN": 1, "AT_ONCE": 2**9, "QUERIES": 4, "FEW_QUERIES": 3, "MIN_CONTIGUOUS": 1, "MIN_TERMS": 1}
-            small |= {
-                "CACHED_PARTS": 2**3,
-                "MIN_BATCHED_TERMS": 1,
-                "MIN_SINGLE_CHANNELS": 3,
-                "MIN_ROW": 1,
-                "MIN_PLANE": 1,
-            }
-            small |= {"MIN_SUMMED_ROW": 1, "MIN_TRANSPOSED_HEADS": 1, "MIN_CHANNELS_LAST": 1, "RECTANGLE": 2**6}
-            small |= {"MIN_QUERIES_TRANSPOSED": 5}
+            small |= {"CACHED_PARTS": 2**3, "MIN_BATCHED_TERMS": 1, "MIN_SINGLE_CHANNELS": 3, "MIN_ROW": 1}
+            small |= {"MIN_PLANE": 1, "MIN_SUMMED_ROW": 1, "MIN_TRANSPOSED_HEADS": 1, "MIN_CHANNELS_LAST": 1}
+            small |= {"RECTANGLE": 2**6, "MIN_QUERIES_TRANSPOSED": 5}
             if name == "gemm_scatter":
                 small |= {"SCATTER_NS": 0, "SUM_NS": 0}
             for constant, number in small.items():

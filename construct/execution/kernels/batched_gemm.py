@@ -1,4 +1,4 @@
-"""One batched matrix product for each head: it reads the tokens where they lie, without copying them side by side.
+"""The kernel of large layers where BLAS multiplies: one batched matrix product per head, which reads the tokens where they lie.
 
 Of R rows of M queries, a head sees R rows of M evenly spaced tokens.  With w_h they are a batch of R products, (M, C) by (C, D),
 and BLAS adds those of all heads.  The window of tokens that a block sees is first copied with its zero padding, unless it lies
@@ -75,9 +75,9 @@ class _Rows:
     Attributes:
         parts: the heads of each product.
         axes: the order of the axes in the window.
-        layout: how tokens are read, and y is read or written.
+        layout: how tokens are read, and products are written.
         in_place: whether the input is read without a window.
-        direct: whether y has this layout; else a buffer has it, from which or to which y is copied.
+        direct: whether y has this layout; else products are added up in a buffer, of which y is a copy.
     """
 
     def __init__(self, problem: Problem):
@@ -87,7 +87,7 @@ class _Rows:
         if joined:
             *others, row, column = self.axes
             self.axes = (*others, column, row)
-        # In 1-D, channels first need no copy in another order; BLAS reads no tokens that are both strided and channels apart.
+        # 1-D with channels first is read in that order; not with a stride, as BLAS needs adjacent tokens or adjacent channels.
         flat = problem.x_layout == problem.y_layout == FIRST and shifts.step == (1,)
         self.layout = FIRST if flat else LAST
         self.in_place = problem.x_layout == self.layout and not joined and shifts.inside

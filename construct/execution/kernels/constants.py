@@ -30,6 +30,12 @@ On one core of an Intel Xeon (AVX-512, AMX, 2 MiB of L2 cache), 2026-11-27, with
 | MIN_BATCHED_TERMS      | terms of a sum   | 8 → 16, 3 × 3 at 112²            | 0.99 | 1.69  |
 | MIN_SINGLE_CHANNELS    | channels         | 64 → 64, 3 × 3 at 56²            | 1.05 | 0.99  |
 | MIN_SINGLE_CHANNELS    | channels         | 128 → 128, 3 × 3 at 28²          | 1.00 | 1.00  |
+| MIN_ROW                | queries          | 16 → 16, 3 × 3 × 3 at 32²·4      | 1.89 | 1.01  |
+| MIN_ROW                | queries          | 256 → 256, 3 × 3 at 14²          | 1.00 | 1.05  |
+| MIN_PLANE              | queries          | 128 → 128, 3 × 3 × 3 at 16·8²    | 1.51 | 0.99  |
+| MIN_PLANE              | queries          | 256 → 256, 3 × 3 at 14²: first   | 1.02 | 1.13  |
+| MIN_TRANSPOSED_HEADS   | heads            | 64 → 64, 5 × 1 at 56²: first     | 1.07 | 0.99  |
+| MIN_TRANSPOSED_HEADS   | heads            | 64 → 64, 3 × 3 at 56²: first     | 0.98 | 1.06  |
 | MIN_SUMMED_ROW         | queries          | 64 → 64, 3 × 3 at 56²: grad      | 1.00 | 1.07  |
 | MIN_SUMMED_ROW         | queries          | 32 → 64, 3 × 3 × 3 at 16³: grad  | 1.15 | 1.01  |
 | SUM_NS                 | ns a sum         | 64 → 3, 3 × 3 at 14²             | 1.15 | 1.00  |

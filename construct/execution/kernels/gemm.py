@@ -67,7 +67,7 @@ def products(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, oned
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, accumulate: bool, onednn: bool) -> None:
-    """total += a b for each group, or total = a b unless ``accumulate``: (groups, M, N), (groups, M, K), (groups, K, N)."""
+    """total += a b for each group or row, or total = a b unless ``accumulate``: (groups, M, N), (groups, M, K), (groups, K, N)."""
     if a.shape[0] > 1:
         total.baddbmm_(a, b, beta=1 if accumulate else 0)  # 0: the old content is not read
         return
