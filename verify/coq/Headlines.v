@@ -61,9 +61,9 @@ Print Assumptions theorem1_finite.
 Print Assumptions theorem1_uniform.
 (* Theorem 1 with D_p = 2 *)
 Print Assumptions theorem1_parabola.
-(* Theorem 1 is a limit: a nonzero kernel of one tap is reproduced exactly at no finite α *)
+(* Theorem 1 is a limit: with one token that is no tap, heads that carry the taps meet no nonzero kernel exactly *)
 Print Assumptions never_exact.
-(* Theorem 1 is a limit, but some kernels are reproduced exactly at a query, where every token is a tap *)
+(* That token is needed: where every token is a tap, some kernels are met exactly at a query *)
 Print Assumptions exact_by_accident.
 (* Beyond the paper: both signs at one pair of channels take two heads, as softmax is positive *)
 Print Assumptions two_heads_needed.

@@ -1,12 +1,13 @@
 (** What no softmax layer computes exactly at finite sharpness, and what one computes by accident.
 
     Statements:
-      never_exact         on two or more tokens, no layer with one head, with any scores (content terms
-                          included), computes a nonzero kernel of one tap
-      never_exact_construction   so the construction computes such a kernel at no α
+      attended_taps       a head's attention on the taps adds up to less than 1, if one token is no tap
+      never_exact         on a grid with a token that is no tap, heads that carry the taps and attend by
+                          position, with any encoding, never compute a nonzero kernel exactly
+      never_exact_construction   so the construction computes no nonzero kernel at any α
       two_heads_needed    a kernel with a positive and a negative weight needs two heads: one head
                           differs from it by at least half the smaller weight, even in any limit
-      exact_by_accident   never_exact has no general form: where every token is a tap, some nonzero
+      exact_by_accident   the token that is no tap is needed: where every token is a tap, some nonzero
                           kernel is computed exactly at that query, at every α: the attention
                           weights are a stochastic matrix, which has the eigenvalue 1 *)
 
@@ -20,11 +21,12 @@ Definition unit_image (k : position) (i : nat) : image :=
   fun k' i' => if position_eq_dec k' k then if Nat.eq_dec i' i then 1 else 0 else 0.
 Definition zero_image : image := fun _ _ => 0.
 
-(** One head on the image 1 at k1: its attention to k1 times its value matrix. *)
-Lemma attend_unit {H} (L : layer H) h G q j k1 i1 : heads L = [h] -> NoDup G -> In k1 G -> (i1 < D_in L)%nat ->
-  attend L G (unit_image k1 i1) q j = b_out L j + attention L G h (unit_image k1 i1) q k1 * value_output L h i1 j.
+(** Heads on the image 1 at k1: each head's attention to k1 times its value matrix. *)
+Lemma attend_unit {H} (L : layer H) G q j k1 i1 : NoDup G -> In k1 G -> (i1 < D_in L)%nat ->
+  attend L G (unit_image k1 i1) q j =
+  b_out L j + sum (heads L) (fun h => attention L G h (unit_image k1 i1) q k1 * value_output L h i1 j).
 Proof.
-  intros E N I Hi; rewrite attend_heads, E; unfold sum at 1; simpl fold_right; rewrite Rplus_0_r; f_equal.
+  intros N I Hi; rewrite attend_heads; f_equal; apply sum_ext; intros h _.
   unfold row_times at 1; rewrite (sum_below_single (D_in L) i1); [|exact Hi|].
   - rewrite (sum_single G k1 _ N I).
     + unfold unit_image at 2; destruct (position_eq_dec k1 k1); [|congruence].
@@ -33,6 +35,15 @@ Proof.
   - intros i _ D; rewrite sum_zero; [ring|]; intros k _; unfold unit_image at 2.
     destruct (Nat.eq_dec i i1); [congruence|]; destruct (position_eq_dec k k1); ring.
 Qed.
+
+Lemma unit_bounded d_in G k1 i1 : bounded d_in 1 G (unit_image k1 i1).
+Proof.
+  intros k i _ _; unfold unit_image; destruct (position_eq_dec k k1); [destruct (Nat.eq_dec i i1)|];
+    rewrite ?Rabs_R0, ?Rabs_R1; lra.
+Qed.
+
+Lemma zero_bounded d_in G : bounded d_in 1 G zero_image.
+Proof. intros k i _ _; unfold zero_image; rewrite Rabs_R0; lra. Qed.
 
 Lemma attend_zero {H} (L : layer H) G q j : attend L G zero_image q j = b_out L j.
 Proof.
@@ -60,54 +71,73 @@ Proof.
     + rewrite Hq; apply F, I.
 Qed.
 
-(** A kernel on the image 1 at a token that no tap reads. *)
-Lemma conv_unit_unread d_in Δ W b q j k1 i1 : (forall τ, In τ Δ -> add q τ <> k1) ->
-  conv d_in Δ W b (unit_image k1 i1) q j = b j.
-Proof.
-  intros D; unfold conv; rewrite sum_zero; [ring|]; intros τ Iτ; unfold row_times; apply sum_below_zero; intros i _.
-  unfold unit_image; destruct (position_eq_dec (add q τ) k1) as [E|]; [destruct (D τ Iτ E)|ring].
-Qed.
-
 (** * Never exact *)
 
-(** Two tokens or more, a layer of one head with any scores, a kernel of one tap τ that is not zero
-    into output channel j: on some image of zeros and one 1 the two outputs differ. *)
-Theorem never_exact {H} (L : layer H) h d τ W b G q i0 j k1 :
-  heads L = [h] -> positions d G -> length q = d -> length τ = d -> (i0 < D_in L)%nat ->
-  In (add q τ) G -> In k1 G -> k1 <> add q τ -> W τ i0 j <> 0 ->
-  exists X, bounded (D_in L) 1 G X /\ attend L G X q j <> conv (D_in L) [τ] W b X q j.
+(** Softmax weights on the taps at q add up to less than 1: the spare token has some. *)
+Lemma attended_taps d Δ G q s spare : positions d Δ -> length q = d -> targets_on G q Δ ->
+  In spare G -> (forall τ, In τ Δ -> add q τ <> spare) -> sum Δ (fun τ => softmax G s (add q τ)) < 1.
 Proof.
-  intros E [N F] Hq Hτ Hi I0 I1 D HW.
-  assert (T : positions d [τ]) by (split; [repeat constructor; intros []|repeat constructor; exact Hτ]).
-  assert (HB : forall k, bounded (D_in L) 1 G (unit_image k i0)).
-  { intros k k' i _ _; unfold unit_image; destruct (position_eq_dec k' k); [destruct (Nat.eq_dec i i0)|];
-      rewrite ?Rabs_R0, ?Rabs_R1; lra. }
-  destruct (Req_dec (b_out L j) (b j)) as [Eb|Nb].
-  - destruct (Req_dec (value_output L h i0 j) 0) as [Z|NZ].
-    + exists (unit_image (add q τ) i0); split; [apply HB|].
-      rewrite (attend_unit L h) by assumption; rewrite (conv_unit d) by (try assumption; left; reflexivity).
-      rewrite Z; lra.
-    + exists (unit_image k1 i0); split; [apply HB|].
-      rewrite (attend_unit L h) by assumption.
-      rewrite conv_unit_unread by (intros τ' [<-|[]]; congruence); rewrite Eb.
-      pose proof (softmax_positive G (fun k => score L h (unit_image k1 i0) q k) k1 I1) as P.
-      unfold attention; intros A.
-      assert (A' : softmax G (fun k => score L h (unit_image k1 i0) q k) k1 * value_output L h i0 j = 0) by lra.
-      apply Rmult_integral in A'; destruct A'; lra.
-  - exists zero_image; split; [|rewrite attend_zero, conv_zero; exact Nb].
-    intros k i _ _; unfold zero_image; rewrite Rabs_R0; lra.
+  intros [N F] Hq T I D; rewrite Forall_forall in F.
+  destruct (sum_split G spare (softmax G s) I) as (G' & P & E).
+  rewrite softmax_sum in E by (intros ->; destruct I); pose proof (softmax_positive G s spare I) as Q.
+  assert (sum (map (add q) Δ) (softmax G s) <= sum G' (softmax G s)); [|rewrite sum_map in *; lra].
+  apply sum_incl.
+  - clear - N F Hq; induction N as [|τ Δ A N IH]; simpl; constructor.
+    + intros B; apply in_map_iff in B; destruct B as (τ' & B & I); apply A.
+      rewrite <- (add_injective q τ' τ); [exact I| | |exact B]; rewrite Hq; apply F; simpl; tauto.
+    + apply IH; intros; apply F; right; assumption.
+  - intros k Ik; apply in_map_iff in Ik; destruct Ik as (τ & <- & Iτ).
+    destruct (Permutation_in _ P (T τ Iτ)) as [A|A]; [destruct (D τ Iτ (eq_sym A))|exact A].
+  - intros k; left; apply Rdiv_lt_0_compat; [apply exp_pos|apply (normaliser_positive _ _ spare I)].
 Qed.
 
-(** So the construction computes a nonzero kernel of one tap at no finite α. *)
-Corollary never_exact_construction d d_in d_out α τ W b b' G q i0 j k1 :
-  positions d G -> length q = d -> length τ = d -> (i0 < d_in)%nat ->
-  In (add q τ) G -> In k1 G -> k1 <> add q τ -> W τ i0 j <> 0 ->
-  exists X, bounded d_in 1 G X /\
-    attend (construction d d_in d_out α [τ] (fun t => t) W b') G X q j <> conv d_in [τ] W b X q j.
+(** A grid with a token that is no tap, heads that carry the taps W_τ and attend by position alone, with any
+    encoding: if W is not zero into output channel j, the two outputs differ on some image of zeros and
+    at most one 1.  Equality would give |W_δ| <= Σ_τ P_τ(q + δ) |W_τ|, and so
+    Σ_δ |W_δ| <= Σ_τ (Σ_δ P_τ(q + δ)) |W_τ| < Σ_τ |W_τ|. *)
+Theorem never_exact d d_p d_in d_out r_ v_ Δ W b b' G q i0 j τ0 spare :
+  positions d Δ -> positions d G -> length q = d -> targets_on G q Δ ->
+  In spare G -> (forall τ, In τ Δ -> add q τ <> spare) ->
+  (i0 < d_in)%nat -> (j < d_out)%nat -> In τ0 Δ -> W τ0 i0 j <> 0 ->
+  exists X, bounded d_in 1 G X /\ attend (positional d_p d_in d_out r_ Δ v_ W b') G X q j <> conv d_in Δ W b X q j.
 Proof.
-  intros; apply (never_exact (construction d d_in d_out α [τ] (fun t => t) W b') τ d τ W b G q i0 j k1);
-    solve [reflexivity | assumption].
+  intros HΔ [N _] Hq T I D Hi Hj I0 HW; set (L := positional d_p d_in d_out r_ Δ v_ W b').
+  destruct (Req_dec (b' j) (b j)) as [Eb|Nb].
+  2: { exists zero_image; split; [apply zero_bounded|]; rewrite attend_zero, conv_zero; exact Nb. }
+  set (P := fun τ => softmax G (fun k => dot d_p (v_ τ) (r_ (sub k q)))).
+  set (read := fun δ => sum Δ (fun τ => P τ (add q δ) * W τ i0 j)).
+  assert (U : forall δ, In δ Δ -> attend L G (unit_image (add q δ) i0) q j = b' j + read δ).
+  { intros δ Iδ; rewrite attend_unit by (try assumption; apply T, Iδ); change (b_out L) with b'; f_equal; unfold read.
+    apply sum_ext; intros τ _; f_equal.
+    - apply softmax_ext; [|apply T, Iδ]; intros; apply score_positional.
+    - apply row_times_identity, Hj. }
+  destruct (Forall_Exists_dec (fun δ => read δ = W δ i0 j) (fun δ => Req_EM_T (read δ) (W δ i0 j)) Δ) as [A|A].
+  2: { apply Exists_exists in A; destruct A as (δ & Iδ & A); exists (unit_image (add q δ) i0); split; [apply unit_bounded|].
+       rewrite U, (conv_unit d) by assumption; lra. }
+  exfalso; rewrite Forall_forall in A; set (w := fun τ => Rabs (W τ i0 j)); set (share := fun τ => sum Δ (fun δ => P τ (add q δ))).
+  assert (S : forall τ, share τ < 1) by (intros; apply (attended_taps d Δ G q _ spare); assumption).
+  assert (B : sum Δ w <= sum Δ (fun τ => share τ * w τ)).
+  { rewrite (sum_ext Δ (fun τ => share τ * w τ) (fun τ => sum Δ (fun δ => P τ (add q δ) * w τ))), sum_swap
+      by (intros; unfold share; rewrite sum_scal_r; reflexivity).
+    apply sum_le; intros δ Iδ; unfold w at 1; rewrite <- (A δ Iδ); eapply Rle_trans; [apply sum_abs|].
+    apply sum_le; intros τ _; rewrite Rabs_mult, (Rabs_pos_eq (P τ _)); [apply Rle_refl|].
+    left; apply softmax_positive, T, Iδ. }
+  assert (M : forall τ, 0 <= (1 - share τ) * w τ)
+    by (intros τ; apply Rmult_le_pos; [specialize (S τ); lra|apply Rabs_pos]).
+  assert (0 < (1 - share τ0) * w τ0) by (apply Rmult_lt_0_compat; [specialize (S τ0); lra|apply Rabs_pos_lt, HW]).
+  destruct (sum_split Δ τ0 (fun τ => (1 - share τ) * w τ) I0) as (Δ' & _ & E).
+  assert (0 <= sum Δ' (fun τ => (1 - share τ) * w τ)) by (apply sum_nonneg; intros; apply M).
+  rewrite (sum_ext Δ _ (fun τ => w τ - share τ * w τ)), sum_minus in E by (intros; ring); lra.
 Qed.
+
+(** So the construction computes no nonzero kernel at any finite α. *)
+Corollary never_exact_construction d d_in d_out α Δ W b b' G q i0 j τ0 spare :
+  positions d Δ -> positions d G -> length q = d -> targets_on G q Δ ->
+  In spare G -> (forall τ, In τ Δ -> add q τ <> spare) ->
+  (i0 < d_in)%nat -> (j < d_out)%nat -> In τ0 Δ -> W τ0 i0 j <> 0 ->
+  exists X, bounded d_in 1 G X /\
+    attend (construction d d_in d_out α Δ (fun τ => τ) W b') G X q j <> conv d_in Δ W b X q j.
+Proof. apply never_exact. Qed.
 
 (** * Two heads for both signs *)
 
@@ -119,17 +149,14 @@ Theorem two_heads_needed {H} (L : layer H) h d Δ W b G q i0 j τ1 τ2 ε :
   exists X, bounded (D_in L) 1 G X /\ ~ Rabs (attend L G X q j - conv (D_in L) Δ W b X q j) < ε.
 Proof.
   intros E HΔ [N F] Hq T Hi I1 I2 E1 E2 P1 P2.
-  assert (HB : forall k, bounded (D_in L) 1 G (unit_image k i0)).
-  { intros k k' i _ _; unfold unit_image; destruct (position_eq_dec k' k); [destruct (Nat.eq_dec i i0)|];
-      rewrite ?Rabs_R0, ?Rabs_R1; lra. }
-  assert (HB0 : bounded (D_in L) 1 G zero_image) by (intros k i _ _; unfold zero_image; rewrite Rabs_R0; lra).
   set (error := fun X => Rabs (attend L G X q j - conv (D_in L) Δ W b X q j)).
-  destruct (Rlt_dec (error zero_image) ε) as [A0|]; [|exists zero_image; split; assumption].
+  destruct (Rlt_dec (error zero_image) ε) as [A0|]; [|exists zero_image; split; [apply zero_bounded|assumption]].
   set (X1 := unit_image (add q τ1) i0); set (X2 := unit_image (add q τ2) i0).
-  destruct (Rlt_dec (error X1) ε) as [A1|]; [|exists X1; split; [apply HB|assumption]].
-  destruct (Rlt_dec (error X2) ε) as [A2|]; [|exists X2; split; [apply HB|assumption]].
+  destruct (Rlt_dec (error X1) ε) as [A1|]; [|exists X1; split; [apply unit_bounded|assumption]].
+  destruct (Rlt_dec (error X2) ε) as [A2|]; [|exists X2; split; [apply unit_bounded|assumption]].
   exfalso; unfold error, X1, X2 in A0, A1, A2; rewrite attend_zero, conv_zero in A0.
-  rewrite (attend_unit L h) in A1, A2 by (try assumption; apply T; assumption).
+  rewrite attend_unit, E in A1, A2 by (try assumption; apply T; assumption).
+  unfold sum in A1, A2; simpl fold_right in A1, A2; rewrite Rplus_0_r in A1, A2.
   rewrite (conv_unit d) in A1, A2 by assumption.
   pose proof (softmax_positive G (fun k => score L h X1 q k) _ (T _ I1)) as Q1.
   pose proof (softmax_positive G (fun k => score L h X2 q k) _ (T _ I2)) as Q2.

@@ -26,12 +26,12 @@ YIELDS = (
 
 @added(
     "finite-never-exact",
-    "At finite α no head is one-hot on two tokens or more, nor a one-tap convolution; other kernels can be met.",
+    "At finite α, with a token that is no tap, Theorem 1's layer meets no kernel but 0; where all tokens are taps, some.",
     YIELDS,
     "talk, Lemma 2",
 )
 def finite_never_exact() -> Judgement:
-    """Proved in Coq for two or more tokens; ``exact_by_accident`` is the exception: every token is a tap."""
+    """Proved in Coq; ``exact_by_accident`` says that the token that is no tap is needed."""
     beside = proof_positions.quadratic_scores(PLANE.queries, PLANE.keys, (0, 0), 1024)[7]
     leaked = min((weight.a for weight in equations.enclosed_softmax(beside)), default=0)
     return proved(
