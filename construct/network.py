@@ -19,6 +19,7 @@ from construct.modules.parametrizations import parametrization_names
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.traversal import (
+    deep_copy,
     deepcopy_memo,
     every_closure,
     every_method,
@@ -162,13 +163,13 @@ def substitute(
         cells = tuple(CellType() for _ in function.__closure__ or ())
         memo[key] = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
     for module, layers in substitutes.items():
-        memo[id(module)] = copy.deepcopy(layers, memo)
+        memo[id(module)] = deep_copy(layers, memo)
     memo |= {
         id(method): getattr(memo[id(module)], method.__func__.__name__)
         for module, method in methods
         if module in substitutes
     }
-    converted = copy.deepcopy(model, memo)
+    converted = deep_copy(model, memo, substitutes)
     for key, function in functions.items():
         _fill(memo[key], function, memo)
     return converted
@@ -241,7 +242,7 @@ def convert(
 
     Raises:
         UnsupportedLayer: with ``strict``: convolutions that cannot be converted, or rules that samples refute; ``rows`` lists
-            all of them.
+            all of them.  Or the network holds something that cannot be copied, as a lock.
         TypeError: ``model`` is not a module, or ``rules`` do not map classes to functions.
     """
     if not isinstance(model, nn.Module):

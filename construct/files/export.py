@@ -5,7 +5,6 @@ matrices.  The shifts of the heads are constants in it, and it is as long for on
 """
 
 import contextlib
-import copy
 import io
 import logging
 import warnings
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from construct.attention import MHSA
 from construct.errors import one_line
 from construct.execution.traced import FROZEN, FrozenHeads
-from construct.modules.traversal import every_module
+from construct.modules.traversal import deep_copy, every_module
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
@@ -29,7 +28,7 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: a layer cannot be traced; the message has its path.
     """
-    network = copy.deepcopy(model).eval().requires_grad_(False)
+    network = deep_copy(model).eval().requires_grad_(False)
     for path, module in every_module(network):
         if isinstance(module, MHSA):
             try:
@@ -189,7 +188,7 @@ def _difference(
     call: Callable[[torch.Tensor], object],
 ) -> float:
     """The greatest difference between the outputs of the network and of its reloaded program."""
-    network = copy.deepcopy(model).eval()
+    network = deep_copy(model).eval()
     batch = _input_shape(program)[0] or 2
     x = torch.randn(batch, *input_size, dtype=_dtype(network), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -129,11 +129,13 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     or else that of the convolution.  ``name`` is the network's name, for messages.
 
     Raises:
-        BadModelFile: they do not fit.
+        BadModelFile: they do not fit, or the network cannot be copied.
     """
     state = file.content.state_dict() if isinstance(file.content, nn.Module) else file.content
     try:
         return _load_state(model, state, records_in(state, file.metadata))
+    except UnsupportedLayer as error:  # the network cannot be copied
+        raise BadModelFile(one_line(error)) from error
     except Exception as error:  # a user's network may raise anything
         what = f"does not fit {printable(name)}: {error if isinstance(error, BadModelFile) else describe(error)}"
         raise BadModelFile(what, "give the network that it was saved from") from error

@@ -16,7 +16,7 @@ from construct.errors import describe
 from construct.geometry import ConvGeometry
 from construct.modules.convolutions import check_hooks, geometry_of, is_convolution
 from construct.modules.parametrizations import eval_mode, plain_convolution
-from construct.modules.traversal import deepcopy_memo, every_module
+from construct.modules.traversal import deep_copy, deepcopy_memo, every_module
 
 Rule = Callable[[Any], nn.Module]
 Rules = Mapping[type[nn.Module], Rule]
@@ -144,7 +144,7 @@ def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
 
 def in_float64(module: nn.Module) -> nn.Module:
     """A float64 copy in eval mode."""
-    return copy.deepcopy(module, deepcopy_memo(module)).double().eval()
+    return deep_copy(module).double().eval()
 
 
 def _convolutions(layers: nn.Module) -> list[nn.Module]:
@@ -158,4 +158,4 @@ def _magnitudes(layers: nn.Module) -> nn.Module:
         memo[id(conv)] = absolute = copy.deepcopy(plain_convolution(conv))
         for parameter in absolute.parameters():
             parameter.abs_()
-    return copy.deepcopy(layers, memo)
+    return deep_copy(layers, memo)

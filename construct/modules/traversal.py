@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
+
+from construct.errors import Refusal, UnsupportedLayer, describe
 
 _REGISTERS = frozenset(("_modules", "_parameters", "_buffers", "_compiled_call_impl"))
 _REGISTERS |= frozenset(name for name in vars(nn.Module()) if "state_dict" in name)
@@ -95,6 +97,41 @@ def deepcopy_memo(model: nn.Module, substitutes: Substitutes = MappingProxyType(
     """
     values = (value for _, module in every_module(model, substitutes) for value in vars(module).values())
     return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+
+
+def deep_copy(
+    model: nn.Module, memo: dict[int, object] | None = None, substitutes: Substitutes = MappingProxyType({})
+) -> nn.Module:
+    """A deep copy of a network, with ``memo`` (by default :func:`deepcopy_memo`'s) for ``copy.deepcopy``.
+
+    Inner modules are copied before outer ones, so that deep nesting needs no deep recursion.
+
+    Raises:
+        UnsupportedLayer: something in it cannot be copied, as a lock, an open file or a generator; the message has its path.
+    """
+    memo = deepcopy_memo(model) if memo is None else memo
+    for path, module in reversed(list(every_module(model, substitutes))):
+        try:
+            copy.deepcopy(module, memo)
+        except MemoryError:
+            raise
+        except Exception as error:  # copies run the network's own code
+            refused = _not_copied(path, module)
+            reason = f"it cannot be copied ({describe(error)}); leave it out in the module's __getstate__ and make it anew in "
+            raise UnsupportedLayer([Refusal(*refused, reason + "its __setstate__")]) from error
+    return cast(nn.Module, copy.deepcopy(model, memo))
+
+
+def _not_copied(path: str, module: nn.Module) -> tuple[str, str]:
+    """The path and class of the attribute that cannot be copied; those of the module itself if each alone can."""
+    known = deepcopy_memo(module) | {id(inner): inner for _, inner in every_module(module)}
+    for name, value in [*vars(module).items(), *module._parameters.items(), *module._buffers.items()]:
+        if name not in _REGISTERS:
+            try:
+                copy.deepcopy(value, dict(known))
+            except Exception:
+                return f"{path}.{name}" if path else name, type(value).__name__
+    return path, type(module).__name__
 
 
 def hidden_modules(

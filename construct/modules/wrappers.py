@@ -1,11 +1,9 @@
 """Removes the wrappers of torch.compile, DataParallel and DistributedDataParallel from a network."""
 
-import copy
-
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from construct.modules.traversal import deepcopy_memo
+from construct.modules.traversal import deep_copy, deepcopy_memo
 
 
 def wrapped_module(module: nn.Module) -> nn.Module | None:
@@ -34,8 +32,8 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
         memo = deepcopy_memo(model)
         for path, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
             removed.append((path, type(module).__name__))
-            memo[id(module)] = copy.deepcopy(wrapped_module(module), memo)
-        model = copy.deepcopy(model, memo)
+            memo[id(module)] = deep_copy(wrapped_module(module), memo)  # type: ignore[arg-type]
+        model = deep_copy(model, memo)
     return model, removed
 
 

@@ -6,6 +6,7 @@ The numbers are the rows of docs/nasty_inputs.md.
 import copy
 import functools
 import math
+import threading
 import types
 import warnings
 from collections import OrderedDict, deque
@@ -714,6 +715,61 @@ def test_row_23_what_an_object_holds_is_left_if_that_is_allowed(state: Any, from
         expected = convert(network, strict=False)(x)
         torch.save(convert(network, strict=False).state_dict(), "net.pt")
         assert torch.equal(construct.load("net.pt", model=Boxed())(x), expected)
+
+
+# ---- what cannot be copied ---------------------------------------------------------------------------------------
+
+
+class Locked(OneConvolution):
+    """Holds a lock, which no deep copy takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return self.conv(x)
+
+
+class MadeAnew(Locked):
+    """Follows the advice of the message."""
+
+    def __getstate__(self) -> Any:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("hold", [threading.Lock, lambda: (n for n in range(3)), Path(__file__).open])
+def test_what_cannot_be_copied_is_named_with_its_path(hold: Any) -> None:
+    held = hold()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(OneConvolution()))
+    model[1][0].things = {"held": [held]}  # type: ignore[index, union-attr]
+    ((path, (kind, reason)),) = refusals(model).items()
+    assert (path, kind) == ("1.0.things", "dict")
+    assert reason.startswith("it cannot be copied (TypeError: cannot pickle '")
+    assert len(reason.splitlines()) == 1
+    getattr(held, "close", lambda: None)()
+
+
+def test_the_command_names_what_cannot_be_copied_and_its_advice_works(state: Any, from_conv: Command) -> None:
+    line = from_conv.refuses(*state(Locked), *SIZE)
+    assert line.startswith("error: Locked.pt: lock: lock: it cannot be copied (TypeError: cannot pickle '_thread.lock'")
+    from_conv.prints(*state(MadeAnew), *SIZE)
+    torch.testing.assert_close(convert(MadeAnew())(image()).shape, (2, 4, 7, 6))
+
+
+def test_networks_may_be_nested_deep() -> None:
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3))
+    for _ in range(250):
+        model = nn.Sequential(model)
+    net: Any = convert(model)
+    for _ in range(250):
+        model, net = model[0], net[0]
+    torch.testing.assert_close(net(image()), model(image()))
 
 
 class Compatible(nn.Conv2d):
