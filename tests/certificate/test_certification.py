@@ -24,6 +24,7 @@ from verify.argument.certification import certify
 from verify.layers.fields import TENSORS, Geometry, digest
 from verify.layers.reading import GridRefused, output_size, token_length, tokens_along
 from verify.strategies import DTYPES, PADDING_MODES, Case, convolutions, least_size, sizes_for
+from verify.verdict import from_above
 
 EXAMPLES = settings().max_examples
 TOKENS = 60
@@ -336,6 +337,20 @@ def test_a_certificate_reads_as_sentences():
     lines = str(certify(CONV, LAYER, grid=(4, 5))).splitlines()
     assert lines[0].startswith("PROVED: the same function for all |x| ≤ 1 up to (4, 5): difference ≤ ")
     assert [line[:12] for line in lines if line.startswith("step")] == [f"step {n} holds" for n in range(7)]
+
+
+def test_what_was_observed_is_said_of_every_verdict():
+    """Where no bound is finite, tightness is unknown, but a difference was seen; where nothing was run, nothing was."""
+    layer = altered(LAYER, v=torch.zeros_like(LAYER.v))  # no head has a best shift, so that there is no bound
+    certificate = certify(CONV, layer, grid=(4, 5))
+    assert certificate.verdict.name == "UNDECIDED"
+    assert certificate.observed.max() > 0.1
+    (line,) = [line for line in str(certificate).splitlines() if line.startswith("observed: ")]
+    assert line.startswith(f"observed: {from_above(certificate.observed.max())} at most, on adversarial inputs; ")
+    assert "no bound to hold it against" in line
+    assert "observed: nothing, as no execution was run" in str(replace(certificate, probes=()))
+    nowhere = replace(certify(CONV, LAYER, grid=(4, 5)), observed=np.zeros(3), tightness=math.inf)
+    assert "observed: no difference, so that" in str(nowhere)
 
 
 def test_digests_change_with_every_bit_and_every_attribute():

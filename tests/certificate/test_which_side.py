@@ -223,14 +223,20 @@ def test_the_verdict_on_a_layer_with_a_certificate_and_samples(
     assert (certificate.verdict.name, check.verdict.name) == ("PROVED", "CHECKED")
     certificate = replace(certificate, verdict=Verdict(certified, ""), within=within, bound=np.ones(2))
     discrepancy = replace(check.discrepancy, max_abs=difference, worst=(0, 1, 2))
-    check = replace(check, verdict=Verdict(samples, ""), discrepancy=discrepancy, convolution_off=off)
+    channels = np.array([0.0, difference])
+    check = replace(
+        check, verdict=Verdict(samples, ""), discrepancy=discrepancy, by_channel=channels, convolution_off=off
+    )
     assert combined(certificate, check).name == both
     for beyond in (replace(check, grid=(7,)), replace(check, largest_input=1.5)):
         expected = "PROVED" if certified == "PROVED" else both
         assert combined(certificate, beyond).name == expected
 
 
-def test_a_channel_of_small_numbers_is_not_hidden_by_the_rounding_of_another(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("within", [None, 1e3])
+def test_a_channel_of_small_numbers_is_not_hidden_by_the_rounding_of_another(
+    within: float | None, monkeypatch: pytest.MonkeyPatch
+):
     """The greatest difference is in the first channel, and within its bound; the second is wrong, on one image alone."""
     conv = nn.Conv2d(8, 2, 3, padding=1, bias=False)
     conv.weight.data *= torch.tensor([1e6, 1e-3]).view(2, 1, 1, 1)
@@ -242,8 +248,13 @@ def test_a_channel_of_small_numbers_is_not_hidden_by_the_rounding_of_another(mon
     break_execution(monkeypatch, "auto", wrong_on_one_image)
     layer = conv_to_mhsa(conv)
     check = check_call(conv, layer, torch.rand(1, 8, 6, 6, generator=torch.Generator().manual_seed(0)), "samples")
-    certificate, verdict = certify_layer(conv, layer, check)
+    certificate, verdict = certify_layer(conv, layer, check, within=within)
     assert certificate is not None
     assert certificate.verdict.name == "PROVED"
     assert check.discrepancy.max_abs <= certificate.bound[0]
+    np.testing.assert_array_equal(check.by_channel <= certificate.bound, [True, False])
+    assert check.by_channel.max() == check.discrepancy.max_abs
     assert verdict.name == "REFUTED"
+    assert verdict.sentence.startswith("in output channel 1 the samples differ by 0.001")
+    right = check_outputs(conv, layer, torch.ones(2, 8, 6, 6), torch.ones(2, 2, 6, 6), torch.ones(2, 2, 6, 6), "ones")
+    assert combined(certificate, check.merged(right)) == combined(certificate, right.merged(check)) == verdict

@@ -25,7 +25,7 @@ from verify.report import images, writing
 from verify.report.attention import picture
 from verify.report.given_attention import given_picture
 from verify.report.layer import NoPicture, ReportLayer
-from verify.report.numbers import network_sentences, numbers_of, summary
+from verify.report.numbers import claimed, network_sentences, numbers_of, summary
 
 
 def page_of(path: Path) -> str:
@@ -121,6 +121,13 @@ def test_the_demo_has_the_networks_exact_distance(from_conv: Command) -> None:
     for name in ("original", "converted", "largest"):
         (value, text) = re.findall(rf'<data class="network-{name}" value="([^"]+)">([^<]+)', page)[0]
         assert float(value) == exact[name] <= float(text)
+
+
+def test_the_claim_bounds_numbers_on_both_sides() -> None:
+    """−10⁹ is no larger than 4, but lies outside of |x| ≤ 4."""
+    conv = nn.Conv2d(2, 3, 3)
+    certificate = verify.certify(conv, construct.conv_to_mhsa(conv), grid=(6, 5), input_bound=4.0)
+    assert "positions whose numbers are between −4 and 4, the attention’s output differs" in claimed(certificate)
 
 
 def test_there_is_no_border_where_nothing_is_padded(tmp_path: Path) -> None:

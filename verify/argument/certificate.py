@@ -124,16 +124,24 @@ class Certificate:
             f"claim: {claim}, for all finite |x| ≤ {exactly(self.input_bound)} on inputs up to {self.grid}",
             f"bound: {from_above(float(self.bound.max(initial=0.0)))} at most "
             f"(rounding {_most(self.rounding)}, leakage {_most(self.leakage)}, taps {_most(self.taps)})",
-            f"observed: {_most(self.observed)} at most, on adversarial inputs; the bound is {self.tightness:.3g} times what was "
-            "observed of the output where it is tightest (measured, not proved)"
-            if np.isfinite(self.tightness)
-            else "observed: no difference, so that nothing is known of how tight the bound is",
+            f"observed: {self._observed()}",
         ]
         lines += [f"step {s.number} {'holds' if s.holds else 'FAILS'}: {s.name}: {s.sentence}" for s in self.steps]
         lines += [f"assuming {assumption}" for assumption in self.assumptions]
         return "\n".join(lines)
 
     _repr_html_ = as_html
+
+    def _observed(self) -> str:
+        if not any(probe["inputs"] for probe in self.probes):
+            return "nothing, as no execution was run"
+        if not self.observed.any():
+            return "no difference, so that nothing is known of how tight the bound is"
+        most = f"{_most(self.observed)} at most, on adversarial inputs; "
+        if not np.isfinite(self.tightness):
+            return most + "where there was a difference, there is no bound to hold it against"
+        tight = f"the bound is {self.tightness:.3g} times what was observed of the output where it is tightest"
+        return f"{most}{tight} (measured, not proved)"
 
     def record(self) -> dict[str, Any]:
         """The certificate as JSON types; floats are written so that they read back exactly."""

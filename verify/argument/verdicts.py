@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from verify.argument.certificate import Certificate
 from verify.argument.certification import certified
 from verify.samples.network import CallComparison
 from verify.samples.sampling import LayerCheck
-from verify.verdict import Verdict
+from verify.verdict import Verdict, from_above
 
 
 def certify_layer(
@@ -45,18 +47,21 @@ def certify_layer(
 
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
     """The verdict on a layer from both: samples may contradict a certificate, or refute what it leaves undecided."""
-    name, difference, within = certificate.verdict.name, check.discrepancy, certificate.within
+    name, within = certificate.verdict.name, certificate.within
     refuted = check.verdict.name == "REFUTED"  # the claim "same sums"
     if name == "PROVED" and _covers(certificate, check):
-        limit = float(certificate.bound[difference.worst[-len(check.grid) - 1]]) if difference.worst else 0.0
-        if not difference.max_abs <= limit:
-            beyond = f"the samples differ by {difference.max_abs:.3g}, beyond the certificate's {limit:.3g}"
+        over = np.flatnonzero(~(check.by_channel <= certificate.bound))
+        if over.size:
+            channel = over[np.argmax(check.by_channel[over])]  # NaN is the largest
+            limit = from_above(float(certificate.bound[channel]))
+            beyond = f"in output channel {channel} the samples differ by {check.by_channel[channel]:.3g}"
+            beyond += f", beyond the certificate's {limit}"
             excused = check.convolution_off and not (refuted and within is None)  # the error may be torch's own
             return Verdict("UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}")
         if refuted and within is None:  # at another output, where less is allowed than at the largest difference
             return check.verdict
     elif name == "UNDECIDED" and refuted:
-        if within is None or not (difference.max_abs <= within or check.convolution_off):
+        if within is None or not (check.discrepancy.max_abs <= within or check.convolution_off):
             return check.verdict
     return certificate.verdict
 

@@ -47,11 +47,10 @@ def rounded_up(value: float) -> str:
 
 def claimed(certificate: Certificate) -> str:
     """The certificate's claim in one sentence."""
-    most = float(certificate.bound.max(initial=0.0))
+    most, largest = float(certificate.bound.max(initial=0.0)), exactly(certificate.input_bound)
     return (
-        f"For every input of at most {times(certificate.grid)} positions whose numbers are finite and no larger than "
-        f"{exactly(certificate.input_bound)}, the attention’s output differs from the convolution’s by at most "
-        f"{from_above(most)}, in every output channel."
+        f"For every input of at most {times(certificate.grid)} positions whose numbers are between −{largest} and {largest}, "
+        f"the attention’s output differs from the convolution’s by at most {from_above(most)}, in every output channel."
     )
 
 

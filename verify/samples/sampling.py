@@ -39,6 +39,7 @@ class LayerCheck:
         grid: the largest spatial size of an input, per axis.
         largest_input: the largest |x| of any call.
         verdict: CHECKED, REFUTED or UNDECIDED.
+        by_channel: the largest |difference| of each output channel, over all calls, float64 (D_out,).
         convolution_off: whether an error of torch's own convolution exceeded what rounding explains.
     """
 
@@ -51,6 +52,7 @@ class LayerCheck:
     grid: tuple[int, ...]
     largest_input: float
     verdict: Verdict
+    by_channel: np.ndarray
     convolution_off: bool = False
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
@@ -67,6 +69,7 @@ class LayerCheck:
             grid=tuple(max(sides) for sides in zip(self.grid, other.grid, strict=True)),
             largest_input=_greater(self.largest_input, other.largest_input),
             verdict=worse.verdict,
+            by_channel=np.maximum(self.by_channel, other.by_channel),
             convolution_off=self.convolution_off or other.convolution_off,
         )
 
@@ -98,6 +101,7 @@ def check_outputs(
     x, a, b, error = subtracted(conv, x, expected, attended)
     difference = of_errors(conv, x, expected.dtype, a, b, error)
     grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
+    by_channel = error.max(axis=(0, *range(2, error.ndim)), initial=0.0)
     outputs = a.shape[2:]
     soft = ""  # why the soft-heads bound is used, if it is
     try:
@@ -106,7 +110,9 @@ def check_outputs(
         bound, soft = soft_heads_bound(layer, conv, x, outputs), f"{off}, and "
     except Unreadable as unknown:
         verdict, nan = Verdict("UNDECIDED", str(unknown)), float("nan")
-        return LayerCheck(difference, difference.interior, difference.border, nan, nan, 1, grid, largest, verdict)
+        return LayerCheck(
+            difference, difference.interior, difference.border, nan, nan, 1, grid, largest, verdict, by_channel
+        )
     ratios = _ratios(error, bound)
     if not soft and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
         # Soft attention also rounds in sums over all keys, which that bound does not cover.
@@ -129,7 +135,7 @@ def check_outputs(
     else:
         verdict = Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}")
     sides = difference.interior, difference.border
-    return LayerCheck(difference, *sides, at_worst, ratio, 1, grid, largest, verdict, convolution_off)
+    return LayerCheck(difference, *sides, at_worst, ratio, 1, grid, largest, verdict, by_channel, convolution_off)
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
