@@ -6,6 +6,7 @@ Importing it imports nothing heavy: public names load their modules on first use
 import sys
 from importlib import import_module
 from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,23 +55,29 @@ __all__ = [
 
 
 def _require_our_construct() -> None:
-    """Refuse to run if the parsing library ``construct`` has overwritten our package of that name.
+    """Refuse to run with another package ``construct``: a parsing library has overwritten ours, or a user's module hides it.
 
     The file is read rather than imported, because importing it would import torch.
 
     Raises:
-        ImportError: the package is another one; ``python -m verify`` prints this line and exits.
+        ImportError: that is so; ``python -m verify`` prints this line and exits.
     """
     spec = PathFinder.find_spec("construct")
     if spec is None:  # rechecking a certificate does not need it
         return
     get_data = getattr(spec.loader, "get_data", None)  # none where __init__.py is missing
-    if get_data is not None and spec.origin is not None and b"conv-as-attention" in get_data(spec.origin):
+    origin = Path(spec.origin or __file__).resolve()
+    if get_data is not None and spec.origin is not None and b"conv_to_mhsa" in get_data(spec.origin):
         return
     message = (
         "the package construct is not that of conv-as-attention: the distribution construct has overwritten it, or took it "
         "along when it was removed (pip uninstall construct, then pip install --force-reinstall --no-deps . in our folder)"
     )
+    installed = {"site-packages", "dist-packages"} & {*origin.parts} or Path(__file__).resolve().parents[
+        1
+    ] in origin.parents
+    if not installed:
+        message = f"{spec.origin!r} hides our package construct (rename it, or run from another folder)"
     if sys.argv[:1] == ["-m"]:  # while Python locates the module to run
         sys.stderr.write(f"error: {message}\n")
         raise SystemExit(2)

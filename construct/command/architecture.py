@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from construct.errors import BadModelFile, describe, printable
-from construct.files.reading import regular_file
+from construct.files.destination import regular_file
 
 NEEDS_ARCHITECTURE = (
     "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net, "

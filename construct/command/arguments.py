@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from construct.attention import EXECUTIONS
 from construct.command import demo
 from construct.errors import BadModelFile, printable
 from construct.geometry import PADDING_MODES
@@ -43,6 +42,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 FORMATS = ("pt", "safetensors", "pt2", "onnx")
+EXECUTIONS = ("dense", "chunked", "axial", "sdpa", "auto")
+"""The names of :data:`construct.execution.EXECUTIONS`, which would import torch."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -146,7 +147,7 @@ def _add_attention(group: Any) -> None:
     )
     add = group.add_argument
     add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
-    add("--execution", choices=list(EXECUTIONS), default="auto", help="how attention is evaluated (default: auto)")
+    add("--execution", choices=EXECUTIONS, default="auto", help="how attention is evaluated (default: auto)")
 
 
 def _add_proof(group: Any) -> None:

@@ -1,9 +1,8 @@
-"""``--report``: checks the destination of the HTML page, and writes it."""
+"""``--report``: writes the HTML page."""
 
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
@@ -11,33 +10,25 @@ from torch import nn
 from construct.command.report import Report, network_dict
 from construct.command.runs import inputs_for
 from construct.errors import BadModelFile, one_line, printable
-from construct.files.writing import check_destination, write
+from construct.files.writing import write
 from construct.modules.parametrizations import plain_convolution
 from verify.report.layer import ReportLayer
 from verify.report.numbers import network_sentences
-from verify.report.page import Facts, is_page, page, require_jinja2
+from verify.report.page import Facts, page, require_jinja2
 from verify.report.writing import LEDE, pictured, why_no_input
 
 
-def check_page(options: Namespace, inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Check, before the long work, that the page can be written and replaces none of the user's files.
+def require_template(options: Namespace) -> None:
+    """Check, before the long work, that jinja2 is there for a page.
 
     Raises:
-        BadModelFile: it cannot, or it would.
+        BadModelFile: it is not.
     """
-    path = options.report
-    if path is None:
-        return
-    try:
-        require_jinja2()
-    except ImportError as error:
-        raise BadModelFile(f"--report: {one_line(error)}") from error
-    taken = False
-    with suppress(OSError, ValueError, RuntimeError):  # of which check_destination tells
-        taken = any(path.resolve() == other.resolve() for other in outputs)
-    if taken:
-        raise BadModelFile(f"{printable(path)}: is where other output goes", "give another name with --report")
-    check_destination(path, inputs, options.force, is_page, flag="--report")
+    if options.report is not None:
+        try:
+            require_jinja2()
+        except ImportError as error:
+            raise BadModelFile(f"--report: {one_line(error)}") from error
 
 
 def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -> None:

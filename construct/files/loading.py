@@ -12,8 +12,9 @@ from construct.attention import MHSA
 from construct.builder import as_trainable_as, conv_to_mhsa
 from construct.errors import BadModelFile, UnsupportedLayer, describe, naming, one_line, printable
 from construct.files.checkpoints import matched_names
+from construct.files.destination import FilePath
 from construct.files.layer_files import as_network, attention_in, layer_of, records_in
-from construct.files.reading import FilePath, ModelFile, read
+from construct.files.reading import ModelFile, read
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.tied_weights import share_tied
 from construct.modules.wrappers import unwrapped

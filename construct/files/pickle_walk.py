@@ -45,7 +45,6 @@ class Walker:
 
     Attributes:
         names: all globals that the pickles look up.
-        texts: all strings in them.
         storages: the storages of all tensors, by key, in order of appearance.
         root: the record of the file's content; None if its pickle has no end.
         malformed: the first error; the walk continues after it to collect names.
@@ -55,7 +54,6 @@ class Walker:
         """``classes``: the names of known modules, which must be built as torch.save builds them."""
         self.classes = frozenset(classes)
         self.names: set[str] = set()
-        self.texts: set[str] = set()
         self.storages: dict[str, Storage] = {}
         self.root: Any = None
         self.malformed: Malformed | None = None
@@ -130,7 +128,6 @@ class Walker:
         if name in ("GLOBAL", "INST", "STACK_GLOBAL"):
             return self._global(".".join(operands) if name == "STACK_GLOBAL" else str(argument).replace(" ", "."))
         if isinstance(argument, str):
-            self.texts.add(argument)
             if name == "SHORT_BINSTRING" and not argument.isascii():
                 raise Malformed("its pickle has a text of Python 2 that is not ASCII")
         return Opaque(name) if argument is None else argument

@@ -6,9 +6,7 @@ Only ``trust`` lets a file run code.
 """
 
 import hashlib
-import os
 import shlex
-import stat
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,12 +25,11 @@ from construct.files.allow_list import Allowed, allow_options, allowing, import_
 from construct.files.archives import Malformed, Truncated
 from construct.files.checkpoints import model_paths, unwrap
 from construct.files.containers import Archive, check_archive, check_safetensors, kind_of
+from construct.files.destination import FilePath, regular_file
 from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules
 from construct.weights import NAMES, MHSAWeights, encoding_of
-
-FilePath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -54,26 +51,6 @@ class ModelFile:
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     extra_names: tuple[str, ...] = ()
-
-
-def regular_file(path: FilePath) -> Path:
-    """Check that a path is a regular file, without opening it: opening a pipe would block.
-
-    Raises:
-        BadModelFile: it is not.
-    """
-    with naming(path):
-        try:
-            mode = os.stat(path).st_mode  # noqa: PTH116  Path(path) would already fail on some names
-        except FileNotFoundError:
-            raise BadModelFile("no such file", "check the path") from None
-        except (OSError, ValueError) as error:
-            raise BadModelFile(one_line(getattr(error, "strerror", None) or error), "check the path") from None
-        if stat.S_ISDIR(mode):
-            raise BadModelFile("is a directory, not a model file", "give the file in it")
-        if not stat.S_ISREG(mode):
-            raise BadModelFile("is not a regular file", "give a file that torch.save wrote")
-    return Path(path)
 
 
 @contextmanager

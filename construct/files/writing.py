@@ -2,11 +2,8 @@
 
 import contextlib
 import os
-import secrets
 import shutil
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from mmap import ACCESS_READ, mmap
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,9 +14,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from construct.attention import MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allow_list import unlisted_names, walk_file
+from construct.files.destination import FilePath, temporary_name
 from construct.files.layer_files import to_safetensors
-from construct.files.reading import FilePath, regular_file
-from construct.weights import NAMES
 
 
 def save(model: nn.Module, path: FilePath) -> None:
@@ -55,69 +51,10 @@ def save(model: nn.Module, path: FilePath) -> None:
     write(to_safetensors(model) if suffix == ".safetensors" else model, path)
 
 
-def is_own_output(path: FilePath) -> bool:
-    """Whether a file is earlier output of this project, judged by the class or tensor names in it; nothing is executed."""
-    try:
-        with regular_file(path).open("rb") as file:
-            if Path(path).suffix in (".safetensors", ".pt2", ".onnx"):
-                content = mmap(file.fileno(), 0, access=ACCESS_READ)
-                return all(content.find(name.encode()) >= 0 for name in ("w_val", "w_out", "b_out"))
-            walker = walk_file(file)
-    except (OSError, ValueError):
-        return False
-    ours = f"{MHSA.__module__}.{MHSA.__qualname__}" in walker.names
-    return ours or all(any(text.rpartition(".")[2] == name for text in walker.texts) for name in NAMES)
-
-
 def unlisted_names_in(path: Path) -> list[str]:
     """The names in a torch.save file that are not on the allow-list."""
     with path.open("rb") as file:
         return unlisted_names(walk_file(file))
-
-
-def check_destination(
-    path: FilePath,
-    inputs: Sequence[FilePath],
-    force: bool,
-    ours: Callable[[Path], bool] = is_own_output,
-    flag: str = "-o",
-) -> Path:
-    """Check, before the long work, that the output can be written and replaces none of the user's files.
-
-    Args:
-        path: the path of the output.
-        inputs: the files that are read.
-        force: whether any file may be replaced.
-        ours: whether a file is earlier output of this project, which may be replaced.
-        flag: the option that gave the path.
-
-    Raises:
-        BadModelFile: it cannot be written, or would replace an input or another file.
-    """
-    other = "" if flag == "-o" else f" with {flag}"
-    with naming(path):
-        try:
-            path = Path(path)
-            if path.exists():
-                if any(Path(other).exists() and path.samefile(other) for other in inputs):
-                    raise BadModelFile("is an input itself", f"give another name with {flag}")
-                if not path.is_file():
-                    raise BadModelFile("is there, and is not a file", f"give another name with {flag}")
-                if not force and not ours(path):
-                    raise BadModelFile(
-                        "exists and is not our own output", option=f"give another name{other}, or --force"
-                    )
-            if not path.parent.is_dir():
-                raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
-            temporary = _temporary(path.resolve())
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            temporary.unlink()
-        except BadModelFile:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
-            what = f"cannot be written: {one_line(getattr(error, 'strerror', None) or error)}"
-            raise BadModelFile(what, f"give another place with {flag}") from error
-    return path
 
 
 def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
@@ -141,7 +78,7 @@ def staged(
         The temporary file, complete and fsynced.  It may hold ``allowed`` names beyond the allow-list.
     """
     path = Path(path).resolve()  # a link stays a link
-    temporary = _temporary(path)
+    temporary = temporary_name(path)
     try:
         with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), "w+b") as file:
             if isinstance(content, bytes):
@@ -194,9 +131,3 @@ class _Stream:
 
     def flush(self) -> None:
         """Does nothing: writes are unbuffered."""
-
-
-def _temporary(path: Path) -> Path:
-    """A unique name in the same folder, cut to a length in bytes that file systems allow."""
-    start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
-    return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

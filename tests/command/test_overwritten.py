@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import ROOT, python
-from construct.command.overwritten import OVERWRITTEN
+from construct.command.startup import OVERWRITTEN
 
 THEIRS = '"""Another library."""\nfrom construct.core import *\n'
 
@@ -55,3 +55,20 @@ def test_ours_over_theirs_works(site: Path) -> None:
 def test_the_checker_needs_no_construct_at_all(site: Path) -> None:
     shutil.rmtree(site / "construct")
     assert run(site, "-S", "-m", "verify", "--help")[0] == 0
+
+
+@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py"])
+@pytest.mark.parametrize(("module", "hidden"), [("construct.from_conv", "verify"), ("verify", "construct")])
+def test_a_module_of_the_user_s_hides_ours(module: str, hidden: str, form: str, tmp_path: Path) -> None:
+    """In the folder where a command is run, which Python looks into first."""
+    own = tmp_path / form.format(hidden)
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("def f():\n    pass\n")
+    line = f"{str(own)!r} hides our package {hidden} (rename it, or run from another folder)"
+    for words in ([], ["--help"], ["none.pt"]):
+        done = python("-m", module, *words, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {line}\n")
+    done = python("-c", f"import {module}", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, f"ImportError: {line}")
+    own.rename(own.with_name("other.py"))
+    assert python("-m", module, "--help", cwd=tmp_path).returncode == 0

@@ -20,7 +20,6 @@ from construct import conv_to_mhsa, convert, load
 from construct.attention import MHSA
 from construct.execution import traced
 from construct.files.export import export_program, frozen_copy, to_onnx, to_pt2
-from construct.files.writing import is_own_output
 from runs import channels_last
 from truths import excess, permuted
 from verify.strategies import Case, cases
@@ -505,7 +504,6 @@ def test_the_command_writes_every_format(from_conv: Command):
         expected |= {f"m.mhsa.{form}", "m.mhsa.json" if form == "pt" else f"m.mhsa.{form}.json"}
         assert names() == expected
         assert before.items() <= contents().items()
-        assert is_own_output(f"m.mhsa.{form}")
     x = torch.randn(1, 2, 6, 6)
     layer = load("m.mhsa.safetensors").get_submodule("0")
     program = torch.export.load("m.mhsa.pt2").module()

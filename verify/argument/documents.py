@@ -100,12 +100,27 @@ def document(
 
 
 def is_document(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is an earlier certificate, intact or not, so that it may be replaced."""
+    """Whether a file is a certificate as it was written, of any version, so that it may be replaced."""
+    return _unchanged(path) is not None
+
+
+def names_file(document_path: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
+    """Whether a certificate, as it was written, has the digest of the attention layers' file at ``path``."""
+    content = _unchanged(document_path)
+    if content is None or not isinstance(content.get("mhsa_file"), dict):
+        return False
+    with Path(path).open("rb") as file:
+        return content["mhsa_file"].get("sha256") == hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unchanged(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     try:
         content = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("format") == FORMAT
+        if content["format"] == FORMAT and content["record_sha256"] == record_digest(content):
+            return content
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
+        pass
+    return None
 
 
 def _digest_of(

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +18,9 @@ from verify.report.given_attention import MOST_GIVEN
 from verify.report.images import Strip, strip
 from verify.report.layer import NoPicture, ReportLayer, in_words
 from verify.report.numbers import Sentence, claimed, numbers_of, summary
+from verify.report.seal import sealed
 from verify.verdict import escaped, exactly
 
-MARK = '<meta name="generator" content="conv-as-attention report">'
-"""Marks every page of this project near its start."""
 MOST_PICTURES = 600_000
 """The most characters of attention data; layers beyond that show only their numbers."""
 MOST_IMAGES = 350_000
@@ -93,13 +91,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
         script_hash=_hash(script),
         data=_safe(in_script(pictures)),
     )
-    return text.encode("utf-8", "backslashreplace")
-
-
-def is_page(path: Path) -> bool:
-    """Whether a file is a page of this project and may thus be replaced."""
-    with path.open("rb") as file:
-        return MARK.encode() in file.read(1000)
+    return sealed(text.encode("utf-8", "backslashreplace"))
 
 
 def require_jinja2() -> Any:

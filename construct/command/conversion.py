@@ -1,0 +1,94 @@
+"""Converts one file: read, convert, check, certify, write; from options that hold and destinations that are free."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from construct.attention import MHSA
+from construct.command.bare_kernels import geometry_flags
+from construct.command.checking import check_conversion
+from construct.command.html_report import require_template, write_page
+from construct.command.load_network import converted_layer, network_of, surveyed
+from construct.command.output import content_of, not_rechecked, write_outputs
+from construct.command.report import Report
+from construct.command.terminal import isolated, phases
+from construct.errors import BadModelFile, printable
+from construct.files.reading import read
+from construct.files.writing import unlisted_names_in
+from construct.modules.tied_weights import paths_of, share_tied, untied_parameters
+from construct.modules.traversal import every_module
+from construct.modules.wrappers import unwrapped
+from construct.network import remarks_on, substitute
+
+
+def convert_file(options: Namespace, output: Path, document: Path) -> Report:
+    """Read, survey, convert, check, certify, write the output and its certificate, ``document``."""
+    require_template(options)
+    with isolated(), phases() as progress:
+        source = read(options.model, allow=options.allow, trust=options.trust)
+        model, assumed = network_of(source, options)
+        model, wrappers = unwrapped(model)
+        if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
+            what = f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store"
+            raise BadModelFile(what, "--format pt2 can")
+        survey = surveyed(model, source.path)
+        progress.begin("converting", len(survey.convertible))
+        replacements: dict[nn.Module, MHSA] = {}
+        for path, conv in survey.convertible.items():
+            replacements[conv] = converted_layer(conv, options)
+            progress.advance(path)
+        share_tied(replacements)
+        remarks = [*remarks_on(model, wrappers), *survey.remarks(), *untied_parameters(model, replacements)]
+        unchecked = [] if options.no_certify else not_rechecked(survey, source, options.format)
+        remarks += unchecked
+        # A network may have state that a run changes, so the copy that is written is not the one that is run.
+        unused, converted = substitute(model, replacements), substitute(model, replacements)
+        pairs = {path: (conv, replacements[conv]) for path, conv in survey.convertible.items()}
+        layers, network = check_conversion(model, converted, pairs, options, progress)
+        equal = not any(row.verdict.name == "REFUTED" for row in layers) and (network is None or network.good)
+        writable = bool(layers) and equal
+        notes: tuple[str, ...] = (*source.notes, *assumed)
+        if writable:
+            progress.begin(f"writing {output.name}")
+            # Bare kernels are written as modules: a state dict would lose their geometry again.
+            whole = isinstance(source.content, nn.Module) or bool(geometry_flags(options))
+            content, remarks_on_format = content_of(unused, whole, options)
+            # A shared module is in the state dict once per name, and a recheck looks for it under each.
+            certificates = [
+                (name, row.certificate)
+                for row in layers
+                if row.certificate is not None
+                for name in paths_of(model, row.path, pairs[row.path][0])
+            ]
+            notes += remarks_on_format
+            notes += write_outputs(
+                content, output, source, document, None if options.no_certify else certificates, network
+            )
+            if source.extra_names and isinstance(content, nn.Module) and (names := unlisted_names_in(output)):
+                notes += (f"the output still names {printable(', '.join(names))}: --allow that to read it back",)
+        left = bool(survey.refused) or (network is not None and network.calls.left > 0)
+        good = equal and all(row.verdict.good for row in layers)
+        if options.report is not None and not layers:
+            notes += ("there is no layer to show, so no report was written",)
+        report = Report(
+            options=options,
+            source=source,
+            layers=layers,
+            network=network,
+            refused=survey.refused,
+            remarks=tuple(remarks),
+            earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
+            notes=notes,
+            output=output if writable else None,
+            document=document if writable and not options.no_certify else None,
+            page=options.report if layers else None,
+            exit_code=0 if good and (options.partial or not left) else 1,
+        )
+        if report.page is not None:
+            progress.begin(f"writing {report.page.name}")
+            with torch.no_grad():
+                why = [f"{printable(path)}: {remark}" if path else remark for path, remark in unchecked]
+                write_page(report, model, why)
+    return report

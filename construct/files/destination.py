@@ -1,0 +1,88 @@
+"""Files before they are read or written: what is no file, what is in the way, where nothing can be written.  Imports no torch."""
+
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from construct.errors import BadModelFile, naming, one_line, printable
+
+FilePath = str | os.PathLike[str]
+
+
+def regular_file(path: FilePath) -> Path:
+    """Check that a path is a regular file, without opening it: opening a pipe would block.
+
+    Raises:
+        BadModelFile: it is not.
+    """
+    with naming(path):
+        try:
+            mode = os.stat(path).st_mode  # noqa: PTH116  Path(path) would already fail on some names
+        except FileNotFoundError:
+            raise BadModelFile("no such file", "check the path") from None
+        except (OSError, ValueError) as error:
+            raise BadModelFile(one_line(getattr(error, "strerror", None) or error), "check the path") from None
+        if stat.S_ISDIR(mode):
+            raise BadModelFile("is a directory, not a model file", "give the file in it")
+        if not stat.S_ISREG(mode):
+            raise BadModelFile("is not a regular file", "give a file that torch.save wrote")
+    return Path(path)
+
+
+def check_destination(
+    path: FilePath,
+    inputs: Sequence[FilePath],
+    force: bool,
+    ours: Callable[[Path], bool],
+    reason: str,
+    flag: str = "-o",
+    taken: Sequence[Path] = (),
+) -> Path:
+    """Check, before the long work, that the output can be written and replaces none of the user's files.
+
+    Args:
+        path: the path of the output.
+        inputs: the files that are read.
+        force: whether any file may be replaced.
+        ours: whether a file is earlier output of this project, unchanged, which may be replaced.
+        reason: why it is not, for the message.
+        flag: the option that gave the path.
+        taken: where other output goes.
+
+    Raises:
+        BadModelFile: it cannot be written, or would replace an input, another file or other output.
+    """
+    other = "" if flag == "-o" else f" with {flag}"
+    with naming(path):
+        try:
+            path = Path(path)
+            if any(path.resolve() == place.resolve() for place in taken):
+                raise BadModelFile("is where other output goes", f"give another name with {flag}")
+            if path.exists():
+                if any(Path(other).exists() and path.samefile(other) for other in inputs):
+                    raise BadModelFile("is an input itself", f"give another name with {flag}")
+                if not path.is_file():
+                    raise BadModelFile("is there, and is not a file", f"give another name with {flag}")
+                if not force and not ours(path):
+                    what = f"exists and is not our own output: {reason}"
+                    raise BadModelFile(what, option=f"give another name{other}, or --force")
+            if not path.parent.is_dir():
+                raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
+            temporary = temporary_name(path.resolve())
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            temporary.unlink()
+        except BadModelFile:
+            raise
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
+            what = f"cannot be written: {one_line(getattr(error, 'strerror', None) or error)}"
+            raise BadModelFile(what, f"give another place with {flag}") from error
+    return path
+
+
+def temporary_name(path: Path) -> Path:
+    """A unique name in the same folder, cut to a length in bytes that file systems allow."""
+    start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
+    return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

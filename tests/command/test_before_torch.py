@@ -1,0 +1,61 @@
+"""What needs no torch comes before torch, which takes seconds to import."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from commands import ROOT, python
+from construct.command import arguments
+from construct.execution import EXECUTIONS
+
+WITHOUT_TORCH = {
+    "help": ("--help", 0, "usage: python -m construct.from_conv"),
+    "a wrong flag": ("model.pt --wrong", 2, "unrecognized arguments: --wrong"),
+    "a wrong number": ("model.pt --samples 0", 2, "0 is not positive"),
+    "a wrong choice": ("model.pt --execution magic", 2, "invalid choice: 'magic'"),
+    "no file": ("none.pt", 2, "none.pt: no such file"),
+    "a folder": ("folder", 2, "folder: is a directory"),
+    "no example": ("model.pt --example-inputs none.pt", 2, "none.pt: no such file"),
+    "no code": ("model.pt --model-file none.py:Net", 2, "none.py: no such file"),
+    "no folder": ("model.pt -o none/o.pt", 2, "there is no folder none"),
+    "in the way": ("model.pt -o foreign.pt", 2, "foreign.pt: exists and is not our own output"),
+    "a page in the way": ("model.pt --report foreign.pt", 2, "foreign.pt: exists and is not our own output"),
+    "the input": ("model.pt -o model.pt", 2, "model.pt: is an input itself"),
+    "nowhere to write": ("model.pt -o /proc/o.pt", 2, "/proc/o.pt: cannot be written"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_it_is_said_without_torch(name: str, tmp_path: Path) -> None:
+    words, code, text = WITHOUT_TORCH[name]
+    Path(tmp_path, "elsewhere", "torch").mkdir(parents=True)
+    Path(tmp_path, "elsewhere", "torch", "__init__.py").write_text("raise SystemError('torch is imported')")
+    Path(tmp_path, "folder").mkdir()
+    Path(tmp_path, "model.pt").write_bytes(b"PK")
+    Path(tmp_path, "foreign.pt").write_bytes(b"PK")
+    command = ("-m", "construct.from_conv", *words.split())
+    done = python(*command, cwd=tmp_path, PYTHONPATH=f"{tmp_path / 'elsewhere'}:{ROOT}")
+    assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stderr
+    assert done.stderr.count("\n") == (code == 2)
+
+
+def test_an_old_torch_is_one_line(tmp_path: Path) -> None:
+    Path(tmp_path, "torch.py").write_text("__version__ = '1.13'")
+    Path(tmp_path, "model.pt").write_bytes(b"PK")
+    done = python("-m", "construct.from_conv", "model.pt", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "construct needs torch 2.10 or newer, and this is 1.13 (pip install 'torch>=2.10')" in done.stderr
+
+
+def test_the_executions_are_those_of_the_layer() -> None:
+    assert {*arguments.EXECUTIONS} == {*EXECUTIONS}
+
+
+def test_the_network_s_own_code_has_the_whole_package(tmp_path: Path) -> None:
+    """Its public names and modules, though the command has imported only what it needed before torch."""
+    code = "import construct\nattention = construct.attention\ndef net():\n    return construct.MHSA()\n"
+    Path(tmp_path, "net.py").write_text(code)
+    torch.save({"weight": torch.ones(1, 1, 1, 1)}, tmp_path / "model.pt")
+    done = python("-m", "construct.from_conv", "model.pt", "--model-file", "net.py:net", cwd=tmp_path)
+    assert "net.py:net: TypeError: MHSA.__init__() missing 2 required" in done.stderr
