@@ -1,4 +1,4 @@
-"""``verify.claims``: the claims of the paper, the slides, the blog, the talk and a review, and what we add, each with its verdict.
+"""``verify.claims``: the claims of the talk, abstract, slides, blog and a review, and what we add, each with its verdict.
 
 The evidence is in ``claims_*.py``, the rules for verdicts in :mod:`verify.theory.literature.judgement`.
 """
@@ -19,7 +19,18 @@ from verify.theory.literature import (
     claims_symmetry,
     claims_theorem,
 )
-from verify.theory.literature.judgement import CHECKED, OPEN, PROVED, REFUTED, UNDECIDED, Claim, Judgement, Statement
+from verify.theory.literature.judgement import (
+    CHECKED,
+    MEASURED,
+    OPEN,
+    PROVED,
+    REFUTED,
+    UNDECIDED,
+    Claim,
+    Judgement,
+    Statement,
+)
+from verify.theory.literature.slips import SLIPS
 
 
 def _claims_in(module: ModuleType) -> list[Claim]:
@@ -50,8 +61,8 @@ class JudgedClaim(Statement, Judgement):
 
     @property
     def quotation(self) -> str:
-        """The source's sentence and where it stands."""
-        return f"“{self.quote}” ({self.source})" if self.quote else f"source: {self.source}"
+        """The source's sentence and where it stands; empty for a statement of ours that stands beside none."""
+        return f"“{self.quote}” ({self.source})" if self.quote else ""
 
     @property
     def row(self) -> str:
@@ -59,7 +70,7 @@ class JudgedClaim(Statement, Judgement):
         return f"{self.number:3}  {_with_method(self.verdict, self.by)}  {self.id}\n     {self.wording}"
 
     def __str__(self) -> str:
-        paragraphs = [("beside: " if self.ours else "", self.quotation)]
+        paragraphs = [("beside: " if self.ours else "", self.quotation)] if self.quote else []
         if self.stands:
             paragraphs.append(("what stands: ", self.stands))
         paragraphs.append(("evidence: ", self.evidence))
@@ -109,10 +120,12 @@ class ClaimTable(tuple[JudgedClaim, ...]):
         return "\n".join([*parts, self.summary])
 
     def markdown(self) -> str:
-        """Both tables in Markdown, as in docs/claims.md."""
+        """Both tables in Markdown, and the slips, as in docs/claims.md."""
         head = "| | claim | source | verdict | evidence |\n|---|---|---|---|---|"
         parts = ["## The claims", "", head, *map(_markdown, self._of(False)), "", "## What we add", ""]
         parts += [head.replace("source", "stands beside"), *map(_markdown, self._of(True)), "", self.summary + "."]
+        parts += ["", "## Slips", "", "| printed | where | meant |\n|---|---|---|"]
+        parts += [_cells(_in_markdown(slip.printed), slip.place, slip.meant) for slip in SLIPS]
         return "\n".join(parts)
 
     def _of(self, ours: bool) -> list[JudgedClaim]:
@@ -133,7 +146,7 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
 
     >>> import verify
     >>> [(row.id, row.verdict, row.by) for row in verify.claims(only=["even-kernel", "theorem-limit"])]
-    [('theorem-limit', 'PROVED', 'Coq: theorem1_limit'), ('even-kernel', 'REFUTED', 'as printed')]
+    [('theorem-limit', 'PROVED', 'Coq: theorem1_paper, theorem1_limit'), ('even-kernel', 'REFUTED', 'as printed')]
     """
     chosen = None if only is None else {str(name) for name in only}
     known = {name for number, claim in enumerate(ALL, 1) for name in (str(number), claim.id)}
@@ -157,15 +170,21 @@ def _with_method(verdict: str, by: str) -> str:
 
 def _counts(rows: Iterable[JudgedClaim]) -> dict[str, int]:
     counter = Counter(row.verdict for row in rows)
-    return {verdict: counter[verdict] for verdict in (PROVED, CHECKED, REFUTED, OPEN, UNDECIDED)}
+    return {verdict: counter[verdict] for verdict in (PROVED, CHECKED, REFUTED, MEASURED, OPEN, UNDECIDED)}
 
 
 def _markdown(row: JudgedClaim) -> str:
-    quote = row.quote if "$" in row.quote or "\\" not in row.quote else f"`{row.quote}`"  # LaTeX without dollar signs
     evidence = f"**What stands:** {row.stands}.<br>" * bool(row.stands) + row.evidence
     if row.correction is not None:
         one = row.correction
         evidence += f"<br>**Instead, {_with_method(one.verdict, one.by)}:** {one.statement}.<br>{one.evidence}"
-    source = f"“{quote}” ({row.source})" if quote else row.source
-    cells = (str(row.number), row.wording, source, _with_method(row.verdict, row.by), evidence)
+    source = f"“{_in_markdown(row.quote)}” ({row.source})" if row.quote else ""
+    return _cells(str(row.number), row.wording, source, _with_method(row.verdict, row.by), evidence)
+
+
+def _in_markdown(quote: str) -> str:
+    return quote if "$" in quote or "\\" not in quote else f"`{quote}`"  # LaTeX without dollar signs
+
+
+def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

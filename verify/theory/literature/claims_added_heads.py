@@ -7,7 +7,7 @@ import numpy as np
 import sympy
 
 from verify.theory.literature import equations
-from verify.theory.literature.claims_heads import LEARN, WIDTHS
+from verify.theory.literature.claims_heads import WIDTHS
 from verify.theory.literature.judgement import Check, Judgement, added, by_coq, by_proof, by_steps, proved
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proofs_heads
@@ -78,8 +78,6 @@ def head_width() -> Judgement:
 @added(
     "narrow-spread",
     "Heads that spread their attention do with D_h below the rank of a tap: A + B and A + 3B, with heads of width 1.",
-    "is clearly limited by",
-    "talk, Lemma 1: Summary",
 )
 def narrow_spread() -> Judgement:
     """Two heads of rank one, with attention (½, ½) and (¼, ¾): for symbols, and for integers."""
@@ -97,8 +95,6 @@ def narrow_spread() -> Judgement:
 @added(
     "blurred-windows",
     "Heads uniform over windows of 2R + 1 > 1 pixels make blurred kernels, and no single tap.",
-    "For instance, this would also suffice:",
-    LEARN,
 )
 def blurred_windows() -> Judgement:
     """A combination of windows is a window times a polynomial; in one and two dimensions, ranks confirm it."""

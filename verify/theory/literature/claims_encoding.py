@@ -20,18 +20,18 @@ from verify.theory.literature.judgement import (
     refuted,
 )
 from verify.theory.literature.shared_checks import PLANE, certified, reads_the_same
-from verify.theory.literature.torch_layers import attention_for, random_layer, small_convolution
+from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions, proofs_relative
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_positions import Vector
-from verify.theory.symbolic.proofs_scores import integers, symbols
+from verify.theory.symbolic.proofs_scores import integers
 
 RELATIVE = "blog, Relative Positional Encoding"
 
 
 @claim(
     "three-sufficient",
-    "In two dimensions a relative encoding of three components is enough.",
+    "In two dimensions a relative encoding of three components is enough, as α → ∞.",
     "there exists a set of relative positional vectors of dimension $$D_{\\textit{pos}} = 3$$ along with self-attention "
     "parameters that allow attending to pixels at arbitrary shift",
     RELATIVE,
@@ -51,7 +51,7 @@ def three_sufficient() -> Judgement:
 
 @claim(
     "relative-sufficient",
-    "With the right encoding of the relative position k − q, the layer is a convolution (as α → ∞).",
+    "With the right relative encoding the layer is a convolution: under assumption (9), so in the limit α → ∞.",
     "with the right choice of relative positional encoding … *a MHSA layer is exactly equivalent to a convolutional layer*",
     "talk, Lemma 1: Summary",
 )
@@ -84,62 +84,28 @@ def unmoved_steps(numbers: Callable[[str, int], Any] = integers) -> list[ProofSt
 
 @claim(
     "last-term",
-    "Of the four terms of the score the last one, v·r_δ, is enough.",
+    "Of the four terms of the score with absolute positions the last, of positions alone, is enough, as α → ∞.",
     "only the last term is needed for the self-attention to emulate a CNN.",
     RELATIVE,
 )
 def last_term() -> Judgement:
-    """The Coq theorem's construction and the layer here have W_qry = W_key = 0 and u = 0."""
-    layer = attention_for(small_convolution((2, 2), (3, 3), padding=1))
-    others = [name for name in ("w_qry", "w_key", "u") if bool(getattr(layer, name).any())]
+    """Proved in Coq: with P_p = (p, ‖p‖², 1), P_q W_qry W_keyᵀ P_kᵀ gives the very attention of Lemma 2.
+
+    The code's features are checked by sympy, and torch's stock attention runs on them.
+    """
+    queries, keys, shifts = PLANE.queries, PLANE.keys, PLANE.shifts
+    scores = [proof_positions.absolute_scores(queries, keys, tau) for tau in shifts]
     return proved(
-        by_coq("theorem1_limit"),
-        by_steps("Eq. 6 without the other terms is Lemma 2's score", proofs_relative.construction_steps),
-        Check(f"in the layer {3 - len(others)} of W_qry, W_key and u are 0", not others),
-        reads_the_same(PLANE),
+        by_coq("absolute_attention", "theorem1_limit"),
+        by_proof(lambda: lemmas.prove_absolute_encoding(2)),
+        reads_the_same(PLANE, heads=[equations.sharp(score) for score in scores]),
+        _stock_attention(),
     )
-
-
-@claim(
-    "four-terms",
-    "The score is a sum of four terms, the relative one with r_δ, u and v in place of absolute positions.",
-    "instead considers the positional difference between the query and key tokens:",
-    "talk, Self-Attention",
-)
-def four_terms() -> Judgement:
-    """Proved symbolically; and the layer with all four terms is compared with Eq. 6 written out."""
-    layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    attention = layer.attention_probabilities(x)[0].detach().numpy()
-    expected = np.array(
-        [equations.softmax(_relative_score(layer, x[0].T.numpy(), head)) for head in range(layer.heads)]
-    )
-    error = float(np.abs(attention - expected).max())
-    content = float(np.abs(attention - layer.attention_probabilities(-x)[0].detach().numpy()).max())
-    return proved(
-        by_proof(lemmas.prove_relative_from_absolute, "D_in = D_k = 2, D_p = 3"),
-        Check(f"the layer's attention is within {error:.0e} of Eq. 6 written out, all terms on", error < 1e-12),
-        Check(f"and depends on the content: another input moves it by {content:.2g}", content > 0.01),
-    )
-
-
-def _relative_score(layer: torch.nn.Module, tokens: np.ndarray, head: int) -> np.ndarray:
-    """Eq. 6 for the queries of a valid convolution of width 3 on a sequence of tokens (T, D_in): (Q, T)."""
-    w_qry, w_key, w_pos, u, v = (
-        getattr(layer, name)[head].detach().double().numpy() for name in ("w_qry", "w_key", "w_key_pos", "u", "v")
-    )
-    count = len(tokens)
-    scores = np.zeros((count - 2, count))
-    for q in range(1, count - 1):
-        for k in range(count):
-            r = np.array([float((k - q) ** 2), float(k - q)])
-            query, key = tokens[q] @ w_qry, w_key.T @ tokens[k]
-            scores[q - 1, k] = query @ key + query @ (w_pos @ r) + u @ key + v @ (w_pos @ r)
-    return scores
 
 
 @claim(
     "scores-and-shift",
-    "The scores of Eq. 6 depend on the shift alone.",
+    "With a relative encoding the scores depend on the shift alone.",
     "the attention scores only depend on the shift and we achieve translation equivariance.",
     RELATIVE,
 )
@@ -159,44 +125,20 @@ def scores_and_shift() -> Judgement:
     )
 
 
-@claim(
-    "slip-eq-5",
-    "A_{q,k} = (X_q + P_q) W_qry W_keyᵀ (X_q + P_q)ᵀ.",
-    r"(\mathbf{X}_{q,:} + \mathbf{P}_{q,:})^T",
-    "talk, Self-Attention",
-)
-def slip_eq_5() -> Judgement:
-    """The product as printed does not contain the key."""
-    x_q, p_q, x_k, p_k = (sympy.Matrix([symbols(name, 2)]) for name in ("x", "p", "y", "s"))
-    w = sympy.Matrix(2, 2, symbols("W", 4))
-    printed, meant = (((x_q + p_q) * w * right.T)[0] for right in (x_q + p_q, x_k + p_k))
-    keys = x_k.free_symbols | p_k.free_symbols
-    counts = [len(expression.free_symbols & keys) for expression in (printed, meant)]
-    return refuted(
-        Check(f"the printed product holds {counts[0]} of the key's {len(keys)} symbols, the score {counts[1]}",
-              counts == [0, 4]),
-        stands="the expansion printed below it, which has k in the key's factor (four-terms)",
-    )  # fmt: skip
-
-
-@claim(
-    "slip-eq-6",
-    "The third term of the relative score is uᵀ W_key X_kᵀ.",
-    r"\mathbf{u}^T \mathbf{W}_{key} \mathbf{X}_{k,:}^T",
-    "talk, Self-Attention",
-)
-def slip_eq_6() -> Judgement:
-    """W_key is D_in × D_k: the printed product is undefined unless the two are equal.
-
-    Slips of the same kind: Ŵ_key transposed on one slide and not on another, X̂_key in Lemma 2, W for W_out below Eq. 10.
-    """
-    u, w_key, x = sympy.Matrix(symbols("u", 2)), sympy.Matrix(3, 2, symbols("K", 6)), sympy.Matrix(symbols("x", 3))
-    fits = [u.shape[0] == matrix.shape[0] and matrix.shape[1] == x.shape[0] for matrix in (w_key, w_key.T)]
-    return refuted(
-        Check(
-            f"D_in = 3, D_k = 2: the shapes fit with W_key: {fits[0]}, with W_keyᵀ: {fits[1]}", fits == [False, True]
-        ),
-        stands="the term with W_keyᵀ (four-terms)",
+def _stock_attention() -> Check:
+    """``scaled_dot_product_attention`` on the features, without a score bias; exact, because inputs are integers."""
+    weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
+    tokens = torch.tensor(PLANE.tokens(x).astype(np.float32))
+    total = torch.zeros(len(PLANE.queries), 3)
+    for tau, tap in zip(PLANE.shifts, equations.tap_matrices(weight), strict=True):
+        pair = proof_positions.absolute_features(PLANE.queries, PLANE.keys, tau, alpha=1024)
+        query, key = (torch.tensor(side.astype(np.float32)) for side in pair)
+        attended = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], tokens[None], scale=1.0)
+        total += attended[0] @ torch.tensor(tap.astype(np.float32))
+    expected = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
+    error = float((total - torch.tensor(expected)).abs().max())
+    return Check(
+        f"torch's scaled_dot_product_attention on them differs from an integer convolution by {error:g}", error == 0
     )
 
 
@@ -205,12 +147,12 @@ less_restrictive = open_claim(
     "A relative encoding is less restrictive than an absolute one.",
     "Relative positional encoding* is less restrictive",
     "talk, Self-Attention",
-    "the talk does not say in which sense; for convolution either will do (absolute-encoding)",
+    "the talk does not say in which sense; for convolution either will do (last-term)",
 )
 requirements = open_claim(
     "requirements",
     "Two requirements are the most crucial for a self-attention layer to express a convolution.",
     "The two most crucial requirements for a self-attention layer to express a convolution are:",
     "blog, Self-Attention & Convolutional Layers",
-    "its two items are not at hand; on heads see multiple-heads, on positions absolute-encoding",
+    "its two items are not at hand; on heads see multiple-heads, on positions last-term",
 )

@@ -1,12 +1,11 @@
 """Claims about the number of heads, their widths, their sum, and heads that are translates of one another."""
 
-from typing import Any
-
 import numpy as np
 import sympy
 
 from verify.theory.literature import equations
 from verify.theory.literature.claims_encoding import unmoved_steps
+from verify.theory.literature.claims_theorem import any_matrix_is_a_product
 from verify.theory.literature.judgement import (
     Check,
     Judgement,
@@ -20,7 +19,7 @@ from verify.theory.literature.judgement import (
 )
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proof_positions
-from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, identity, lt
+from verify.theory.symbolic.proof import ProofStep, argued
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proof_positions import Setting
 from verify.theory.symbolic.proofs_scores import indexed, integers, plus, reals, symbols
@@ -57,27 +56,6 @@ def heads_sufficient() -> Judgement:
 def multiple_heads() -> Judgement:
     """Proved in Coq for any scores, including content; our addition head-count says how many heads are needed."""
     return proved(by_coq("two_heads_needed"))
-
-
-@claim(
-    "heads-add-up",
-    "Concatenated heads times W_out are the sum of the heads, each times its own rows of W_out.",
-    "Rewrite Equation (3) as",
-    "talk, Lemma 1, proof",
-)
-def heads_add_up() -> Judgement:
-    """Proved in Coq; and checked on random integers."""
-    heads = equations.hard_heads(PLANE)
-    x = PLANE.tokens(equations.integers(1, 2, 4, 5))
-    w_val, w_out = equations.integers(2, 9, 2, 3), equations.integers(3, 9, 3, 4)
-    beside = np.concatenate([p @ x @ val for p, val in zip(heads, w_val, strict=True)], axis=1)
-    at_once = beside @ w_out.reshape(27, 4)
-    summed = equations.mix(heads, x, [val @ out for val, out in zip(w_val, w_out, strict=True)])
-    differing = int(np.not_equal(at_once, summed).sum())
-    return proved(
-        by_coq("attend_concatenated"),
-        Check(f"9 heads of random integers: {differing} of {summed.size} outputs differ", differing == 0),
-    )
 
 
 @claim(
@@ -123,45 +101,12 @@ def channels_limit() -> Judgement:
     )
 
 
-@claim(
-    "width-shapes",
-    "D_out = N_h·D_h goes with W^(h) of D_h × D_h.",
-    r"it is best to simply let $D_{out} = N_h D_h$ and have $\mathbf{W}^{(h)} \in \mathbb{R}^{D_h \times D_h}$.",
-    "talk, Lemma 1: Summary",
-)
-def width_shapes() -> Judgement:
-    """By Eq. 10 W^(h) is D_in × D_out."""
-    heads, width = sympy.symbols("N_h D_h", integer=True, positive=True)
-    counts = sympy.solve(heads * width - width, heads)
-    return refuted(
-        by_steps(
-            "W^(h) is D_in × D_out by Eq. 10, and D_h < N_h·D_h = D_out for 2 heads or more, against Lemma 1's D_h ≥ D_out",
-            _wider_steps,
-        ),
-        Check(f"D_out = D_h gives N_h in {counts}", counts == [1]),
-        stands="the shapes of a single head",
-        statement="W^(h) = W_val W_out is D_in × D_out for every D_h",
-        instead=proved(by_steps("W_val W_out has a row for every input and a column for every output", _shape_steps)),
-    )
-
-
-def _wider_steps() -> list[ProofStep]:
-    more, width = sympy.Symbol("n", integer=True, nonnegative=True), sympy.Symbol("D_h", integer=True, positive=True)
-    return [from_assumptions("D_h < (2 + n)·D_h", lt(width, (2 + more) * width))]
-
-
-def _shape_steps() -> list[ProofStep]:
-    d_in, d_h, d_out = sympy.symbols("D_in D_h D_out", integer=True, positive=True)
-    product: Any = sympy.MatrixSymbol("W_val", d_in, d_h) * sympy.MatrixSymbol("W_out", d_h, d_out)
-    return [identity("the shape of W_val W_out", *zip(product.shape, (d_in, d_out), strict=True))]
-
-
 width_best = open_claim(
     "width-best",
     "It is best to choose the widths so that D_out = N_h·D_h.",
     WIDTHS,
     "talk, Lemma 1: Summary",
-    "a preference; its shapes do not fit (width-shapes)",
+    "a preference; its shapes fit one head alone (see the slips)",
 )
 
 
@@ -173,16 +118,7 @@ width_best = open_claim(
 )
 def factoring() -> Judgement:
     """W_val = [W, 0] and W_out = [I; 0]."""
-    return proved(by_steps("W = [W, 0]·[I; 0]", _factoring_steps, "D_in = 3, D_out = 2, D_h = 2, 3, 4"))
-
-
-def _factoring_steps() -> list[ProofStep]:
-    w = sympy.Matrix(3, 2, symbols("W", 6))
-    pairs = []
-    for more in (0, 1, 2):
-        w_val, w_out = w.row_join(sympy.zeros(3, more)), sympy.eye(2).col_join(sympy.zeros(more, 2))
-        pairs += list(zip((w_val * w_out).flat(), w.flat(), strict=True))
-    return [identity("W_val W_out = W", *pairs)]
+    return proved(any_matrix_is_a_product())
 
 
 @claim(
@@ -236,7 +172,7 @@ def _renormalised() -> Check:
 
 @claim(
     "mixture",
-    "Heads of several profiles express a mixture of convolutions, which is again one convolution.",
+    "Heads of several profiles express a mixture of convolutions, which is one (on an unbounded or wrapped grid).",
     "Expresses “mixture of convolutions” if there were multiple distribution profiles",
     LEARN,
 )
@@ -250,7 +186,7 @@ def mixture() -> Judgement:
 
 @claim(
     "gaussians",
-    "Gaussian heads of one width and several centres make one convolution; one width is not needed.",
+    "Gaussian heads of one width, or of several, make one convolution (on an unbounded or wrapped grid).",
     "a single convolution is expressed if they have the same width and different centers.",
     f"{LEARN}, Quadratic encoding",
 )

@@ -1,4 +1,4 @@
-"""Claims about the sharpness α: hard attention in floating point, decay, and heads as Gaussians."""
+"""Claims about the sharpness α: hard attention in floating point, and heads as Gaussians."""
 
 import math
 from typing import Any
@@ -7,12 +7,11 @@ import numpy as np
 import sympy
 import torch
 
-from verify.rounding.leakage import leakage_on_lattice
 from verify.theory.literature import equations
-from verify.theory.literature.judgement import NOT_AT_HAND, Check, Judgement, by_coq, by_steps, claim, proved, refuted
+from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
 from verify.theory.literature.sharpness_table import DTYPES, SIDE
 from verify.theory.literature.torch_layers import attention_for, small_convolution
-from verify.theory.symbolic import proof_positions, proofs_lemma2
+from verify.theory.symbolic import proof_positions
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import minus, norm2, reals, score
@@ -22,12 +21,6 @@ def middle_row(tau: tuple[Any, ...], alpha: Any, side: int = SIDE) -> np.ndarray
     """The scores of a query in the middle of a square grid, for a head that looks at τ: (T,)."""
     middle = np.array([[side // 2] * len(tau)], dtype=object)
     return proof_positions.quadratic_scores(middle, proof_positions.positions((side,) * len(tau)), tau, alpha)[0]
-
-
-def _window() -> np.ndarray:
-    """The keys within one step of the middle, the shifts of a 3×3 kernel: bool (T,)."""
-    near = np.abs(proof_positions.positions((SIDE, SIDE)).astype(int) - SIDE // 2) <= 1
-    return np.all(near, axis=1)
 
 
 @claim(
@@ -103,23 +96,6 @@ def leaked_from_a_bright_pixel(alpha: float) -> float:
         return float(attention_for(conv, alpha)(x)[0, 0, 2, 3])
 
 
-@claim("exponential-decay", "As α grows the attention on all other pixels falls exponentially.", "", NOT_AT_HAND)
-def exponential_decay() -> Judgement:
-    """Proved in Coq: 2d·e^{−α} on any grid; and interval arithmetic encloses the leaked weight."""
-    checks = []
-    for alpha in (8, 16, 32):
-        weights = equations.enclosed_softmax(middle_row((0, 0), alpha, side=5))
-        others = sum(sorted(weights, key=lambda weight: weight.a)[:-1], start=equations.iv.mpf(0))
-        leaked, bound = float((others / equations.iv.exp(-alpha)).b), leakage_on_lattice(alpha, 2) / math.exp(-alpha)
-        holds = abs(leaked - 4) < 0.02 and leaked <= bound * (1 + 1e-9)
-        checks.append(Check(f"α = {alpha}: {leaked:.4f}·e^−α leaks in 2-D, bound {bound:.4f}·e^−α", holds))
-    return proved(
-        by_coq("leak_closed"),
-        by_steps("every other weight lies between 0 and e^−α", lambda: proofs_lemma2.squeeze_steps(2)),
-        *checks,
-    )
-
-
 @claim(
     "centre-and-width",
     "A head's shift is the centre of a Gaussian; its α sets the width, which is 1/√(2α).",
@@ -150,37 +126,3 @@ def _gaussian_steps() -> list[ProofStep]:
         identity("score(δ) − score(ε) = −α(‖δ−τ‖² − ‖ε−τ‖²)", *ratios),
         identity("α = 1/(2σ²) for σ = 1/√(2α)", (symbolic_alpha, 1 / (2 * sigma**2))),
     ]
-
-
-@claim(
-    "lemma-2-sum",
-    "The softmax of a head is normalised by a sum over the shifts of the kernel.",
-    r"\sum_{\delta' \in \Delta_K}",
-    "talk, Lemma 2, display after Eq. 14",
-)
-def lemma_2_sum() -> Judgement:
-    """The sum runs over all keys; normalised over the kernel's shifts alone, the weights would add up to more than 1."""
-    tau, inside = (1, 1), _window()
-    weights = equations.enclosed_softmax(middle_row(tau, 1))
-    kernel: Any = sum((weight for weight, near in zip(weights, inside, strict=True) if near), start=equations.iv.mpf(0))
-    total = float((1 / kernel).a)
-    limits = [int(equations.sharp(row).max()) for row in (middle_row(tau, 1), middle_row(tau, 1)[inside])]
-    sums = [float(1 / equations.softmax(middle_row((0, 0), a).astype(float)).max()) for a in (1, 4)]
-    bounds = [1 / (1 - leakage_on_lattice(a, 2)) for a in (1, 4)]
-    return refuted(
-        Check(
-            f"divided by the sum over the 9 shifts of Δ_K, the weights of {len(weights)} keys add up to {total:.3f} or more "
-            "(α = 1, τ = (1, 1)), not to 1",
-            total > 1.1,
-        ),
-        Check(f"the limit at the target is {limits[0]} over all keys, {limits[1]} over Δ_K", limits == [1, 1]),
-        stands="the limit that is drawn from it, which is one-hot with either sum",
-        statement="the sum runs over all keys; it is at most ϑ(α)^d times the target's exponential on a grid of any size",
-        instead=proved(
-            by_coq("leak_theta"),
-            *(
-                Check(f"α = {a}: the sum is {s:.4f}, ϑ(α)² = {b:.4f}", s <= b * (1 + 1e-9))
-                for a, s, b in zip((1, 4), sums, bounds, strict=True)
-            ),
-        ),
-    )

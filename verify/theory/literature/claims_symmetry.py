@@ -1,22 +1,20 @@
 """Claims about permutations and translations, the algebra of convolution, and what attention can do beyond it."""
 
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import sympy
 import torch
 
-from verify.oracle import Convolution
 from verify.theory.literature import equations
-from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
+from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, checked, claim, proved, refuted
 from verify.theory.literature.shared_checks import every_query
 from verify.theory.literature.torch_layers import pointwise_layer, random_layer
 from verify.theory.symbolic import proof_positions, proofs_relative
-from verify.theory.symbolic.proof import ProofStep, from_assumptions, gt
+from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, gt, identity
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proof_positions import Setting, Vector
-from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus
+from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus, symbols
 
 RING = (4, 5)
 HEADS = "blog, Multi-Head Self-Attention Layer"
@@ -24,37 +22,31 @@ HEADS = "blog, Multi-Head Self-Attention Layer"
 
 @claim(
     "permutation-equivariance",
-    "Without positions, shuffling the tokens shuffles the scores, and so the outputs, alike.",
+    "Without positions, shuffling the tokens shuffles the scores alike.",
     r"$\mathbf{A}$ is *permutation equivariant* – shuffling the order of the tokens (rows) in $\mathbf{X}$ shuffles the "
     r"scores in $\mathbf{A}$.",
     "talk, Self-Attention",
 )
 def permutation_equivariance() -> Judgement:
-    """Proved for three symbolic tokens; and checked for the layer with content attention only."""
-    tokens = np.array(sympy.symbols("x0:3_0:2")).reshape(3, 2)
-    output = content_attention(tokens)
-    orders = list(permutations(range(3)))
-    wrong = sum(bool((content_attention(tokens[list(order)]) != output[list(order)]).any()) for order in orders)
+    """Proved for any matrix Π in place of a permutation; the outputs are checked for a layer with content attention only."""
+    tokens, d_in, d_k = sympy.symbols("T D_in D_k", integer=True, positive=True)
+    x, turn = sympy.MatrixSymbol("X", tokens, d_in), sympy.MatrixSymbol("Pi", tokens, tokens)
+    shuffled, scores = content_scores(turn * x, d_k), turn * content_scores(x, d_k) * turn.T
     moved, positional = (_largest_move(pointwise_layer(positions)) for positions in (False, True))
     return proved(
+        Check("A(Π X) = Π A(X) Πᵀ for A(X) = X W_qry W_keyᵀ Xᵀ", shuffled.doit() == scores.doit(), "sympy"),
         Check(
-            f"3 tokens of symbols: {wrong} of {len(orders)} permutations do not commute with Eq. 3",
-            wrong == 0,
-            "exhaustive: one head, 3 tokens of symbols",
-        ),
-        Check(
-            f"a layer with content attention only: within {moved:.0e} for 20 permutations of 7 tokens", moved < 1e-12
+            f"the outputs of a layer of content alone too: within {moved:.0e} for 20 permutations of 7 tokens",
+            moved < 1e-12,
         ),
         Check(f"with positions it does not commute, by {positional:.2g}", positional > 0.01),
     )
 
 
-def content_attention(x: np.ndarray) -> np.ndarray:
-    """Eq. 3 for one head with score X_q M X_kᵀ + X_k·u, on symbols: (T, 2) → (T, 2)."""
-    m, u, w = (np.array(sympy.symbols(f"{name}0:{n}")).reshape(-1, 2) for name, n in (("m", 4), ("u", 2), ("w", 4)))
-    scores = x @ m @ x.T + (x @ u.T).T
-    weights: Any = np.frompyfunc(lambda score: sympy.exp(sympy.expand(score)), 1, 1)(scores)
-    return (weights / weights.sum(axis=1, keepdims=True)) @ x @ w
+def content_scores(x: Any, d_k: sympy.Symbol) -> Any:
+    """X W_qry W_keyᵀ Xᵀ on matrix symbols: (T, D_in) → (T, T)."""
+    w_qry, w_key = (sympy.MatrixSymbol(name, x.shape[1], d_k) for name in ("W_qry", "W_key"))
+    return x * w_qry * w_key.T * x.T
 
 
 def _largest_move(layer: Any) -> float:
@@ -162,21 +154,7 @@ def _moved_steps() -> list[ProofStep]:
     return [linear("sum_j X'_(o + t + j) W_j = sum_j X_(o + j) W_j", *sums)]
 
 
-def composed(second: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """The kernel of two composed convolutions, Σ_i second_i first_{n−i}: (C, B, k), (B, A, l) → (C, A, k + l − 1)."""
-    weight = second[:, :, ::-1]
-    convolve = Convolution(weight, None, (1,), (second.shape[2] - 1,), (1,), 1)
-    return convolve(first.transpose(1, 0, 2)).transpose(1, 0, 2)
-
-
-def kernel_of_symbols(name: str, outputs: int, inputs: int, width: int) -> np.ndarray:
-    """A kernel (outputs, inputs, width) of symbols."""
-    return np.array(sympy.symbols(f"{name}0:{outputs * inputs * width}")).reshape(outputs, inputs, width)
-
-
-def _differing(left: np.ndarray, right: np.ndarray) -> int:
-    """The number of entries that differ as polynomials."""
-    return sum(sympy.expand(a - b) != 0 for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True))
+EVERYWHERE = (-sympy.oo, sympy.oo)
 
 
 @claim(
@@ -186,37 +164,60 @@ def _differing(left: np.ndarray, right: np.ndarray) -> int:
     "talk, Motivation",
 )
 def convolution_associative() -> Judgement:
-    """Proved for three symbolic kernels, with one channel and with several."""
-    counts, sizes = [], []
-    for a, b, c, d in ((1, 1, 1, 1), (2, 1, 2, 2)):
-        f, g, h = (kernel_of_symbols(*of) for of in (("f", b, a, 2), ("g", c, b, 3), ("h", d, c, 2)))
-        left, right = composed(composed(h, g), f), composed(h, composed(g, f))
-        counts.append(_differing(left, right))
-        sizes.append(left.size)
-    finding = f"1 → 1 → 1 → 1 and 2 → 1 → 2 → 2 channels: {counts} of {sizes} polynomials differ"
-    return proved(Check(finding, not any(counts), "sympy; 1-D kernels of widths 2, 3, 2"))
+    """Proved for kernels of finite support, with any number of channels."""
+    return proved(
+        by_steps("with i + j = m, for kernels of finite support and any channels", _associative_steps, "d ≤ 3")
+    )
+
+
+def _associative_steps() -> list[ProofStep]:
+    """Σ_i W'_i (Σ_j W_j X_{n−i−j}) = Σ_m (Σ_i W'_i W_{m−i}) X_{n−m}: the inner sum moves by i, whose sum is outside of both."""
+    outer, inner, x = indexed("V"), indexed("W"), indexed("X")
+    a, b, c = sympy.symbols("a b c", integer=True)
+    sums = []
+    for dims in (1, 2, 3):
+        n, i, j = (integers(name, dims) for name in ("n", "i", "j"))
+        twice: Any = sympy.Sum(outer[(*i, c, b)] * inner[(*j, b, a)] * x[(*minus(minus(n, i), j), a)], *_all(j))
+        for at, by in zip(j, i, strict=True):
+            twice = twice.change_index(at, at + by)
+        once = sympy.Sum(outer[(*i, c, b)] * inner[(*minus(j, i), b, a)] * x[(*minus(n, j), a)], *_all(j))
+        sums.append((twice, once))
+    return [
+        linear("Σ_j V_i W_j X_(n−i−j) = Σ_m V_i W_(m−i) X_(n−m), for every i and every pair of channels", *sums),
+        argued("sums over finite supports and over channels may be exchanged", sums[0][0]),
+    ]
+
+
+def _all(indices: tuple[Any, ...]) -> list[tuple[Any, Any, Any]]:
+    return [(index, *EVERYWHERE) for index in indices]
 
 
 @claim(
     "convolution-commutative",
-    "Convolution of signals (one channel) is commutative.",
+    "Convolution of signals, of one channel each, is commutative; with several channels it is not.",
     r"\text{Conv}(\text{Conv}(W', W), X) = \text{Conv}(\text{Conv}(W, W'), X)",
     "talk, Motivation",
 )
 def convolution_commutative() -> Judgement:
-    """Polynomials commute; matrices do not, so kernels with several channels do not either."""
-    one, other = kernel_of_symbols("f", 1, 1, 3), kernel_of_symbols("g", 1, 1, 4)
-    single = _differing(composed(one, other), composed(other, one))
-    f, g = (kernel_of_symbols(name, 2, 2, 2) for name in "fg")
-    many, count = _differing(composed(f, g), composed(g, f)), composed(f, g).size
+    """Proved by reading one sum backwards; matrices do not commute, and a kernel of one tap is a matrix."""
+    f, g = (sympy.Matrix(2, 2, symbols(name, 4)) for name in "fg")
+    many = sum(entry != 0 for entry in (f * g - g * f).expand())
     return proved(
-        Check(
-            f"{single} of {composed(one, other).size} polynomials differ",
-            single == 0,
-            "sympy; 1-D kernels of widths 3, 4",
-        ),
-        Check(f"with 2 → 2 channels it is not: {many} of {count} differ", many > 0),
+        by_steps("Σ_i V_i W_(n−i) = Σ_j W_j V_(n−j), with j = n − i", _commutative_steps, "d ≤ 3"),
+        Check(f"two kernels of one tap, 2 → 2 channels: {many} of 4 entries differ", many > 0),
     )
+
+
+def _commutative_steps() -> list[ProofStep]:
+    v, w = indexed("V"), indexed("W")
+    sums = []
+    for dims in (1, 2, 3):
+        n, i = integers("n", dims), integers("i", dims)
+        backwards: Any = sympy.Sum(v[i] * w[minus(n, i)], *_all(i))
+        for at, end in zip(i, n, strict=True):
+            backwards = backwards.change_index(at, end - at)
+        sums.append((backwards, sympy.Sum(w[i] * v[minus(n, i)], *_all(i))))
+    return [linear("one sum, read backwards", *sums)]
 
 
 @claim(
@@ -226,23 +227,38 @@ def convolution_commutative() -> Judgement:
     "talk, Motivation",
 )
 def convolution_fourier() -> Judgement:
-    """Exactly the maps that commute with the cyclic shift are diagonal in the Fourier basis: its eigenvalues are distinct."""
+    """Every wave is an eigenvector of every kernel, on one axis of any length; with zeros around it is none."""
     setting, n = Setting((3,), (8,), (1,)), 8
-    taps = {mode: equations.read_by_taps(setting, mode) for mode in ("zeros", "circular")}
-    shift = np.roll(np.eye(n, dtype=int), 1, axis=0)
-    apart = {mode: int((read @ shift != shift @ read).sum()) for mode, read in taps.items()}
     fourier = np.fft.fft(np.eye(n)) / np.sqrt(n)
-    inside = fourier @ np.tensordot([3, -1, 2], taps["circular"], axes=1) @ fourier.conj().T
-    rest = float(np.abs(inside - np.diag(np.diag(inside))).max())
-    return proved(
-        Check(
-            f"{apart['circular']} entries of the 3 taps do not commute with the cyclic shift",
-            apart["circular"] == 0,
-            "exhaustive: 3 taps on 8 tokens",
-        ),
-        Check(f"the kernel (3, −1, 2) has entries up to {rest:.0e} off the diagonal", rest < 1e-12),
-        Check(f"with zeros around, {apart['zeros']} entries do not commute", apart["zeros"] > 0),
+    rest = {}
+    for mode in ("circular", "zeros"):
+        inside = fourier @ np.tensordot([3, -1, 2], equations.read_by_taps(setting, mode), axes=1) @ fourier.conj().T
+        rest[mode] = float(np.abs(inside - np.diag(np.diag(inside))).max())
+    finding = (
+        f"(3, −1, 2) on 8 pixels: up to {rest['circular']:.0e} off the diagonal, with zeros around {rest['zeros']:.2f}"
     )
+    return proved(
+        by_steps("a kernel multiplies the wave e^(2πi·mx/n) by a number", _wave_steps, "one axis"),
+        Check(finding, rest["circular"] < 1e-12 and rest["zeros"] > 0.1),
+    )
+
+
+def _wave_steps() -> list[ProofStep]:
+    m, x, tau, first, last = sympy.symbols("m x tau a b", integer=True)
+    n = sympy.Symbol("n", integer=True, positive=True)
+    w = indexed("W")
+
+    def wave(at: Any) -> Any:
+        return sympy.exp(2 * sympy.pi * sympy.I * m * at / n)
+
+    read = sympy.Sum(w[(tau,)] * sympy.expand(wave(x + tau)), (tau, first, last))
+    return [
+        identity("a wave is the same n pixels further", (sympy.simplify(wave(x + n)), wave(x))),
+        linear(
+            "Σ_τ W_τ wave(x + τ) = wave(x) Σ_τ W_τ wave(τ)",
+            (read, wave(x) * sympy.Sum(w[(tau,)] * wave(tau), (tau, first, last))),
+        ),
+    ]
 
 
 @claim(
@@ -314,7 +330,7 @@ def content() -> Judgement:
     "talk, Challenger models",
 )
 def quadratic_cost() -> Judgement:
-    """Decided by counting."""
+    """Three lengths of a layer that runs densely."""
     layer = pointwise_layer(positions=True)
     with torch.no_grad():
         counts = {
@@ -322,4 +338,4 @@ def quadratic_cost() -> Judgement:
         }
     listed = ", ".join(f"{count} for T = {t}" for t, count in counts.items())
     squares = all(count == t * t for t, count in counts.items())
-    return proved(Check(f"a weight for every query and key: {listed}", squares, "counted"))
+    return checked("T = 4, 8, 16", Check(f"a weight for every query and key: {listed}", squares))

@@ -13,9 +13,7 @@ from verify.coq import statements
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
 
 PROVED, CHECKED, REFUTED, UNDECIDED, OPEN = "PROVED", "CHECKED", "REFUTED", "UNDECIDED", "OPEN"
-
-NOT_AT_HAND = "the paper; not at hand here"
-"""The source of a claim that we know from the paper, without a copy to quote from."""
+MEASURED = "MEASURED HERE"
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,9 @@ class Judgement:
     """A verdict and its evidence.
 
     Attributes:
-        verdict: PROVED, CHECKED (on samples), REFUTED, UNDECIDED (a check fails) or OPEN (nothing here decides it).
-        by: the method of the proof, the samples, or "as printed".
+        verdict: PROVED, CHECKED (on samples), REFUTED, UNDECIDED (a check fails), MEASURED HERE (runs of our own bear on it)
+            or OPEN (nothing here decides it).
+        by: the method of the proof, the samples, "as printed", or whether our measurement agrees.
         evidence: the findings of the checks.
         stands: the part of a refuted claim that is true.
         correction: the true statement in place of a refuted claim.
@@ -69,8 +68,8 @@ class Statement:
     Attributes:
         id: a short name.
         wording: the statement, in our own words.
-        quote: the source's sentence, verbatim; empty if the source is not at hand.
-        source: the source, and the place in it.
+        quote: the source's sentence, verbatim; empty for a statement of ours that stands beside none.
+        source: the source and, where known, the place in it.
         ours: whether the statement is ours and the quotation only gives its context.
     """
 
@@ -89,14 +88,14 @@ class Claim(Statement):
 
 
 def claim(
-    id: str, wording: str, quote: str, source: str, *, ours: bool = False
+    id: str, wording: str, quote: str = "", source: str = "", *, ours: bool = False
 ) -> Callable[[Callable[[], Judgement]], Claim]:
     """Decorator that turns the function that judges a claim into a `Claim`."""
     return lambda judge: Claim(id=id, wording=wording, quote=quote, source=source, judge=judge, ours=ours)
 
 
 added = partial(claim, ours=True)
-""":func:`claim` for a statement of our own, next to a source's sentence."""
+""":func:`claim` for a statement of our own, next to a source's sentence if one says something of it."""
 
 
 def proved(*checks: Check) -> Judgement:
@@ -127,6 +126,11 @@ def refuted(*checks: Check, stands: str, instead: Judgement | None = None, state
 def open_claim(id: str, wording: str, quote: str, source: str, reason: str) -> Claim:
     """A claim about training, cost or taste, which nothing here decides: OPEN for this reason."""
     return claim(id, wording, quote, source)(lambda: Judgement(OPEN, "", reason))
+
+
+def measured_claim(id: str, wording: str, quote: str, source: str, outcome: str, runs: str) -> Claim:
+    """A claim about training on which runs of our own bear: the outcome in a few words, and the runs with what they gave."""
+    return claim(id, wording, quote, source)(lambda: Judgement(MEASURED, outcome, runs))
 
 
 def by_coq(*names: str) -> Check:
