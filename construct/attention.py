@@ -36,7 +36,7 @@ from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps, tap_shifts
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
-from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, encoding_of, record_of
+from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, differences_of, encoding_of, has_nonzero, record_of
 
 
 class MHSA(nn.Module):
@@ -70,9 +70,10 @@ class MHSA(nn.Module):
         execution: a key of ``EXECUTIONS``; assign to the attribute of that name to change it.
         encoding: the encoding r_δ, instead of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative
             encoding become the layer's parameters ``offsets_1``, …, ``offsets_d``.
+        bias: without a bias, ``b_out`` is a buffer of zeros, which no optimizer changes, and ``bias`` is None.
 
     Raises:
-        ValueError: weights, encoding and geometry do not fit together, or the execution is unknown.
+        ValueError: weights, encoding, bias and geometry do not fit together, or the execution is unknown.
     """
 
     _encoding: str | None = None
@@ -94,31 +95,24 @@ class MHSA(nn.Module):
         execution: str = "auto",
         radix: tuple[int, ...] | None = None,
         encoding: Encoding | None = None,
+        bias: bool = True,
     ):
         super().__init__()
         if encoding is None:
             encoding = Quadratic() if radix is None else Parabola(radix)
         elif radix is not None:
             raise ValueError("give a radix or an encoding; the radix is that of the parabola")
-        heads, groups, d_in, _ = weights.w_val.shape
-        channels = (groups, groups * d_in, len(weights.b_out))
-        if channels != (geometry.groups, geometry.in_channels, geometry.out_channels):
-            raise ValueError(
-                f"weights for {groups} groups, {groups * d_in} input and {len(weights.b_out)} output channels do not fit {geometry}"
-            )
-        pos_dim = encoding.pos_dim(geometry.dims)
-        if weights.w_key_pos.shape[2] != pos_dim:
-            raise ValueError(
-                f"D_p is {weights.w_key_pos.shape[2]}, and this encoding in {geometry.dims} dimensions has {pos_dim}"
-            )
-        if isinstance(encoding, Parabola) and len(encoding.radix) != geometry.dims:
-            raise ValueError(f"the radix {encoding.radix} has {len(encoding.radix)} weights, not {geometry.dims}")
+        weights.check_fit(geometry, encoding)
         self.radix = encoding.radix if isinstance(encoding, Parabola) else None
         self.geometry = geometry
-        self.heads = heads
+        self.heads = len(weights.v)
         for name in NAMES:
             trained = name in ("w_val", "w_out", "b_out")
             self.register_parameter(name, nn.Parameter(getattr(weights, name).resolve_neg(), requires_grad=trained))
+        if not bias:
+            if has_nonzero(weights.b_out):
+                raise ValueError("b_out is not zero, and the layer is to have no bias")
+            self.register_buffer("b_out", self._parameters.pop("b_out").detach())
         if isinstance(encoding, Covariance | Relative):
             self._encoding = encoding.name
         for axis, table in enumerate(encoding.tables if isinstance(encoding, Relative) else (), start=1):
@@ -149,9 +143,9 @@ class MHSA(nn.Module):
         self._execution = name
 
     @property
-    def bias(self) -> Tensor:
-        """``b_out``: zeros if the convolution had no bias."""
-        return self.b_out
+    def bias(self) -> Tensor | None:
+        """``b_out``, or None without a bias, where ``b_out`` is a buffer; ``layer.b_out = nn.Parameter(…)`` gives it one."""
+        return None if "b_out" in self._buffers else self.b_out
 
     @property
     def weight(self) -> Tensor:
@@ -370,19 +364,18 @@ class MHSA(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", None)  # absent from a dict that the caller passed
         if metadata is not None:
-            metadata.setdefault(prefix[:-1], {})[GEOMETRY] = record_of(self.geometry, self.encoding)
+            metadata.setdefault(prefix[:-1], {})[GEOMETRY] = record_of(self)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
-        """Load like any module; if the state dict records another geometry, report an error instead."""
-        stated, own = local_metadata.get(GEOMETRY), record_of(self.geometry, self.encoding)
-        if stated is None or stated == own:
+        """Load like any module; report an error if the state dict records another geometry, or has a bias that the layer lacks."""
+        differences = differences_of(local_metadata.get(GEOMETRY), record_of(self))
+        if self.bias is None and has_nonzero(state_dict.get(f"{prefix}b_out")):
+            differences.append("a bias (its b_out is not zero), which this layer lacks")
+        if not differences:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
             return
-        record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
-        other = [key for key in dict.fromkeys([*own, *record]) if own.get(key) != record.get(key)]
-        differences = ", ".join(f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in other)
-        *_, error_messages = rest
-        error_messages.append(f"{prefix[:-1] or 'the layer'}: it was saved from attention with {differences}")
+        what = f"it was saved from attention with {', '.join(differences)}"
+        rest[-1].append(f"{prefix[:-1] or 'the layer'}: {what}")
 
     def extra_repr(self) -> str:
         """The geometry as torch prints it, and the heads, head size and execution."""

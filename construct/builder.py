@@ -79,7 +79,7 @@ def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:
     layer = layer.to(weight.device)
     layer.w_val.requires_grad_(weight.requires_grad)
     layer.w_out.requires_grad_(weight.requires_grad)
-    layer.b_out.requires_grad_(bias is not None and bias.requires_grad)
+    layer.b_out.requires_grad_(layer.bias is not None and bias is not None and bias.requires_grad)
     return layer.train(conv.training)
 
 
@@ -139,7 +139,7 @@ def kernel_to_mhsa(
     b_out = weight.new_zeros(geometry.out_channels) if bias is None else bias.detach().clone()
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
-    return MHSA(geometry, weights, execution, radix).to(weight.device)
+    return MHSA(geometry, weights, execution, radix, bias=bias is not None).to(weight.device)
 
 
 def _heads_per_shift(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:

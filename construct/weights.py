@@ -70,6 +70,26 @@ class MHSAWeights:
             if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
                 object.__setattr__(self, name, tensor.clone(memory_format=torch.contiguous_format))
 
+    def check_fit(self, geometry: ConvGeometry, encoding: Encoding) -> None:
+        """Check that these are weights for a geometry and an encoding.
+
+        Raises:
+            ValueError: they are not.
+        """
+        _, groups, d_in, _ = self.w_val.shape
+        channels = (groups, groups * d_in, len(self.b_out))
+        if channels != (geometry.groups, geometry.in_channels, geometry.out_channels):
+            raise ValueError(
+                f"weights for {groups} groups, {groups * d_in} input and {len(self.b_out)} output channels do not fit {geometry}"
+            )
+        pos_dim = encoding.pos_dim(geometry.dims)
+        if self.w_key_pos.shape[2] != pos_dim:
+            raise ValueError(
+                f"D_p is {self.w_key_pos.shape[2]}, and this encoding in {geometry.dims} dimensions has {pos_dim}"
+            )
+        if isinstance(encoding, Parabola) and len(encoding.radix) != geometry.dims:
+            raise ValueError(f"the radix {encoding.radix} has {len(encoding.radix)} weights, not {geometry.dims}")
+
 
 NAMES = tuple(field.name for field in fields(MHSAWeights))
 
@@ -80,19 +100,35 @@ GEOMETRY = "geometry"
 """The metadata key under which the record is stored."""
 
 
-def record_of(geometry: ConvGeometry, encoding: Encoding) -> dict[str, Any]:
-    """Describe a layer as JSON data: ``kind``, the fields of its geometry, and its encoding unless it is quadratic."""
-    fields = asdict(geometry).items()
+def record_of(layer: Any) -> dict[str, Any]:
+    """Describe a layer as JSON data: ``kind``, the fields of its geometry, its encoding unless it is quadratic, a missing bias."""
+    fields, encoding = asdict(layer.geometry).items(), layer.encoding
     record = {"kind": "MHSA", **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
     if isinstance(encoding, Parabola):
         record["radix"] = list(encoding.radix)
     elif encoding.name not in CLASSICAL:
         record["encoding"] = encoding.name
+    if layer.bias is None:
+        record["bias"] = False
     return record
 
 
-def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeometry, Encoding]:
-    """The geometry and encoding that a record describes; ``tensor`` looks up a tensor of the layer by name.
+def differences_of(stated: Any, own: dict[str, Any]) -> list[str]:
+    """How a stored record, None if there is none, differs from a layer's own; in a missing bias it may."""
+    if stated is None:
+        return []
+    record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
+    keys = [key for key in dict.fromkeys([*own, *record]) if key != "bias" and own.get(key) != record.get(key)]
+    return [f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in keys]
+
+
+def has_nonzero(tensor: Any) -> bool:
+    """Whether this is a tensor whose values are at hand, and one of them is not zero."""
+    return isinstance(tensor, Tensor) and not tensor.is_meta and bool(tensor.any())
+
+
+def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
+    """The arguments of a layer other than its weights that a record describes; ``tensor`` looks up a tensor by name.
 
     Raises:
         ValueError: not a record as :func:`record_of` makes it; a file may hold anything instead.
@@ -102,13 +138,17 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> tuple[ConvGeome
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     if fields.pop("kind", None) != "MHSA":
         raise ValueError("it is of no attention layer")
-    radix, name = fields.pop("radix", None), fields.pop("encoding", None)
-    geometry = ConvGeometry(**fields)
-    if radix is None:
-        return geometry, Quadratic() if name is None else encoding_of(name, geometry.dims, tensor)
-    if name is not None or not (isinstance(radix, tuple) and all(type(weight) is int for weight in radix)):
-        raise ValueError(f"its radix is {radix!r}, beside the encoding {name!r}")
-    return geometry, Parabola(radix)
+    radix, name, bias = fields.pop("radix", None), fields.pop("encoding", None), fields.pop("bias", True)
+    arguments: dict[str, Any] = {"geometry": ConvGeometry(**fields), "bias": bias}
+    if not isinstance(bias, bool):
+        raise ValueError(f"its bias is {bias!r}, neither True nor False")
+    if name is not None:
+        arguments["encoding"] = encoding_of(name, arguments["geometry"].dims, tensor)
+    if radix is not None:
+        if name is not None or not (isinstance(radix, tuple) and all(type(weight) is int for weight in radix)):
+            raise ValueError(f"its radix is {radix!r}, beside the encoding {name!r}")
+        arguments["radix"] = radix
+    return arguments
 
 
 def encoding_of(name: object, dims: int, offsets: Callable[[str], Any]) -> Encoding:

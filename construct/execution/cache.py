@@ -37,8 +37,8 @@ class PreparedCalls:
 
     def __init__(self, layer: Any, whole: str):
         self.whole, other = whole, "w_out" if whole == "w_val" else "w_val"
-        self.names = list(layer._parameters)
-        self.tensors = [getattr(layer, name) for name in self.names]
+        held = tensors_held_by(layer)
+        self.names, self.tensors = list(held), list(held.values())
         self.ids, self.memory, self.code = list(map(id, self.tensors)), _memory(self.tensors), _code(layer)
         identity: Tensor = getattr(layer, other)
         self.dtype = identity.dtype
@@ -51,7 +51,7 @@ class PreparedCalls:
 
     def valid(self, layer: Any) -> bool:
         """Whether the parameters are the same tensors, at the same addresses, with the same numbers."""
-        now = layer._parameters
+        now = tensors_held_by(layer)
         return (
             list(now) == self.names
             and list(map(id, now.values())) == self.ids
@@ -66,11 +66,13 @@ ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
     """Cache a call of an execution's ``run``, without gradients, in which all heads are shifts; w are their matrices W_h."""
-    held = layer._parameters
+    held = tensors_held_by(layer)
     whole = next((name for name in ("w_val", "w_out") if w is held.get(name)), "")
     # Never cached: a factor in half precision, tensors computed from others, a grid for a requested output size.
     if not whole or len(held) != len(NAMES) or type(x) is not Tensor or not all(map(_plain, held.values())):
         return
+    if any(type(p) is not Parameter for p in layer._parameters.values()):
+        return  # put there for this call by functional_call
     if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
         return  # one of them was cast, so the call uses a copy
     if most_queries() is not None or traced() or not plain():
@@ -105,8 +107,13 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
     return call
 
 
+def tensors_held_by(layer: Any) -> dict[str, Any]:
+    """The tensors of a layer by name: its parameters, and the buffer ``b_out`` of a layer without a bias."""
+    return {**layer._parameters, **layer._buffers}
+
+
 def _plain(p: Tensor | None) -> bool:
-    if type(p) is not Parameter or p.is_neg():
+    if type(p) not in (Parameter, Tensor) or p.is_neg():
         return False
     return p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
 

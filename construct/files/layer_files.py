@@ -19,7 +19,7 @@ def to_safetensors(model: nn.Module) -> bytes:
     # Tied tensors are written once per name: the format cannot share them.
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}  # no extra state
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
-    records = {path: record_of(layer.geometry, layer.encoding) for path, layer in attention_in(model).items()}
+    records = {path: record_of(layer) for path, layer in attention_in(model).items()}
     return save(tensors, {GEOMETRY: json.dumps(records)})
 
 
@@ -54,16 +54,16 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
     }
 
 
-def layer_of(path: str, state: Mapping[str, Tensor], record: Any) -> MHSA:
-    """The attention layer whose tensors a state dict holds under a path.
+def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -> MHSA:
+    """The attention layer whose tensors a state dict holds under a path; ``more`` replaces what the record says.
 
     Raises:
         BadModelFile: geometry and tensors do not fit together, or a tensor is missing.
     """
     try:
-        geometry, encoding = read_record(record, lambda name: state[_key(path, name)])
+        arguments = read_record(record, lambda name: state[_key(path, name)])
         weights = MHSAWeights(**{name: state[_key(path, name)].detach().clone() for name in NAMES})
-        return MHSA(geometry, weights, encoding=encoding)
+        return MHSA(weights=weights, **{**arguments, **more})
     except RecursionError as error:
         raise BadModelFile("its geometry is nested too deep") from error
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:

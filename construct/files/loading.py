@@ -186,7 +186,9 @@ def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], record
     """
     try:
         geometry = geometry_of(conv)
-        layer = as_trainable_as(conv, layer_of(path, state, records[path])) if path in records else conv_to_mhsa(conv)
+        layer = conv_to_mhsa(conv)
+        if path in records:
+            layer = as_trainable_as(conv, layer_of(path, state, records[path], bias=layer.bias is not None))
     except (UnsupportedLayer, BadModelFile) as error:
         raise ValueError(f"{path or 'the layer'}: {error}") from error
     for name, value in vars(geometry).items():

@@ -268,7 +268,7 @@ def _with_keys(layer: MHSA, key_dim: int, encoding: Encoding, v: Tensor) -> MHSA
         w_out=layer.w_out.detach().clone(),
         b_out=layer.b_out.detach().clone(),
     )
-    copied = MHSA(layer.geometry, weights, layer.execution, encoding=encoding)
+    copied = MHSA(layer.geometry, weights, layer.execution, encoding=encoding, bias=layer.bias is not None)
     for name in ("w_val", "w_out", "b_out"):
         getattr(copied, name).requires_grad_(getattr(layer, name).requires_grad)
     return copied.train(layer.training)

@@ -21,6 +21,7 @@ from construct.builder import kernel_to_mhsa
 from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL
 from construct.errors import require
+from construct.execution.protocol import tensors_of
 from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
 from construct.heads import shift_of_number, shifts_are_distinct
@@ -275,7 +276,7 @@ def from_torch_mha(
         grid: for a bare attention: the spatial size of the input before padding.
 
     Returns:
-        A layer of the same dtype, device and mode.  The kernel is the original one, bit for bit, if one factor of every head is
+        A layer of the same dtype, device and mode; without a bias, if none is added and none is being learned.  The kernel is the original one, bit for bit, if one factor of every head is
         the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
 
     Raises:
@@ -306,6 +307,9 @@ def from_torch_mha(
     else:
         refuse(module, "neither what to_torch_mha returns nor an nn.MultiheadAttention")
     weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
+    own = attention.out_proj.bias
+    if not bias.any() and (own is None or not own.requires_grad):
+        bias = None
     return kernel_to_mhsa(weight, bias, geometry).train(module.training)
 
 
@@ -328,7 +332,7 @@ def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
     """The exact centre of every head, from v and Ŵ_key alone: c = −α(1, −2τ)."""
     if layer.encoding.name not in CLASSICAL:
         refuse(layer, f"a stock attention has no form of the {layer.encoding.name} encoding")
-    if not all(bool(tensor.isfinite().all()) for tensor in layer.parameters()):
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors_of(layer)):
         refuse(layer, "it has entries that are not finite")
     centres = []
     for head, c in enumerate(layer.position_vector().tolist()):

@@ -145,7 +145,7 @@ def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.D
         assert layer.weight.dtype == case.conv.weight.dtype
         assert torch.equal(other.weight, case.conv.weight)  # assembled from where the heads look
         bias = case.conv.bias
-        assert torch.equal(other.bias, torch.zeros_like(other.bias) if bias is None else bias)
+        assert torch.equal(other.b_out, torch.zeros_like(other.b_out) if bias is None else bias)
 
 
 # ---- translation ---------------------------------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ def _by_name(tensors: dict[str, StoredTensor], stated: dict[str, dict[str, Any]]
         if path in stated:
             geometry = dict(stated[path])
             claimed = geometry.pop("kind")
+            geometry.pop("bias", None)  # whether b_out is a parameter or a buffer of zeros
             if not (claimed in CLASSES.values() and claimed.startswith(kind)):
                 raise Rejected(f"{path!r} is said to be {claimed}, its tensors are {sorted(group)}")
             layers[path] = StoredLayer(claimed, geometry, group)
