@@ -26,17 +26,17 @@ from torch import Tensor, nn
 from construct.encoding.encodings import Covariance, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution import EXECUTIONS, execution_named
+from construct.execution import EXECUTIONS, execution_named, explained
 from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import frozen_now, run_abstract, run_traced
-from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, traced
+from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, plain, traced
 from construct.geometry import ConvGeometry
-from construct.heads import kernel_of_taps, tap_shifts
+from construct.heads import Kernel, kernel_of_heads
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
-from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, differences_of, encoding_of, has_nonzero, record_of
+from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, differences_of, encoding_of, record_of
 
 
 class MHSA(nn.Module):
@@ -102,7 +102,7 @@ class MHSA(nn.Module):
             encoding = Quadratic() if radix is None else Parabola(radix)
         elif radix is not None:
             raise ValueError("give a radix or an encoding; the radix is that of the parabola")
-        weights.check_fit(geometry, encoding)
+        weights.check_fit(geometry, encoding, bias)
         self.radix = encoding.radix if isinstance(encoding, Parabola) else None
         self.geometry = geometry
         self.heads = len(weights.v)
@@ -110,9 +110,7 @@ class MHSA(nn.Module):
             trained = name in ("w_val", "w_out", "b_out")
             self.register_parameter(name, nn.Parameter(getattr(weights, name).resolve_neg(), requires_grad=trained))
         if not bias:
-            if has_nonzero(weights.b_out):
-                raise ValueError("b_out is not zero, and the layer is to have no bias")
-            self.register_buffer("b_out", self._parameters.pop("b_out").detach())
+            self.register_buffer("b_out", self._parameters.pop("b_out").detach())  # type: ignore[union-attr]
         if isinstance(encoding, Covariance | Relative):
             self._encoding = encoding.name
         for axis, table in enumerate(encoding.tables if isinstance(encoding, Relative) else (), start=1):
@@ -151,18 +149,27 @@ class MHSA(nn.Module):
     def weight(self) -> Tensor:
         """The kernel in torch's layout, assembled from the heads' matrices and the shifts that they actually attend.
 
+        What is written into it, or into its ``.data`` or a view, is written into the heads (:class:`~construct.heads.Kernel`).
+
         Raises:
             ValueError: a head looks at no position of this kernel, so no such kernel exists.
         """
-        g = self.geometry
-        kernel = self.w_val.new_zeros(g.taps, g.groups, g.in_channels // g.groups, g.out_channels // g.groups)
-        numbers = {shift: tap for tap, shift in enumerate(tap_shifts(g))}
-        for head, (alpha, tau) in enumerate(zip(*self.centres(), strict=True)):
-            shift = tuple(tau.tolist())
-            if not alpha > 0 or shift not in numbers:
-                raise ValueError(f"MHSA: head {head} looks at {shift}, no tap of kernel {g.kernel_size}")
-            kernel[numbers[shift]] += self.w_val[head] @ self.w_out[head]
-        return kernel_of_taps(kernel, g)
+        if torch.compiler.is_compiling() or not plain():
+            return kernel_of_heads(self)
+        return Kernel.of(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set like any module, but refuse another ``weight`` or ``bias``, which are read from other tensors.
+
+        Raises:
+            AttributeError: the message says what to set instead.
+        """
+        if name not in ("weight", "bias"):
+            super().__setattr__(name, value)
+        elif value is None or (value is not self.bias and getattr(value, "layer", None) is not self):
+            # ``layer.weight *= 2`` sets what it has just changed in place.
+            what = "weight is assembled from the heads and bias is b_out"
+            raise AttributeError(f"MHSA: {what}: layer.weight.data.copy_(…) and layer.b_out = nn.Parameter(…) set them")
 
     def position_vector(self) -> Tensor:
         """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
@@ -221,19 +228,7 @@ class MHSA(nn.Module):
         Raises:
             ValueError: no input of this layer has this shape.
         """
-        grid = self._grid_of(shape)
-        rows = []
-        for name, execution in EXECUTIONS.items():
-            refusal = execution.refuses(self)
-            if refusal is not None:
-                rows.append(f"{name:8s} cannot run this layer: {refusal}")
-                continue
-            cost, memory = (count(self, shape[0], grid) for count in (execution.cost, execution.memory))
-            picked = f"{execution.picks(self, shape[0], grid)} here: " if execution.picks else ""
-            rows.append(
-                f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}"
-            )
-        return "\n".join(rows)
+        return explained(self, shape[0], self._grid_of(shape))
 
     def multiplications(self, shape: Sequence[int], execution: str) -> int:
         """The approximate number of multiplications of an execution for an input of shape (B, D_in, *n).
@@ -368,14 +363,12 @@ class MHSA(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
         """Load like any module; report an error if the state dict records another geometry, or has a bias that the layer lacks."""
-        differences = differences_of(local_metadata.get(GEOMETRY), record_of(self))
-        if self.bias is None and has_nonzero(state_dict.get(f"{prefix}b_out")):
-            differences.append("a bias (its b_out is not zero), which this layer lacks")
-        if not differences:
+        differences = differences_of(self, local_metadata.get(GEOMETRY), state_dict.get(f"{prefix}b_out"))
+        if differences:
+            what = f"it was saved from attention with {', '.join(differences)}"
+            rest[-1].append(f"{prefix[:-1] or 'the layer'}: {what}")
+        else:
             super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
-            return
-        what = f"it was saved from attention with {', '.join(differences)}"
-        rest[-1].append(f"{prefix[:-1] or 'the layer'}: {what}")
 
     def extra_repr(self) -> str:
         """The geometry as torch prints it, and the heads, head size and execution."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from construct.encoding.encodings import CLASSICAL, Covariance, Encoding, Parabola, Quadratic, Relative
+from construct.encoding.encodings import CLASSICAL, Covariance, Encoding, Parabola, Relative
 from construct.geometry import ConvGeometry
 
 POSITIONAL = ("w_key_pos", "v")
@@ -70,8 +70,8 @@ class MHSAWeights:
             if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
                 object.__setattr__(self, name, tensor.clone(memory_format=torch.contiguous_format))
 
-    def check_fit(self, geometry: ConvGeometry, encoding: Encoding) -> None:
-        """Check that these are weights for a geometry and an encoding.
+    def check_fit(self, geometry: ConvGeometry, encoding: Encoding, bias: bool) -> None:
+        """Check that these are weights for a geometry and an encoding, and that ``b_out`` is zero if there is no bias.
 
         Raises:
             ValueError: they are not.
@@ -89,6 +89,8 @@ class MHSAWeights:
             )
         if isinstance(encoding, Parabola) and len(encoding.radix) != geometry.dims:
             raise ValueError(f"the radix {encoding.radix} has {len(encoding.radix)} weights, not {geometry.dims}")
+        if not bias and _has_nonzero(self.b_out):
+            raise ValueError("b_out is not zero, and there is to be no bias")
 
 
 NAMES = tuple(field.name for field in fields(MHSAWeights))
@@ -113,17 +115,20 @@ def record_of(layer: Any) -> dict[str, Any]:
     return record
 
 
-def differences_of(stated: Any, own: dict[str, Any]) -> list[str]:
-    """How a stored record, None if there is none, differs from a layer's own; in a missing bias it may."""
-    if stated is None:
-        return []
-    record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
-    keys = [key for key in dict.fromkeys([*own, *record]) if key != "bias" and own.get(key) != record.get(key)]
-    return [f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in keys]
+def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
+    """What a stored record, None if there is none, and a stored ``b_out`` have that a layer has not; zeros fit every layer."""
+    own, differences = record_of(layer), []
+    if stated is not None:
+        record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
+        keys = [key for key in dict.fromkeys([*own, *record]) if key != "bias" and own.get(key) != record.get(key)]
+        differences = [f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in keys]
+    if layer.bias is None and _has_nonzero(b_out):
+        differences.append("a bias, for its b_out is not zero, and without one here")
+    return differences
 
 
-def has_nonzero(tensor: Any) -> bool:
-    """Whether this is a tensor whose values are at hand, and one of them is not zero."""
+def _has_nonzero(tensor: Any) -> bool:
+    """Whether this is a tensor with values at hand, one of them not zero."""
     return isinstance(tensor, Tensor) and not tensor.is_meta and bool(tensor.any())
 
 

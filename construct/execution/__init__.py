@@ -61,6 +61,20 @@ EXECUTIONS: dict[str, Execution] = {
 """The executions by name."""
 
 
+def explained(layer: Layer, batch: int, grid: TokenGrid) -> str:
+    """One line per execution: multiplications, memory beyond the input, and a description; for ``auto``, what it picks."""
+    rows = []
+    for name, execution in EXECUTIONS.items():
+        refusal = execution.refuses(layer)
+        if refusal is not None:
+            rows.append(f"{name:8s} cannot run this layer: {refusal}")
+            continue
+        cost, memory = (count(layer, batch, grid) for count in (execution.cost, execution.memory))
+        picked = f"{execution.picks(layer, batch, grid)} here: " if execution.picks else ""
+        rows.append(f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}")
+    return "\n".join(rows)
+
+
 def execution_named(name: str) -> Execution:
     """Look up an execution in :data:`EXECUTIONS`.
 

@@ -113,7 +113,7 @@ def tensors_held_by(layer: Any) -> dict[str, Any]:
 
 
 def _plain(p: Tensor | None) -> bool:
-    if type(p) not in (Parameter, Tensor) or p.is_neg():
+    if p is None or type(p) not in (Parameter, Tensor) or p.is_neg():
         return False
     return p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
 

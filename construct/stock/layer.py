@@ -276,8 +276,9 @@ def from_torch_mha(
         grid: for a bare attention: the spatial size of the input before padding.
 
     Returns:
-        A layer of the same dtype, device and mode; without a bias, if none is added and none is being learned.  The kernel is the original one, bit for bit, if one factor of every head is
-        the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
+        A layer of the same dtype, device and mode; without a bias if the stock one adds none and learns none.  The kernel is the
+        original one, bit for bit, if one factor of every head is the identity (as :func:`~construct.conv_to_mhsa` makes them); else
+        it is rounded once.
 
     Raises:
         UnsupportedLayer: (a ValueError) no such kernel: some head has no fixed shift, one between positions or at no tap, is not

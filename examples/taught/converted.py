@@ -53,9 +53,7 @@ def as_attention(cnn: nn.Sequential) -> nn.Module:
     One of W_val and W_out is the identity and stays so; biases that the convolution does not have stay zero.
     """
     network = construct.convert(cnn)
-    for name, layer in attentions(network).items():
-        if cnn.get_submodule(name).bias is None:
-            layer.b_out.requires_grad_(False)
+    for layer in attentions(network).values():
         for factor in (layer.w_val, layer.w_out):
             if is_identity(factor):
                 factor.requires_grad_(False)

@@ -2,14 +2,17 @@
 
 import copy
 import io
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import construct
-import verify
 from construct import conv_to_mhsa, convert
+from construct.errors import BadModelFile
+from construct.heads import Kernel
 from construct.modules.learning import with_covariance
 
 
@@ -92,7 +95,7 @@ def test_a_parent_that_asks_for_the_bias_computes_the_same(bias):
 def test_a_missing_bias_is_not_trained():
     """The optimizers of both networks have the same numbers to train."""
     conv = nn.Conv2d(2, 3, 3, bias=False)
-    layer = convert(conv).requires_grad_()
+    layer: Any = convert(conv).requires_grad_()
     sgd = torch.optim.SGD(layer.parameters(), lr=1.0)
     layer(torch.randn(1, 2, 5, 5)).sum().backward()
     sgd.step()
@@ -104,19 +107,283 @@ def test_a_missing_bias_is_not_trained():
 def test_old_files_and_other_biases(tmp_path):
     """A record of earlier versions says nothing of a bias; a bias that is not zero is not loaded where there is none."""
     layer, biased = (conv_to_mhsa(nn.Conv2d(1, 2, 3, bias=bias)) for bias in (False, True))
-    state = layer.state_dict()
+    state: Any = layer.state_dict()
     old = state._metadata[""]["geometry"]
     del old["bias"]
     layer.load_state_dict(state)
     assert layer.bias is None
     biased.load_state_dict(layer.state_dict())
     assert biased.bias is biased.b_out
-    biased.b_out.data.fill_(1)
+    nn.init.ones_(biased.b_out)
     with pytest.raises(RuntimeError, match="b_out is not zero"):
         layer.load_state_dict(biased.state_dict())
     torch.save(state, tmp_path / "old.pt")
-    assert torch.equal(construct.load(tmp_path / "old.pt", layers=True)[""].bias, torch.zeros(2))
+    old_bias = construct.load(tmp_path / "old.pt", layers=True)[""].bias
+    assert old_bias is not None
+    assert torch.equal(old_bias, torch.zeros(2))
     assert construct.load(tmp_path / "old.pt", model=nn.Conv2d(1, 2, 3, bias=False)).bias is None
     torch.save(biased.state_dict(), tmp_path / "biased.pt")
-    with pytest.raises(construct.files.reading.BadModelFile, match="b_out is not zero"):
+    with pytest.raises(BadModelFile, match="b_out is not zero"):
         construct.load(tmp_path / "biased.pt", model=nn.Conv2d(1, 2, 3, bias=False))
+
+
+# ---- edits of the weight ------------------------------------------------------------------------------------------------
+
+CONVOLUTIONS = [
+    nn.Conv1d(4, 6, 3, groups=2),
+    nn.Conv2d(2, 3, (3, 2), padding=1, bias=False),
+    nn.Conv2d(3, 3, 2),
+    nn.Conv2d(4, 4, 3, groups=4, stride=2),
+    nn.Conv3d(2, 2, 2),
+    nn.ConvTranspose1d(3, 2, 4, stride=3),
+    nn.ConvTranspose2d(4, 6, (3, 2), groups=2),
+]
+
+
+def init(name, *arguments):
+    """An edit by a function of ``nn.init``."""
+    return lambda module: getattr(nn.init, name)(module.weight, *arguments)
+
+
+def of_data(edit):
+    """An edit of ``weight.data``."""
+    return lambda module: edit(module.weight.data)
+
+
+@torch.no_grad()
+def by_element(module):
+    module.weight[0] = 2
+    module.weight[:, -1, 0] += 1
+
+
+@torch.no_grad()
+def in_place(module):
+    module.weight *= 2
+    module.weight += torch.ones_like(module.weight)
+
+
+@torch.no_grad()
+def through_views(module):
+    module.weight.view(len(module.weight), -1)[:, 0].zero_()
+    first, *_, last = module.weight.unbind(0)
+    first.copy_(last)
+    for row in module.weight.detach():
+        row.mul_(3)
+
+
+def out_of(module):
+    ones = torch.ones_like(module.weight)
+    torch.add(ones, ones, out=module.weight.detach())
+
+
+def set_data(module):
+    module.weight.data = torch.arange(float(module.weight.numel())).view(module.weight.shape)
+
+
+def in_inference_mode(module):
+    with torch.inference_mode():
+        module.weight.normal_()
+        module.weight.data.view(-1)[0] = 7
+
+
+def uninferred(module):
+    weight = module.weight.data
+    with torch.inference_mode():
+        weight.clamp_(min=0)
+
+
+def foreach(module):
+    with torch.no_grad():
+        torch._foreach_mul_([module.weight], 2.0)  # type: ignore[attr-defined]
+
+
+def apart(module):
+    with torch.no_grad():
+        weight = module.weight
+        weight.zero_()
+        weight[0] = 1
+        assert weight.sum() == weight[0].numel()
+
+
+ACTS = {
+    **{name: init(name) for name in ("uniform_", "normal_", "trunc_normal_", "ones_", "zeros_")},
+    **{name: init(name) for name in ("kaiming_normal_", "kaiming_uniform_", "xavier_normal_", "xavier_uniform_")},
+    "orthogonal_": init("orthogonal_"),
+    "constant_": init("constant_", 0.5),
+    "dirac_": init("dirac_"),
+    "normal_(0.0, 0.02)": init("normal_", 0.0, 0.02),
+    "data.zero_": of_data(torch.Tensor.zero_),
+    "data.mul_": of_data(lambda data: data.mul_(0.5)),
+    "data.normal_": of_data(torch.Tensor.normal_),
+    "data[...]": of_data(lambda data: data.__setitem__(0, 1.0)),
+    "data.copy_": of_data(lambda data: data.copy_(torch.arange(float(data.numel())).view_as(data))),
+    "data.flatten": of_data(lambda data: data.flatten().fill_(1)),
+    "detach": lambda module: module.weight.detach().clamp_(min=0),
+    **{edit.__name__: edit for edit in (by_element, in_place, through_views, out_of, set_data)},
+    **{edit.__name__: edit for edit in (in_inference_mode, uninferred, foreach, apart)},
+}
+
+
+def same_after(edit, conv, layer):
+    """Edit both modules alike, then compare what they hold, what they compute and what the state dict says."""
+    for module in (conv, layer):
+        torch.manual_seed(3)
+        edit(module)
+    assert torch.equal(layer.weight, conv.weight)
+    size = (9, 8, 7)[: conv.weight.dim() - 2]
+    x = torch.randint(-3, 4, (2, conv.in_channels, *size)).float()
+    with torch.no_grad():
+        for execution in ("auto", "dense"):
+            layer.execution = execution
+            torch.testing.assert_close(layer(x), conv(x), rtol=1e-5, atol=1e-5 * float(1 + conv(x).abs().max()))
+    torch.testing.assert_close(convert(conv).state_dict()["w_val"].shape, layer.w_val.shape)
+
+
+@pytest.mark.parametrize("name", ACTS)
+@pytest.mark.parametrize("number", range(len(CONVOLUTIONS)))
+def test_an_edited_weight_is_the_weight(name, number):
+    if name == "dirac_" and isinstance(CONVOLUTIONS[number], nn.ConvTranspose2d):
+        pytest.skip("torch's own fails")
+    conv = copy.deepcopy(CONVOLUTIONS[number])
+    layer = conv_to_mhsa(conv, order=torch.randperm(conv.weight[0, 0].numel()).tolist())
+    with torch.no_grad():
+        layer(torch.ones(1, conv.in_channels, *(9, 8, 7)[: conv.weight.dim() - 2]))  # prepares a call
+    same_after(ACTS[name], conv, layer)
+
+
+def test_an_ordinary_initialisation_of_a_whole_network_acts():
+    def weights_init(network):
+        torch.manual_seed(1)
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear | construct.MHSA):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.constant_(module.bias, 0.5)
+
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)
+    )
+    converted: Any = convert(network)
+    x = torch.randn(2, 1, 6, 6)
+    for each in (network, converted):
+        weights_init(each)
+    torch.testing.assert_close(converted(x), network(x), rtol=1e-5, atol=1e-5)
+    assert converted[0].bias is None
+
+
+def test_both_factors_hold_an_edited_weight_after_training():
+    layer = conv_to_mhsa(nn.Conv2d(3, 2, 2))
+    with torch.no_grad():
+        for factor in (layer.w_val, layer.w_out):
+            factor.normal_()
+        weight = torch.randn_like(layer.weight)
+        layer.weight.copy_(weight)
+    assert torch.equal(layer.weight, weight)
+
+
+ASSEMBLED, OF_BIAS = "weight.data.copy_", "layer.b_out = nn.Parameter"
+RECORDED = "under torch.no_grad"
+REFUSED = {
+    "another parameter": (AttributeError, ASSEMBLED, lambda it: setattr(it, "weight", nn.Parameter(it.weight.clone()))),
+    "another tensor": (AttributeError, ASSEMBLED, lambda it: setattr(it, "weight", torch.ones(3, 2, 2, 2))),
+    "no weight": (AttributeError, ASSEMBLED, lambda it: setattr(it, "weight", None)),
+    "the weight of another": (AttributeError, ASSEMBLED, lambda it: setattr(it, "weight", copy.deepcopy(it).weight)),
+    "another bias": (AttributeError, OF_BIAS, lambda it: setattr(it, "bias", nn.Parameter(torch.ones(3)))),
+    "no bias": (AttributeError, OF_BIAS, lambda it: setattr(it, "bias", None)),
+    "parameter": (TypeError, "weight.clone", lambda it: nn.Parameter(it.weight.data)),
+    "recorded": (RuntimeError, RECORDED, lambda it: it.weight.mul_(2)),
+    "recorded element": (RuntimeError, RECORDED, lambda it: it.weight.__setitem__(0, 1.0)),
+    "another shape": (ValueError, r"float32 \(3, 2, 2, 2\)", lambda it: setattr(it.weight, "data", torch.ones(3))),
+    "another dtype": (
+        ValueError,
+        "weight stay torch.float32",
+        lambda it: setattr(it.weight, "data", it.weight.double()),
+    ),
+    "numpy": (ValueError, "read-only", lambda it: it.weight.detach().numpy().fill(0)),
+    "asarray": (ValueError, "read-only", lambda it: np.asarray(it.weight.data).fill(0)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_act_raises_one_line(name):
+    error, words, edit = REFUSED[name]
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 2))
+    before = copy.deepcopy(layer).state_dict()
+    with pytest.raises(error, match=words) as caught:
+        edit(layer)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{"head_dim": 1}, {"head_dim": 1, "heads_per_shift": None}], ids=str)
+def test_heads_that_cannot_hold_any_kernel_are_not_edited(options):
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 2), **options)
+    before = copy.deepcopy(layer).state_dict()
+    with pytest.raises(ValueError, match="one head for each tap"):
+        nn.init.zeros_(layer.weight)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
+
+
+def test_a_parametrized_factor_is_not_edited():
+    layer = conv_to_mhsa(nn.Conv2d(2, 2, 2))
+    nn.utils.parametrize.register_parametrization(layer, "w_val", nn.Identity())
+    with pytest.raises(ValueError, match="without a parametrization"):
+        nn.init.zeros_(layer.weight)
+
+
+def test_the_weight_is_frozen_and_learned_with_its_factors():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 2))
+    for frozen in (layer.weight, conv_to_mhsa(nn.Conv2d(2, 3, 2).requires_grad_(False)).weight):
+        assert isinstance(frozen, Kernel)
+        owner = frozen.layer
+        frozen.requires_grad = False
+        assert not owner.w_val.requires_grad
+        assert not owner.w_out.requires_grad
+        assert not owner.weight.requires_grad
+        owner.weight.requires_grad_()
+        assert owner.weight.requires_grad
+        leaf = owner.weight.detach().requires_grad_()  # another leaf, as of any parameter
+        (leaf**2).sum().backward()
+        assert torch.equal(leaf.grad, 2 * leaf)
+        assert owner.w_val.grad is None
+
+
+def test_the_weight_has_gradients():
+    """A penalty on the weight has the gradient that the convolution's has, through either factor."""
+    for conv in (nn.Conv2d(2, 3, 2), nn.Conv2d(3, 2, 2), nn.ConvTranspose2d(4, 2, 3, groups=2)):
+        layer = conv_to_mhsa(conv)
+        for module in (layer, conv):
+            (module.weight.norm() + (module.weight.flatten(1) @ module.weight.flatten(1).T).sum()).backward()
+        torch.testing.assert_close(torch.autograd.grad(layer.weight.sum(), layer.w_val)[0].shape, layer.w_val.shape)
+        with torch.no_grad():
+            step = conv_to_mhsa(conv)
+            for factor in ("w_val", "w_out"):
+                whole = getattr(layer, factor)
+                if not torch.equal(whole, torch.eye(*whole.shape[2:]).expand_as(whole)):
+                    getattr(step, factor).copy_(whole.grad)
+        torch.testing.assert_close(step.weight, conv.weight.grad)
+        weight = layer.weight
+        assert torch.autograd.grad(weight.square().sum(), weight)[0].equal(2 * conv.weight)
+
+
+def test_a_weight_is_read_as_any_tensor():
+    conv = nn.Conv2d(2, 3, 2)
+    layer = conv_to_mhsa(conv)
+    weight = layer.weight
+    assert type(weight * 2) is type(weight.clone()) is type(weight.sum()) is torch.Tensor
+    assert type(pickled(weight)) is type(copy.deepcopy(weight.detach())) is torch.Tensor
+    assert torch.equal(pickled(weight), conv.weight)
+    assert repr(weight.detach()) == repr(conv.weight.detach())
+    assert weight.shape == conv.weight.shape
+    assert weight.is_contiguous()
+    assert np.array_equal(weight.detach().numpy(), conv.weight.detach().numpy())
+    other = nn.Conv2d(2, 3, 2)
+    other.weight.data = weight.data
+    nn.init.zeros_(other.weight)  # shares memory with the kernel alone, once it is a parameter
+    x = torch.randn(4, 1, 2, 5, 5)
+    torch.testing.assert_close(
+        torch.func.vmap(lambda x: layer(x) * layer.weight.sum())(x),
+        torch.stack([*map(lambda x: conv(x) * conv.weight.sum(), x)]),
+        rtol=1e-4,
+        atol=1e-4,
+    )

@@ -82,7 +82,7 @@ def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Pat
     assert records["stem"] == {
         **{"kind": "MHSA", "in_channels": 2, "out_channels": 4, "kernel_size": [3, 3], "stride": [2, 2]},
         **{"padding": [1, 1], "padding_mode": "zeros", "dilation": [1, 1], "groups": 1},
-        **{"transposed": False, "output_padding": [0, 0]},
+        **{"transposed": False, "output_padding": [0, 0], "bias": False},
     }
     assert (records["up"]["transposed"], records["body.0"]["padding"]) == (True, "same")
 

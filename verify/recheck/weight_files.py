@@ -285,7 +285,7 @@ def _check_names(path: str, module: Pickled, attributes: dict[str, Any]) -> None
 
 def _layer_of(path: str, module: Pickled, attributes: dict[str, Any], archive: Archive) -> StoredLayer | None:
     """The layer in a module's record, or None if the module is not a layer."""
-    held = attributes["_buffers"].entries() | attributes["_parameters"].entries()
+    held = attributes["_parameters"].entries() | attributes["_buffers"].entries()
     kind = CLASSES.get(module.kind, "unknown")
     if kind == "unknown" and not ({"weight", "w_val"} & set(held) and {"kernel_size", "geometry"} & set(attributes)):
         return None
