@@ -1,4 +1,4 @@
-"""Multi-head self-attention with relative positional encoding (Eq. 3 and 6), as a layer called like a convolution.
+"""Multi-head self-attention with relative positional encoding (Eq. 3 and 6 of the talk), as a layer called like a convolution.
 
 Per head, for a query token q and a key token k at δ = k − q,
 

@@ -64,14 +64,14 @@ print(score.int())
 # %% [markdown]
 # ## The softmax sharpens
 #
-# Attention is the softmax of the scores (Eq. 2). The greater $\alpha$, the more of it falls on the pixel at
+# Attention is the softmax of the scores. The greater $\alpha$, the more of it falls on the pixel at
 # $q + \Delta$:
 
 # %%
 
 
 def attention(alpha, shift):
-    """Eq. 2 for the query in the middle: (7, 7), of sum 1."""
+    """The softmax for the query in the middle: (7, 7), of sum 1."""
     return torch.softmax((r @ v(alpha, shift)).flatten(), dim=0).reshape(7, 7)
 
 

@@ -28,7 +28,7 @@ def check(answer, holds, hint):
 # %% [markdown]
 # ## A bijection between heads and shifts
 #
-# A convolution (Eq. 5) sums over the shifts of its kernel; multi-head attention (Eq. 3) sums over its heads:
+# A convolution (Eq. 8) sums over the shifts of its kernel; multi-head attention (Eq. 3) sums over its heads:
 #
 # $$\mathrm{Conv}(X)_q = b + \sum_{\Delta \in \boldsymbol{\Delta}_K} X_{q+\Delta} W_\Delta, \qquad
 # \mathrm{MHSA}(X)_q = b_{out} + \sum_{h=1}^{N_h} \Big(\sum_k P^h_{q,k} X_k\Big) W^h_{val} W^h_{out}.$$

@@ -99,6 +99,23 @@ def test_every_link_leads_somewhere(page):
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
+def test_equations_have_the_numbers_that_the_glossary_explains():
+    """Eq. 5 was once the talk's score and, elsewhere, the paper's convolution."""
+    number = re.compile(r"\bEq\. (\d+)")
+    explained = (DOCS / "theory.md").read_text(encoding="utf-8").split("## Glossary\n")[1]
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for folder in ("construct", "verify", "docs", "examples")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".v", ".md", ".html"}
+    }
+    used = {int(match) for text in texts.values() for match in number.findall(text)}
+    assert used <= {5, *map(int, number.findall(explained))}  # “Eq. 4 and 5”
+    for name, text in texts.items():
+        convolution = re.search(r"[Cc]onvolution \(Eq\. (?!8)|Eq\. [^8] has no borders", text)
+        assert convolution is None, f"{name}: {convolution}"
+
+
 def test_the_picture_of_the_readme_is_what_its_script_draws(tmp_path):
     done = python(DOCS / "walk.py", "--write", tmp_path / "walk.svg")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-(** The headline theorems, each under what it is in the paper (Cordonnier, Loukas, Jaggi, ICLR 2020), and the axioms
+(** The headline theorems, each under what it is in the paper (Cordonnier, Loukas, Jaggi, ICLR 2020; equations have the
+    numbers of the talk by Y. Lau, 2021: Eq. 3 is MHSA, Eq. 6 the score, Eq. 8 the convolution), and the axioms
     that each rests on: axioms.txt lists the axioms allowed, all of them of Coq's own real numbers. *)
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
@@ -15,17 +16,17 @@ Print Assumptions score_gap.
 Print Assumptions parabola_score_gap.
 (* Beyond the paper: Lemma 2's score from absolute positions, a dot product of d + 1 features *)
 Print Assumptions absolute_score.
-(* Beyond the paper: the same attention (Eq. 2) from absolute positions *)
+(* Beyond the paper: the same softmax from absolute positions *)
 Print Assumptions absolute_attention.
 (* Beyond the paper: D_p = 1 is too few *)
 Print Assumptions no_one_component.
-(* Beyond the paper: D_p = 1 is too few, said of the attention (Eq. 2) *)
+(* Beyond the paper: D_p = 1 is too few, said of the softmax *)
 Print Assumptions no_one_component_attention.
 
 (** softmax and leakage *)
-(* Lemma 1 assumes one-hot attention; Eq. 2 never gives it at a finite α *)
+(* Lemma 1 assumes one-hot attention; softmax never gives it at a finite α *)
 Print Assumptions never_one_hot.
-(* Eq. 2: a gap of α in the scores leaves at most (N − 1) e^−α to the other keys *)
+(* softmax: a gap of α in the scores leaves at most (N − 1) e^−α to the other keys *)
 Print Assumptions softmax_gap.
 (* Lemma 2: lim_{α → ∞} softmax(A_{q,:})_k = 1 if k − q = τ_h, else 0 *)
 Print Assumptions softmax_limit.
@@ -47,13 +48,13 @@ Print Assumptions head_falls.
 Print Assumptions half_way.
 
 (** Theorem 1 *)
-(* Theorem 1 (existence): K^d heads, D_h = D_out, D_p = d + 1 express every convolution (Eq. 5) *)
+(* Theorem 1 (existence): K^d heads, D_h = D_out, D_p = d + 1 express every convolution (Eq. 8) *)
 Print Assumptions theorem1.
 (* Theorem 1 in its own words: N_h heads of dimension D_h, output D_out, D_p ≥ 3, min(D_h, D_out) output channels *)
 Print Assumptions theorem1_paper.
 (* Beyond the paper: D_h = min(D_in, D_out) is enough for all D_out channels *)
 Print Assumptions narrow_heads.
-(* Theorem 1: lim_{α → ∞} MHSA(X)_q = Conv(X)_q, Eq. 3 against Eq. 5 *)
+(* Theorem 1: lim_{α → ∞} MHSA(X)_q = Conv(X)_q, Eq. 3 against Eq. 8 *)
 Print Assumptions theorem1_limit.
 (* Theorem 1 at finite α: the error is at most 2·B·leak·Σ|W| *)
 Print Assumptions theorem1_finite.
@@ -93,7 +94,7 @@ Print Assumptions read_back.
 Print Assumptions read_back_leak.
 
 (** axis factorisation *)
-(* Beyond the paper: Eq. 2 factorises over the axes of a rectangular grid *)
+(* Beyond the paper: softmax factorises over the axes of a rectangular grid *)
 Print Assumptions factorisation.
 (* Beyond the paper: Lemma 2's score factorises *)
 Print Assumptions factorisation_quadratic.
@@ -101,13 +102,13 @@ Print Assumptions factorisation_quadratic.
 Print Assumptions factorisation_attention.
 
 (** geometry *)
-(* Eq. 5 has no borders; torch's padding modes: every padded token is a pixel or a zero *)
+(* Eq. 8 has no borders; torch's padding modes: every padded token is a pixel or a zero *)
 Print Assumptions continued_on_input.
 (* Lemma 1 at borders: on the padded grid every q + τ_h is a key *)
 Print Assumptions conv_targets.
 (* Lemma 1's bijection: distinct kernel positions have distinct shifts *)
 Print Assumptions conv_shifts.
-(* Eq. 5 with padding, stride, dilation and groups, from torch's documented formula *)
+(* Eq. 8 with padding, stride, dilation and groups, from torch's documented formula *)
 Print Assumptions geometry_conv.
 (* Theorem 1 with padding, stride, dilation and groups *)
 Print Assumptions geometry_theorem1.
@@ -115,9 +116,9 @@ Print Assumptions geometry_theorem1.
 Print Assumptions geometry_closed.
 (* Beyond the paper: the attention on the padded grid factorises *)
 Print Assumptions geometry_factorises.
-(* Eq. 5 with 'same' padding keeps the size *)
+(* Eq. 8 with 'same' padding keeps the size *)
 Print Assumptions same_size.
-(* Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d of Eq. 5: the shifts of an odd kernel *)
+(* Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d of Eq. 8: the shifts of an odd kernel *)
 Print Assumptions paper_shifts.
 (* Beyond the paper: transposed convolutions read a zero-stuffed grid *)
 Print Assumptions stuffed_on_input.
@@ -133,7 +134,7 @@ Print Assumptions transposed_theorem1.
 Print Assumptions transposed_closed.
 (* Lemma 2 where q + τ_h is no key: the head looks at the nearest one *)
 Print Assumptions off_grid_leak.
-(* Theorem 1 without padding tokens is Eq. 5 with replicate padding *)
+(* Theorem 1 without padding tokens is Eq. 8 with replicate padding *)
 Print Assumptions border_replicates.
 (* And never with zero padding: Lemma 2 as printed is false at borders *)
 Print Assumptions border_not_zeros.
@@ -165,11 +166,11 @@ Print Assumptions softmax_one_hot_scores.
 Print Assumptions correctly_rounded_exp.
 (* The same: and not of every faithfully rounded one *)
 Print Assumptions faithful_exp_is_not_enough.
-(* Eq. 2 in floating point at any α *)
+(* softmax in floating point at any α *)
 Print Assumptions softmax_rounding.
-(* Eq. 3 against Eq. 5: what differing taps contribute *)
+(* Eq. 3 against Eq. 8: what differing taps contribute *)
 Print Assumptions taps_bound.
-(* Eq. 3 against Eq. 5 in floating point: leak + taps + rounding *)
+(* Eq. 3 against Eq. 8 in floating point: leak + taps + rounding *)
 Print Assumptions layer_rounding.
 (* Theorem 1 in floating point: sharp heads leave taps + rounding *)
 Print Assumptions sharp_layer_rounding.
@@ -177,7 +178,7 @@ Print Assumptions sharp_layer_rounding.
 Print Assumptions final_rounding.
 (* Theorem 1 in floating point of equal taps: rounding alone, which three sums over the weights bound *)
 Print Assumptions same_rounding.
-(* Eq. 2 in floating point near one-hot *)
+(* softmax in floating point near one-hot *)
 Print Assumptions near_one_hot_softmax.
 (* The three figures of a certificate, computed in integers *)
 Print Assumptions figures_sound.

@@ -88,7 +88,7 @@ Definition score {H} (L : layer H) (h : H) (X : image) (q k : position) : R :=
 (** softmax over the keys of the grid G. *)
 Definition softmax {A : Type} (G : list A) (s : A -> R) (k : A) : R := exp (s k) / sum G (fun k' => exp (s k')).
 
-(** P^h_{q,k}: the attention of query q to key k in head h (Eq. 2). *)
+(** P^h_{q,k}: the attention of query q to key k in head h. *)
 Definition attention {H} (L : layer H) (G : list position) (h : H) (X : image) (q k : position) : R :=
   softmax G (fun k' => score L h X q k') k.
 
@@ -101,7 +101,7 @@ Definition attend {H} (L : layer H) (G : list position) (X : image) (q : positio
 
 (** * Convolution *)
 
-(** Eq. 5, row q, channel j, for a kernel of support Δ with the D_in × D_out matrix W_τ at
+(** Eq. 8, row q, channel j, for a kernel of support Δ with the D_in × D_out matrix W_τ at
     every shift τ ∈ Δ (cross-correlation, as torch computes it):
     Conv(X)_q = b + Σ_{τ ∈ Δ} X_{q+τ} W_τ.  X is the padded input: Geometry.v says which. *)
 Definition conv (d_in : nat) (Δ : list position) (W : position -> matrix) (b : vector)

@@ -62,7 +62,7 @@ Proof.
   - intros h Ih; apply sum_ext; intros i _; rewrite (V h Ih); reflexivity.
 Qed.
 
-(** With a bijection f of the heads onto the taps, the heads' sum is the convolution (Eq. 5). *)
+(** With a bijection f of the heads onto the taps, the heads' sum is the convolution (Eq. 8). *)
 Lemma heads_conv {H} d_in (hs : list H) (f : H -> position) Δ W b X q j : Permutation (map f hs) Δ ->
   b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W (f h)) j) = conv d_in Δ W b X q j.
 Proof.
