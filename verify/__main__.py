@@ -161,7 +161,7 @@ COMMANDS = {
     ),
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command(
-        "judge the claims of the paper, the slides, the blog, the talk and a review, and show what we add",
+        "judge the claims of the talk, the abstract, the slides, the blog and a review, and show what we add",
         _claims_arguments,
         _claims,
     ),

@@ -344,7 +344,7 @@ BREAKAGES = {
         (quadratic, "absolute_key", lambda k: (sum(k), *k)),
         FLIPPED,
     ],
-    "scores-and-shift": [(proofs_relative, "eq_6", lambda q, k, token: quadratic.r(q)[0] + token(k)[0])],
+    "scores-and-shift": [(proofs_relative, "eq_6", lambda q, k, token: token(q) + token(k))],
     "heads-sufficient": [FLIPPED, NEGATED, HEADS_REVERSED],
     "multiple-heads": [NO_COQ],
     "channels-sufficient": [FLIPPED, HALVED],

@@ -1,1 +1,1 @@
-"""The claims of the paper, the talk and the blog, each with checks that decide it."""
+"""The claims of the talk, the abstract, the slides, the blog and a review, each with checks that decide it."""

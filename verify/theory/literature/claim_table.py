@@ -133,7 +133,7 @@ class ClaimTable(tuple[JudgedClaim, ...]):
 
 
 def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
-    """Judge the claims of the paper, the slides, the blog, the talk and a review, and what we add to them.
+    """Judge the claims of the talk, the abstract, the slides, the blog and a review, and what we add to them.
 
     Args:
         only: the ids or the numbers of the claims to judge; all by default.

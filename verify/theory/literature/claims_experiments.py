@@ -97,7 +97,7 @@ CLAIMS = (
         ANALYSIS,
         AGREES,
         f"{_runs('0 to 4')}: with the quadratic encoding, from the paper's start and from a local one, the first layer's heads "
-        "move nearer to the query or stay near, the last three layers' move away, by at most 1.3 tokens",
+        "move nearer to the query or stay near, the last three layers' move away (from a local start by 0.5 to 1.3 tokens)",
     ),
     open_claim(
         "first-and-deeper",

@@ -13,9 +13,10 @@ import sympy
 from construct.encoding import quadratic
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_algebra import ranks, substitution
-from verify.theory.symbolic.proofs_scores import alpha, indexed, integers, minus, norm2, plus, score, symbols
+from verify.theory.symbolic.proofs_scores import alpha, integers, minus, norm2, plus, score, symbols
 
 _DIMS = (1, 2, 3)
+D_IN, D_K = sympy.symbols("D_in D_k", integer=True, positive=True)
 
 
 def relative_steps() -> list[ProofStep]:
@@ -107,31 +108,28 @@ def moved_together(numbers: Callable[[str, int], Any] = integers) -> list[tuple[
     return pairs
 
 
-def translation_steps() -> list[ProofStep]:
-    """A_{q+s, k+s} of the moved image X'_p = X_{p−s} equals A_{q, k} of X, with all four terms."""
+def scores_moved_together() -> list[tuple[Any, Any]]:
+    """A_{q+s, k+s} of the moved image X'_p = X_{p−s}, and A_{q, k} of X, with all four terms, for d = 1, 2, 3."""
     pairs = []
     for dims in _DIMS:
         q, k, s = (integers(name, dims) for name in ("q", "k", "s"))
-        pairs.append((eq_6(plus(q, s), plus(k, s), image_token(moved_by=s)), eq_6(q, k, image_token())))
-    return [identity("no term of Eq. 6 changes when query, key and image move together", *pairs)]
+        moved = eq_6(plus(q, s), plus(k, s), lambda p, s=s: image_token(minus(p, s)))
+        pairs.append((moved, eq_6(q, k, image_token)))
+    return pairs
 
 
-def eq_6(query: Sequence[Any], key: Sequence[Any], token: Callable[[Sequence[Any]], sympy.Matrix]) -> Any:
-    """All four terms of Eq. 6 on symbols, D_in = D_k = 2, with the code's r; ``token`` gives the row X_p of a position."""
-    r = sympy.Matrix(quadratic.r(minus(key, query)))
-    w_qry, w_key = (sympy.Matrix(2, 2, symbols(name, 4)) for name in ("Q", "K"))
-    w_pos, u, v = (
-        sympy.Matrix(2, len(r), symbols("W", 2 * len(r))),
-        *(sympy.Matrix([symbols(name, 2)]) for name in "uv"),
-    )
-    q, k = token(query) * w_qry, w_key.T * token(key).T
-    return (q * k + q * w_pos * r + u * k + v * w_pos * r)[0]
+def eq_6(query: Sequence[Any], key: Sequence[Any], token: Callable[[Sequence[Any]], sympy.MatrixExpr]) -> Any:
+    """All four terms of Eq. 6 on matrix symbols of any width, with the code's r; ``token`` gives the row X_p of a position."""
+    r = sympy.ImmutableMatrix(quadratic.r(minus(key, query)))
+    w_qry, w_key = (sympy.MatrixSymbol(name, D_IN, D_K) for name in ("W_qry", "W_key"))
+    u, v = (sympy.MatrixSymbol(name, 1, D_K) for name in "uv")
+    q, k, position = token(query) * w_qry, w_key.T * token(key).T, sympy.MatrixSymbol("W_pos", D_K, len(r)) * r
+    return q * k + q * position + u * k + v * position
 
 
-def image_token(moved_by: Sequence[Any] | None = None) -> Callable[[Sequence[Any]], sympy.Matrix]:
-    """X_p as symbols of the position p, for the image itself or moved by a vector."""
-    first, second = indexed("X"), indexed("Y")
-    return lambda p: sympy.Matrix([[x[p if moved_by is None else minus(p, moved_by)] for x in (first, second)]])
+def image_token(p: Sequence[Any]) -> sympy.MatrixSymbol:
+    """X_p, named by the coordinates of p."""
+    return sympy.MatrixSymbol(f"X_{tuple(p)}", 1, D_IN)
 
 
 def _bilinear(tau: Sequence[Any]) -> sympy.Matrix:
