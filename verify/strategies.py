@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from verify.layers.fields import Geometry
+from verify.layers.reading import output_length, token_length
+from verify.layers.torch_faults import crashes_along, wrong_along
 from verify.oracle import per_axis
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -225,40 +228,39 @@ def cases(
 @st.composite
 def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> tuple[int, ...]:
     """Spatial sizes that a convolution accepts, with about ``tokens`` positions on the padded grid at most."""
-    axes, size = _axes_of(conv), list(least_size(conv))
-    room = (TOKENS[len(size)] if tokens is None else tokens) / prod(
-        axis.padded(n) for axis, n in zip(axes, size, strict=True)
-    )
-    for i, axis in enumerate(axes):
+    g, size = Geometry.read(conv), list(least_size(conv))
+    lengths = [token_length(g, axis, n) for axis, n in enumerate(size)]
+    room = (TOKENS[len(size)] if tokens is None else tokens) / prod(lengths)
+    for i, least in enumerate(lengths):
         share = 1.5 * max(1.0, room) ** (1 / (len(size) - i))  # more than an even share, so that long sides occur
-        least = axis.padded(size[i])
-        size[i] = draw(st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // axis.step)))
-        room *= least / axis.padded(size[i])
+        step = g.stride[i] if g.transposed else 1
+        size[i] = draw(st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // step)))
+        room *= least / token_length(g, i, size[i])
     return tuple(size)
 
 
 def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
-    """Whether torch's own convolution may crash the process, on some processors (seen with AVX512-FP16 and with AMX).
+    """Whether torch's own convolution may crash the process or give wrong sums, on some processors and in some memory layouts.
 
-    In torch 2.13 and 16-bit floats it may, if along some axis all outputs read padded zeros alone, or a stride leaves a
-    single output.
+    In torch 2.13 it may crash if along some axis (in float32: the last) all outputs read padded zeros alone, and in 16-bit
+    floats if a stride leaves a single output; in float32 its sums may then be wrong for one input channel.
 
     >>> conv = nn.Conv1d(1, 1, 1, stride=2, padding=1, dtype=torch.float16)  # the outputs read x[-1] and x[1]
     >>> crashes_torch(conv, (1,)), crashes_torch(conv, (2,))
     (True, False)
     """
-    return not all(_is_safe(conv, axis, n) for axis, n in zip(_axes_of(conv), size, strict=True))
+    g = Geometry.read(conv)
+    return any(_is_faulty(conv, g, axis, n) for axis, n in enumerate(size))
 
 
 def least_size(conv: Any) -> tuple[int, ...]:
-    """The smallest spatial size, axis by axis, that a convolution accepts and that does not crash torch."""
+    """The smallest spatial size, axis by axis, that a convolution accepts and for which torch's own is known to be right."""
+    g = Geometry.read(conv)
     size = []
-    for axis in _axes_of(conv):
-        widest = max(axis.before, axis.after)
-        mode_needs = {"zeros": 1, "replicate": 1, "circular": widest, "reflect": widest + 1}[conv.padding_mode]
-        kernel_needs = 1 - (axis.before + axis.after - axis.span) // axis.step  # padded(n) ≥ span + 1
-        least = max(1, mode_needs, kernel_needs)
-        size.append(next(n for n in count(least) if _is_safe(conv, axis, n)))
+    for axis, pads in enumerate(g.pads):
+        least = {"circular": max(pads), "reflect": max(pads) + 1}.get(g.padding_mode, 1)
+        accepted = (n for n in count(max(1, least)) if output_length(g, axis, n) > 0)
+        size.append(next(n for n in accepted if not _is_faulty(conv, g, axis, n)))
     return tuple(size)
 
 
@@ -303,48 +305,10 @@ def _channels(draw: st.DrawFn, kinds: Sequence[str]) -> tuple[int, int, int]:
     raise ValueError(f"no kind of channels is called {kind!r}; there are {', '.join(CHANNELS)}")
 
 
-class _Axis(NamedTuple):
-    """One axis of the grid on which the kernel slides, zero-stuffed for a transposed convolution."""
-
-    step: int  # distance between neighbouring inputs
-    before: int  # positions that padding adds; negative crops
-    after: int
-    span: int  # distance from the first to the last tap
-    dilation: int  # distance between neighbouring taps
-    stride: int  # distance between neighbouring outputs
-
-    def padded(self, n: int) -> int:
-        """The padded length for ``n`` inputs."""
-        return self.step * (n - 1) + 1 + self.before + self.after
-
-    def reads_input(self, n: int) -> bool:
-        """Whether some output reads any of ``n`` inputs, and not padding or stuffed zeros alone."""
-        firsts = range(0, self.padded(n) - self.span, self.stride)
-        read = (first + tap - self.before for first in firsts for tap in range(0, self.span + 1, self.dilation))
-        return any(0 <= at <= self.step * (n - 1) and at % self.step == 0 for at in read)
-
-
-def _axes_of(conv: Any) -> list[_Axis]:
-    d, axes = conv.weight.dim() - 2, []
-    padding = 0 if isinstance(conv.padding, str) else conv.padding
-    stated = (per_axis(value, d) for value in (conv.stride, conv.dilation, padding, conv.output_padding))
-    for kernel, stride, dilation, p, extra in zip(conv.weight.shape[2:], *stated, strict=True):
-        span = dilation * (kernel - 1)
-        if conv.transposed:
-            axes.append(_Axis(stride, span - p, span - p + extra, span, dilation, 1))
-        elif conv.padding == "same":
-            axes.append(_Axis(1, span // 2, span - span // 2, span, dilation, 1))
-        else:
-            axes.append(_Axis(1, p, p, span, dilation, stride))
-    return axes
-
-
-def _is_safe(conv: Any, axis: _Axis, n: int) -> bool:
-    """Whether ``n`` inputs along an axis leave torch no reason to crash; see :func:`crashes_torch`."""
-    if conv.weight.dtype not in (torch.float16, torch.bfloat16):
-        return True
-    single = axis.stride > 1 and axis.span > 0 and axis.padded(n) - axis.span <= axis.stride
-    return not single and (conv.padding_mode != "zeros" or axis.reads_input(n))
+def _is_faulty(conv: Any, g: Geometry, axis: int, n: int) -> bool:
+    """Whether ``n`` inputs along an axis may crash torch, or give wrong sums."""
+    dtype = conv.weight.dtype
+    return crashes_along(g, dtype, axis, n) or wrong_along(g, dtype, axis, n)
 
 
 @torch.no_grad()

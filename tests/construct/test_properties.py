@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 from construct import MHSA, ConvGeometry, conv_to_mhsa, from_torch_mha, to_torch_mha
 from construct.builder import kernel_to_mhsa
@@ -73,9 +74,12 @@ def test_layer_equals_the_definition_within_its_own_rounding(case: Case):
 
 
 @settings(max_examples=4 * EXAMPLES)
-@given(convolutions(dtypes=[torch.float16, torch.bfloat16]), st.data())
+@given(convolutions(), st.data())
 def test_torch_may_crash_where_outputs_read_padding_alone_or_a_stride_leaves_one(conv: Any, data: st.DataObject):
-    """If they read padding alone, a kernel of ones gives zeros on an input of ones; no strategy generates such a size."""
+    """If they read padding alone, a kernel of ones gives zeros on an input of ones; no strategy generates such a size.
+
+    In float32 that concerns the width alone, and a single output is wrong only for one input channel.
+    """
     size = [data.draw(st.integers(1, 4)) for _ in conv.weight.shape[2:]]
     ones = copy.deepcopy(conv).double()
     with torch.no_grad():
@@ -86,8 +90,18 @@ def test_torch_may_crash_where_outputs_read_padding_alone_or_a_stride_leaves_one
         except RuntimeError:  # torch refuses this size
             return
     axes = zip(output.shape[2:], conv.stride, conv.kernel_size, strict=True)
-    single = not conv.transposed and any(length == 1 < min(stride, k) for length, stride, k in axes)
-    assert crashes_torch(conv, size) == (single or not output.any())
+    single = [not conv.transposed and length == 1 < min(stride, k) for length, stride, k in axes]
+    if conv.weight.dtype == torch.float32 and not conv.transposed:
+        padding = conv.padding if isinstance(conv.padding, str) else conv.padding[-1]
+        kernel = torch.ones(1, 1, conv.kernel_size[-1], dtype=torch.float64)
+        row = torch.ones(1, 1, size[-1], dtype=torch.float64)
+        along = functional.conv1d(row, kernel, None, conv.stride[-1], padding, conv.dilation[-1])
+        alone = conv.padding_mode == "zeros" and not along.any()
+        expected = alone or (single[-1] and conv.in_channels == 1)
+    else:
+        half = conv.weight.dtype in (torch.float16, torch.bfloat16)
+        expected = half and (any(single) or not output.any())
+    assert crashes_torch(conv, size) == expected
     assert not crashes_torch(conv, least_size(conv))
 
 

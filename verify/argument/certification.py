@@ -22,6 +22,7 @@ from verify.argument.steps import Argument, Problem, Step, argue
 from verify.layers.fields import TENSORS, Unreadable, digest, stated_geometry
 from verify.layers.overrides import require_plain_attention
 from verify.layers.reparametrized import plain_convolution
+from verify.layers.torch_faults import KNOWN
 from verify.oracle import flushes_to_zero, winograd_may_run
 from verify.verdict import Verdict, exactly, from_above
 
@@ -231,13 +232,15 @@ def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...])
     for probe in probes:
         counts[probe.execution] += probe.inputs
     ran = ", ".join(f"{name} checked on {count} inputs" for name, count in counts.items() if count)
+    sizes = ", ".join(map(str, dict.fromkeys(probe.grid for probe in probes if probe.inputs)))
     assumptions = [
         f"finite inputs: inputs are finite, |x| ≤ {exactly(problem.bound)}, of spatial size {problem.grid} or smaller",
         "float64 scores: positions and scores are computed in float64, the softmax subtracts each row's maximum, and its "
         "exponential is right to a few units in the last place",
         "IEEE sums: every product and sum rounds as IEEE 754 says, in any order, fused or not; by no Winograd, FFT or TF32 "
         "algorithm, under no autocast, with reduced precision switched off, and nothing is flushed to zero",
-        "torch's definition: its convolution computes what its documentation says, but for rounding, in any memory layout",
+        "torch's definition: its convolution computes what its documentation says, but for rounding, on inputs of every such "
+        f"size and in any memory layout (run on contiguous inputs of size {sizes or 'none'}); exceptions known: {KNOWN}",
         f"Eq. 3: the layer's execution computes it: {ran or 'not run'}",
         f"torch {torch.__version__} on {problem.layer.w_val.device}",
     ]

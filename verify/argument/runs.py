@@ -16,6 +16,7 @@ from construct.attention import EXECUTIONS, MHSA, smaller_blocks
 from verify.argument.steps import Argument, Step
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import GridRefused, output_size, taps_at, token_count
+from verify.layers.torch_faults import may_crash
 from verify.oracle import Convolution, full_precision
 from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.reference import Deviation, deviation
@@ -30,6 +31,7 @@ CHEAP = 2**24
 """The most multiplications that a run on the whole grid may cost."""
 HEAVY = 2**16
 """A layer with this many weights is run on fewer inputs, of one size, because each already sums so many terms."""
+MAY_CRASH = "torch's own convolution may crash the process there (docs/limits.md)"
 UNEVEN = 1 - 2.0**-9 - 2.0**-12
 """Rounding it to bfloat16, float16 or TF32 changes it by 2^−12 or more; aligned signs add such errors up beyond the bound."""
 
@@ -71,6 +73,8 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
     if not isinstance(layer, MHSA):
         return Step(6, "runs", False, "the attention layer has no executions to run"), []
     small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
+    if unsafe := next((size for size in (small, other) if may_crash(module, size)), None):
+        return Step(6, "runs", False, f"on inputs of size {unsafe} nothing was run: {MAY_CRASH}"), []
     if conv.weight.size < HEAVY:
         probes = run_executions(module, layer, adversarial_inputs(conv, problem.geometry, small, bound), total)
         # On the other grid, random signs and magnitudes show which input each token copies.
@@ -88,6 +92,13 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
     # In several blocks of unequal lengths, as on large inputs.
     queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
     probes += run_executions(module, layer, np.concatenate([inputs, alone]), allowed, queries=queries)
+    narrow = narrow_grid(problem.geometry, small)
+    if narrow is not None and narrow not in (small, other):
+        if may_crash(module, narrow):
+            probes.append(Probe("convolution", 0, narrow, np.zeros(len(total)), 0.0, MAY_CRASH))
+        else:
+            inputs = np.stack(random_inputs((conv.in_channels, *narrow), bound, np.random.default_rng(0)))
+            probes += run_executions(module, layer, inputs, total)
     ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
     sentence = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
     sentence += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
@@ -197,6 +208,17 @@ def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tup
     tokens, (heads, groups, _, head_dim) = token_count(g, grid), attention.w_val.shape
     cost = tokens**2 * heads * groups * head_dim + tokens * (attention.w_val.size + attention.w_out.size)
     return small, grid if cost <= CHEAP else longer
+
+
+def narrow_grid(g: Geometry, small: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The grid ``small``, made so narrow that outputs are one wide, where torch has kernels of its own; None if that is illegal."""
+    span, stride, pads = g.dilation[-1] * (g.kernel_size[-1] - 1), g.stride[-1], sum(g.pads[-1])
+    widest = 1 + (pads - span - g.output_padding[-1]) // stride if g.transposed else span + stride - pads
+    grid = (*small[:-1], min(small[-1], widest))
+    try:
+        return grid if output_size(g, grid)[-1] == 1 else None
+    except GridRefused:
+        return None
 
 
 def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bound: float) -> np.ndarray:

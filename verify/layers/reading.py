@@ -41,23 +41,25 @@ def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
     """
     if len(grid) != g.dims or any(n < 1 for n in grid):
         raise GridRefused(f"the grid {grid} is not {g.dims} positive sizes")
-    output = []
-    for n, k, dil, s, (before, after), extra in zip(
-        grid, g.kernel_size, g.dilation, g.stride, g.pads, g.output_padding, strict=True
-    ):
-        if g.transposed:
-            if extra >= max(s, dil):
-                raise GridRefused(f"output padding {extra} is not below the stride {s} or the dilation {dil}")
-            output.append((n - 1) * s - before - after + dil * (k - 1) + extra + 1)
-        else:
-            if g.padding_mode == "reflect" and max(before, after) >= n:
-                raise GridRefused(f"reflect padding {max(before, after)} needs more than {n} positions")
-            if g.padding_mode == "circular" and max(before, after) > n:
-                raise GridRefused(f"circular padding {max(before, after)} wraps more than once around {n} positions")
-            output.append((n + before + after - dil * (k - 1) - 1) // s + 1)
+    for n, dil, s, pads, extra in zip(grid, g.dilation, g.stride, g.pads, g.output_padding, strict=True):
+        if g.transposed and extra >= max(s, dil):
+            raise GridRefused(f"output padding {extra} is not below the stride {s} or the dilation {dil}")
+        if g.padding_mode == "reflect" and max(pads) >= n:
+            raise GridRefused(f"reflect padding {max(pads)} needs more than {n} positions")
+        if g.padding_mode == "circular" and max(pads) > n:
+            raise GridRefused(f"circular padding {max(pads)} wraps more than once around {n} positions")
+    output = tuple(output_length(g, axis, n) for axis, n in enumerate(grid))
     if any(o < 1 for o in output):
-        raise GridRefused(f"the grid {grid} is too small: the output would be {tuple(output)}")
-    return tuple(output)
+        raise GridRefused(f"the grid {grid} is too small: the output would be {output}")
+    return output
+
+
+def output_length(g: Geometry, axis: int, n: int) -> int:
+    """The number of outputs along an axis with ``n`` inputs; below 1 if there is none."""
+    k, dil, s, (before, after) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
+    if g.transposed:
+        return (n - 1) * s - before - after + dil * (k - 1) + g.output_padding[axis] + 1
+    return (n + before + after - dil * (k - 1) - 1) // s + 1
 
 
 def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
