@@ -204,7 +204,8 @@ def parser_of_commands() -> argparse.ArgumentParser:
         **_help("", "recheck certificates, print proofs, judge the claims, audit layers, draw figures"),
     )
     parser.epilog = EXIT_CODES
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version="conv-as-attention 0.1.0", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         command.arguments(commands.add_parser(name, help=command.summary, **_help(name, command.summary)))
     return parser
@@ -223,7 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  names of files and layers may be anything
     try:
-        options = parser_of_commands().parse_args(argv)
+        parser = parser_of_commands()
+        options = parser.parse_args(argv)
+        if options.command is None:
+            parser.print_help()
+            return 2
         return COMMANDS[options.command].run(options)
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)

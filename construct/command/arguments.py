@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from construct.command import demo
+from construct.command.startup import VERSION
 from construct.errors import BadModelFile, printable
 from construct.geometry import PADDING_MODES
 
 DESCRIPTION = """examples:
   python -m construct.from_conv
   python -m construct.from_conv model.pt --input-size 3 64 64
-  python -m construct.from_conv model.pt --alpha 4 --report page.html
+  python -m construct.from_conv model.pt --report page.html
 
 Turn every convolution of a saved network into multi-head self-attention, and
 prove layer by layer that both compute the same function.
@@ -24,7 +25,7 @@ EXIT_CODES = """exit codes:
   0    every layer is PROVED (or CHECKED, with --no-certify), and the network
        makes the same calls
   1    something is REFUTED or UNDECIDED, the network makes other calls, or a
-       convolution is left (--partial allows that)
+       convolution is left (--partial allows that); no network is written
   2    bad input: one line says what, and what to do
   130  interrupted
 """
@@ -51,13 +52,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
     Returns:
         The options; ``model`` and ``output`` are paths, ``input_size`` is a tuple or None, ``alpha`` a number or None for the
-        default.
+        default; ``copy`` says whether a network with nothing to convert is written.
 
     Raises:
         BadModelFile: the options are wrong.
         SystemExit: after ``--help``.
     """
     options = _parser().parse_args(argv)
+    options.copy = options.output is not None or options.format is not None
     if options.model is None:
         if options.arch or options.model_file:
             raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
@@ -179,14 +181,18 @@ def _add_proof(group: Any) -> None:
         metavar="T",
         type=_bound,
         help="claim that every layer's outputs differ by at most T (default: the same function; where a chosen sharpness leaks, "
-        "a difference within the bound that follows)",
+        "a difference within the bound that follows, if that is at most 1%% of the layer's largest output)",
     )
     add(
         "--no-certify",
         action="store_true",
         help="only check on samples, and write no certificate (deletes an earlier one)",
     )
-    add("--partial", action="store_true", help="allow convolutions to be left as they are, with exit code 0")
+    add(
+        "--partial",
+        action="store_true",
+        help="allow convolutions to be left as they are, with exit code 0, and write layers that are UNDECIDED, with exit code 1",
+    )
 
 
 def _add_output(group: Any) -> None:
@@ -203,6 +209,7 @@ def _add_output(group: Any) -> None:
     add("--explain", action="store_true", help="print the steps and the assumptions of every certificate")
     add("--json", action="store_true", help="print one JSON document instead of the table")
     add("--debug", action="store_true", help="show where an error comes from")
+    add("--version", action="version", version=VERSION, help="print the version")
 
 
 def _beside(model: Path, ending: str) -> Path:
@@ -227,8 +234,9 @@ def _format(options: argparse.Namespace) -> str:
     name = printable(options.output)
     if ending in FORMATS and ending != chosen:
         raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {chosen} (make them agree)")
-    if chosen in ("pt2", "onnx") and not options.input_size:
-        raise BadModelFile(f"{name}: a program takes the size of an input (give --input-size C S1 ... Sd)")
+    if chosen in ("pt2", "onnx") and not (options.input_size or options.example_inputs):
+        what = f"{name}: a program takes the size of an input, or an example"
+        raise BadModelFile(what, option="give --input-size C S1 ... Sd, or --example-inputs FILE")
     return chosen
 
 

@@ -12,7 +12,7 @@ from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
 from construct.command.load_network import converted_layer, network_of, surveyed
 from construct.command.output import content_of, not_rechecked, write_outputs
-from construct.command.report import Report
+from construct.command.report import Report, with_meaning
 from construct.command.terminal import isolated, phases
 from construct.errors import BadModelFile, printable
 from construct.files.reading import read
@@ -47,8 +47,13 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
         unused, converted = substitute(model, replacements), substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in survey.convertible.items()}
         layers, network = check_conversion(model, converted, pairs, options, progress)
+        if options.within is None:
+            layers = with_meaning(layers)
         equal = not any(row.verdict.name == "REFUTED" for row in layers) and (network is None or network.good)
-        writable = bool(layers) and equal
+        left = bool(survey.refused) or (network is not None and network.calls.left > 0)
+        good = equal and all(row.verdict.good for row in layers) and (options.partial or not left)
+        writable = (good or (equal and options.partial)) and (bool(layers) or options.copy)
+        certified = bool(layers) and not options.no_certify
         notes: tuple[str, ...] = (*source.notes, *assumed)
         if writable:
             progress.begin(f"writing {output.name}")
@@ -63,14 +68,12 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
                 for name in paths_of(model, row.path, pairs[row.path][0])
             ]
             notes += remarks_on_format
-            notes += write_outputs(
-                content, output, source, document, None if options.no_certify else certificates, network
-            )
+            notes += write_outputs(content, output, source, document, certificates if certified else None, network)
             if source.extra_names and isinstance(content, nn.Module) and (names := unlisted_names_in(output)):
                 notes += (f"the output still names {printable(', '.join(names))}: --allow that to read it back",)
-        left = bool(survey.refused) or (network is not None and network.calls.left > 0)
-        good = equal and all(row.verdict.good for row in layers)
-        if options.report is not None and not layers:
+        if writable and not layers:
+            notes += ("no convolution is left to convert: the network is written as it is, without a certificate",)
+        if not layers and options.report is not None:
             notes += ("there is no layer to show, so no report was written",)
         report = Report(
             options=options,
@@ -82,9 +85,9 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
             earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
             notes=notes,
             output=output if writable else None,
-            document=document if writable and not options.no_certify else None,
+            document=document if writable and certified else None,
             page=options.report if layers else None,
-            exit_code=0 if good and (options.partial or not left) else 1,
+            exit_code=0 if good else 1,
         )
         if report.page is not None:
             progress.begin(f"writing {report.page.name}")

@@ -10,7 +10,7 @@ from construct.command.report import NetworkRow, network_dict
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import to_safetensors
-from construct.files.reading import ModelFile
+from construct.files.reading import ModelFile, read_inputs
 from construct.files.writing import staged
 from construct.modules.convolutions import BASES
 from construct.network import Survey
@@ -37,8 +37,9 @@ def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[C
         return converted if whole else converted.state_dict(), ()
     if options.format == "safetensors":
         return to_safetensors(converted), ()
+    inputs = None if options.example_inputs is None else read_inputs(options.example_inputs)
     try:
-        program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size)
+        program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size or (), inputs)
     except ValueError as error:
         what = f"{printable(options.output)}: {one_line(error)}"
         raise BadModelFile(what, "--format safetensors takes any network") from error

@@ -3,7 +3,8 @@
 import json
 import math
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +21,7 @@ from verify.argument.certificate import Certificate
 from verify.samples.accuracy import Accuracy
 from verify.samples.network import CallComparison
 from verify.samples.sampling import LayerCheck
-from verify.verdict import Verdict
+from verify.verdict import Verdict, from_above
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ class LayerRow:
     def sharp_from(self) -> float:
         """The least sharpness at which heads of this dtype leak nothing."""
         return alpha_for(torch.promote_types(self.layer.w_val.dtype, torch.float32))
+
+    @property
+    def share(self) -> float | None:
+        """The bound over the largest |output| in the check, where a difference is claimed; None for the same function."""
+        if self.certificate is None or self.certificate.within is None:
+            return None
+        bound = float(self.certificate.bound.max(initial=0.0))
+        return bound / self.check.largest_output if self.check.largest_output else math.inf
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,28 @@ class Report:
     document: Path | None
     page: Path | None
     exit_code: int
+
+
+MOST_SHARE = 0.01
+"""The largest share of a layer's outputs that a difference may have without ``--within``."""
+
+
+def with_meaning(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
+    """The rows, UNDECIDED where a bound that nobody has asked for is so large that it says little."""
+    most = max((float(row.certificate.bound.max(initial=0.0)) for row in rows if row.certificate), default=0.0)
+    judged = []
+    for row in rows:
+        if row.verdict.name == "PROVED" and row.share is not None and not row.share <= MOST_SHARE:
+            what = f"the bound is {percent(row.share)} of its largest output, {row.check.largest_output:.2g}"
+            accept = f"--within {from_above(most, digits=2)} accepts it; sharper heads lower it"
+            row = replace(row, verdict=Verdict("UNDECIDED", f"{what}, more than {percent(MOST_SHARE)} ({accept})"))
+        judged.append(row)
+    return tuple(judged)
+
+
+def percent(share: float) -> str:
+    """A share in percent, rounded up."""
+    return f"{from_above(100 * share, digits=3)} %"
 
 
 def convolution_text(g: ConvGeometry) -> str:
@@ -195,6 +226,7 @@ def _layer_dict(row: LayerRow) -> dict[str, Any]:
         "folded": list(parametrization_names(row.conv)),
         "checked": {"name": check.verdict.name, "sentence": check.verdict.sentence},
         "certificate": None if certificate is None else _certificate_dict(certificate),
+        "share_of_output": _number(row.share),
         "verdict": {"name": row.verdict.name, "sentence": row.verdict.sentence},
     }
 

@@ -161,5 +161,7 @@ def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) 
     what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
     if options.example_inputs is None:
         what = f"an input of size {' '.join(map(str, options.input_size))}"
-        hint = "another --input-size, or --example-inputs, or neither: then every layer is checked alone"
+        hint = "another --input-size, or --example-inputs"
+        if options.format not in ("pt2", "onnx"):  # which take an example
+            hint += ", or neither: then every layer is checked alone"
     return BadModelFile(f"{name}: the network does not run on {what}: {describe(error)}", f"give {hint}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from construct.command.report import LayerRow, NetworkRow, Report, checked_layers, convolution_text
+from construct.command.report import LayerRow, NetworkRow, Report, checked_layers, convolution_text, percent
 from construct.errors import printable
 from verify.samples.accuracy import Accuracy
 from verify.verdict import from_above
@@ -92,6 +92,10 @@ def _lines(report: Report) -> list[str]:
         lines.append(
             "interior, border: largest difference seen, without and with padding; bound: for all |x| up to that"
         )
+    if shares := [row.share for row in report.layers if row.share is not None]:
+        lines.append(
+            f"within: the bound is at most {percent(max(shares))} of the largest output of its layer in the check"
+        )
     if assumed := dict.fromkeys(text.partition(":")[0] for c in certificates for text in c.assumptions):
         lines.append(f"certificates assume: {'; '.join(assumed)} (--explain prints all)")
     if report.layers:
@@ -120,17 +124,27 @@ def _lines(report: Report) -> list[str]:
         if report.document is not None:
             lines.append(f"certificate: {printable(report.document)}")
     else:
-        why = "no convolution could be converted" if report.refused else "there is no convolution left to convert"
-        if report.layers:
-            refuted = any(row.verdict.name == "REFUTED" for row in report.layers)
-            why = "a layer is REFUTED" if refuted else "the converted network is not the original's equal"
-        lines.append(f"written: nothing, because {why}")
+        lines.append(f"written: nothing, because {_hindrance(report)}")
     if report.page is not None:
         lines.append(f"report: {printable(report.page)}")
     for row in report.layers if report.options.explain else ():
         if row.certificate is not None:
             lines += ["", *(f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())]
     return lines
+
+
+def _hindrance(report: Report) -> str:
+    """Why nothing was written, and the option that writes it all the same."""
+    verdicts = {row.verdict.name for row in report.layers}
+    if "REFUTED" in verdicts:
+        return "a layer is REFUTED"
+    if not report.layers and report.exit_code == 0:
+        return "there is no convolution left to convert (--format or -o writes it as it is)"
+    if report.network is not None and not report.network.good:
+        return "the converted network is not the original's equal"
+    if "UNDECIDED" in verdicts:
+        return "a layer is UNDECIDED (--partial writes it nevertheless)"
+    return "a convolution is left unconverted (--partial allows that)"
 
 
 def network_lines(network: NetworkRow) -> list[str]:

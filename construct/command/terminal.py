@@ -44,11 +44,13 @@ def phases() -> Iterator[Phases]:
 def isolated() -> Iterator[None]:
     """Isolate the process from a user's network within the block.
 
-    Its prints go to stderr, torch's warnings are silenced, torch's random state is restored, and SIGTERM raises KeyboardInterrupt,
-    so that temporary files are removed.  NNPACK's Winograd kernels are off, because certificates do not cover them.
+    Its prints go to stderr, ``sys.argv`` has no arguments of ours, torch's warnings are silenced, torch's random state is restored,
+    and SIGTERM raises KeyboardInterrupt, so that temporary files are removed.  NNPACK's Winograd kernels are off, because
+    certificates do not cover them.
     """
     with (
         _sigterm_as_sigint(),
+        _without_arguments(),
         contextlib.redirect_stdout(sys.stderr),
         torch.random.fork_rng(devices=[]),
         torch.backends.nnpack.flags(enabled=False),
@@ -56,6 +58,16 @@ def isolated() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore", UserWarning)
         yield
+
+
+@contextlib.contextmanager
+def _without_arguments() -> Iterator[None]:
+    before = sys.argv
+    sys.argv = before[:1]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 @contextlib.contextmanager

@@ -8,13 +8,14 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from construct.attention import MHSA
 from construct.errors import one_line
@@ -40,29 +41,35 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 
 
 def export_program(
-    model: nn.Module, input_size: Sequence[int]
+    model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
 ) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
-    """Export the network as a torch.export program, with batch and spatial axes dynamic where possible.
+    """Export the network as a torch.export program, with all axes of its inputs dynamic where possible.
 
     Args:
-        model: a converted network that takes one tensor.
-        input_size: C, S_1 … S_d of an example.
+        model: a converted network.
+        input_size: C, S_1 … S_d of an example, for a network that takes one tensor of floating-point numbers.
+        inputs: instead, an example: a tensor, a tuple of arguments, or a dict of keyword arguments.
 
     Returns:
-        The program, and the static axes of its input ("batch", "axis 1", …).
+        The program, and the static axes of its input ("batch", "axis 1", …; without the channels of an ``input_size``).
 
     Raises:
         ValueError: a layer, or the network, cannot be traced.
     """
     network = frozen_copy(model)
-    free, axes = torch.export.Dim.AUTO, range(2, len(input_size) + 1)
     errors: list[Exception] = []
     # Try every axis dynamic, then the batch alone, then none.
-    for batch, dynamic in ((2, {0: free, **dict.fromkeys(axes, free)}), (2, {0: free}), (1, {})):
-        example = torch.ones(batch, *input_size, dtype=_dtype(network))
+    for dynamic in (slice(None), slice(1), slice(0)):
+        args, kwargs = _arguments(network, input_size, inputs, batch=2 if range(1)[dynamic] else 1)
+
+        def free(value: Any, axes: slice = dynamic) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return None
+            return {axis: torch.export.Dim.AUTO for axis in range(value.dim())[axes] if axis != 1 or inputs is not None}
+
         try:
             with torch.no_grad(), _quiet():
-                program = torch.export.export(network, (example,), dynamic_shapes=(dynamic,))
+                program = torch.export.export(network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args))
             break
         except MemoryError:
             raise
@@ -74,18 +81,38 @@ def export_program(
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     if not output.all_input_nodes:
         raise ValueError("the network cannot be exported: it returns no tensor")
-    shape = _input_shape(program)
-    names = ["batch", "channels", *(f"axis {axis}" for axis in range(1, len(shape) - 1))]
-    static = tuple(name for name, n in zip(names, shape, strict=True) if n is not None and name != "channels")
-    return program, static
+    static = []
+    for name, shape in _input_shapes(program).items():
+        axes = ["batch", *(f"axis {axis}" for axis in range(1, len(shape)))]
+        if inputs is None:  # axis 1 is the first after the channels
+            axes = ["batch", "", *axes[1:-1]]
+        prefix = f"{name}'s " if len(_input_shapes(program)) > 1 else ""
+        static += [prefix + axis for axis, n in zip(axes, shape, strict=True) if n is not None and axis]
+    return program, tuple(static)
 
 
-def _input_shape(program: "torch.export.ExportedProgram") -> list[int | None]:
-    """The input shape of a program; None for a dynamic axis."""
+def _arguments(
+    network: nn.Module, input_size: Sequence[int], inputs: Any, batch: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of an example; without ``inputs`` a random tensor."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if inputs is not None:
+        return inputs if isinstance(inputs, tuple) else (inputs,), {}
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    return (torch.randn(batch, *input_size, dtype=dtype, generator=torch.Generator().manual_seed(0)),), {}
+
+
+def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int | None]]:
+    """The shapes of the tensors that a program takes, by name; None for a dynamic axis."""
     names = program.graph_signature.user_inputs
-    (placeholder,) = (node for node in program.graph.nodes if node.op == "placeholder" and node.name in names)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     # A static axis is a number, or a symbol that was specialised to one.
-    return [int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in placeholder.meta["val"].shape]
+    return {
+        node.name: [int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in node.meta["val"].shape]
+        for node in nodes
+        if isinstance(node.meta["val"], torch.Tensor)
+    }
 
 
 @contextlib.contextmanager
@@ -111,8 +138,8 @@ class Program:
 
     Attributes:
         fixed: the static axes of the input ("batch", "axis 1", ...).
-        difference: the greatest difference from the converted network on a random input, run from ``content``; None if no
-            runtime is installed.
+        difference: the greatest difference from the converted network on the example, or a random input of its size, run from
+            ``content``; None if no runtime is installed.
     """
 
     content: bytes
@@ -124,24 +151,26 @@ class Program:
         if self.fixed:
             yield f"the program takes only inputs of the size of the example along: {', '.join(self.fixed)}"
         if self.difference is not None:
-            yield f"the program, run from its file, differs by at most {self.difference:.2g} on a random input"
+            yield f"the program, run from its file, differs by at most {self.difference:.2g} on one input"
 
 
-def to_pt2(model: nn.Module, input_size: Sequence[int]) -> Program:
+def to_pt2(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None) -> Program:
     """The network as a ``.pt2`` file, which ``torch.export.load`` reads without this project.
+
+    The example is that of :func:`export_program`.
 
     Raises:
         ValueError: see :func:`export_program`.
     """
-    program, static = export_program(model, input_size)
+    program, static = export_program(model, input_size, inputs)
     stream = io.BytesIO()
     with _quiet():
         torch.export.save(program, stream)
         reloaded = torch.export.load(io.BytesIO(stream.getvalue())).module()  # safe: made just now
-    return Program(stream.getvalue(), static, _difference(model, input_size, program, reloaded))
+    return Program(stream.getvalue(), static, _difference(model, input_size, inputs, program, reloaded))
 
 
-def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
+def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None) -> Program:
     """The network as an ONNX file, run once with onnxruntime if that is installed.
 
     Raises:
@@ -152,7 +181,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
         raise ValueError(
             f"ONNX export needs packages that are not installed: {', '.join(missing)} (pip install {' '.join(missing)})"
         )
-    program, static = export_program(model, input_size)
+    program, static = export_program(model, input_size, inputs)
     stream = io.BytesIO()
     try:
         with _quiet():
@@ -168,31 +197,35 @@ def to_onnx(model: nn.Module, input_size: Sequence[int]) -> Program:
     if find_spec("onnxruntime") is not None:
         import onnxruntime  # optional
 
-        def run(x: torch.Tensor) -> list[torch.Tensor]:
+        def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+            tensors = [x.numpy() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
             try:
                 session = onnxruntime.InferenceSession(content)
-                return [torch.as_tensor(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+                names = [node.name for node in session.get_inputs()]
+                return [torch.as_tensor(y) for y in session.run(None, dict(zip(names, tensors, strict=True)))]
             except MemoryError:
                 raise
             except Exception as error:  # its own classes, e.g. for operators without a kernel for this dtype
                 raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
 
-        difference = _difference(model, input_size, program, run)
+        difference = _difference(model, input_size, inputs, program, run)
     return Program(content, static, difference)
 
 
 def _difference(
     model: nn.Module,
     input_size: Sequence[int],
+    inputs: Any,
     program: "torch.export.ExportedProgram",
-    call: Callable[[torch.Tensor], object],
+    call: Callable[..., object],
 ) -> float:
     """The greatest difference between the outputs of the network and of its reloaded program."""
     network = deep_copy(model).eval()
-    batch = _input_shape(program)[0] or 2
-    x = torch.randn(batch, *input_size, dtype=_dtype(network), generator=torch.Generator().manual_seed(0))
+    batch = next((shape[0] for shape in _input_shapes(program).values() if shape), None)
+    args, kwargs = _arguments(network, input_size, inputs, batch or 2)
     with torch.no_grad():
-        actual, expected = ([y for y in tree_leaves(z) if isinstance(y, torch.Tensor)] for z in (call(x), network(x)))
+        results = [run(*tree_map(_copied, args), **tree_map(_copied, kwargs)) for run in (call, network)]
+    actual, expected = ([y for y in tree_leaves(z) if isinstance(y, torch.Tensor)] for z in results)
     ours, theirs = ([tuple(y.shape) for y in tensors] for tensors in (actual, expected))
     if ours != theirs:
         raise ValueError(f"the program returns tensors of sizes {ours}, not {theirs} as the network does")
@@ -200,5 +233,5 @@ def _difference(
     return max((float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) for a, b in pairs), default=0.0)
 
 
-def _dtype(network: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

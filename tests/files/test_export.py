@@ -4,6 +4,7 @@ import copy
 import io
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -526,3 +527,56 @@ def test_torch_s_own_export_takes_a_converted_network() -> None:
         for program in (torch.export.export(net, (x,), strict=True), torch.export.export(frozen_copy(net), (x,))):
             torch.testing.assert_close(program.module()(x), expected)
         assert torch.equal(net(x), expected)
+
+
+NETWORKS_OF_WORDS = """
+import torch
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.conv = nn.Embedding(20, 4), nn.Conv1d(4, 3, 3, padding=1)
+
+    def forward(self, words):
+        return self.conv(self.embedding(words).transpose(1, 2)).amax(2)
+
+class Both(Words):
+    def forward(self, words, scale):
+        return super().forward(words) * scale
+"""
+
+
+@pytest.mark.parametrize("form", ["pt2", "onnx"])
+@pytest.mark.parametrize("how", ["tensor", "tuple", "dict"])
+def test_a_network_that_takes_no_image_is_exported_from_an_example(how: str, form: str, from_conv: Command) -> None:
+    scope: dict[str, Any] = {}
+    exec(NETWORKS_OF_WORDS, scope)
+    net = scope["Words" if how == "tensor" else "Both"]().eval()
+    Path("net.py").write_text(NETWORKS_OF_WORDS)
+    torch.save(net.state_dict(), "m.pt")
+    words = torch.arange(12).view(2, 6)
+    call: Any = {
+        "tensor": (words,),
+        "tuple": (words, torch.tensor([2.0, 3.0, 4.0])),
+        "dict": (words, torch.ones(2, 1)),
+    }[how]
+    keywords = dict(zip(("words", "scale"), call, strict=False))
+    torch.save({"tensor": words, "tuple": call, "dict": keywords}[how], "x.pt")
+    options = ("m.pt", "--model-file", f"net.py:{type(net).__name__}", "--format", form)
+    # Every remedy is followed in turn.
+    assert "(give --input-size C S1 ... Sd, or --example-inputs FILE)" in from_conv.refuses(*options)
+    line = from_conv.refuses(*options, "--input-size", 4, 6)
+    assert line.endswith("(give another --input-size, or --example-inputs)")
+    out = from_conv.prints(*options, "--example-inputs", "x.pt")
+    assert "the program, run from its file, differs by at most" in out
+    with torch.no_grad():
+        expected = net(*call)
+        if form == "pt2":
+            program = torch.export.load("m.mhsa.pt2").module()
+            results = [program(**keywords) if how == "dict" else program(*call)]
+        else:
+            session = onnxruntime.InferenceSession("m.mhsa.onnx")
+            names_of = [node.name for node in session.get_inputs()]
+            results = session.run(None, {name: x.numpy() for name, x in zip(names_of, call, strict=True)})
+    torch.testing.assert_close(torch.as_tensor(results[0]), expected)

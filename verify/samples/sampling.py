@@ -40,6 +40,7 @@ class LayerCheck:
         largest_input: the largest |x| of any call.
         verdict: CHECKED, REFUTED or UNDECIDED.
         by_channel: the largest |difference| of each output channel, over all calls, float64 (D_out,).
+        largest_output: the largest |output| of the convolution in any call.
         convolution_off: whether an error of torch's own convolution exceeded what rounding explains.
     """
 
@@ -53,6 +54,7 @@ class LayerCheck:
     largest_input: float
     verdict: Verdict
     by_channel: np.ndarray
+    largest_output: float
     convolution_off: bool = False
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
@@ -70,6 +72,7 @@ class LayerCheck:
             largest_input=_greater(self.largest_input, other.largest_input),
             verdict=worse.verdict,
             by_channel=np.maximum(self.by_channel, other.by_channel),
+            largest_output=_greater(self.largest_output, other.largest_output),
             convolution_off=self.convolution_off or other.convolution_off,
         )
 
@@ -102,7 +105,7 @@ def check_outputs(
     difference = of_errors(conv, x, expected.dtype, a, b, error)
     grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
     by_channel = error.max(axis=(0, *range(2, error.ndim)), initial=0.0)
-    outputs = a.shape[2:]
+    output, outputs = float(np.abs(a).max(initial=0.0)), a.shape[2:]
     soft = ""  # why the soft-heads bound is used, if it is
     try:
         bound = difference_bound(conv, layer, x, outputs)
@@ -111,7 +114,7 @@ def check_outputs(
     except Unreadable as unknown:
         verdict, nan = Verdict("UNDECIDED", str(unknown)), float("nan")
         return LayerCheck(
-            difference, difference.interior, difference.border, nan, nan, 1, grid, largest, verdict, by_channel
+            difference, difference.interior, difference.border, nan, nan, 1, grid, largest, verdict, by_channel, output
         )
     ratios = _ratios(error, bound)
     if not soft and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
@@ -135,7 +138,9 @@ def check_outputs(
     else:
         verdict = Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}")
     sides = difference.interior, difference.border
-    return LayerCheck(difference, *sides, at_worst, ratio, 1, grid, largest, verdict, by_channel, convolution_off)
+    return LayerCheck(
+        difference, *sides, at_worst, ratio, 1, grid, largest, verdict, by_channel, output, convolution_off
+    )
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
