@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from construct.encoding.encodings import Covariance, Encoding, Parabola, Quadratic, Relative
+from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution import EXECUTIONS, execution_named, explained
@@ -69,15 +69,19 @@ class MHSA(nn.Module):
         radix: None for the quadratic encoding (D_p = d + 1); or the parabola's mixed radix (D_p = 2), one weight per axis.
         execution: a key of ``EXECUTIONS``; assign to the attribute of that name to change it.
         encoding: the encoding r_δ, instead of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative
-            encoding become the layer's parameters ``offsets_1``, …, ``offsets_d``.
+            encoding become the layer's parameters ``offsets_1``, …, ``offsets_d``.  An encoding of a class of your own is kept as
+            ``own_encoding``: only ``dense`` and ``chunked`` evaluate it, and no certificate covers it.
         bias: without a bias, ``b_out`` is a buffer of zeros, which no optimizer changes, and ``bias`` is None.
 
     Raises:
         ValueError: weights, encoding, bias and geometry do not fit together, or the execution is unknown.
+        TypeError: the encoding is no :class:`~construct.encoding.encodings.Encoding`.
     """
 
     _encoding: str | None = None
     """The encoding's name, or None if it is one of the theorem's: files of those layers do not record it."""
+    own_encoding: Any
+    """The encoding itself, if its class is not one of ours."""
 
     w_qry: Tensor
     w_key: Tensor
@@ -102,8 +106,12 @@ class MHSA(nn.Module):
             encoding = Quadratic() if radix is None else Parabola(radix)
         elif radix is not None:
             raise ValueError("give a radix or an encoding; the radix is that of the parabola")
+        elif not isinstance(encoding, Encoding):
+            raise TypeError(
+                f"MHSA: a {type(encoding).__name__} is no construct.encoding.encodings.Encoding; subclass that"
+            )
         weights.check_fit(geometry, encoding, bias)
-        self.radix = encoding.radix if isinstance(encoding, Parabola) else None
+        self.radix = encoding.radix if type(encoding) is Parabola else None
         self.geometry = geometry
         self.heads = len(weights.v)
         for name in NAMES:
@@ -111,9 +119,11 @@ class MHSA(nn.Module):
             self.register_parameter(name, nn.Parameter(getattr(weights, name).resolve_neg(), requires_grad=trained))
         if not bias:
             self.register_buffer("b_out", self._parameters.pop("b_out").detach())  # type: ignore[union-attr]
-        if isinstance(encoding, Covariance | Relative):
-            self._encoding = encoding.name
-        for axis, table in enumerate(encoding.tables if isinstance(encoding, Relative) else (), start=1):
+        if type(encoding) not in CLASSICAL:
+            self._encoding = type(encoding).name
+            if type(encoding) not in LEARNED:
+                self.own_encoding = encoding
+        for axis, table in enumerate(encoding.tables if type(encoding) is Relative else (), start=1):
             self.register_parameter(f"offsets_{axis}", nn.Parameter(table.detach().clone(), requires_grad=False))
         self.execution = execution
 
@@ -180,6 +190,8 @@ class MHSA(nn.Module):
         """The encoding r_δ; a learned relative one has the current tables."""
         if self._encoding is None:
             return Quadratic() if self.radix is None else Parabola(self.radix)
+        if hasattr(self, "own_encoding"):
+            return self.own_encoding
         return encoding_of(self._encoding, self.geometry.dims, partial(getattr, self))
 
     @property

@@ -108,7 +108,7 @@ def record_of(layer: Any) -> dict[str, Any]:
     record = {"kind": "MHSA", **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
     if isinstance(encoding, Parabola):
         record["radix"] = list(encoding.radix)
-    elif encoding.name not in CLASSICAL:
+    elif type(encoding) not in CLASSICAL:
         record["encoding"] = encoding.name
     if layer.bias is None:
         record["bias"] = False

@@ -23,15 +23,19 @@ from construct.tokens import TokenGrid
 
 
 class Encoding(ABC):
-    """One relative positional encoding.
+    """One relative positional encoding.  A subclass of your own is evaluated by the executions ``dense`` and ``chunked``.
 
     Attributes:
-        name: in files and messages.
+        name: in files and messages; the qualified name of a class outside this module.
         factorises: whether the score is a sum over the axes for every c; ``along`` is then one axis's summand.
     """
 
     name: ClassVar[str]
     factorises: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__:
+            cls.name = f"{cls.__module__}.{cls.__qualname__}"
 
     @abstractmethod
     def pos_dim(self, dims: int) -> int:
@@ -222,5 +226,7 @@ class Relative(Encoding):
         return tuple((tuple(table.shape), table.numpy().tobytes()) for table in plain)
 
 
-CLASSICAL = ("quadratic", "parabola")
-"""Names of the theorem's encodings, the only ones that certificates, safetensors files, stock layers and ``sdpa`` support."""
+CLASSICAL = (Quadratic, Parabola)
+"""The theorem's encodings, the only ones that certificates, stock layers, exported programs and ``sdpa`` support."""
+LEARNED = (Covariance, Relative)
+"""The other encodings of which files tell the layer."""

@@ -36,7 +36,7 @@ class Scores:
         total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
         total = total + torch.einsum("hk,bhtk->bht", u, key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
         places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos[heads].double())
-        if isinstance(self.encoding, Relative):
+        if type(self.encoding) is Relative:
             return total + self._by_axis(self.encoding, places, delta)
         for p, component in enumerate(self.r):  # X_q W_qry Ŵ_key r_δ, one component of r at a time
             total = total + places[..., p, None] * component[delta]

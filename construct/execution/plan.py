@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from construct.encoding import quadratic
-from construct.encoding.encodings import Encoding, Parabola, Quadratic
+from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic
 from construct.execution.kernels.windows import Shifts
 from construct.execution.protocol import Layer
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
@@ -43,7 +43,7 @@ _CACHE: dict[Any, Plan] = {}
 
 def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
     """The plan, if the attention of every head factorises or is certain to be a shift; else None."""
-    if layer.has_content():
+    if layer.has_content() or type(layer.encoding) not in (*CLASSICAL, *LEARNED):
         return None
     if transformed() and (layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None):
         return None  # learned tables are not unwrapped, and under vmap each member may look elsewhere

@@ -143,8 +143,10 @@ def runs_on(device: torch.device) -> bool:
 
 def refuses(layer: Layer) -> str | None:
     """Why sdpa cannot run a layer: its encoding has no dot product of known rounding; None if it can."""
-    name = layer.encoding.name
-    return None if name in CLASSICAL else f"scores of the {name} encoding have no bound on their rounding there"
+    encoding = layer.encoding
+    if type(encoding) in CLASSICAL:
+        return None
+    return f"scores of the {encoding.name} encoding have no bound on their rounding there"
 
 
 def admits(layer: Layer, grid: TokenGrid) -> bool:

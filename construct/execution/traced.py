@@ -67,7 +67,7 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
         ValueError: some head is not a shift that stays on the grid for every input size.
     """
     geometry = layer.geometry
-    if layer.encoding.name not in CLASSICAL:
+    if type(layer.encoding) not in CLASSICAL:
         raise ValueError(
             f"MHSA: the {layer.encoding.name} encoding cannot be traced: a shift on one grid may be none on another"
         )

@@ -44,6 +44,9 @@ def save(model: nn.Module, path: FilePath) -> None:
         if isinstance(module, MHSA) and is_parametrized(module):
             what = f"{printable(path)}: tensors of {printable(name or 'the layer')} are parametrized"
             raise BadModelFile(what, "construct.modules.learning.settle makes plain tensors of them")
+        if isinstance(module, MHSA) and hasattr(module, "own_encoding"):
+            what = f"{printable(path)}: the encoding of {printable(name or 'the layer')} is {module.encoding.name}"
+            raise BadModelFile(what, "save its state dict, and load it into a layer with that encoding")
     suffix = Path(path).suffix
     if suffix in (".pt2", ".onnx"):
         what = f"{printable(path)}: {suffix} takes the size of an input"

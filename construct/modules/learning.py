@@ -96,7 +96,7 @@ def learned_quadratic(layer: MHSA) -> MHSA:
     Raises:
         ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
     """
-    return _parametrize_v(layer, Quadratic.name, IsotropicGaussian)
+    return _parametrize_v(layer, Quadratic, IsotropicGaussian)
 
 
 def learned_covariance(layer: MHSA) -> MHSA:
@@ -116,7 +116,7 @@ def learned_covariance(layer: MHSA) -> MHSA:
     Raises:
         ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
     """
-    return _parametrize_v(layer, Covariance.name, Gaussian)
+    return _parametrize_v(layer, Covariance, Gaussian)
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ def with_covariance(layer: MHSA) -> MHSA:
     Raises:
         ValueError: another encoding, or content.
     """
-    if layer.encoding.name != Quadratic.name:
+    if type(layer.encoding) is not Quadratic:
         raise ValueError(f"MHSA: takes the quadratic encoding, not the {layer.encoding.name} one")
     if any(bool(t.any()) for t in (layer.w_qry, layer.w_key, layer.u)):
         raise ValueError("MHSA: takes a layer without content: W_qry, W_key and u zero")
@@ -235,10 +235,10 @@ def _padded(components: tuple[Tensor, ...], key_dim: int) -> Tensor:
     return nn.functional.pad(torch.stack(components, dim=1), (0, key_dim - len(components)))
 
 
-def _parametrize_v(layer: MHSA, name: str, kind: type[_HeadVector]) -> MHSA:
+def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector]) -> MHSA:
     """Parametrize v by trainable parameters; the layer must have this encoding and Ŵ_key = [1; 0], so that v is c itself."""
-    if layer.encoding.name != name:
-        raise ValueError(f"MHSA: takes the {name} encoding, not the {layer.encoding.name} one")
+    if type(layer.encoding) is not encoding:
+        raise ValueError(f"MHSA: takes the {encoding.name} encoding, not the {layer.encoding.name} one")
     if parametrize.is_parametrized(layer, "v"):
         raise ValueError("MHSA: v is parametrized already")
     key_dim, pos_dim = layer.w_key_pos.shape[1:]

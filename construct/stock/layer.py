@@ -331,7 +331,7 @@ def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
 
 def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
     """The exact centre of every head, from v and Ŵ_key alone: c = −α(1, −2τ)."""
-    if layer.encoding.name not in CLASSICAL:
+    if type(layer.encoding) not in CLASSICAL:
         refuse(layer, f"a stock attention has no form of the {layer.encoding.name} encoding")
     if not all(bool(tensor.isfinite().all()) for tensor in tensors_of(layer)):
         refuse(layer, "it has entries that are not finite")

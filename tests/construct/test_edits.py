@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import construct
-from construct import conv_to_mhsa, convert
+import verify
+from construct import MHSA, MHSAWeights, UnsupportedLayer, conv_to_mhsa, convert
+from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.errors import BadModelFile
 from construct.heads import Kernel
 from construct.modules.learning import with_covariance
@@ -387,3 +389,170 @@ def test_a_weight_is_read_as_any_tensor():
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+# ---- an encoding of one's own -------------------------------------------------------------------------------------------
+
+
+class Distance(Encoding):
+    """r_δ = (Σ|δ_i|, 1/(1 + ‖δ‖²)), which is no polynomial and has no centre."""
+
+    def pos_dim(self, dims):
+        return 2
+
+    def r(self, grid):
+        delta = torch.stack(grid.shifts())
+        return torch.stack([delta.abs().sum(0), 1 / (1 + (delta**2).sum(0))])
+
+    def centres(self, c):
+        raise ValueError("no centres")
+
+
+class Stretched(Quadratic):
+    """Another r_δ under an inherited name: (‖δ‖², 3 δ)."""
+
+    name = "quadratic"
+
+    def r(self, grid):
+        square, *linear = super().r(grid)
+        return torch.stack([square, *(3 * axis for axis in linear)])
+
+
+class Shifted(Parabola):
+    """The parabola of 2n, with a radix that looks like that of ours."""
+
+    def r(self, grid):
+        return super().r(grid) * torch.tensor([[4.0], [2.0]], dtype=torch.float64)
+
+
+class Learned(nn.Module, Encoding):
+    """A module with a parameter: r_δ = (s·δ_1, s·δ_2)."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.75))
+
+    def pos_dim(self, dims):
+        return dims
+
+    def r(self, grid):
+        return torch.stack(grid.shifts()) * self.scale.double()
+
+    def centres(self, c):
+        raise ValueError("no centres")
+
+
+OWN = {
+    "distance": (Distance, 2, lambda d: (abs(d[0]) + abs(d[1]), 1 / (1 + d[0] ** 2 + d[1] ** 2))),
+    "stretched": (Stretched, 3, lambda d: (d[0] ** 2 + d[1] ** 2, 3 * d[0], 3 * d[1])),
+    "shifted": (lambda: Shifted((101, 1)), 2, lambda d: (4 * (101 * d[0] + d[1]) ** 2, 2 * (101 * d[0] + d[1]))),
+    "learned": (Learned, 2, lambda d: (0.75 * d[0], 0.75 * d[1])),
+}
+
+
+def own_layer(name, content=False, scale=0.02):
+    """A 3×3 layer of four heads with an encoding of one's own."""
+    make, pos_dim, _ = OWN[name]
+    shapes = {"w_qry": (4, 2, 3), "w_key": (4, 2, 3), "w_key_pos": (4, 3, pos_dim), "u": (4, 3), "v": (4, 3)}
+    shapes |= {"w_val": (4, 1, 2, 2), "w_out": (4, 1, 2, 3), "b_out": (3,)}
+    tensors = {key: scale * torch.randn(shape) for key, shape in shapes.items()}
+    if not content:
+        tensors |= {key: torch.zeros(shapes[key]) for key in ("w_qry", "w_key", "u")}
+    geometry = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)).geometry
+    return MHSA(geometry, MHSAWeights(**tensors), encoding=make()).requires_grad_(False)
+
+
+def by_definition(layer, r, x):
+    """Eq. 3 and 6 in loops, for the 3×3 geometry with padding 1 and no content: x (B, D_in, H, W) → (B, D_out, H, W)."""
+    height, width = x.shape[2:]
+    tokens = nn.functional.pad(x, (1, 1, 1, 1)).double().flatten(2).mT  # (B, T, D_in)
+    places = [(i, j) for i in range(height + 2) for j in range(width + 2)]
+    queries = [(i, j) for i in range(1, height + 1) for j in range(1, width + 1)]
+    encoded = torch.tensor([[r((k[0] - q[0], k[1] - q[1])) for k in places] for q in queries], dtype=torch.float64)
+    y = layer.b_out.double().expand(len(x), len(queries), -1)
+    for head in range(layer.heads):
+        scores = encoded @ (layer.v[head].double() @ layer.w_key_pos[head].double())
+        y = y + scores.softmax(1) @ tokens @ layer.w_val[head, 0].double() @ layer.w_out[head, 0].double()
+    return y.mT.unflatten(2, (height, width))
+
+
+@pytest.mark.parametrize("scale", [0.05, 3.0])
+@pytest.mark.parametrize("name", OWN)
+def test_an_encoding_of_ones_own_is_evaluated(name, scale):
+    layer, x = own_layer(name, scale=scale), torch.randn(2, 2, 5, 4)
+    expected = by_definition(layer, OWN[name][2], x)
+    assert isinstance(layer.encoding, Encoding)
+    for execution in ("dense", "chunked", "axial", "auto"):
+        layer.execution = execution
+        for _ in range(2):
+            torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5 * scale)
+    layer.execution = "sdpa"
+    with pytest.raises(NotImplementedError, match=f"{type(layer.encoding).__name__} encoding"):
+        layer(x)
+    assert "cannot run this layer" in layer.explain(x.shape)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_executions_agree_on_content_with_an_encoding_of_ones_own(name):
+    layer, x = own_layer(name, content=True, scale=0.5), torch.randn(2, 2, 5, 4)
+    outputs = []
+    for execution in ("dense", "chunked", "axial", "auto"):
+        layer.execution = execution
+        outputs.append(layer(x))
+    for y in outputs[1:]:
+        torch.testing.assert_close(y, outputs[0], rtol=1e-5, atol=1e-5)
+    assert (outputs[0] - by_definition(layer, OWN[name][2], x)).abs().max() > 1e-3  # content counts
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_encoding_of_ones_own_survives_or_is_refused(name, tmp_path):
+    layer, x = own_layer(name), torch.randn(1, 2, 4, 4)
+    for other in (copy.deepcopy(layer), pickled(layer), copy.deepcopy(layer).double().float(), convert(layer)):
+        assert type(other.encoding) is type(layer.encoding)
+        assert torch.equal(other(x), layer(x))
+    fresh = own_layer(name)
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x), layer(x))
+    with pytest.raises(RuntimeError, match="it was saved from attention with encoding"):
+        own_layer("stretched" if name != "stretched" else "distance").load_state_dict(layer.state_dict(), strict=False)
+    for file in ("layer.pt", "layer.safetensors"):
+        with pytest.raises(BadModelFile, match=r"Distance|Stretched|Shifted|Learned") as caught:
+            construct.save(layer, tmp_path / file)
+        assert "\n" not in str(caught.value)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_nothing_is_proved_of_an_encoding_of_ones_own(name):
+    """Even where the scores are the convolution's: W_out = 0 and a bias."""
+    layer, conv = own_layer(name), nn.Conv2d(2, 3, 3, padding=1)
+    with torch.no_grad():
+        layer.w_out.zero_()
+        layer.b_out.fill_(1)
+        conv.weight.zero_()
+        assert conv.bias is not None
+        conv.bias.fill_(1)
+    with pytest.raises(ValueError, match=f"its encoding is .*{type(layer.encoding).__name__}, and only the quadratic"):
+        verify.certify(conv, layer, grid=(5, 4))
+    with pytest.raises(UnsupportedLayer, match=type(layer.encoding).__name__):
+        construct.to_torch_mha(layer, (5, 4))
+
+
+def test_a_layer_with_an_encoding_of_ones_own_learns():
+    layer = own_layer("learned", scale=0.5).requires_grad_()
+    assert "own_encoding.scale" in layer.state_dict()
+    layer(torch.randn(1, 2, 4, 4)).square().sum().backward()
+    assert layer.get_parameter("own_encoding.scale").grad != 0
+
+
+def test_what_is_no_encoding_is_refused():
+    class Lookalike:
+        name = "quadratic"
+
+        def pos_dim(self, dims):
+            return dims + 1
+
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3))
+    weights = MHSAWeights(**{name: getattr(layer, name).detach() for name in MHSAWeights.__dataclass_fields__})
+    with pytest.raises(TypeError, match=r"Lookalike is no construct.*Encoding; subclass that"):
+        MHSA(layer.geometry, weights, encoding=Lookalike())  # type: ignore[arg-type]

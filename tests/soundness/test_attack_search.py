@@ -1,6 +1,5 @@
 """A search for false verdicts: random changes to random layers, with the verdicts compared with exact arithmetic."""
 
-import copy
 from collections import Counter
 from itertools import islice, product
 from typing import Any
@@ -121,11 +120,11 @@ def search(examples: int, tokens: int) -> Counter[str]:
     @settings(max_examples=examples, phases=[Phase.generate])
     @given(convolutions(), st.data(), st.integers(0, 2**30))
     def attack(conv: Any, data: st.DataObject, seed: int):
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng([seed, counts.total()])  # hypothesis draws the same few seeds again and again
         grid = data.draw(sizes_for(conv, tokens=tokens))
         encoding, head_dim = str(rng.choice(["quadratic", "quadratic", "parabola"])), [None, "rank", 3][rng.integers(3)]
         layer = conv_to_mhsa(conv, encoding=encoding, head_dim=head_dim)
-        tensors = {name: copy.deepcopy(t.detach()) for name, t in layer.named_parameters()}
+        tensors = {name: t.clone() for name, t in layer.state_dict().items()}
         for _ in range(rng.integers(1, 4)):
             tensors = scramble(tensors, rng)
         scrambled = MHSA(layer.geometry, MHSAWeights(**tensors), radix=layer.radix)

@@ -675,10 +675,10 @@ def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
     for d_in, d_h, d_out, heads in ((64, 2, 1, 3), (1, 32, 1, 9), (24, 24, 5, 1)):
         conv = nn.Conv1d(d_in, d_out, heads, dtype=dtype, bias=False)
         real = conv_to_mhsa(conv)
-        shape = {n: tuple(t.shape) for n, t in real.named_parameters()}
+        shape = {n: tuple(t.shape) for n, t in real.state_dict().items()}
         w_val = torch.from_numpy(rng.normal(size=(heads, 1, d_in, d_h))).to(dtype)
         w_out = torch.from_numpy(rng.normal(size=(heads, 1, d_h, d_out))).to(dtype)
-        tensors = {n: t.detach().clone() for n, t in real.named_parameters()} | {"w_val": w_val, "w_out": w_out}
+        tensors = {n: t.clone() for n, t in real.state_dict().items()} | {"w_val": w_val, "w_out": w_out}
         layer = MHSA(real.geometry, MHSAWeights(**tensors))
         assert shape["w_key_pos"] == tuple(layer.w_key_pos.shape)
         x = torch.from_numpy(rng.choice([-1.0, 1.0], size=(1, d_in, heads))).to(dtype)

@@ -152,8 +152,8 @@ def paper_attention(layer: Any, x: torch.Tensor) -> np.ndarray:
 
 
 def numbers_of(layer: Any) -> dict[str, np.ndarray]:
-    """Every parameter of a layer by name, in float64."""
-    return {name: tensor.detach().double().numpy() for name, tensor in layer.named_parameters()}
+    """Every tensor of a layer by name, in float64."""
+    return {name: tensor.double().numpy() for name, tensor in layer.state_dict().items()}
 
 
 def _encoded(layer: Any, w: dict[str, np.ndarray], delta: list[int]) -> np.ndarray:

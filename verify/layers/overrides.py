@@ -126,8 +126,8 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
 
 def require_known_encoding(layer: object) -> None:
     """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): its scores are unknown."""
-    kind = getattr(getattr(layer, "encoding", None), "name", None)
-    if kind not in (None, "quadratic", "parabola"):
+    kind = getattr(layer, "_encoding", None)
+    if kind is not None:
         raise Unreadable(f"its encoding is {kind}, and only the quadratic one and the parabola are known here")
 
 
