@@ -38,7 +38,7 @@ from construct.errors import BadModelFile
 from construct.modules.traversal import every_module
 from construct.network import layers_from_rules, substitute, survey
 from verify.argument.verdicts import certify_layer
-from verify.samples.network import compare_calls, compare_numbers
+from verify.samples.network import compare_numbers
 from verify.samples.sampling import call_with
 
 ROUNDS = 3
@@ -337,14 +337,14 @@ def row(name: str, certify: bool = False) -> Result:
         except BadModelFile as error:
             result.calls = " ".join(f"the converted network does not run: {error.__cause__ or error}".split())[:200]
             return result
-    result.calls = compare_calls(runs.original, runs.converted).difference or ""
-    numbers = compare_numbers(*runs[1:5])
+    result.calls = runs.calls.difference or ""
+    numbers = compare_numbers(runs.original, runs.converted, runs.reference, runs.no_float64)
     if numbers is None:
         result.calls = result.calls or "outputs of other sizes"
     else:
         result.numbers = numbers.verdict.name
-        if numbers.converted is not None and numbers.original is not None and numbers.scale:
-            result.error, result.own = numbers.converted / numbers.scale, numbers.original / numbers.scale
+        if numbers.converted is not None and numbers.original is not None and numbers.largest:
+            result.error, result.own = numbers.converted / numbers.largest, numbers.original / numbers.largest
     verdicts = Counter(check.verdict.name for check in runs.checks.values())
     if certify:
         judged = (certify_layer(*pairs[path], check)[1] for path, check in runs.checks.items())

@@ -14,7 +14,7 @@ from construct.command.runs import inputs_for, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
 from verify.argument.verdicts import certify_layer, same_expression
-from verify.samples.network import compare_calls, compare_numbers
+from verify.samples.network import compare_numbers
 from verify.samples.sampling import LayerCheck, check_call, evaluating, generated_inputs, generated_shape
 
 
@@ -25,7 +25,10 @@ def check_conversion(
     options: Namespace,
     progress: Phases,
 ) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
-    """Check and certify every layer (on the network's activations if its input size is known), and compare the whole networks."""
+    """Check and certify every layer (on the network's activations if its input size is known), and compare the whole networks.
+
+    No run changes ``model`` or ``converted``.
+    """
     runs, checks = None, dict[str, LayerCheck]()
     inputs = inputs_for(model, options)
     if inputs is not None:
@@ -60,10 +63,9 @@ def check_conversion(
     if runs is not None:
         certificates = {row.path: row.certificate for row in rows}
         leaking = any(row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in rows)
-        calls = compare_calls(runs.original, runs.converted)
-        numbers = compare_numbers(*runs[1:5], leaking=leaking)
-        same = same_expression(calls, certificates, checks)
-        network = NetworkRow(options.input_size, runs.inputs, calls, numbers, same)
+        numbers = compare_numbers(runs.original, runs.converted, runs.reference, runs.no_float64, leaking)
+        same = same_expression(runs.calls, certificates, checks)
+        network = NetworkRow(options.input_size, runs.inputs, runs.calls, numbers, same)
     return tuple(rows), network
 
 

@@ -43,8 +43,7 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
         remarks = [*remarks_on(model, wrappers), *survey.remarks(), *untied_parameters(model, replacements)]
         unchecked = [] if options.no_certify else not_rechecked(survey, source, options.format)
         remarks += unchecked
-        # A network may have state that a run changes, so the copy that is written is not the one that is run.
-        unused, converted = substitute(model, replacements), substitute(model, replacements)
+        converted = substitute(model, replacements)
         pairs = {path: (conv, replacements[conv]) for path, conv in survey.convertible.items()}
         layers, network = check_conversion(model, converted, pairs, options, progress)
         if options.within is None:
@@ -59,7 +58,7 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
             progress.begin(f"writing {output.name}")
             # Bare kernels are written as modules: a state dict would lose their geometry again.
             whole = isinstance(source.content, nn.Module) or bool(geometry_flags(options))
-            content, remarks_on_format = content_of(unused, whole, options)
+            content, remarks_on_format = content_of(converted, whole, options)
             # A shared module is in the state dict once per name, and a recheck looks for it under each.
             certificates = [
                 (name, row.certificate)

@@ -1,25 +1,27 @@
-"""Runs a network, its conversion and a float64 copy on the same inputs, and records their calls."""
+"""Runs copies of a network, its conversion and a float64 copy on the same inputs."""
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
 from construct.files.reading import read_inputs
-from construct.modules.traversal import every_module
+from construct.modules.traversal import deep_copy, every_module
 from construct.network import substitute
-from verify.samples.network import in_float64, traces
+from verify.samples.comparison import same_bits
+from verify.samples.network import CallComparison, Run, compare_calls, in_float64, runs
 from verify.samples.sampling import LayerCheck, comparing, evaluating
-from verify.samples.trace import Trace
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
@@ -65,22 +67,31 @@ def refusing_large_outputs(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Itera
         yield
 
 
+def stand_in(layer: MHSA, conv: nn.Module) -> nn.Module:
+    """A copy of an attention layer that computes its convolution; that is not among its modules, as a network may count these."""
+    copied = deep_copy(layer)
+    vars(copied)["forward"] = deep_copy(conv).eval().__call__
+    return copied
+
+
 class Runs(NamedTuple):
-    """The traces of a network, its conversion and a float64 copy, and the check of every layer.
+    """The runs of a network, its conversion and a float64 copy, and what they show.
 
     Attributes:
         checks: path → check of a layer.
-        original: trace of the original on each input.
-        converted: traces of the conversion.
-        reference: traces of the original in float64; None if that does not run.
+        calls: the comparison of the original with the converted network.
+        original: runs of the original, one on each input.
+        converted: runs of the conversion.
+        reference: runs of the original in float64; None if that does not run.
         no_float64: why it does not run in float64.
         inputs: description of the inputs.
     """
 
     checks: dict[str, LayerCheck]
-    original: list[Trace]
-    converted: list[Trace]
-    reference: list[Trace] | None
+    calls: CallComparison
+    original: list[Run]
+    converted: list[Run]
+    reference: list[Run] | None
     no_float64: str
     inputs: str
 
@@ -94,8 +105,9 @@ def run_both(
     options: Namespace,
     progress: Phases,
 ) -> Runs:
-    """Run the original, its conversion, and a float64 copy of the original on the same inputs, each from its initial state.
+    """Run the original, its conversion, with stand-ins and as it is, and the original in float64, all on the same inputs.
 
+    Copies of the networks run, each from the initial state, so that no run changes what is certified or written.
     ``pairs`` has path → (convolution in ``model``, attention layer in ``converted``); ``inputs`` are one per call.
 
     Raises:
@@ -104,14 +116,16 @@ def run_both(
     """
     if not all(bool(t.isfinite().all()) for t in tree_leaves(inputs) if isinstance(t, Tensor)):
         raise BadModelFile(f"{description}: have numbers that are not finite (give others)")
-    exact, no_float64 = _float64_copy(model)
-    convolutions = {conv: path for path, (conv, _) in pairs.items()}
-    layers: dict[nn.Module, str] = {layer: path for path, (_, layer) in pairs.items()}
     where = f"the network's activations on {description}" + (f" (seed {options.seed})" if options.input_size else "")
 
-    def run(network: nn.Module, names: Mapping[nn.Module, str], is_converted: bool = False) -> Any:
+    def run(network: nn.Module, is_converted: bool = False, checked: bool = False) -> tuple[list[Run], Any]:
+        layers = {path: module for path, module in every_module(network) if path in pairs}
+        watched = layers if checked else {}
+        limits = {path: (module, pairs[path][1]) for path, module in watched.items()}
         try:
-            return traces(network, inputs, names, options.seed)
+            network.eval()
+            with refusing_large_outputs(limits), comparing(watched, pairs, where, progress.advance) as checks:
+                return runs(network, inputs, layers, options.seed), checks
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:  # a network may raise anything on an input that it does not accept
@@ -119,38 +133,57 @@ def run_both(
                 raise memory from error
             raise _does_not_run(error, is_converted, options) from error
 
-    with evaluating(model, converted, *([exact] if exact else [])), refusing_large_outputs(pairs):
+    with evaluating(*(module for pair in pairs.values() for module in pair)):
         progress.begin("checking", len(pairs) * len(inputs))
-        with comparing(pairs, where, progress.advance) as checks:
-            original = run(model, convolutions)
+        copied = substitute(model, {})
+        original, checks = run(copied, checked=True)
+        changed = changed_parameter(model, copied, pairs)
         progress.begin("running the converted network")
-        conversion = run(converted, layers, is_converted=True)
-        reference = None
-        if exact is not None:
-            progress.begin("running in float64")
-            try:
-                copies = dict(every_module(exact))
-                names = {copies[path]: path for path in pairs}
-                reference = traces(exact, in_float64(inputs), names, options.seed)
-            except (Exception, SystemExit) as error:
-                memory = out_of_memory_error(error)
-                no_float64 = f"the network does not run in float64: {memory or describe(error)}"
-    return Runs(checks, original, conversion, reference, no_float64, description)
+        copied = substitute(converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()})
+        standing_in, _ = run(copied, is_converted=True)
+        copied = substitute(converted, {})
+        conversion, _ = run(copied, is_converted=True)
+        changed = changed or changed_parameter(converted, copied, pairs)
+        calls = compare_calls(original, standing_in, conversion, lambda: run(substitute(model, {}))[0])
+        if changed:
+            what = f"its run changes {printable(changed)}, a parameter of its own (without --input-size, layers are checked alone)"
+            calls = replace(calls, difference=what)
+        progress.begin("running in float64")
+        reference, no_float64 = None, ""
+        try:
+            copied = _float64_copy(model).eval()
+            layers = {path: module for path, module in every_module(copied) if path in pairs}
+            reference = runs(copied, in_float64(inputs), layers, options.seed)
+        except (Exception, SystemExit) as error:
+            no_float64 = f"the network does not run in float64: {out_of_memory_error(error) or describe(error)}"
+    return Runs(checks, calls, original, conversion, reference, no_float64, description)
 
 
-def _float64_copy(model: nn.Module) -> tuple[nn.Module | None, str]:
-    """An exact copy of a network in float64; or None and the reason."""
+def changed_parameter(before: nn.Module, after: nn.Module, layers: Iterable[str]) -> str:
+    """The path of the first parameter, or buffer of one of the ``layers``, that has other bits after a run; empty if none has."""
+
+    def tensors(network: nn.Module) -> dict[str, Tensor]:
+        modules = dict(every_module(network))
+        inside = {part for path in layers for part in modules[path].modules()}
+        own = {(path, module): dict(module._parameters) for path, module in modules.items()}
+        own |= {key: own[key] | dict(key[1]._buffers) for key in own if key[1] in inside}
+        named = {f"{path}.{name}".lstrip("."): t for (path, _), parts in own.items() for name, t in parts.items()}
+        return {name: t for name, t in named.items() if t is not None and not is_lazy(t)}
+
+    now = tensors(after)
+    return next((name for name, t in tensors(before).items() if name not in now or not same_bits(t, now[name])), "")
+
+
+def _float64_copy(model: nn.Module) -> nn.Module:
+    """An exact copy of a network in float64."""
     size = sum(8 * t.numel() for t in (*model.parameters(), *model.buffers()))
-    try:
-        require(size, torch.device("cpu"), "a copy of the network in float64", who="")
-        copied = substitute(model, {}).double()
-    except Exception as error:  # a network may raise anything on copies and casts
-        return None, f"the network cannot be had in float64: {describe(error)}"
+    require(size, torch.device("cpu"), "a copy of the network in float64", who="")
+    copied = substitute(model, {}).double()
     for _, module in every_module(copied):
         for name, value in vars(module).items():  # tensors that are not buffers
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(module, name, value.double())
-    return copied, ""
+    return copied
 
 
 def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) -> BadModelFile:

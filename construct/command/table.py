@@ -84,8 +84,8 @@ def _lines(report: Report) -> list[str]:
             lines.append(f"{_label(row.path)}: {row.verdict.name}: {row.verdict.sentence}")
         if row.exercised is False:
             lines.append(
-                f"{_label(row.path)}: not exercised by the check (the network did not call it), so it does not count as "
-                "checked; tried on generated inputs"
+                f"{_label(row.path)}: not exercised by the check (the network did not call it, or only within torch.func or by a "
+                "stored method), so it does not count as checked; tried on generated inputs"
             )
     certificates = [row.certificate for row in report.layers if row.certificate is not None]
     if certificates:
@@ -141,7 +141,7 @@ def _hindrance(report: Report) -> str:
     if not report.layers and report.exit_code == 0:
         return "there is no convolution left to convert (--format or -o writes it as it is)"
     if report.network is not None and not report.network.good:
-        return "the converted network is not the original's equal"
+        return "the networks do not compare equal"
     if "UNDECIDED" in verdicts:
         return "a layer is UNDECIDED (--partial writes it nevertheless)"
     return "a convolution is left unconverted (--partial allows that)"
@@ -150,21 +150,22 @@ def _hindrance(report: Report) -> str:
 def network_lines(network: NetworkRow) -> list[str]:
     """The lines on the whole network: its calls, its outputs, and what follows by substitution."""
     calls, numbers = network.calls, network.accuracy
+    lines = [f"network: calls: not compared on {network.inputs}"]
     if calls.difference is not None:
         lines = [f"network: calls: NOT the same on {network.inputs}: {calls.difference}"]
-    else:
+    elif calls.compared:
         lines = [
-            f"network: calls: the same {calls.compared} in the same order with the same arguments, but for {calls.converted} "
-            f"convolutions that became attention, on {network.inputs}"
+            f"network: calls: the same {calls.converted} of converted layers in the same order; while each returns its "
+            f"convolution's numbers, all inputs and results are equal bit for bit, on {network.inputs}"
         ]
     lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
     lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
-    lines += [f"network: calls: not seen: {what}" for what in calls.untraced]
+    lines += [f"network: calls: not compared: {what}" for what in calls.untraced]
     lines.append(f"network: numbers: {numbers_text(numbers)}")
     if network.same_expression:
         lines.append(
-            "network: every executed convolution became a layer PROVED the same function, and all other calls agree: on these "
-            "inputs the converted network evaluates the same expression, its sums in another order"
+            "network: every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs "
+            "both networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch)"
         )
     return lines
 

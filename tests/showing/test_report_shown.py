@@ -108,7 +108,7 @@ def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     other = {**calls, "same": False, "difference": "add goes on"}
     changed = figures | {"numbers": unmeasured, "calls": other, "max_abs": "inf", "same_expression": False}
     text = " ".join(str(part) for sentence in network_sentences(changed) for part in sentence)
-    assert "did not make the same calls: add goes on" in text
+    assert "the networks are not the same: add goes on" in text
     assert "no float64 run to hold them against: why" in text
     assert "REFUTED: so" in text
     assert network_sentences(figures | {"numbers": None})

@@ -82,15 +82,16 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
 def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     """Sentences about the network as a whole, from the numbers in the certificate file."""
     calls, numbers, operators = network["calls"], network["numbers"], network["convolution_calls"]
-    if calls["same"]:
-        calls_sentence = (
-            f"On {network['inputs']}, both networks made the same {calls['compared']} calls in the same order with the same "
-            f"arguments, but for {calls['converted']} convolutions that became attention."
-        )
-    else:
-        calls_sentence = f"On {network['inputs']}, the networks did not make the same calls: {calls['difference']}."
+    calls_sentence = (
+        f"On {network['inputs']}, both networks made the same {calls['converted']} calls of converted layers in the same order. "
+        "While each layer returned its convolution's numbers, all inputs and results were equal bit for bit."
+    )
+    if not calls["same"]:
+        calls_sentence = f"On {network['inputs']}, the networks are not the same: {calls['difference']}."
+    elif not calls["compared"]:
+        calls_sentence = f"On {network['inputs']}, the networks' calls were not compared."
     counts = f"{operators['original']} convolutions, of the converted {operators['converted']}"
-    unseen = (f"Not seen by this comparison: {what}." for what in calls["unseen"])
+    unseen = (f"Not compared: {what}." for what in calls["unseen"])
     sentences: list[Sentence] = [
         (text,) for text in (calls_sentence, *unseen, f"A run of the original executes {counts}.")
     ]
@@ -123,8 +124,8 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     if network["same_expression"]:
         sentences.append(
             (
-                "Every executed convolution became a layer PROVED the same function, and all other calls agree: on these inputs "
-                "the converted network evaluates the same expression, its sums in another order.",
+                "Every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs both "
+                "networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch).",
             )
         )
     return tuple(sentences)

@@ -11,6 +11,7 @@ exact.  Of 5,500 random networks in float32 (1 to 20 layers, 1 to 3 dimensions),
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from verify.verdict import Verdict, from_above
 
 FACTOR = 16.0
 FLOOR = 16.0
+TINY = 2.0**-1074
+"""Stands for a limit of zero, which only an exact output keeps."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,13 @@ class Accuracy:
     """The outputs of a network and its conversion compared with a float64 run.
 
     Attributes:
-        verdict: CHECKED or REFUTED; UNDECIDED if there is no float64 run, or no tensor to compare.
+        verdict: CHECKED or REFUTED; UNDECIDED if no float64 run can judge, or there is no tensor to compare.
         original: the largest |original − float64|, in the tensor where the conversion is nearest to its limit; None without
             a float64 run.
         converted: the same for the conversion.
         limit: the largest value allowed for ``converted``.
-        scale: the largest |output| of that tensor, in float64.
-        difference: the largest |converted − original|; None if no floating-point tensor is returned.
-        largest: the largest |output|.
+        difference: the largest |converted − original| in any tensor; None if no floating-point tensor is returned.
+        largest: the largest |output| of that tensor nearest to its limit.
         agree: how many predictions (the largest score of a row) agree; None if no output looks like scores.
         predictions: the number of predictions compared.
         other: how many numbers of other types (indices, masks) differ.
@@ -44,7 +46,6 @@ class Accuracy:
     original: float | None
     converted: float | None
     limit: float | None
-    scale: float | None
     difference: float | None
     largest: float | None
     agree: int | None
@@ -53,94 +54,55 @@ class Accuracy:
     no_float64: str
 
 
-@dataclass(frozen=True)
-class _Distances:
-    """The largest distances in one returned tensor."""
-
-    difference: float
-    largest: float
-    original: float
-    converted: float
-    limit: float
-    broken: int
-
-    @property
-    def excess(self) -> float:
-        if not self.limit:
-            return float("inf") if self.converted else 0.0
-        return self.converted / self.limit
-
-
 def accuracy(
-    original: Sequence[Sequence[Tensor]],
-    converted: Sequence[Sequence[Tensor]],
-    reference: Sequence[Sequence[Tensor]] | None,
+    original: Sequence[Tensor],
+    converted: Sequence[Tensor],
+    reference: Sequence[Tensor] | None,
     no_float64: str = "",
     leaking: bool = False,
 ) -> Accuracy:
-    """Compare the outputs of three runs.
+    """Compare the tensors that a network returned, its conversion, and its float64 run, if there is one, or ``no_float64``.
 
-    Args:
-        original: for each input, the tensors that the original returned.
-        converted: the same for the conversion, with the same shapes.
-        reference: the same for the original in float64; None if there is no such run.
-        no_float64: why there is none.
-        leaking: whether heads leak attention by choice; then only non-finite numbers refute.
+    ``leaking`` says that heads leak attention by choice; then only non-finite numbers refute.
     """
-    rows: list[_Distances] = []
-    agree = predictions = other = 0
-    for index, (ours, theirs) in enumerate(zip(original, converted, strict=True)):
-        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            if not (a.is_floating_point() or a.is_complex()):
-                other += int((a != b).sum())
-                continue
-            if a.numel():
-                rows.append(_distances(a, b, a if reference is None else reference[index][place]))
-            if not a.is_complex() and a.dim() == 2 and a.shape[1] > 1:
-                agree += int((a.argmax(1) == b.argmax(1)).sum())
-                predictions += len(a)
-    worst = max(rows, key=lambda row: row.excess, default=None)
-    broken = sum(row.broken for row in rows)
-    if worst is None:
+    rows: list[tuple[float, ...]] = []
+    difference, broken, agree, predictions, other = 0.0, 0, 0, 0, 0
+    for a, b, c in zip(original, converted, original if reference is None else reference, strict=True):
+        if not (a.is_floating_point() or a.is_complex()):
+            other += int((a != b).sum())
+            continue
+        if a.numel():
+            x, y, z = (_flat(tensor) for tensor in (a, b, c))
+            finite = x.isfinite() & y.isfinite()
+            broken += int((~finite & (x != y) & ~(x.isnan() & y.isnan())).sum())
+            x, y, z = (tensor[finite & z.isfinite()] for tensor in (x, y, z))
+            own, off, largest = _most(x - z), _most(y - z), _most(z)
+            limit = FACTOR * own + FLOOR * torch.finfo(a.dtype).eps * largest
+            excess = off / max(limit, TINY)
+            rows.append((excess, own, off, limit, largest))
+            difference = max(difference, _most(y - x))
+        if not a.is_complex() and a.dim() == 2 and a.shape[1] > 1:
+            agree += int((a.argmax(1) == b.argmax(1)).sum())
+            predictions += len(a)
+    counted = (agree if predictions else None, predictions, other)
+    if not rows:
         verdict = Verdict("UNDECIDED", "the network returns no floating-point tensor to compare")
-    elif broken:
-        verdict = Verdict("REFUTED", f"{broken} outputs are finite on one side only, or not finite in two ways")
-    elif reference is None:
-        verdict = Verdict("UNDECIDED", f"there is no float64 run to compare with: {no_float64}")
-    elif leaking:
-        verdict = Verdict("UNDECIDED", "heads leak attention by choice, so that more than rounding differs")
-    elif not worst.converted <= worst.limit:
-        verdict = Verdict(
-            "REFUTED",
-            f"the converted network is {from_above(worst.converted)} from float64, beyond {FACTOR:g} times the original's own "
-            f"{from_above(worst.original)} and {FLOOR:g} units in the last place of the largest output",
-        )
-    else:
-        verdict = Verdict("CHECKED", "the converted network is as near to float64 as another order of summation")
-    exact = (None,) * 4
-    if worst is not None and reference is not None:
-        exact = (worst.original, worst.converted, worst.limit, worst.largest)
-    return Accuracy(
-        verdict,
-        *exact,
-        difference=max((row.difference for row in rows), default=None),
-        largest=max((row.largest for row in rows), default=None),
-        agree=agree if predictions else None,
-        predictions=predictions,
-        other=other,
-        no_float64=no_float64,
+        return Accuracy(verdict, None, None, None, None, None, *counted, no_float64)
+    _, own, off, limit, largest = max(rows)
+    beyond = f"the converted network is {from_above(off)} from float64, beyond {FACTOR:g} times the original's own "
+    beyond += f"{from_above(own)} and {FLOOR:g} units in the last place of the largest output"
+    far = f"the original itself is {from_above(own)} from float64, so that any output would be near enough"
+    judged: tuple[tuple[bool, Any, str], ...] = (
+        (broken > 0, "REFUTED", f"{broken} outputs are finite on one side only, or not finite in two ways"),
+        (reference is None, "UNDECIDED", f"there is no float64 run to compare with: {no_float64}"),
+        (leaking, "UNDECIDED", "heads leak attention by choice, so that more than rounding differs"),
+        (not off <= limit, "REFUTED", beyond),
+        (limit > largest, "UNDECIDED", far),
+        (True, "CHECKED", "the converted network is as near to float64 as another order of summation"),
     )
-
-
-def _distances(a: Tensor, b: Tensor, exact: Tensor) -> _Distances:
-    epsilon = torch.finfo(a.dtype).eps
-    a, b, exact = (_flat(t) for t in (a, b, exact))
-    both = a.isfinite() & b.isfinite()
-    broken = int((~both & (a != b) & ~(a.isnan() & b.isnan())).sum())
-    both &= exact.isfinite()
-    a, b, exact = a[both], b[both], exact[both]
-    own, largest = _most(a - exact), _most(exact)
-    return _Distances(_most(b - a), largest, own, _most(b - exact), FACTOR * own + FLOOR * epsilon * largest, broken)
+    verdict = next(Verdict(name, sentence) for holds, name, sentence in judged if holds)
+    distances = (None, None, None) if reference is None else (own, off, limit)
+    return Accuracy(verdict, *distances, difference, largest, *counted, no_float64)
 
 
 def _flat(numbers: Tensor) -> Tensor:

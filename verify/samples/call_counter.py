@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 CONVOLUTION_OPERATORS = re.compile(r"conv(?!ert)|fft")
 """Names of operators that are a convolution, part of one, or a substitute for one (but not ``convert``)."""
@@ -18,6 +19,13 @@ class DispatchMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Nothing here is compiled, but to find that out torch would import its compiler, which takes seconds."""
         return False
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Suspend counting, for measurements during a run."""
+    with _disable_current_modes():
+        yield
 
 
 class _ConvolutionCounter(DispatchMode):

@@ -127,3 +127,16 @@ def _ulp(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     info = torch.finfo(dtype)
     np.clip(size, info.tiny, 2.0**1023, out=size)
     return np.multiply(np.spacing(size, out=size), info.eps * 2.0**52, out=size)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor's numbers, as integers."""
+    tensor = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, type and bits."""
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(bits(a), bits(b))

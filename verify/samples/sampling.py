@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_map
 
 from verify.layers.fields import Unreadable
@@ -19,9 +20,9 @@ from verify.layers.reparametrized import keeping_modes
 from verify.oracle import Convolution
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
+from verify.samples.call_counter import uncounted
 from verify.samples.comparison import Discrepancy, of_errors, subtracted
 from verify.samples.reference import deviation
-from verify.samples.trace import untraced
 from verify.verdict import Verdict, from_above
 
 
@@ -183,10 +184,10 @@ def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put the models in eval mode, and restore every module's own mode afterwards."""
+    """Put every module of the models in eval mode, and restore its own mode afterwards; a class's own ``train`` does not run."""
     with keeping_modes(*models):
-        for model in models:
-            model.eval()
+        for module in (module for model in models for module in model.modules()):
+            module.training = False
         yield
 
 
@@ -220,41 +221,50 @@ def watching(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Tensor],
         yield
 
 
+def is_transformed(x: torch.Tensor) -> bool:
+    """Whether a transform of ``torch.func`` (vmap, jvp, grad) works on this tensor, so that its numbers cannot be read."""
+    return is_functorch_wrapped_tensor(x)
+
+
 @contextmanager
 def comparing(
-    pairs: Mapping[str, tuple[nn.Module, nn.Module]], what: str, progress: Callable[[str], None] = lambda path: None
+    called: Mapping[str, nn.Module],
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
+    what: str,
+    progress: Callable[[str], None] = lambda path: None,
 ) -> Iterator[dict[str, LayerCheck]]:
-    """While active, repeat every call of a convolution with its attention layer, on the same activations, and compare.
+    """While active, compare a convolution and its attention layer on the activations of every call of a module.
 
     Args:
-        pairs: path → (convolution, its attention layer).
+        called: path → module of the network that runs.
+        pairs: path → (convolution, its attention layer), which that run does not change if they are others.
         what: a description of the inputs, for the verdicts.
         progress: called with a layer's path after each comparison.
 
     Yields:
-        A record for each layer called so far, updated with each call.
+        A record for each layer called so far, updated with each call.  Calls within a transform of ``torch.func`` are left out.
     """
     checks: dict[str, LayerCheck] = {}
 
-    def hook(path: str, layer: nn.Module) -> Callable[..., None]:
-        def compared(conv: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-            x, *others = args or (kwargs["input"],)
-            named = {key: value for key, value in kwargs.items() if key != "input"}
-            mixed, where = torch.is_autocast_enabled(x.device.type), what
-            with untraced(), torch.autocast(x.device.type, enabled=False):
-                if mixed:  # a claim about a layer holds in its own format
-                    x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
-                    output = conv.forward(x, *others, **named)
-                check = check_outputs(conv, layer, x, output, layer(x, *others, **named), where)
+    def hook(path: str, conv: Any, layer: nn.Module) -> Callable[..., None]:
+        def compared(module: nn.Module, args: Any, kwargs: Any, _: Any) -> None:
+            call = dict(zip(("input", "output_size"), args, strict=False)) | kwargs
+            x, where = call.pop("input"), what
+            if is_transformed(x):
+                return
+            if torch.is_autocast_enabled(x.device.type):  # a claim about a layer holds in its own format
+                x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
+            with uncounted(), torch.autocast(x.device.type, enabled=False):
+                expected = (conv.forward if conv is module else conv)(x, **call)  # a call would compare again
+                check = check_outputs(conv, layer, x, expected, layer(x, **call), where)
             checks[path] = checks[path].merged(check) if path in checks else check
             progress(path)
 
         return compared
 
     with ExitStack() as stack:
-        for path, (conv, layer) in pairs.items():
-            # Before any other hook, so that the comparison uses the convolution's own output.
-            handle = conv.register_forward_hook(hook(path, layer), with_kwargs=True, prepend=True)
+        for path, module in called.items():
+            handle = module.register_forward_hook(hook(path, *pairs[path]), with_kwargs=True)
             stack.callback(handle.remove)
         yield checks
 
@@ -274,7 +284,8 @@ def check_on_activations(
         A record for each layer that the network called.
     """
     layers = (layer for _, layer in pairs.values())
-    with evaluating(model, *layers), torch.no_grad(), comparing(pairs, what) as checks:
+    convolutions = {path: conv for path, (conv, _) in pairs.items()}
+    with evaluating(model, *layers), torch.no_grad(), comparing(convolutions, pairs, what) as checks:
         for x in inputs:
             called(model, x)
     return checks
