@@ -323,6 +323,14 @@ def test_one_ulp_in_a_layer_is_no_difference_between_layers() -> None:
     assert not difference(model, x, net=net)
 
 
+def test_a_run_that_reaches_the_network_that_was_read_is_named() -> None:
+    """A function holds the tensor itself, which no copy replaces."""
+    model: Any = After(lambda y: y)
+    bias = model.conv.bias
+    model.then = lambda y: (bias.data.add_(1), y)[1]
+    assert difference(model, noise(1, 4, 9)).startswith("its run changes conv.bias, a parameter of its own")
+
+
 # ---- what is not compared -----------------------------------------------------------------------------------------------------
 
 

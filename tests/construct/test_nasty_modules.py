@@ -621,7 +621,7 @@ def test_row_41_what_was_not_exercised_is_converted_said_and_not_counted(
     out = from_conv.prints(*options)
     assert "aux: not exercised by the check" in out
     assert "on samples: 1 of 2 layers CHECKED" in out
-    facts = from_conv.facts(*options)
+    facts = from_conv.facts(*options, "--force")
     assert facts["checked"] == 1
     assert [layer["exercised"] for layer in facts["layers"]] == [True, False]
     assert "aux.w_val" in torch.load("Auxiliary.mhsa.pt", weights_only=True)

@@ -1,0 +1,264 @@
+"""Networks that change while they run: what is written is what was read and certified, or nothing, and the parameter is named."""
+
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import construct
+from commands import Command
+
+SIZE = ("--input-size", 3, 8, 8)
+
+
+class One(nn.Module):
+    """One convolution, and a layer that is not converted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(self.conv(x))
+
+
+class Adds(One):
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        self.conv.bias.data.add_(1)  # type: ignore[union-attr]
+        return y
+
+
+class Halves(One):
+    def forward(self, x: Tensor) -> Any:
+        self.conv.weight.data = self.conv.weight.data * 0.5
+        return super().forward(x)
+
+
+class Trains(One):
+    def train(self, mode: bool = True) -> Any:
+        self.conv.bias.data.zero_()  # type: ignore[union-attr]
+        return super().train(mode)
+
+
+class EverySecond(One):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        if self.calls % 2 == 0:
+            self.linear.weight.data.mul_(2)
+        return super().forward(x)
+
+
+class Replaces(One):
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        self.linear.bias = nn.Parameter(torch.ones(8))
+        return y
+
+
+class Converted(One):
+    """Changes only where its convolution is gone."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        if not isinstance(self.conv, nn.Conv2d):
+            self.linear.bias.data.add_(1)
+        return y
+
+
+class Buffered(One):
+    """Its convolution's weight is a buffer."""
+
+    conv: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.conv.weight.detach().clone()
+        del self.conv.weight
+        self.conv.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        if isinstance(self.conv, nn.Conv2d):
+            self.conv.weight.mul_(2)
+        return y
+
+
+CHANGING: dict[type[nn.Module], str] = {
+    Adds: "conv.bias",
+    Halves: "conv.weight",
+    Trains: "conv.bias",
+    EverySecond: "linear.weight",
+    Replaces: "linear.bias",
+    Converted: "linear.bias",
+    Buffered: "conv.weight",
+}
+
+
+class Counts(One):
+    """Has state that is no parameter: buffers, numbers, a list, statistics that a run updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls, self.seen = nn.BatchNorm2d(4), 0, list[Tensor]()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        self.total += x.sum()
+        self.seen.append(x)
+        self.norm.train()
+        return self.norm(super().forward(x)) * self.calls + self.total
+
+
+@pytest.fixture
+def given(from_conv: Command) -> Iterator[Callable[[nn.Module], tuple[object, ...]]]:
+    """Writes a network's state dict; returns the words of the command line for it and its architecture."""
+    module: Any = types.ModuleType("stateful_nets")
+    sys.modules["stateful_nets"] = module
+
+    def write(model: nn.Module) -> tuple[object, ...]:
+        torch.save(model.state_dict(), "m.pt")
+        module.network = lambda: model
+        return "m.pt", "--arch", "stateful_nets:network"
+
+    yield write
+    del sys.modules["stateful_nets"]
+
+
+def fresh(build: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return build()
+
+
+CASES = [(build, inputs) for build in CHANGING for inputs in ("random", "one example")]
+CASES.remove((EverySecond, "one example"))  # called once, it changes nothing
+
+
+@pytest.mark.parametrize(("build", "inputs"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_parameter_that_a_run_changes_is_named_and_nothing_is_written(
+    build: type[nn.Module], inputs: str, given: Any, from_conv: Command, verify_command: Command
+) -> None:
+    words = given(fresh(build))
+    torch.save(torch.randn(1, 3, 8, 8), "x.pt")
+    out = from_conv.prints(*words, *(SIZE if inputs == "random" else ("--example-inputs", "x.pt")), code=1)
+    assert f": its run changes {CHANGING[build]}, a parameter of its own (" in out
+    assert "same sums  PROVED" in out, "the row says what is so of the layer"
+    assert "written: nothing" in out
+    assert not Path("m.mhsa.pt").exists()
+    # The way out that the message names:
+    from_conv.prints(*words)
+    verify_command.prints("check", "m.mhsa.json", "--conv", "m.pt", "--mhsa", "m.mhsa.pt")
+
+
+def test_state_that_is_no_parameter_is_written_as_it_was_read(given: Any, from_conv: Command) -> None:
+    model = fresh(Counts)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    out = from_conv.prints(*given(model), *SIZE)
+    assert "network: calls: the same 1 of converted layers" in out
+    written: Any = construct.load("m.mhsa.pt", model=fresh(Counts))
+    assert all(torch.equal(value, before[name]) for name, value in written.state_dict().items() if name in before)
+    assert (written.calls, written.seen) == (0, [])
+
+
+# ---- random networks with state ---------------------------------------------------------------------------------------------
+
+
+class Step(nn.Module):
+    """Adds its state to its input, and changes it: a buffer, a number, statistics, a tensor, or (``faulty``) a parameter."""
+
+    mean: Tensor
+
+    def __init__(self, kind: str, channels: int):
+        super().__init__()
+        self.kind, self.count, self.last = kind, 0, torch.zeros(())
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("mean", torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.mean.mul_(0.9).add_(x.mean((0, *range(2, x.dim()))))
+        if self.kind == "parameter" and self.count % 2 == 0:
+            self.scale.data.add_(1)
+        kinds: dict[str, Callable[[], Any]] = {
+            "buffer": lambda: self.mean.view(1, -1, *(1,) * (x.dim() - 2)),
+            "number": lambda: float(self.count),
+            "tensor": lambda: self.last,
+            "parameter": lambda: 0.0,
+        }
+        y = x * self.scale + kinds[self.kind]()
+        self.last = y.detach().mean()
+        return y
+
+
+class Random(nn.Module):
+    """Convolutions with statistics, steps with state, layers that are called twice, and a head, as the seed says."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        rng = random.Random(seed)
+        dims, self.faulty, channels = rng.choice([1, 2]), "", 2
+        conv, norm = ((nn.Conv1d, nn.BatchNorm1d), (nn.Conv2d, nn.BatchNorm2d))[dims - 1]
+        self.size, layers = (channels, *(8, 7)[:dims]), list[nn.Module]()
+        for _ in range(rng.choice([1, 2, 3])):
+            width = rng.choice([2, 3])
+            layers.append(conv(channels, width, rng.choice([1, 3]), padding=1, bias=rng.random() < 0.7))
+            layers += [norm(width), Step(rng.choice(["buffer", "number", "tensor"]), width)][: rng.choice([1, 2])]
+            channels = width
+        if rng.random() < 0.3:
+            self.faulty = f"layers.{len(layers)}.scale"
+            layers.append(Step("parameter", channels))
+        if rng.random() < 0.5:
+            layers += [again := conv(channels, channels, 1), nn.SiLU(), again]
+        self.layers, self.training_statistics = nn.Sequential(*layers), rng.random() < 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.training_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.train()
+        return self.layers(x)
+
+
+def judge(seed: int, given: Any, from_conv: Command, verify_command: Command) -> str:
+    """Convert one random network, and recheck what was written; returns the parameter that its runs change, if they do."""
+    torch.manual_seed(seed)
+    model: Any = Random(seed)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    words = *given(model), "--input-size", *model.size, "--force"
+    for path in Path.cwd().glob("m.mhsa.*"):
+        path.unlink()
+    if model.faulty:
+        assert f"its run changes {model.faulty}, a parameter" in from_conv.prints(*words, code=1), seed
+        assert not list(Path.cwd().glob("m.mhsa.*"))
+        return model.faulty
+    out = from_conv.prints(*words)
+    assert "equal bit for bit" in out, seed
+    verify_command.prints("check", "m.mhsa.json", "--conv", "m.pt", "--mhsa", "m.mhsa.pt")
+    expected = construct.convert(Random(seed)).state_dict().keys()
+    written = torch.load("m.mhsa.pt", weights_only=True)
+    assert {name for name in written if "extra_state" not in name} == {n for n in expected if "extra_state" not in n}
+    assert all(torch.equal(value, before[name]) for name, value in written.items() if name in before), seed
+    return ""
+
+
+def test_what_was_written_is_what_was_certified(given: Any, from_conv: Command, verify_command: Command) -> None:
+    faulty = [judge(seed, given, from_conv, verify_command) for seed in range(12)]
+    assert 0 < sum(map(bool, faulty)) < 12
+
+
+@pytest.mark.deep
+def test_what_was_written_is_what_was_certified_for_200_networks(
+    given: Any, from_conv: Command, verify_command: Command
+) -> None:
+    faulty = [judge(seed, given, from_conv, verify_command) for seed in range(1000, 1200)]
+    print(f"{sum(map(bool, faulty))} of {len(faulty)} networks changed a parameter, and were named")
