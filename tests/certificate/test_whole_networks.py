@@ -365,6 +365,7 @@ JVP = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:Deprec
 
 
 @JVP
+@pytest.mark.nasty(73)
 @pytest.mark.parametrize("how", WITHIN)
 def test_convolutions_in_transforms_and_by_stored_methods_run_and_it_is_said(how: str) -> None:
     ran = runs(Within(how), noise(2, 2, 5, 5))

@@ -32,7 +32,7 @@ def fine_tuned(form: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.nasty(52)
+@pytest.mark.nasty(52, 71)
 def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(
     form: str, model: str, from_conv: Command
 ) -> None:

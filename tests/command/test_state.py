@@ -145,6 +145,7 @@ CASES = [(build, inputs) for build in CHANGING for inputs in ("random", "one exa
 CASES.remove((EverySecond, "one example"))  # called once, it changes nothing
 
 
+@pytest.mark.nasty(70)
 @pytest.mark.parametrize(("build", "inputs"), CASES, ids=lambda value: getattr(value, "__name__", value))
 def test_a_parameter_that_a_run_changes_is_named_and_nothing_is_written(
     build: type[nn.Module], inputs: str, given: Any, from_conv: Command, verify_command: Command

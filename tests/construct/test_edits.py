@@ -88,6 +88,7 @@ def test_a_missing_bias_stays_missing(way, bias, tmp_path):
         assert not layer.b_out.requires_grad
 
 
+@pytest.mark.nasty(72)
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_parent_that_asks_for_the_bias_computes_the_same(bias):
     network, x = AsksForBias(bias), torch.randn(2, 2, 5, 6)

@@ -743,6 +743,7 @@ class MadeAnew(Locked):
         self.lock = threading.Lock()
 
 
+@pytest.mark.nasty(73)
 @pytest.mark.parametrize("hold", [threading.Lock, lambda: (n for n in range(3)), Path(__file__).open])
 def test_what_cannot_be_copied_is_named_with_its_path(hold: Any) -> None:
     held = hold()
