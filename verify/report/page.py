@@ -33,7 +33,8 @@ SCRIPTS = ("softmax.js", "drawing.js", "page.js")
 FULL = "the layers above fill the page"
 
 MEANINGS = {
-    "PROVED": "PROVED: for every finite input within the stated size, the two layers differ by no more than the bound.",
+    "PROVED": "PROVED: for all inputs of the stated sizes and magnitudes, "
+    "the two layers differ by no more than the bound, if the assumptions hold.",
     "CHECKED": "CHECKED: on the samples named, they differ by no more than rounding can explain.",
     "REFUTED": "REFUTED: some output differs by more, and the sentence says where.",
     "UNDECIDED": "UNDECIDED: a step of the argument could not be made, and the sentence says which.",
