@@ -282,6 +282,7 @@ def test_a_convolution_that_is_wrong_where_outputs_are_one_wide_proves_nothing(
 
     certificate = certify(NARROW, conv_to_mhsa(NARROW), grid=grid)
     assert certificate.verdict.name == "PROVED"
+    assert f"on contiguous inputs of size {(4, min(7, grid[1]))}, {grid}" in certificate.assumptions[4]
     assert any(probe["grid"][1] == 6 for probe in certificate.probes)
     monkeypatch.setattr(nn.functional, "conv2d", wrong)
     certificate = certify(NARROW, conv_to_mhsa(NARROW), grid=grid)
@@ -313,7 +314,7 @@ def test_a_convolution_that_may_crash_the_process_is_not_run(monkeypatch: pytest
     assert certificate.verdict.sentence.startswith(
         "step 6 (runs): on inputs of size (6, 1) nothing was run: torch's own"
     )
-    assert "run on contiguous inputs of size none" in str(certificate)
+    assert "the layer's execution computes it: not run" in str(certificate)
     monkeypatch.undo()
     assert certify(CRASHES, conv_to_mhsa(CRASHES), grid=(6, 4)).verdict.name == "PROVED"
     contiguous = copy.deepcopy(CRASHES).to(memory_format=torch.contiguous_format)

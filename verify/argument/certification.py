@@ -232,7 +232,9 @@ def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...])
     for probe in probes:
         counts[probe.execution] += probe.inputs
     ran = ", ".join(f"{name} checked on {count} inputs" for name, count in counts.items() if count)
-    sizes = ", ".join(map(str, dict.fromkeys(probe.grid for probe in probes if probe.inputs)))
+    if ran:
+        sizes = dict.fromkeys(probe.grid for probe in probes if probe.inputs)
+        ran += f", against torch's convolution, on contiguous inputs of size {', '.join(map(str, sizes))}"
     assumptions = [
         f"finite inputs: inputs are finite, |x| ≤ {exactly(problem.bound)}, of spatial size {problem.grid} or smaller",
         "float64 scores: positions and scores are computed in float64, the softmax subtracts each row's maximum, and its "
@@ -240,7 +242,7 @@ def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...])
         "IEEE sums: every product and sum rounds as IEEE 754 says, in any order, fused or not; by no Winograd, FFT or TF32 "
         "algorithm, under no autocast, with reduced precision switched off, and nothing is flushed to zero",
         "torch's definition: its convolution computes what its documentation says, but for rounding, on inputs of every such "
-        f"size and in any memory layout (run on contiguous inputs of size {sizes or 'none'}); exceptions known: {KNOWN}",
+        f"size and in any memory layout; exceptions known: {KNOWN}",
         f"Eq. 3: the layer's execution computes it: {ran or 'not run'}",
         f"torch {torch.__version__} on {problem.layer.w_val.device}",
     ]
