@@ -4,13 +4,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from construct.errors import BadModelFile, describe, printable
-from construct.files.destination import regular_file
 
 NEEDS_ARCHITECTURE = (
     "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net, "
@@ -24,7 +24,7 @@ def named_module(spec: str) -> nn.Module:
     Raises:
         BadModelFile: it cannot be imported, it fails, or it returns no module.
     """
-    module, name = _split(spec, "pkg.module:factory")
+    module, _, name = spec.rpartition(":")
     return _instantiated(spec, lambda: importlib.import_module(module), name)
 
 
@@ -32,10 +32,10 @@ def module_from_file(spec: str) -> nn.Module:
     """The network that ``Net`` of the file ``net.py`` returns, called without arguments.
 
     Raises:
-        BadModelFile: no such file or name, it fails, or it returns no module.
+        BadModelFile: no such name, it fails, or it returns no module.
     """
-    place, name = _split(spec, "net.py:Net")
-    path = regular_file(place).resolve()
+    place, _, name = spec.rpartition(":")
+    path = Path(place).resolve()
 
     def run() -> Any:
         loader = importlib.util.spec_from_file_location("construct_architecture", path)
@@ -51,13 +51,6 @@ def module_from_file(spec: str) -> nn.Module:
         return module
 
     return _instantiated(spec, run, name)
-
-
-def _split(spec: str, form: str) -> tuple[str, str]:
-    place, colon, name = spec.rpartition(":")
-    if not (place and colon and name):
-        raise BadModelFile(f"{printable(spec)}: names no network (write {form})")
-    return place, name
 
 
 def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:

@@ -114,8 +114,11 @@ def _add_network(group: Any) -> None:
         help="torch.save or safetensors: a module, a state dict or a checkpoint (default: the CNN that ships)",
     )
     code = group.add_mutually_exclusive_group()
-    code.add_argument("--arch", metavar="PKG.MODULE:FACTORY", help="the network of a state dict; this code is run")
-    code.add_argument("--model-file", metavar="NET.PY:NET", help="the same, from a file; this code is run")
+    for flag, form, text in (
+        ("--arch", "pkg.module:factory", "the network of a state dict; this code is run"),
+        ("--model-file", "net.py:Net", "the same, from a file; this code is run"),
+    ):
+        code.add_argument(flag, type=partial(_network, form), metavar=form.upper(), help=text)
     add(
         "--allow",
         action="append",
@@ -270,6 +273,13 @@ _positive = _number(int, lambda n: n >= 1, "is not positive")
 _seed = _number(int, lambda n: 0 <= n < 2**63, "is not between 0 and 2**63")
 _bound = _number(float, lambda x: 0 < x < math.inf, "is not a positive number")
 _tolerance = _number(float, lambda x: 0 < x < 1, "does not lie between 0 and 1")
+
+
+def _network(form: str, text: str) -> str:
+    place, _, name = text.rpartition(":")
+    if not (place and name):
+        raise argparse.ArgumentTypeError(f"{text}: names no network (write {form})")
+    return text
 
 
 def _padding(text: str) -> int | str:

@@ -25,8 +25,8 @@ from construct.network import remarks_on, substitute
 
 def convert_file(options: Namespace, output: Path, document: Path) -> Report:
     """Read, survey, convert, check, certify, write the output and its certificate, ``document``."""
-    require_template(options)
     with isolated(), phases() as progress:
+        require_template(options)
         source = read(options.model, allow=options.allow, trust=options.trust)
         model, assumed = network_of(source, options)
         model, wrappers = unwrapped(model)

@@ -81,7 +81,7 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
     An output is ours if the certificate beside it names its digest; a certificate or a page, if it is as it was written.
     """
     architecture = options.model_file.rpartition(":")[0] if options.model_file else None
-    inputs = [Path(name) for name in (options.model, options.example_inputs, architecture or None) if name is not None]
+    inputs = [Path(name) for name in (options.model, options.example_inputs, architecture) if name is not None]
     for path in inputs:
         regular_file(path)
     output = options.output

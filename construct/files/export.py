@@ -78,6 +78,7 @@ def export_program(
     else:
         first = one_line(str(errors[-1]).strip().split("\n")[0])
         raise ValueError(f"the network cannot be exported: {first}") from errors[-1]
+    program.example_inputs = None  # they are the user's, and a file would hold them
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     if not output.all_input_nodes:
         raise ValueError("the network cannot be exported: it returns no tensor")

@@ -19,7 +19,7 @@ from construct.files.layer_files import to_safetensors
 
 
 def save(model: nn.Module, path: FilePath) -> None:
-    """Write a module so that :func:`construct.load` reads it back; an existing file is replaced atomically.
+    """Write a module so that :func:`construct.load` reads it back; an existing file, whatever it holds, is replaced atomically.
 
     >>> import tempfile, torch, construct
     >>> path = tempfile.mkdtemp() + "/layer.safetensors"

@@ -18,6 +18,7 @@ WITHOUT_TORCH = {
     "a folder": ("folder", 2, "folder: is a directory"),
     "no example": ("model.pt --example-inputs none.pt", 2, "none.pt: no such file"),
     "no code": ("model.pt --model-file none.py:Net", 2, "none.py: no such file"),
+    "no name of a network": ("model.pt --model-file net.py", 2, "net.py: names no network"),
     "no folder": ("model.pt -o none/o.pt", 2, "there is no folder none"),
     "in the way": ("model.pt -o foreign.pt", 2, "foreign.pt: exists and is not our own output"),
     "a page in the way": ("model.pt --report foreign.pt", 2, "foreign.pt: exists and is not our own output"),

@@ -573,7 +573,9 @@ def test_a_network_that_takes_no_image_is_exported_from_an_example(how: str, for
     with torch.no_grad():
         expected = net(*call)
         if form == "pt2":
-            program = torch.export.load("m.mhsa.pt2").module()
+            exported = torch.export.load("m.mhsa.pt2")
+            assert exported.example_inputs is None  # the user's data stay out of the file
+            program = exported.module()
             results = [program(**keywords) if how == "dict" else program(*call)]
         else:
             session = onnxruntime.InferenceSession("m.mhsa.onnx")
