@@ -7,11 +7,13 @@ from pathlib import Path
 
 from torch import nn
 
-from construct.command.report import Report, network_dict
+from construct.command.report import IDLE, Report, network_dict
 from construct.command.runs import inputs_for
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.writing import write
 from construct.modules.parametrizations import plain_convolution
+from construct.modules.traversal import every_module
+from construct.network import substitute
 from verify.report.layer import ReportLayer
 from verify.report.numbers import network_sentences
 from verify.report.page import Facts, page, require_jinja2
@@ -39,9 +41,11 @@ def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -
     """
     options = report.options
     inputs = inputs_for(model, options)
-    convolutions = {row.path: row.conv for row in report.layers}
+    copied = substitute(model, {})  # a run may change the network
+    modules = dict(every_module(copied))
+    convolutions = {row.path: modules[row.path] for row in report.layers}
     x = None if inputs is None else inputs[0][0]
-    drawn, input_caption = pictured(model, convolutions, x, options.input_size)
+    drawn, input_caption = pictured(copied, convolutions, x, options.input_size)
     missing = why_no_input(convolutions, drawn)
     layers = [
         ReportLayer(
@@ -56,8 +60,7 @@ def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -
         )
         for row in report.layers
     ]
-    idle = "not exercised by the check: the network did not call it"
-    remarks = [*((row.path, idle) for row in report.layers if row.exercised is False), *report.remarks]
+    remarks = [*((row.path, IDLE) for row in report.layers if row.exercised is False), *report.remarks]
     notes = [f"Left unconverted: {row.path or '(the model)'}, a {row.kind}: {row.reason}" for row in report.refused]
     notes += [f"{path}: {remark}" if path else remark for path, remark in remarks]
     recheck = None

@@ -23,6 +23,8 @@ from verify.samples.network import CallComparison
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict, from_above
 
+IDLE = "not exercised by the check (the network did not call it, or only within torch.func or by a stored method)"
+
 
 @dataclass(frozen=True)
 class LayerRow:
@@ -32,7 +34,7 @@ class LayerRow:
         check: the check on samples.
         certificate: the certificate for all inputs, if there is one.
         verdict: the certificate's, or else the check's.
-        exercised: whether the network called it; None if the network was not run.
+        exercised: whether a call by the network was checked; None if the network was not run.
     """
 
     path: str

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from construct.command.report import LayerRow, NetworkRow, Report, checked_layers, convolution_text, percent
+from construct.command.report import IDLE, LayerRow, NetworkRow, Report, checked_layers, convolution_text, percent
 from construct.errors import printable
 from verify.samples.accuracy import Accuracy
 from verify.verdict import from_above
@@ -83,10 +83,7 @@ def _lines(report: Report) -> list[str]:
         if not row.verdict.good:
             lines.append(f"{_label(row.path)}: {row.verdict.name}: {row.verdict.sentence}")
         if row.exercised is False:
-            lines.append(
-                f"{_label(row.path)}: not exercised by the check (the network did not call it, or only within torch.func or by a "
-                "stored method), so it does not count as checked; tried on generated inputs"
-            )
+            lines.append(f"{_label(row.path)}: {IDLE}, so it does not count as checked; tried on generated inputs")
     certificates = [row.certificate for row in report.layers if row.certificate is not None]
     if certificates:
         lines.append(

@@ -1,5 +1,6 @@
 """``python -m benchmarks.zoo`` on small networks of torch itself."""
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Calla
             return zoo.main(), capsys.readouterr().out
         finally:
             torch.set_num_threads(threads)
+            logging.getLogger("construct").setLevel(logging.NOTSET)
 
     return run
 
