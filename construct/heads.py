@@ -279,11 +279,12 @@ class Kernel(Tensor):
         kernels = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Kernel)]
         before = [(kernel.whole._version, kernel.whole.grad_fn) for kernel in kernels]
         args, kwargs = tree_map_only(Kernel, lambda kernel: kernel.part, (args, kwargs or {}))
+        of_whole = args and args[0] is kernels[0].whole
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach  # the same memory, but ``.data`` would count its own versions
-        elif kernels[0].part is kernels[0].whole and func == Tensor.data.__set__:  # type: ignore[attr-defined]
+        elif of_whole and func == Tensor.data.__set__:  # type: ignore[attr-defined]
             func = _set_data
-        elif kernels[0].part is kernels[0].whole and func in _SET_REQUIRES_GRAD:
+        elif of_whole and func in _SET_REQUIRES_GRAD:
             func = kernels[0]._set_requires_grad
         result = func(*args, **kwargs)
         for kernel, (version, history) in zip(kernels, before, strict=True):

@@ -382,7 +382,11 @@ def test_a_weight_is_read_as_any_tensor():
     assert np.array_equal(weight.detach().numpy(), conv.weight.detach().numpy())
     other = nn.Conv2d(2, 3, 2)
     other.weight.data = weight.data
-    nn.init.zeros_(other.weight)  # shares memory with the kernel alone, once it is a parameter
+    assert torch.equal(other.weight, weight)
+    other.weight.data = layer.weight.double()
+    assert other.weight.dtype == torch.float64
+    other.weight.data = layer.weight
+    assert other.weight.dtype == torch.float32
     x = torch.randn(4, 1, 2, 5, 5)
     torch.testing.assert_close(
         torch.func.vmap(lambda x: layer(x) * layer.weight.sum())(x),
