@@ -164,11 +164,9 @@ def changed_parameter(before: nn.Module, after: nn.Module, layers: Iterable[str]
 
     def tensors(network: nn.Module) -> dict[str, Tensor]:
         modules = dict(every_module(network))
-        inside = {part for path in layers for part in modules[path].modules()}
-        own = {(path, module): dict(module._parameters) for path, module in modules.items()}
-        own |= {key: own[key] | dict(key[1]._buffers) for key in own if key[1] in inside}
-        named = {f"{path}.{name}".lstrip("."): t for (path, _), parts in own.items() for name, t in parts.items()}
-        return {name: t for name, t in named.items() if t is not None and not is_lazy(t)}
+        named = [(path, module.named_parameters(recurse=False)) for path, module in modules.items()]
+        named += [(path, modules[path].named_buffers()) for path in layers if path in modules]
+        return {f"{path}.{name}".lstrip("."): t for path, own in named for name, t in own if not is_lazy(t)}
 
     now = tensors(after)
     return next((name for name, t in tensors(before).items() if name not in now or not same_bits(t, now[name])), "")

@@ -94,6 +94,20 @@ class Buffered(One):
         return y
 
 
+class Fuses(One):
+    """In eval mode it gives its convolution up, as networks do that are trained with more branches than they need."""
+
+    def train(self, mode: bool = True) -> Any:
+        if not mode and hasattr(self, "conv"):
+            weight, bias = self.conv.weight.detach().clone(), self.conv.bias
+            self.fused = lambda x: nn.functional.conv2d(x, weight, bias, padding=1)
+            del self.conv
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(self.fused(x))
+
+
 CHANGING: dict[type[nn.Module], str] = {
     Adds: "conv.bias",
     Halves: "conv.weight",
@@ -102,6 +116,7 @@ CHANGING: dict[type[nn.Module], str] = {
     Replaces: "linear.bias",
     Converted: "linear.bias",
     Buffered: "conv.weight",
+    Fuses: "conv.weight",
 }
 
 
