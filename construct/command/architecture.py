@@ -12,11 +12,6 @@ from torch import nn
 
 from construct.errors import BadModelFile, describe, printable
 
-NEEDS_ARCHITECTURE = (
-    "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net, "
-    "or --stride and --padding to convert its kernels alone"
-)
-
 
 def named_module(spec: str) -> nn.Module:
     """The network that ``factory`` of ``pkg.module`` returns, called without arguments.

@@ -64,7 +64,7 @@ def check_conversion(
         certificates = {row.path: row.certificate for row in rows}
         leaking = any(row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in rows)
         numbers = compare_numbers(runs.original, runs.converted, runs.reference, runs.no_float64, leaking)
-        same = same_expression(runs.calls, certificates, checks)
+        same = bool(pairs) and same_expression(runs.calls, certificates, checks)
         network = NetworkRow(options.input_size, runs.inputs, runs.calls, numbers, same)
     return tuple(rows), network
 

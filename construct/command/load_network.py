@@ -6,7 +6,7 @@ from torch import nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
-from construct.command.architecture import NEEDS_ARCHITECTURE, module_from_file, named_module
+from construct.command.architecture import module_from_file, named_module
 from construct.command.bare_kernels import from_kernels, geometry_flags
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import BadModelFile, naming, one_line, printable
@@ -39,9 +39,11 @@ def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[
         if flags:
             return from_kernels(content, options)
         earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
-        layers = f"{earlier} attention layer{'s' if earlier != 1 else ''}"
-        note = f" (it holds {layers} of an earlier conversion)" if earlier else ""
-        raise BadModelFile(f"{NEEDS_ARCHITECTURE}{note}")
+        what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
+        if earlier:
+            layers = f"{earlier} attention layer{'s' if earlier != 1 else ''}"
+            raise BadModelFile(f"{what} (it holds {layers} of an earlier conversion)")
+        raise BadModelFile(f"{what}, or --stride and --padding to convert its kernels alone")
 
 
 def surveyed(model: nn.Module, name: object) -> Survey:

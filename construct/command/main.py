@@ -86,7 +86,7 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
         regular_file(path)
     output = options.output
     document = certificate_beside(output, options.format)
-    unnamed = f"{printable(document.name)} beside it does not name its digest"
+    unnamed = "no certificate beside it names its digest"
     check_destination(output, inputs, options.force, partial(names_file, document), unnamed)
     if not options.no_certify:
         if document == output:

@@ -103,7 +103,9 @@ def _lines(report: Report) -> list[str]:
     if network is not None:
         lines += network_lines(network)
     elif report.layers:
-        lines.append("network: not run; give --input-size C S1 ... Sd to check on its own activations")
+        lines.append(
+            "network: not run; give --input-size C S1 ... Sd or --example-inputs FILE to check on its own activations"
+        )
     if network is not None and network.calls.left and not report.refused:
         lines.append("left unconverted: convolutions that the network calls as functions, outside of any module")
     lines += [

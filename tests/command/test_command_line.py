@@ -365,6 +365,7 @@ def test_what_is_converted_already_is_written_in_another_format(
     out = from_conv.prints("model.pt", *example, "--format", form)
     assert "no convolution is left to convert: the network is written as it is, without a certificate" in out
     assert f"written: model.mhsa.{form}" in out
+    assert "PROVED" not in out
     expected = construct.load("model.pt").eval()
     x = torch.randn(2, 2, 6, 6)
     if form == "pt2":

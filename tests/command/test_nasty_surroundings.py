@@ -232,7 +232,7 @@ def test_row_52_nothing_of_the_users_is_replaced(model: Path, from_conv: Command
     Path("o2.json").write_text('{"precious": true}')
     line = from_conv.refuses("m.pt", "-o", "o.pt")
     assert (
-        "o.pt: exists and is not our own output: o.json beside it does not name its digest (give another name" in line
+        "o.pt: exists and is not our own output: no certificate beside it names its digest (give another name" in line
     )
     assert "o2.json: exists and is not our own output" in from_conv.refuses("m.pt", "-o", "o2.pt")
     from_conv.prints("m.pt", "-o", "o.pt", "--force")

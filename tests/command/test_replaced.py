@@ -1,6 +1,7 @@
 """What the command replaces without ``--force``: a file whose digest stands in the certificate beside it, and nothing else."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,13 @@ def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(
     for bound in (1, 2):
         from_conv.prints(*options, "--input-bound", bound)
     fine_tuned(form, output)
-    line = f"error: {output}: exists and is not our own output: {document} beside it does not name its digest"
+    line = f"error: {output}: exists and is not our own output: no certificate beside it names its digest"
     assert from_conv.refuses(*options).startswith(line)
     from_conv.prints(*options, "--force")
     from_conv.prints(*options)
     document.unlink()
+    assert from_conv.refuses(*options).startswith(line)
+    os.mkfifo(document)
     assert from_conv.refuses(*options).startswith(line)
 
 
@@ -75,7 +78,7 @@ def test_a_certificate_is_replaced_as_long_as_nobody_has_changed_it(
 
 def test_an_output_without_a_certificate_is_replaced_by_force(model: str, from_conv: Command) -> None:
     from_conv.prints(model, "--no-certify")
-    assert "does not name its digest (give another name, or --force)" in from_conv.refuses(model, "--no-certify")
+    assert "names its digest (give another name, or --force)" in from_conv.refuses(model, "--no-certify")
     from_conv.prints(model, "--no-certify", "--force")
     from_conv.prints(model, "--force")
     from_conv.prints(model)

@@ -114,6 +114,8 @@ def names_file(document_path: str | os.PathLike[str], path: str | os.PathLike[st
 
 
 def _unchanged(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    if not Path(path).is_file():  # to read a pipe would block
+        return None
     try:
         content = json.loads(Path(path).read_bytes())
         if content["format"] == FORMAT and content["record_sha256"] == record_digest(content):
