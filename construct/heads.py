@@ -258,7 +258,7 @@ class Kernel(Tensor):
         """The kernel of a layer's heads; raises as :func:`taps_of_heads`."""
         recorded = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(recorded):  # tensors of that mode count no versions
-            kernel = kernel_of_heads(layer)
+            kernel = kernel_of_heads(layer).clone()  # no view: a write renews the history of views
         return cls.over(layer, kernel, kernel)
 
     @classmethod

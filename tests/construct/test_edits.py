@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import construct
@@ -16,6 +18,8 @@ from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.errors import BadModelFile
 from construct.heads import Kernel
 from construct.modules.learning import with_covariance
+from truths import exact
+from verify.strategies import Case, cases
 
 
 class AsksForBias(nn.Module):
@@ -252,6 +256,20 @@ def test_an_edited_weight_is_the_weight(name, number):
     with torch.no_grad():
         layer(torch.ones(1, conv.in_channels, *(9, 8, 7)[: conv.weight.dim() - 2]))  # prepares a call
     same_after(ACTS[name], conv, layer)
+
+
+@given(cases(dtypes=[torch.float32, torch.float64]), st.data())
+def test_any_kernel_that_is_written_is_computed(case: Case, data: st.DataObject):
+    conv = copy.deepcopy(case.conv)
+    order = data.draw(st.permutations(range(conv.weight[0, 0].numel())))
+    layer = conv_to_mhsa(conv, order=order, head_dim=data.draw(st.sampled_from([None, min(conv.weight.shape[:2]) + 1])))
+    kernel = np.random.default_rng(data.draw(st.integers(0, 99))).integers(-3, 4, conv.weight.shape)
+    for module in (conv, layer):
+        module.weight.data.copy_(torch.from_numpy(kernel))
+    assert torch.equal(layer.weight, conv.weight)
+    if case.integers:
+        with torch.no_grad():
+            assert torch.equal(layer(case.x).double(), exact(conv, case.x))
 
 
 def test_an_ordinary_initialisation_of_a_whole_network_acts():
