@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, constant_pad_nd
 from torch.utils._python_dispatch import _disable_current_modes
 
-from construct.errors import require
 from construct.geometry import ConvGeometry
 
 
@@ -40,7 +39,7 @@ def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) 
         RuntimeError: the mode cannot pad that far, as in torch.
     """
     before, after = pads
-    widest = max(before, after)
+    check_reach(n, pads, mode)
     position = np.arange(-before, stuffing * (n - 1) + 1 + after)
     if mode == "zeros":
         real = (position >= 0) & (position <= stuffing * (n - 1)) & (position % stuffing == 0)
@@ -48,16 +47,25 @@ def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) 
     elif mode == "replicate":
         position = position.clip(0, n - 1)
     elif mode == "circular":
-        if widest > n:
-            raise RuntimeError(f"MHSA: circular padding of {widest} wraps more than once around {n} positions")
         position = position % n
     elif mode == "reflect":
-        if widest >= n:
-            raise RuntimeError(f"MHSA: reflect padding of {widest} needs more than {n} positions")
         position = (n - 1) - np.abs((n - 1) - np.abs(position))
     else:
         raise ValueError(f"MHSA: unknown padding mode {mode!r}")
     return _to_tensor(position)
+
+
+def check_reach(n: int, pads: tuple[int, int], mode: str) -> None:
+    """Check that a padding mode can pad n positions that far.
+
+    Raises:
+        RuntimeError: it cannot, as in torch.
+    """
+    widest = max(pads)
+    if mode == "circular" and widest > n:
+        raise RuntimeError(f"MHSA: circular padding of {widest} wraps more than once around {n} positions")
+    if mode == "reflect" and widest >= n:
+        raise RuntimeError(f"MHSA: reflect padding of {widest} needs more than {n} positions")
 
 
 def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...]:
@@ -77,57 +85,42 @@ def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...
     return output
 
 
-LONG = 2**10
-"""Grids of inputs up to this length are small, so many are cached: a network has many layers."""
-
-
 @dataclass(frozen=True)
 class TokenGrid:
-    """The padded token grid of one call.
+    """The padded token grid of one call, as a few numbers per axis; the vectors are worked out where they are needed.
 
     Attributes:
-        sources: per axis, int64 (n_i,): the input position that each token copies, −1 for zeros.
-        queries: per axis, int64 (o_i,): the token position of each output's query.
+        size: *n, the spatial size of the input.
+        stuffing: the distance between two inputs on the token axis.
+        pads: tokens before and after each axis; negative numbers crop.
+        mode: the padding mode.
+        first: the token position of the first output's query.
+        step: the distance between neighbouring queries.
+        query_shape: queries along each axis, the spatial size of the output.
     """
 
-    sources: tuple[Tensor, ...]
-    queries: tuple[Tensor, ...]
+    size: tuple[int, ...]
+    stuffing: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    mode: str
+    first: tuple[int, ...]
+    step: tuple[int, ...]
+    query_shape: tuple[int, ...]
 
     @classmethod
     def of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
         """The grid for an input of spatial size ``size``; cached.
 
         Raises:
-            RuntimeError: this size has no output, or the padding mode cannot pad it; torch's convolution raises too.
-            NotEnoughMemory: even the token numbers along the axes do not fit.
+            RuntimeError: this size has no output, or the padding mode cannot pad it.
         """
-        return (_small if max(size) <= LONG else _large)(geometry, size)
-
-    @classmethod
-    def _of(cls, geometry: ConvGeometry, size: tuple[int, ...]) -> "TokenGrid":
-        output = output_size(geometry, size)
-        along = sum(max(0, n) for n in (*geometry.token_shape(size), *output))
-        require(32 * along, torch.device("cpu"), f"numbering the padded grid of an input of size {size}")
-        return cls(
-            tuple(
-                sources_along_axis(n, stuff, pads, geometry.padding_mode)
-                for n, stuff, pads in zip(size, geometry.stuffing, geometry.pads, strict=True)
-            ),
-            tuple(
-                _to_tensor(s * np.arange(o) + a)
-                for o, s, a in zip(output, geometry.query_stride, geometry.anchor, strict=True)
-            ),
-        )
+        return _grid(geometry, size)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Tokens along each axis."""
-        return tuple(len(axis) for axis in self.sources)
-
-    @cached_property
-    def query_shape(self) -> tuple[int, ...]:
-        """Queries along each axis: the spatial size of the output."""
-        return tuple(len(axis) for axis in self.queries)
+        axes = zip(self.size, self.stuffing, self.pads, strict=True)
+        return tuple(stuff * (n - 1) + 1 + before + after for n, stuff, (before, after) in axes)
 
     @cached_property
     def token_count(self) -> int:
@@ -139,21 +132,32 @@ class TokenGrid:
         """The number of queries."""
         return prod(self.query_shape)
 
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """Per axis, int64 (n_i,): the input position that each token copies, −1 for zeros."""
+        axes = zip(self.size, self.stuffing, self.pads, strict=True)
+        return tuple(sources_along_axis(n, stuff, pads, self.mode) for n, stuff, pads in axes)
+
+    @property
+    def queries(self) -> tuple[Tensor, ...]:
+        """Per axis, int64 (o_i,): the token position of each output's query."""
+        axes = zip(self.first, self.step, self.query_shape, strict=True)
+        return tuple(_to_tensor(first + step * np.arange(count)) for first, step, count in axes)
+
     def gather(self, x: Tensor) -> Tensor:
         """The padded input as a sequence of tokens: (B, C, *size) → (B, T, C)."""
         return self.padded(x).flatten(2).transpose(1, 2)
 
     def padded(self, x: Tensor) -> Tensor:
         """The padded input: (B, C, *size) → (B, C, *shape)."""
-        if self.affine is not None and all(step == 1 for _, step in self.affine):
-            axes = zip(self.affine, x.shape[2:], self.shape, strict=True)
-            sides = [(begin, length - begin - n) for (begin, _), n, length in axes]  # negative where padding crops
-            pads = [n for pair in reversed(sides) for n in pair]
+        if self.affine is not None and set(self.stuffing) == {1}:
+            pads = [n for pair in reversed(self.pads) for n in pair]
             return constant_pad_nd(x, pads) if any(pads) else x  # torch would copy even without padding
         for axis, source in enumerate(self.sources, start=2):
-            places = array_of(source)
-            if np.array_equal(places, np.arange(x.shape[axis])):
+            if (self.stuffing[axis - 2], *self.pads[axis - 2]) == (1, 0, 0):
                 continue  # nothing to pad on this axis
+            with torch._C._DisableFuncTorch():
+                places = source.numpy()
             absent = places < 0
             x = x.index_select(axis, torch.from_numpy(places.clip(min=0)).to(x.device))
             if absent.any():
@@ -162,28 +166,22 @@ class TokenGrid:
                 x = x.masked_fill(mask, 0)
         return x
 
-    @cached_property
+    @property
     def affine(self) -> tuple[tuple[int, int], ...] | None:
         """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if padding copies inputs."""
-        maps = []
-        for source in self.sources:
-            places = array_of(source)
-            real = np.flatnonzero(places >= 0)
-            if not len(real):
-                maps.append((len(places), 1))  # zeros only: every input lies beyond the grid
-                continue
-            first = int(real[0])
-            # A single token fixes no σ: take one so large that every other input lies beyond the grid.
-            step = int(real[1]) - first if len(real) > 1 else len(places)
-            begin = first - step * int(places[first])
-            if not np.array_equal(real, begin + step * places[real]):
-                return None
-            maps.append((begin, step))
-        return tuple(maps)
+        if self.mode != "zeros" and any(map(any, self.pads)):
+            return None
+        return tuple((before, stuff) for (before, _), stuff in zip(self.pads, self.stuffing, strict=True))
 
     # ---- relative shifts -----------------------------------------------------------------------------------------
     # Position scores depend on δ = k − q alone: they are computed once for every δ of the box that occurs, and looked up.
     # In mixed radix the index of δ is a sum, code(δ) = key_codes[k] + query_codes[q].
+
+    @cached_property
+    def last(self) -> tuple[int, ...]:
+        """The token position of the last output's query, per axis."""
+        axes = zip(self.first, self.step, self.query_shape, strict=True)
+        return tuple(first + step * (count - 1) for first, step, count in axes)
 
     @cached_property
     def box(self) -> tuple[tuple[int, int], ...]:
@@ -191,80 +189,66 @@ class TokenGrid:
         return tuple((-last, n - 1 - first) for n, first, last in zip(self.shape, self.first, self.last, strict=True))
 
     @cached_property
-    def first(self) -> tuple[int, ...]:
-        """The token position of the first output's query, per axis."""
-        return tuple(int(array_of(query)[0]) for query in self.queries)
-
-    @cached_property
-    def last(self) -> tuple[int, ...]:
-        """The token position of the last output's query, per axis."""
-        return tuple(int(array_of(query)[-1]) for query in self.queries)
-
-    @cached_property
-    def step(self) -> tuple[int, ...] | None:
-        """The distance between neighbouring queries, per axis (1 for a single query); None if it varies."""
-        steps = []
-        for query in self.queries:
-            gaps = np.diff(array_of(query))
-            if len(gaps) and (gaps[0] < 1 or (gaps != gaps[0]).any()):
-                return None
-            steps.append(int(gaps[0]) if len(gaps) else 1)
-        return tuple(steps)
-
-    @cached_property
     def common_box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis for which *every* query has a key."""
         return tuple((-first, n - 1 - last) for n, first, last in zip(self.shape, self.first, self.last, strict=True))
 
     @property
+    def box_shape(self) -> tuple[int, ...]:
+        """The number of shifts in the box along each axis."""
+        return tuple(most - least + 1 for least, most in self.box)
+
+    @property
     def box_size(self) -> int:
         """The number of shifts in the box."""
-        return prod(most - least + 1 for least, most in self.box)
+        return prod(self.box_shape)
 
     def shifts(self) -> tuple[Tensor, ...]:
         """The components of every δ of the box: d vectors, float64 (box_size,), in the order of the codes."""
         axes = [torch.arange(least, most + 1, dtype=torch.float64, device="cpu") for least, most in self.box]
         return tuple(component.flatten() for component in torch.meshgrid(*axes, indexing="ij"))
 
-    @cached_property
-    def _radix(self) -> tuple[int, ...]:
-        lengths = [most - least + 1 for least, most in self.box]
-        return tuple(prod(lengths[axis + 1 :]) for axis in range(len(lengths)))
-
-    @cached_property
+    @property
     def key_codes(self) -> Tensor:
         """The key's part of code(δ), int64 (T,)."""
-        return _grid_sum([weight * np.arange(n) for n, weight in zip(self.shape, self._radix, strict=True)])
+        return _numbers([np.arange(n) for n in self.shape], self.box_shape)
 
-    @cached_property
+    @property
     def query_codes(self) -> Tensor:
         """The query's part of code(δ), int64 (queries,); never negative."""
-        pairs = zip(self.queries, self.last, self._radix, strict=True)
-        return _grid_sum([weight * (last - array_of(query)) for query, last, weight in pairs])
+        axes = zip(self.step, self.query_shape, strict=True)
+        return _numbers([step * np.arange(count)[::-1] for step, count in axes], self.box_shape)
 
-    @cached_property
+    @property
     def query_tokens(self) -> Tensor:
         """The row-major token number of each query, int64 (queries,)."""
-        strides = [prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
-        return _grid_sum([stride * array_of(query) for query, stride in zip(self.queries, strides, strict=True)])
+        axes = zip(self.first, self.step, self.query_shape, strict=True)
+        return _numbers([first + step * np.arange(count) for first, step, count in axes], self.shape)
 
 
-_small = lru_cache(maxsize=512)(TokenGrid._of)
-_large = lru_cache(maxsize=32)(TokenGrid._of)
+@lru_cache(maxsize=512)
+def _grid(geometry: ConvGeometry, size: tuple[int, ...]) -> TokenGrid:
+    output = output_size(geometry, size)
+    for n, pads in zip(size, geometry.pads, strict=True):
+        check_reach(n, pads, geometry.padding_mode)
+    return TokenGrid(
+        size=size,
+        stuffing=geometry.stuffing,
+        pads=geometry.pads,
+        mode=geometry.padding_mode,
+        first=geometry.anchor,
+        step=geometry.query_stride,
+        query_shape=output,
+    )
 
 
-def _grid_sum(parts: Sequence[np.ndarray]) -> Tensor:
-    """Σ_i parts_i over the whole grid, flattened row-major: (n_1,), …, (n_d,) → int64 (n_1·…·n_d,)."""
+def _numbers(axes: Sequence[np.ndarray], shape: Sequence[int]) -> Tensor:
+    """The row-major numbers in an array of this shape of all points with these coordinates, (n_1,), …, (n_d,) → (n_1·…·n_d,)."""
+    parts = [prod(shape[axis + 1 :]) * positions for axis, positions in enumerate(axes)]
     return _to_tensor(reduce(np.add.outer, parts).ravel())
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
-    """A plain tensor even under fake mode, ``torch.func`` or inference mode, since grids are cached."""
+    """A plain tensor even under fake mode, ``torch.func`` or inference mode."""
     with torch._C._DisableFuncTorch(), _disable_current_modes(), torch.inference_mode(False):
         return torch.from_numpy(array)
-
-
-def array_of(tensor: Tensor) -> np.ndarray:
-    """A grid's numbers as an array, even while ``torch.func`` wraps new tensors."""
-    with torch._C._DisableFuncTorch():
-        return tensor.numpy()

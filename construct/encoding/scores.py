@@ -14,6 +14,7 @@ class Scores:
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
         self.tokens, self.grid = tokens, grid
+        self.key_codes, self.query_codes, self.query_tokens = grid.key_codes, grid.query_codes, grid.query_tokens
         # Kept from the forward pass: a backward pass that recomputes the scores needs these very tensors, though
         # ``torch.func.functional_call`` may have replaced them in the layer by then.
         self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
@@ -25,13 +26,13 @@ class Scores:
 
     def __call__(self, queries: slice = slice(None), heads: slice = slice(None)) -> Tensor:
         """The scores of a block, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
-        tokens, grid = self.tokens, self.grid
-        delta = (grid.query_codes[queries, None] + grid.key_codes[None, :]).to(self.table.device)  # (queries, T)
+        tokens = self.tokens
+        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)  # (queries, T)
         total = self.table[heads][None, :, delta]  # vᵀ Ŵ_key r_δ
         if self.r is None:
             return total
         w_qry, w_key, u = (w[heads].to(tokens.dtype) for w in (self.w_qry, self.w_key, self.u))
-        query = torch.einsum("bqi,hik->bhqk", tokens[:, grid.query_tokens[queries].to(tokens.device)], w_qry)
+        query = torch.einsum("bqi,hik->bhqk", tokens[:, self.query_tokens[queries].to(tokens.device)], w_qry)
         key = torch.einsum("bti,hik->bhtk", tokens, w_key)
         total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
         total = total + torch.einsum("hk,bhtk->bht", u, key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ

@@ -15,7 +15,6 @@ Each call decides by the scores, that is by the current ``v`` and ``w_key_pos``.
 the covariance, do not factorise: ``chunked`` evaluates these layers, and ``MHSA.explain`` says so.
 """
 
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -30,12 +29,13 @@ from construct.execution.cache import Call, Run, keep
 from construct.execution.chunked import bounded
 from construct.execution.head_matrices import merged
 from construct.execution.kernels.blocks import most_queries, queries_per_block
+from construct.execution.kernels.byte_cache import bounded_cache
 from construct.execution.memory import multiplications
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, factor_keys
 from construct.execution.transforms import numbers, shared_array, transformed
-from construct.tokens import TokenGrid, array_of
+from construct.tokens import TokenGrid
 
 
 def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
@@ -58,11 +58,15 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     learned = torch.is_grad_enabled() and any(t.requires_grad for t in positional)
     recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *positional)))
     if not (recorded or plan.soft):
-        call = _prepared(x, grid, plan, w.detach(), b_out.detach())
-        keep(layer, owner, x, grid, w, call)
-        return call(x)
+        sight = Sight.of(grid, plan)
+        images = grid.padded(x) if sight.padded else x
+        call = _prepared(
+            images, sight, w.detach(), b_out.detach(), x.dtype, memory_format(x) != torch.contiguous_format
+        )
+        keep(layer, owner, x, grid, w, (lambda x: call(grid.padded(x))) if sight.padded else call)
+        return call(images)
     if plan.sharp:
-        sight = Sight.of(grid, plan, tuple(x.shape[2:]))
+        sight = Sight.of(grid, plan)
         images, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
         y = shifted(
             images,
@@ -89,20 +93,17 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     return y + attended.movedim((-2, -1), (1, 2)).flatten(1, 2)
 
 
-def _prepared(x: Tensor, grid: TokenGrid, plan: Plan, w: Tensor, b_out: Tensor) -> Call:
-    """Prepare the call for inputs like x, if all heads are shifts and no gradient is recorded."""
-    sight = Sight.of(grid, plan, tuple(x.shape[2:]))
-    images, kind = grid.padded(x) if sight.padded else x, kernels.ADJOINT if sight.stuffed else kernels.FORWARD
-    call = kernels.prepare(
-        kind, images, w.mT if sight.stuffed else w, sight.shifts, x.dtype, memory_format(x) != torch.contiguous_format
-    )
+def _prepared(images: Tensor, sight: Sight, w: Tensor, b_out: Tensor, dtype: torch.dtype, last: bool) -> Call:
+    """Prepare the call for images like these, if all heads are shifts and no gradient is recorded."""
+    kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
+    call = kernels.prepare(kind, images, w.mT if sight.stuffed else w, sight.shifts, dtype, last)
     if not b_out.is_cpu:
-        return lambda x: call(grid.padded(x) if sight.padded else x, b_out)
+        return lambda images: call(images, b_out)
     bias = b_out.contiguous()  # copies only a bias whose call is not cached
     array, zeros = shared_array(bias), bytearray(bias.nbytes)
 
-    def run(x: Tensor) -> Tensor:
-        return call(grid.padded(x) if sight.padded else x, None if zeros == array else bias)
+    def run(images: Tensor) -> Tensor:
+        return call(images, None if zeros == array else bias)
 
     return run
 
@@ -175,7 +176,7 @@ def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
     return _memory(shape, layer.w_val.dtype, layer.w_val.device, recorded, learned, batch, grid, plan, most_queries())
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache
 def _memory(
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -195,7 +196,7 @@ def _memory(
     outputs = batch * grid.query_count * groups * width
     total += outputs * (2 * size + stored if learned or plan.soft else stored)
     if plan.sharp:
-        sight = Sight.of(grid, plan, tuple(int(array_of(source).max()) + 1 for source in grid.sources))
+        sight = Sight.of(grid, plan)
         kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
         w_shape = (len(plan.sharp), groups, *((width, channels) if sight.stuffed else (channels, width)))
         total += kernels.workspace_of(kind, sight.shifts, w_shape, batch, working_dtype(dtype), dtype, device, most)
@@ -212,7 +213,7 @@ def _memory(
             saved = sum(prod((*grid.query_shape[:axis], *grid.shape[axis:])) for axis in axes)
             total += len(plan.soft) * batch * saved * groups * channels * size
     elif grid.affine is None:
-        total += 2 * batch * grid.token_count * groups * channels * stored
+        total += 2 * batch * grid.token_count * groups * channels * stored + 32 * sum(grid.shape)
     return total
 
 
@@ -224,9 +225,9 @@ def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     heads, groups, channels, _ = layer.w_val.shape
     total = batch * heads * grid.query_count * groups * channels * layer.w_out.shape[3]
     done, left = 1, grid.token_count
-    for n, queries in zip(grid.shape, grid.queries, strict=True):
+    for n, queries in zip(grid.shape, grid.query_shape, strict=True):
         left //= n
-        done *= len(queries)
+        done *= queries
         total += len(plan.soft) * batch * done * n * left * layer.in_channels
     return total
 

@@ -17,12 +17,13 @@ from torch.nn import Parameter
 from construct.encoding import quadratic
 from construct.execution.head_matrices import as_bits, identity_parts
 from construct.execution.kernels.blocks import most_queries
+from construct.execution.kernels.byte_cache import BoundedCache
 from construct.execution.transforms import faked, plain, shared_array, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
-MOST = 64
-"""Prepared calls kept per layer: one for each shape and memory layout of the input."""
+MOST_BYTES = 2**20
+"""What the prepared calls of one layer keep (1 MiB): one for each shape and memory layout of the input."""
 SHAPE = attrgetter("shape")
 LOOKED_AT = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
@@ -47,7 +48,7 @@ class PreparedCalls:
         for like, view in identity_parts(as_bits(identity), identity.shape[-1], identity.dtype):
             self.kept.append(like)
             self.views.append(view)
-        self.calls: dict[Any, Call] = {}
+        self.calls = BoundedCache(MOST_BYTES)
 
     def valid(self, layer: Any) -> bool:
         """Whether the parameters are the same tensors, at the same addresses, with the same numbers."""
@@ -77,14 +78,12 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
         return  # one of them was cast, so the call uses a copy
     if most_queries() is not None or traced() or not plain():
         return
-    if grid is not TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+    if grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
         entry = ENTRIES[layer] = PreparedCalls(layer, whole)
-    if len(entry.calls) >= MOST:
-        entry.calls.clear()
-    entry.calls[run, x.shape, x.stride()] = call
+    entry.calls.keep((run, x.shape, x.stride()), call)
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:

@@ -1,9 +1,10 @@
 """Splits a layer's heads on a grid into one-hot heads, with their shifts, and soft heads, from ``v`` and ``w_key_pos`` alone."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import partial
+from operator import add
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic
+from construct.execution.kernels.byte_cache import BoundedCache, bounded_cache
 from construct.execution.kernels.windows import Shifts
 from construct.execution.protocol import Layer
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
@@ -36,9 +38,8 @@ class Plan:
     soft: tuple[int, ...]
 
 
-CACHE_SIZE = 1024
-_CACHE: dict[Any, Plan] = {}
-"""At most ``CACHE_SIZE`` plans, keyed by everything that they depend on."""
+_PLANS = BoundedCache(2**24)
+"""Plans (16 MiB), keyed by everything that they depend on."""
 
 
 def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
@@ -61,15 +62,14 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (*bits, v.dtype, w_key_pos.dtype, layer.heads, layer.radix, encoding.name, encoding.numbers())
-    key = (numbers, grid.box, grid.common_box, grid.step, code)
-    plan = _CACHE.get(key)
+    key = (numbers, grid.box, grid.common_box, code)
+    plan = _PLANS.get(key)
     if plan is None:
-        if len(_CACHE) >= CACHE_SIZE:
-            _CACHE.clear()
         c = common(layer.position_vector())
         assert c is not None
         with eagerly():
-            plan = _CACHE[key] = _plan(c.cpu().numpy(), encoding, grid)
+            plan = _plan(c.cpu().numpy(), encoding, grid)
+        _PLANS.keep(key, plan)
     return plan
 
 
@@ -79,51 +79,75 @@ def _bytes(t: Tensor) -> bytes:
     return shared_array(t).tobytes()
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a head whose scores overflow is not a shift
+@np.errstate(divide="ignore", over="ignore", invalid="ignore")  # a head whose scores overflow is not a shift
 def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p)."""
-    heads, box, common_box = len(c), grid.box, grid.common_box
-    axes = [np.arange(least, most + 1, dtype=np.float64) for least, most in box]
-    peaks = [np.full(heads, -1)] * len(box)
-    if grid.step is None:
-        pass  # a shift requires evenly spaced queries
-    elif isinstance(encoding, Quadratic):
-        # A score takes three operations of relative error 2⁻⁵³, on numbers up to the sum of its terms' magnitudes.
-        peaks = [
-            _peak(encoding.along(c, n, axis), encoding.along(np.abs(c), np.abs(n), axis) * 2.0**-51)
-            for axis, n in enumerate(axes)
+    least, shape = np.array([low for low, _ in grid.box]), grid.box_shape
+    if isinstance(encoding, Quadratic):
+        axes = [
+            _peak_of_parabola(c[:, 0], c[:, axis + 1], partial(add, float(least[axis])), shape[axis])
+            for axis in range(len(shape))
         ]
-    elif not isinstance(encoding, Parabola) or shifts_are_distinct(encoding.radix, box):
-        # One softmax over all shifts of the box: enumerate them.
+        places, sure = zip(*axes, strict=True)
+        certain = np.logical_and.reduce(sure)
+    elif isinstance(encoding, Parabola):
+        at, certain = _peak_of_parabola(c[:, 0], c[:, 1], partial(_number, encoding.radix, least, shape), grid.box_size)
+        places = np.unravel_index(at, shape)
+        certain &= shifts_are_distinct(encoding.radix, grid.box)
+    else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
-        at = _peak(c @ r, (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53)
-        places = np.unravel_index(np.maximum(at, 0), [len(n) for n in axes])
-        peaks = [np.where(at < 0, -1, place) for place in places]
-    sharp, deltas = [], []
-    for head in range(heads):
-        delta = tuple(int(at[head]) + least for at, (least, _) in zip(peaks, box, strict=True))
-        if all(at[head] >= 0 for at in peaks) and all(
-            least <= n <= most for n, (least, most) in zip(delta, common_box, strict=True)
-        ):
-            sharp.append(head)
-            deltas.append(delta)
-    soft = sorted({*range(heads)} - {*sharp})
-    return Plan(tuple(sharp), tuple(deltas), tuple(soft))
+        doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53
+        at, certain = _peak(np.arange(r.shape[1]), c @ r, doubt)
+        places = np.unravel_index(at, shape)
+    deltas = np.stack(places, axis=1) + least
+    low, high = np.array(grid.common_box).T
+    certain = certain & ((low <= deltas) & (deltas <= high)).all(axis=1)
+    sharp, soft = np.flatnonzero(certain), np.flatnonzero(~certain)
+    return Plan(tuple(sharp.tolist()), tuple(map(tuple, deltas[sharp].tolist())), tuple(soft.tolist()))
 
 
-def _peak(scores: np.ndarray, doubt: np.ndarray) -> np.ndarray:
-    """The index of each row's maximum if all else gets attention 0 in float64, else −1: (heads, n) → (heads,).
+def _number(radix: tuple[int, ...], least: np.ndarray, shape: tuple[int, ...], at: np.ndarray) -> np.ndarray:
+    """The numbers of the shifts at these places of a box."""
+    axes = zip(np.unravel_index(at, shape), least, strict=True)
+    return quadratic.number([place + float(low) for place, low in axes], radix)
 
-    ``doubt`` (heads, n or 1) bounds the error of each score.
+
+def _peak_of_parabola(
+    square: np.ndarray, linear: np.ndarray, number: Callable[[np.ndarray], np.ndarray], count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`_peak`, for scores c_0 n² + c_1 n (heads,) of increasing integers n = number(0), …, number(count − 1).
+
+    A score takes three operations of relative error 2⁻⁵³, on numbers up to the sum of its terms' magnitudes.  So the greatest
+    that it can be is again a parabola, on either side of n = 0.  If that opens downwards, its greatest value besides the peak's
+    lies next to its vertex, to 0 or to an end; else at an end, or next to the peak, which is one.  So few candidates are enough,
+    however many integers there are.
     """
-    at = scores.argmax(axis=1)
-    rows = np.arange(len(scores))
-    least = scores[rows, at] - np.broadcast_to(doubt, scores.shape)[rows, at]
-    most = scores + doubt
-    most[rows, at] = -np.inf
-    with np.errstate(invalid="ignore"):
-        certain = least - most.max(axis=1) >= CERTAIN  # False where a score is not a number
-    return np.where(certain & np.isfinite(scores).all(axis=1), at, -1)
+    targets = np.stack([linear / (-2 * square), 0 * linear], axis=1)
+    low, high = np.zeros(targets.shape, dtype=np.int64), np.full(targets.shape, count - 1)
+    for _ in range(count.bit_length()):  # the last integer up to each target, by bisection
+        middle = (low + high + 1) // 2
+        below = number(middle) <= targets
+        low, high = np.where(below, middle, low), np.where(below, high, middle - 1)
+    near = (low[:, :, None] + np.arange(-2, 4)).reshape(len(square), -1)
+    ends = np.broadcast_to([0, 1, count - 2, count - 1], (len(square), 4))
+    places = np.concatenate([near, ends], axis=1).clip(0, count - 1)
+    squares, numbers = quadratic.r((number(places),))
+    terms = square[:, None] * squares, linear[:, None] * numbers
+    return _peak(places, terms[0] + terms[1], (np.abs(terms[0]) + np.abs(terms[1])) * 2.0**-51)
+
+
+def _peak(places: np.ndarray, scores: np.ndarray, doubt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each row's greatest score, and whether all others are certain to get attention 0 in float64.
+
+    ``scores`` (heads, n) are those of ``places`` (heads, n) or (n,), and ``doubt`` (heads, n or 1) bounds their errors.
+    """
+    doubt = np.broadcast_to(doubt, scores.shape)
+    rows, first = np.arange(len(scores)), scores.argmax(axis=1)
+    at = np.broadcast_to(places, scores.shape)[rows, first]
+    others = np.where(places == at[:, None], -np.inf, scores + doubt)
+    # False where a score is not a number
+    certain = scores[rows, first] - doubt[rows, first] - others.max(axis=1) >= CERTAIN
+    return at, certain & np.isfinite(scores).all(axis=1)
 
 
 @dataclass(frozen=True)
@@ -141,12 +165,11 @@ class Sight:
     stuffed: bool
 
     @classmethod
-    @lru_cache(maxsize=1024)
-    def of(cls, grid: TokenGrid, plan: Plan, size: tuple[int, ...]) -> "Sight":
-        """Derive it for an input of spatial size ``size``."""
-        affine, padded = grid.affine, False
+    @bounded_cache
+    def of(cls, grid: TokenGrid, plan: Plan) -> "Sight":
+        """Derive it from the grid and where the heads look."""
+        size, affine, padded = grid.size, grid.affine, False
         stuffed = affine is not None and any(step > 1 for _, step in affine)
-        assert grid.step is not None  # else no head is a shift
         if affine is None or (stuffed and any(step > 1 for step in grid.step)):
             affine, padded, stuffed, size = ((0, 1),) * len(size), True, False, grid.shape
         offsets = [

@@ -29,7 +29,7 @@ FactorKey = tuple[float, ...]
 
 def fits(grid: TokenGrid) -> bool:
     """Whether every factor fits in ``FACTOR_BYTES``."""
-    return all(8 * n * len(queries) <= FACTOR_BYTES for n, queries in zip(grid.shape, grid.queries, strict=True))
+    return all(8 * n * queries <= FACTOR_BYTES for n, queries in zip(grid.shape, grid.query_shape, strict=True))
 
 
 def memory(grid: TokenGrid, heads: int, channels: int, dtype: torch.dtype, gpu: bool, recorded: bool) -> int:
@@ -39,8 +39,8 @@ def memory(grid: TokenGrid, heads: int, channels: int, dtype: torch.dtype, gpu: 
     If ``recorded``, as for factors that do not fit, only rows of a single factor are held.
     """
     total, size = 0, dtype.itemsize
-    for n, queries in zip(grid.shape, grid.queries, strict=True):
-        entries = n * len(queries)
+    for n, queries in zip(grid.shape, grid.query_shape, strict=True):
+        entries = n * queries
         if recorded or not fits(grid):
             total += 40 * max(n, min(FACTOR_BYTES // 8, entries))
         else:

@@ -1,5 +1,6 @@
 """Attention factorised over the axes is the paper's function, for any v and w_key_pos."""
 
+import math
 from itertools import permutations
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from construct.attention import smaller_blocks
 from construct.encoding.encodings import Quadratic
 from construct.execution import axial, head_matrices
 from construct.execution.head_matrices import is_identity
-from construct.execution.plan import _peak, plan_for
+from construct.execution.plan import _peak, _peak_of_parabola, plan_for
 from construct.tokens import TokenGrid
 from runs import aim_anywhere
 from verify.samples.call_counter import convolution_calls
@@ -81,10 +82,26 @@ def test_scores_of_distant_keys_make_no_shift_uncertain():
     assert plan_for(layer, TokenGrid.of(layer.geometry, (2_000_000,))).sharp == (0,)
     c, far = np.array([[-1024.0, 2 * 1024.0 * 2**26]]), np.arange(2**26 - 3, 2**26 + 3, dtype=np.float64)
     scores, terms = (Quadratic().along(*both_of, 0) for both_of in ((c, far), (np.abs(c), far)))
-    assert _peak(scores, 0 * terms) == 3
-    assert (
-        _peak(scores, terms * 2.0**-51) == -1
-    )  # here they are exact, but for other numbers the rounding exceeds the gap
+    assert _peak(far, scores, 0 * terms) == (far[3], True)
+    # Here they are exact, but for other numbers the rounding exceeds the gap.
+    assert _peak(far, scores, terms * 2.0**-51) == (far[3], False)
+
+
+ODD = st.sampled_from([0.0, 746.0, 1e-300, 1e300, -1e300, math.inf, math.nan])
+SHARPNESS, CENTRES = (st.one_of(ODD, st.integers(-n, n).map(float), st.floats(-n, n)) for n in (4096, 200))
+
+
+@given(SHARPNESS, CENTRES, st.integers(-40, 40), st.lists(st.integers(1, 5), min_size=1, max_size=60))
+def test_a_few_shifts_tell_the_peak_of_all(alpha: float, tau: float, least: int, gaps: list[int]):
+    """For increasing integers: contiguous shifts, and the parabola's numbers."""
+    numbers = np.cumsum([least, *gaps]).astype(float)
+    c = np.array([[-alpha, 2 * alpha * tau]])
+    with np.errstate(all="ignore"):
+        terms = c[:, :1] * numbers**2, c[:, 1:] * numbers
+        every = _peak(numbers, terms[0] + terms[1], (abs(terms[0]) + abs(terms[1])) * 2.0**-51)
+        place, certain = _peak_of_parabola(*c.T, numbers.__getitem__, len(numbers))
+    assert certain == every[1]
+    assert not certain or numbers[place] == every[0]
 
 
 @pytest.mark.parametrize("size", list(permutations((3, 4, 6))), ids=str)

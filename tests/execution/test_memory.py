@@ -1,4 +1,9 @@
-"""Cost estimates of executions: memory is at least what is really used, multiplications are about right."""
+"""Cost estimates of executions: memory is at least what is really used, multiplications are about right; and what is kept."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -6,8 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from construct import conv_to_mhsa
-from construct.execution import axial
-from construct.execution.kernels import constants
+from construct.execution import axial, cache
+from construct.execution.kernels import byte_cache, constants
 from construct.tokens import TokenGrid
 from runs import channels_last, peak_bytes
 
@@ -112,3 +117,72 @@ def test_multiplications_are_those_that_torch_counts(name: str, content: bool, e
         layer(torch.randn(shape))
     counted = counter.get_total_flops() / 2  # a multiplication and an addition
     assert 0.9 * counted <= layer.multiplications(shape, execution) <= counted
+
+
+# ---- what is kept between calls ------------------------------------------------------------------------------------------
+
+LINES = {
+    "zeros": lambda: nn.Conv1d(1, 4, 3, padding=1),
+    "stride": lambda: nn.Conv1d(1, 2, 5, stride=3),
+    "circular": lambda: nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular"),
+    "depthwise": lambda: nn.Conv1d(2, 2, 3, padding=1, groups=2),
+    "transposed": lambda: nn.ConvTranspose1d(1, 2, 4, stride=2),
+}
+
+
+def numpy_and_python_bytes(run: Callable[[], Any]) -> tuple[int, int]:
+    """What Python and numpy, not torch, keep after a call, and the most that they hold during it."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        run()
+        gc.collect()
+        return tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("name", LINES)
+def test_a_new_length_leaves_little_behind(name: str, grad: bool, encoding: str) -> None:
+    conv: Any = LINES[name]()
+    layer = conv_to_mhsa(conv, encoding=encoding).requires_grad_(False)
+    layer.w_val.requires_grad_(grad)
+    layer(torch.randn(1, conv.in_channels, 40_000))
+    lengths = [40_097, 40_194, 40_291, 40_388]
+    kept, _ = numpy_and_python_bytes(lambda: [layer(torch.randn(1, conv.in_channels, n)) for n in lengths])
+    assert kept < 2**17 * len(lengths)  # a number for each position would be 320,000 bytes
+
+
+@pytest.mark.parametrize("name", ["zeros", "stride", "transposed"])
+def test_planning_a_first_call_numbers_no_positions(name: str) -> None:
+    """So a first call takes about as long as a later one, however long the input: nothing is planned sample by sample."""
+    conv: Any = LINES[name]()
+    layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(1, 1, 2_000_000)
+    _, most = numpy_and_python_bytes(lambda: layer(x))
+    assert most < 2**20
+
+
+def test_caches_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many lengths, and however many heads; the results are the same after everything was forgotten."""
+    monkeypatch.setattr(byte_cache.RESULTS, "most", 2**18)
+    monkeypatch.setattr(cache, "MOST_BYTES", 2**16)
+    conv: Any = nn.Conv1d(1, 1, 64, padding=5, dtype=torch.float64)
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    for n in range(100, 160):
+        x = torch.randn(1, 1, n, dtype=torch.float64)
+        torch.testing.assert_close(layer(x), conv(x).detach())
+        results, calls = byte_cache.RESULTS, cache.ENTRIES[layer].calls
+        assert 0 < results.bytes <= 2**18
+        assert sum(byte_cache.bytes_of(*item) for item in results.items()) < 1.1 * results.bytes
+        assert 0 < calls.bytes <= 2**16
+
+
+def test_bytes_count_what_a_prepared_call_holds() -> None:
+    table = list(range(1000, 2000))
+
+    def call() -> list[int]:
+        return table
+
+    assert byte_cache.bytes_of(call) > byte_cache.bytes_of(table) > 8 * 1000 + 28 * 1000

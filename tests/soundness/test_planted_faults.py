@@ -37,11 +37,6 @@ ENOUGH = 4
 """The least number of faulty layers of each kind that must count."""
 
 
-def forget_grids() -> None:
-    tokens._small.cache_clear()
-    tokens._large.cache_clear()
-
-
 @contextmanager
 def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]:
     """The layer of a convolution with the fault planted; a fault in the code is in force inside the block.
@@ -54,11 +49,11 @@ def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]
     try:
         with pytest.MonkeyPatch.context() as patch:
             layer = conv_to_mhsa(conv) if fault.built else None
-            forget_grids()
+            tokens._grid.cache_clear()
             fault.plant(patch)
             yield conv_to_mhsa(conv) if layer is None else layer
     finally:
-        forget_grids()
+        tokens._grid.cache_clear()
 
 
 # ---- no fault ------------------------------------------------------------------------------------------------------------

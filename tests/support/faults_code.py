@@ -121,8 +121,19 @@ r("of the absolute shift", lambda right, delta: (sum(x * x for x in delta), *(ab
 # ---- the token grid ------------------------------------------------------------------------------------------------------------
 
 
-def sources(name: str, change: Callable[..., Tensor], **options: Any) -> None:
-    function(f"tokens: {name}", tokens, "sources_along_axis", change, **options)
+def grids(name: str, change: Callable[[TokenGrid], Any], **options: Any) -> None:
+    """A fault in the padded grid: ``change`` gives the fields that are wrong."""
+
+    @code_fault(f"tokens: {name}", **options)
+    def _(patch: pytest.MonkeyPatch) -> None:
+        right = tokens._grid
+
+        def changed(g: ConvGeometry, size: Any) -> TokenGrid:
+            grid = right(g, size)
+            return replace(grid, **change(grid))
+
+        changed.cache_clear = right.cache_clear  # type: ignore[attr-defined]
+        patch.setattr(tokens, "_grid", changed)
 
 
 def symmetric(right: Any, n: int, stuff: int, pads: tuple[int, int], mode: str) -> Tensor:
@@ -136,15 +147,14 @@ def off_at_the_end(right: Any, n: int, stuff: int, pads: tuple[int, int], mode: 
 
 
 PADDED: dict[str, Any] = {"paddings": ["numbers", "same"], "transposed": [False]}
-sources(
-    "zeros padded by replicating",
-    lambda right, n, stuff, pads, mode: right(n, stuff, pads, "replicate"),
-    shown_on=ZEROS,
-    padding_modes=["zeros"],
-    **PADDED,
+grids(
+    "zeros padded by replicating", lambda grid: {"mode": "replicate"}, shown_on=ZEROS, padding_modes=["zeros"], **PADDED
 )
-sources("reflect repeats the edge", symmetric, padding_modes=["reflect"], **PADDED)
-sources("circular is off by one at the end", off_at_the_end, padding_modes=["circular"], **PADDED)
+for _name, _change, _mode in (
+    ("reflect repeats the edge", symmetric, "reflect"),
+    ("circular is off by one at the end", off_at_the_end, "circular"),
+):
+    function(f"tokens: {_name}", tokens, "sources_along_axis", _change, padding_modes=[_mode], **PADDED)
 
 
 def _patched_property(patch: pytest.MonkeyPatch, name: str, change: Callable[[ConvGeometry, Any], Any]) -> None:
@@ -157,9 +167,11 @@ def _(patch):
     _patched_property(patch, "pads", lambda g, pads: tuple((after, before) for before, after in pads))
 
 
-sources(
+grids(
     "zeros stuffed with a phase",
-    lambda right, n, stuff, *rest: right(n, stuff, *rest).roll(int(stuff > 1)),
+    lambda grid: {
+        "pads": tuple((b + (s > 1), a - (s > 1)) for s, (b, a) in zip(grid.stuffing, grid.pads, strict=True))
+    },
     shown_on=TRANSPOSED,
     transposed=[True],
 )
@@ -185,36 +197,15 @@ def _(patch):
     patch.setattr(TokenGrid, "gather", unmasked)
 
 
-def _patched_queries(name: str, change: Callable[[ConvGeometry, Any], Any], **options: Any) -> None:
-    """A fault in the queries of an axis: ``change`` receives the grid's geometry and all axes."""
-
-    @code_fault(f"tokens: {name}", **options)
-    def _(patch: pytest.MonkeyPatch) -> None:
-        right = TokenGrid.of.__func__  # type: ignore[attr-defined]
-
-        def changed(cls: Any, g: ConvGeometry, size: Any) -> Any:
-            grid = right(cls, g, size)
-            return cls(grid.sources, tuple(change(g, grid.queries)))
-
-        patch.setattr(TokenGrid, "of", classmethod(changed))
-
-
-_patched_queries(
-    "queries at the first tap",
-    lambda g, queries: ((q - a).clamp(min=0) for q, a in zip(queries, g.anchor, strict=True)),
-    more=2,
-)
-_patched_queries(
+grids("queries at the first tap", lambda grid: {"first": (0,) * len(grid.first)}, more=2)
+grids(
     "queries without stride",
-    lambda g, queries: (torch.arange(len(q)) + q[0] for q in queries),
+    lambda grid: {"step": (1,) * len(grid.step)},
     more=2,
     transposed=[False],
     paddings=["none", "numbers", "valid"],
 )
-_patched_queries(
-    "the last output twice",
-    lambda g, queries: (torch.cat([q[:-1], q[-2:-1] if len(q) > 1 else q[-1:]]) for q in queries),
-)
+grids("queries one place early", lambda grid: {"first": tuple(max(0, n - 1) for n in grid.first)}, more=2)
 
 
 @code_fault("tokens: queries at another anchor than the builder's", built=True, shown_on=ALL)

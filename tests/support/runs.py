@@ -19,6 +19,7 @@ from construct import MHSA, ConvGeometry
 from construct.execution import kernels
 from construct.execution.head_matrices import is_identity
 from construct.execution.kernels import constants, gemm
+from construct.execution.kernels.byte_cache import RESULTS
 from verify.layers.fields import Geometry
 from verify.layers.reading import output_size, token_count
 
@@ -104,7 +105,7 @@ KERNELS = [None, *kernels.KERNELS]
 @contextmanager
 def preferring(name: str | None) -> Iterator[None]:
     """Prefer this kernel inside the block, with blocks as for large inputs and BLAS; None changes nothing."""
-    kernels.select.cache_clear()
+    RESULTS.forget()
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
             patch.setattr(kernels, "KERNELS", {name: kernels.KERNELS[name]} | kernels.KERNELS)
@@ -118,4 +119,4 @@ def preferring(name: str | None) -> Iterator[None]:
                 patch.setattr(constants, constant, number)
             patch.setattr(gemm, "ONEDNN_IS_FASTER", False)
         yield
-    kernels.select.cache_clear()
+    RESULTS.forget()

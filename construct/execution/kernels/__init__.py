@@ -1,7 +1,6 @@
 """Kernels of one-hot heads, and the one place that chooses among them."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from math import prod
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from construct.execution.kernels import batched_gemm, depthwise, gemm_scatter, im2col_gemm, pointwise
 from construct.execution.kernels.adjoint import Polyphase, fill
 from construct.execution.kernels.blocks import most_queries
+from construct.execution.kernels.byte_cache import bounded_cache
 from construct.execution.kernels.gemm import uses_onednn
 from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Kernel, Problem, Task, layout_of, new_images
 from construct.execution.kernels.windows import FIRST, LAST, OTHER, Ints, Shifts
@@ -24,7 +24,7 @@ KERNELS: dict[str, Kernel] = {
 """The kernels by name, in order of preference."""
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache
 def select(problem: Problem) -> Task:
     """The task of the first kernel that accepts the problem."""
     for plan in KERNELS.values():

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
 import torch
 
 from construct.execution.kernels import constants
+from construct.execution.kernels.byte_cache import bounded_cache
 
 _MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", default=None)
 
@@ -40,7 +40,7 @@ def smaller_blocks(queries: int) -> Iterator[None]:
         _MOST_QUERIES.reset(token)
 
 
-@lru_cache(maxsize=256)
+@bounded_cache
 def pieces(length: int, most: int) -> tuple[slice, ...]:
     """Split 0 … length into equal pieces of at most ``most``; the last may be shorter."""
     size = ceil(length / max(1, ceil(length / most))) or 1
@@ -70,7 +70,7 @@ class Block:
         return slice(self.first, self.first + prod(self.shape))
 
 
-@lru_cache(maxsize=256)
+@bounded_cache
 def blocks(output: tuple[int, ...], most: int) -> tuple[Block, ...]:
     """An image's queries in blocks of at most ``most``: whole trailing axes, a range of one axis, one position on the others."""
     axis = len(output)

@@ -9,7 +9,6 @@ phases is summed separately, so that the tokens of a head are adjacent, and then
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from math import prod
 from operator import mul
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from construct.execution.kernels import constants
 from construct.execution.kernels.blocks import Block, blocks, queries_per_block
+from construct.execution.kernels.byte_cache import bounded_cache
 from construct.execution.kernels.gemm import product
 from construct.execution.kernels.problem import ADJOINT, FORWARD, WEIGHTS, Problem, Task, at, stacked
 from construct.execution.kernels.windows import FIRST, LAST, Box, Ints, Shifts, View, clip, phases, strides_of
@@ -107,7 +107,7 @@ class Scattered:
         return y.movedim(0, -1)[block.box].to(like.dtype).reshape(-1, self.width)
 
 
-@lru_cache(maxsize=256)
+@bounded_cache
 def _planes(shifts: Shifts, layout: str, channels: int) -> dict[Ints, tuple[Box, View]]:
     """For each phase of the stride: its tokens, and their view in a buffer of all phases, (*axes, C)."""
     planes, first = {}, 0
@@ -117,7 +117,7 @@ def _planes(shifts: Shifts, layout: str, channels: int) -> dict[Ints, tuple[Box,
     return planes
 
 
-@lru_cache(maxsize=256)
+@bounded_cache
 def _blocks(shifts: Shifts, layout: str, channels: int, queries: int) -> tuple[tuple[Block, tuple[Sum, ...]], ...]:
     """The blocks of at most ``queries`` queries, each with its heads' sums; heads that see nothing are left out."""
     return tuple((block, tuple(_sums(shifts, layout, channels, block))) for block in blocks(shifts.output, queries))

@@ -5,6 +5,8 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
+from construct.execution.kernels.byte_cache import bounded_cache
+
 Ints = tuple[int, ...]
 View = tuple[Ints, Ints, int]
 """Shape, strides and offset of a strided view."""
@@ -168,7 +170,7 @@ class Run:
     steps: Ints
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache
 def runs_of(offsets: tuple[Ints, ...], whole: bool) -> tuple[Run, ...]:
     """All heads, sorted by offset, in runs along the last axis; with ``whole``, in one run if they form a rectangle."""
     offsets = tuple(sorted(offsets))

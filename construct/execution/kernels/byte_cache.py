@@ -1,0 +1,75 @@
+"""A cache bounded by bytes: what is planned for one input size may be large, and there is no end of sizes."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
+
+MOST_BYTES = 2**26
+"""What all cached functions together keep (64 MiB); beyond it, everything is forgotten."""
+
+
+class BoundedCache(dict[Any, Any]):
+    """A dictionary that is emptied before its keys and values take more than ``most`` bytes."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most, self.bytes = most, 0
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Add an entry; it is kept alone if it is larger than ``most``."""
+        size = bytes_of(key, value)
+        if self.bytes + size > self.most:
+            self.forget()
+        self[key] = value
+        self.bytes += size
+
+    def forget(self) -> None:
+        """Drop all entries."""
+        self.clear()
+        self.bytes = 0
+
+
+RESULTS = BoundedCache(MOST_BYTES)
+"""The results of all functions with :func:`bounded_cache`, by function and arguments."""
+
+
+def bounded_cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Cache a function's results, none of which is None, by its arguments, all of which are positional."""
+
+    @wraps(function)
+    def cached(*args: Any) -> Any:
+        key = function, args
+        result = RESULTS.get(key)
+        if result is None:
+            result = function(*args)
+            RESULTS.keep(key, result)
+        return result
+
+    return cached
+
+
+def bytes_of(*things: Any) -> int:
+    """Bytes of Python objects and of all that they hold, without tensors, classes and code."""
+    total, counted, waiting = 0, set[int](), [*things]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in counted or isinstance(thing, Tensor | type):
+            continue
+        counted.add(id(thing))
+        total += sys.getsizeof(thing)
+        if isinstance(thing, tuple | list):
+            waiting.extend(thing)
+        elif isinstance(thing, dict):
+            waiting.extend(thing)
+            waiting.extend(thing.values())
+        elif isinstance(thing, slice):
+            waiting.extend((thing.start, thing.stop))
+        elif isinstance(thing, FunctionType):
+            waiting.extend(cell.cell_contents for cell in thing.__closure__ or ())
+        else:
+            waiting.append(getattr(thing, "__dict__", ()))
+    return total
