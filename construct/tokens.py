@@ -69,7 +69,7 @@ def check_reach(n: int, pads: tuple[int, int], mode: str) -> None:
 
 
 def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...]:
-    """The spatial size of the output for an input of spatial size ``size``.
+    """The spatial size of the output for an input of spatial size ``size``; of a transposed layer, it may be empty.
 
     Raises:
         RuntimeError: there is none; torch's convolution raises too.
@@ -77,7 +77,7 @@ def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...
     if any(n < 1 for n in size):
         raise RuntimeError(f"MHSA: every spatial size must be positive, got {tuple(size)}")
     output = geometry.output_size(size)
-    if any(o < 1 for o in output):
+    if any(o < (0 if geometry.transposed else 1) for o in output):
         raise RuntimeError(
             f"MHSA: an input of size {tuple(size)} is too small for kernel {geometry.kernel_size} with dilation "
             f"{geometry.dilation} and padding {geometry.padding}: the output would be {output}"
@@ -112,7 +112,7 @@ class TokenGrid:
         """The grid for an input of spatial size ``size``; cached.
 
         Raises:
-            RuntimeError: this size has no output, or the padding mode cannot pad it.
+            RuntimeError: this size has no output or an empty one, or the padding mode cannot pad it.
         """
         return _grid(geometry, size)
 
@@ -229,6 +229,8 @@ class TokenGrid:
 @lru_cache(maxsize=512)
 def _grid(geometry: ConvGeometry, size: tuple[int, ...]) -> TokenGrid:
     output = output_size(geometry, size)
+    if 0 in output:
+        raise RuntimeError(f"MHSA: an input of size {size} has an empty output, {output}: there is no query")
     for n, pads in zip(size, geometry.pads, strict=True):
         check_reach(n, pads, geometry.padding_mode)
     return TokenGrid(

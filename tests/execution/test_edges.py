@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import verify
 from construct import conv_to_mhsa
+from construct.attention import EXECUTIONS
 from construct.errors import NotEnoughMemory
 from verify.samples.sampling import check_call
 
@@ -61,3 +63,48 @@ def test_an_output_size_is_whole_numbers(wanted: Any) -> None:
 def test_what_is_no_tensor(given: Any) -> None:
     with pytest.raises(TypeError, match="MHSA"):
         conv_to_mhsa(nn.Conv2d(3, 4, 3))(given)
+
+
+EMPTY = {
+    "one axis": (nn.ConvTranspose2d(1, 2, (1, 3), padding=(1, 0)), (3, 1, 2, 9), (3, 2, 0, 11)),
+    "every axis": (nn.ConvTranspose2d(1, 2, 1, padding=1), (3, 1, 2, 2), (3, 2, 0, 0)),
+    "stride": (nn.ConvTranspose2d(4, 2, (1, 3), padding=(2, 0), stride=(3, 1), groups=2), (3, 4, 2, 9), (3, 2, 0, 11)),
+    "1-D": (nn.ConvTranspose1d(1, 2, 1, padding=1, bias=False), (3, 1, 2), (3, 2, 0)),
+    "3-D": (nn.ConvTranspose3d(1, 2, 1, padding=(1, 0, 0)), (3, 1, 2, 3, 3), (3, 2, 0, 3, 3)),
+    "no images": (nn.ConvTranspose2d(1, 2, (1, 3), padding=(1, 0)), (0, 1, 2, 9), (0, 2, 0, 11)),
+}
+"""Transposed layers, inputs, and their empty outputs.  Torch returns these or raises, by backend: type, batch and threads."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_output_of_a_transposed_layer(name: str, execution: str, dtype: torch.dtype) -> None:
+    conv, shape, expected = EMPTY[name]
+    layer = conv_to_mhsa(conv, execution=execution).to(dtype)
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+    with contextlib.suppress(RuntimeError):
+        assert conv(x.detach().float()).shape == expected
+    for call in (layer, torch.func.functional_call, torch.compile(layer, backend="eager")):
+        y = call(x) if call is not torch.func.functional_call else call(layer, dict(layer.named_parameters()), x)
+        assert (y.shape, y.dtype) == (expected, dtype)
+    if shape[0]:
+        assert layer(x[0]).shape == expected[1:]
+    layer(x).sum().backward()
+    for tensor in (x, layer.w_val, layer.w_out):
+        assert tensor.grad is not None
+        assert not tensor.grad.any()
+
+
+def test_other_empty_outputs_are_refused() -> None:
+    """There is none of a convolution, nor a negative one; and attention has no map, and a certificate no grid, without queries."""
+    conv = nn.ConvTranspose2d(1, 2, (1, 3), padding=(1, 0))
+    layer, x = conv_to_mhsa(conv), torch.zeros(3, 1, 2, 9)
+    with pytest.raises(RuntimeError, match=r"MHSA: an input of size .* has an empty output"):
+        layer.attention_probabilities(x)
+    with pytest.raises(ValueError, match="too small: the output would be"):
+        verify.certify(conv, layer, grid=(2, 9))
+    assert verify.compare(conv, layer, x[:0]).compared == 0
+    for refused in (nn.ConvTranspose2d(1, 2, (1, 3), padding=(2, 0)), nn.Conv2d(1, 2, 3)):
+        with pytest.raises(RuntimeError, match=r"MHSA: an input of size .* is too small"):
+            conv_to_mhsa(refused)(x)

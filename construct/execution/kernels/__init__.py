@@ -79,7 +79,7 @@ def prepare(kind: str, images: Tensor, w: Tensor, shifts: Shifts, dtype: torch.d
     batch, layout = images.shape[0], LAST if last else FIRST
     layouts = layout_of(images, w.dtype), OTHER if dtype != w.dtype else layout
     task = None
-    if heads and batch:
+    if heads and batch and 0 not in shifts.size + shifts.output:
         x_layout, y_layout = reversed(layouts) if kind == ADJOINT else layouts
         task = _select(kind, shifts, w.shape, batch, w.dtype, w.device, x_layout, y_layout, most_queries())
         if dtype == w.dtype:
