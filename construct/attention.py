@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from math import prod
+from operator import index
 from typing import Any
 
 import torch
@@ -253,7 +254,7 @@ class MHSA(nn.Module):
     def _grid_of(self, shape: Sequence[int]) -> TokenGrid:
         if len(shape) != self.geometry.dims + 2:
             raise ValueError(f"MHSA: expected a shape (B, D_in, {self.geometry.dims} sizes), got {tuple(shape)}")
-        return TokenGrid.of(self.geometry, tuple(shape[2:]))
+        return TokenGrid.of(self.geometry, tuple(map(index, shape[2:])))
 
     # ---- the call ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """``construct.conv_to_mhsa``: Theorem 1 as a program, from a convolution to the attention layer that computes the same function."""
 
 from collections.abc import Sequence
+from operator import index
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from construct.attention import MHSA
 from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA
 from construct.errors import require
-from construct.geometry import ConvGeometry
+from construct.geometry import ConvGeometry, whole_numbers
 from construct.heads import balanced_radix
 from construct.modules.convolutions import geometry_of
 from construct.modules.parametrizations import with_effective_weight
@@ -132,7 +133,7 @@ def kernel_to_mhsa(
     # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
     # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
     taps = heads.tap_matrices(weight.detach(), geometry)[list(order)]
-    w_val, w_out = heads.factor(taps, head_dim if pieces == 1 else pieces * head_dim)  # type: ignore[operator]
+    w_val, w_out = heads.factor(taps, head_dim if pieces == 1 else pieces * index(head_dim))  # type: ignore[operator]
     # Several heads at one shift have the same attention, and their widths add up.
     w_val, w_out = heads.split_heads(w_val, w_out, pieces)
     v, w_key_pos, w_qry, w_key, u = (x.repeat_interleave(pieces, dim=0) for x in (v, w_key_pos, w_qry, w_key, u))
@@ -144,15 +145,16 @@ def kernel_to_mhsa(
 
 def _heads_per_shift(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:
     """How many heads look at each shift."""
-    if heads_per_shift == 1:
-        return 1
-    if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1:
-        raise ValueError(f"several heads at a shift take a head_dim that is a positive number, not {head_dim!r}")
-    if heads_per_shift is None:
-        return -(-min(geometry.in_channels, geometry.out_channels) // (geometry.groups * head_dim))
-    if not isinstance(heads_per_shift, int) or isinstance(heads_per_shift, bool) or heads_per_shift < 1:
+    number = (0,) if heads_per_shift is None else whole_numbers([heads_per_shift])
+    if number is None or (number[0] < 1 and heads_per_shift is not None):
         raise ValueError(f"heads_per_shift is {heads_per_shift!r}, neither None nor a positive number")
-    return heads_per_shift
+    if number == (1,):
+        return 1
+    width = whole_numbers([head_dim])
+    if width is None or width[0] < 1:
+        raise ValueError(f"several heads at a shift take a head_dim that is a positive number, not {head_dim!r}")
+    needed = -(-min(geometry.in_channels, geometry.out_channels) // (geometry.groups * width[0]))
+    return number[0] or needed
 
 
 def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from operator import index
+from typing import Any
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
@@ -52,11 +53,15 @@ class ConvGeometry:
     def __post_init__(self) -> None:
         if not isinstance(self.transposed, bool):
             raise ValueError(f"transposed is {self.transposed!r}, neither True nor False")
-        if not self.output_padding:
-            object.__setattr__(self, "output_padding", (0,) * len(self.kernel_size))
-        _check_vector("kernel_size", self.kernel_size, len(self.kernel_size) or 1, least=1)
-        for name, least in (("stride", 1), ("dilation", 1), ("output_padding", 0)):
-            _check_vector(name, getattr(self, name), self.dims, least)
+        dims = len(self.kernel_size)
+        least = {"kernel_size": 1, "stride": 1, "dilation": 1, "output_padding": 0}
+        if len(self.output_padding) == 0:
+            object.__setattr__(self, "output_padding", (0,) * dims)
+        if not isinstance(self.padding, str):
+            least["padding"] = 0
+        for name, smallest in least.items():
+            vector = _vector(name, getattr(self, name), dims or 1, smallest)
+            object.__setattr__(self, name, vector)
         if isinstance(self.padding, str):
             if self.padding not in ("same", "valid"):
                 raise ValueError(f"padding is {self.padding!r}, neither numbers nor 'same' nor 'valid'")
@@ -64,11 +69,11 @@ class ConvGeometry:
                 raise ValueError(f"padding {self.padding!r} has no meaning for a transposed convolution")
             if self.padding == "same" and any(s != 1 for s in self.stride):
                 raise ValueError("padding='same' does not go with a stride")
-        else:
-            _check_vector("padding", self.padding, self.dims, least=0)
         for name in ("in_channels", "out_channels", "groups"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            number = whole_numbers([getattr(self, name)])
+            if number is None or number[0] < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, not a positive whole number")
+            object.__setattr__(self, name, number[0])
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise ValueError(
                 f"{self.groups} groups do not divide {self.in_channels} input and {self.out_channels} output channels"
@@ -164,13 +169,20 @@ class ConvGeometry:
         return replace(self, output_padding=tuple(n - lo for n, lo in zip(wanted, least, strict=True)))
 
 
-def _check_vector(name: str, values: object, length: int, least: int) -> None:
-    """Refuse anything that is not a tuple of ``length`` whole numbers, each at least ``least``."""
-    if not (
-        isinstance(values, tuple)
-        and len(values) == length
-        and all(isinstance(x, int) and not isinstance(x, bool) for x in values)
-    ):
+def whole_numbers(values: Any) -> tuple[int, ...] | None:
+    """A sequence of whole numbers of any type (numpy's, tensors of one), as ints; None for anything else, truth values included."""
+    try:
+        numbers = tuple(values)
+        return None if any(isinstance(x, bool) for x in numbers) else tuple(map(index, numbers))
+    except TypeError:
+        return None
+
+
+def _vector(name: str, values: Any, length: int, least: int) -> tuple[int, ...]:
+    """A tuple of ``length`` whole numbers as ints; anything else, or a number below ``least``, is refused."""
+    numbers = whole_numbers(values) if isinstance(values, tuple) else None
+    if numbers is None or len(numbers) != length:
         raise ValueError(f"{name} is {values!r}, not {length} whole number{'s' if length > 1 else ''}")
-    if any(x < least for x in values):
+    if min(numbers, default=least) < least:
         raise ValueError(f"{name} is {values!r}, below {least}")
+    return numbers

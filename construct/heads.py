@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from construct.geometry import ConvGeometry
+from construct.geometry import ConvGeometry, whole_numbers
 
 # ---- where heads look ------------------------------------------------------------------------------------------------
 
@@ -44,8 +44,8 @@ def bijection(shifts: Sequence[Shift], order: Sequence[int] | None = None) -> tu
     Raises:
         ValueError: ``order`` is not a permutation of all taps, or two taps have the same shift.
     """
-    order = tuple(range(len(shifts)) if order is None else order)
-    if sorted(order) != list(range(len(shifts))):
+    order = whole_numbers(range(len(shifts)) if order is None else order)
+    if order is None or sorted(order) != list(range(len(shifts))):
         raise ValueError(f"the order of heads is not a permutation of 0 … {len(shifts) - 1}")
     if len(set(shifts)) != len(shifts):
         raise ValueError("two heads look at the same shift: no bijection")
@@ -162,7 +162,9 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
         except NoFactors as reason:
             log.warning("%s; D_h stays %d", reason, least)
         head_dim = None
-    if isinstance(head_dim, int) and not isinstance(head_dim, bool) and head_dim > 0:
+    number = whole_numbers([head_dim])
+    if number is not None and number[0] > 0:
+        head_dim = number[0]
         if head_dim < least:
             return _truncated(taps, head_dim)
         w_val, w_out = factor(taps)

@@ -101,7 +101,8 @@ def _arguments(
     if inputs is not None:
         return inputs if isinstance(inputs, tuple) else (inputs,), {}
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    return (torch.randn(batch, *input_size, dtype=dtype, generator=torch.Generator().manual_seed(0)),), {}
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn(batch, *input_size, dtype=dtype, generator=generator, device="cpu"),), {}
 
 
 def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int | None]]:

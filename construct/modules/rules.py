@@ -86,7 +86,9 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
     terms = 2 * sum(g.in_channels // g.groups * g.taps + 1 for g in geometries)
     ran, failure = 0, "there are none"
     for size in sizes(geometries):
-        x = torch.randn(BATCH, geometries[0].in_channels, *size, generator=generator, dtype=torch.float64).to(device)
+        x = torch.randn(
+            BATCH, geometries[0].in_channels, *size, generator=generator, dtype=torch.float64, device="cpu"
+        ).to(device)
         try:
             expected = exact(x.clone())
         except Exception as error:

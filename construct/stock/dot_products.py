@@ -40,7 +40,7 @@ from torch import Tensor
 from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import Refusal, UnsupportedLayer, require
-from construct.geometry import ConvGeometry
+from construct.geometry import ConvGeometry, whole_numbers
 from construct.tokens import TokenGrid
 
 DTYPES = (torch.float32, torch.float64)
@@ -115,10 +115,10 @@ def positions(grid: TokenGrid, constant: bool) -> Tensor:
     return torch.stack([*p, square, *([torch.ones_like(square)] if constant else [])], dim=1)
 
 
-def sources(grid: TokenGrid, size: Sequence[int]) -> Tensor:
+def sources(grid: TokenGrid) -> Tensor:
     """The source of each token, int64 (T,): 0 for zeros, i + 1 for a copy of input position i (row-major)."""
     copied, real = torch.zeros((), dtype=torch.int64, device="cpu"), torch.ones((), dtype=torch.bool, device="cpu")
-    for n, source in zip(size, grid.sources, strict=True):
+    for n, source in zip(grid.size, grid.sources, strict=True):
         copied = copied[..., None] * n + source
         real = real[..., None] & (source >= 0)
     return torch.where(real, copied + 1, 0).flatten()
@@ -159,14 +159,14 @@ def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
         ValueError: this geometry accepts no input of size ``grid``.
         NotEnoughMemory: even the token numbers would not fit.
     """
-    whole = isinstance(grid, tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in grid)
-    if not whole or len(grid) != geometry.dims:
+    size = whole_numbers(grid) if isinstance(grid, tuple) else None
+    if size is None or len(size) != geometry.dims:
         raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
-    lengths = [*map(abs, geometry.token_shape(grid)), *map(abs, geometry.output_size(grid))]
+    lengths = [*map(abs, geometry.token_shape(size)), *map(abs, geometry.output_size(size))]
     tokens = 8 * (6 + 3 * geometry.dims) * prod(lengths[: geometry.dims])  # positions, sources, intermediate tensors
     require(32 * sum(lengths) + tokens, torch.device("cpu"), f"numbering the padded grid of an input of size {grid}")
     try:
-        return TokenGrid.of(geometry, grid)
+        return TokenGrid.of(geometry, size)
     except RuntimeError as error:
         raise ValueError(str(error)) from error
 

@@ -206,6 +206,7 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     if layer.has_content():
         refuse(layer, "its scores depend on the content, and only scores of positions are plain dot products here")
     tokens = token_grid(g, grid)
+    grid = tokens.size
     centres = tuple(centre.sharpened(dtype) for centre in _centres(layer, tokens))
     heads, groups, d_in, d_h = layer.w_val.shape
     d_out = layer.w_out.shape[3]
@@ -319,8 +320,8 @@ def _layout(geometry: ConvGeometry, size: tuple[int, ...], constant: bool) -> di
     grid = token_grid(geometry, size)
     return {
         "positions": positions(grid, constant),
-        "sources": sources(grid, size),
-        "query_tokens": grid.query_tokens.clone(),  # the grid is cached
+        "sources": sources(grid),
+        "query_tokens": grid.query_tokens,
     }
 
 

@@ -81,7 +81,7 @@ def test_scores_of_distant_keys_make_no_shift_uncertain():
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 1), alpha=747.0)
     assert plan_for(layer, TokenGrid.of(layer.geometry, (2_000_000,))).sharp == (0,)
     c, far = np.array([[-1024.0, 2 * 1024.0 * 2**26]]), np.arange(2**26 - 3, 2**26 + 3, dtype=np.float64)
-    scores, terms = (Quadratic().along(*both_of, 0) for both_of in ((c, far), (np.abs(c), far)))
+    scores, terms = (Quadratic().along(numbers, far, 0) for numbers in (c, np.abs(c)))
     assert _peak(far, scores, 0 * terms) == (far[3], True)
     # Here they are exact, but for other numbers the rounding exceeds the gap.
     assert _peak(far, scores, terms * 2.0**-51) == (far[3], False)
@@ -99,7 +99,7 @@ def test_a_few_shifts_tell_the_peak_of_all(alpha: float, tau: float, least: int,
     with np.errstate(all="ignore"):
         terms = c[:, :1] * numbers**2, c[:, 1:] * numbers
         every = _peak(numbers, terms[0] + terms[1], (abs(terms[0]) + abs(terms[1])) * 2.0**-51)
-        place, certain = _peak_of_parabola(*c.T, numbers.__getitem__, len(numbers))
+        place, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers.__getitem__, len(numbers))
     assert certain == every[1]
     assert not certain or numbers[place] == every[0]
 

@@ -1,6 +1,7 @@
 """Edge cases of the layer found by experiment: absurd sizes, empty batches, tracing, short forms, and non-tensors."""
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,9 @@ def test_an_empty_output_of_a_transposed_layer(name: str, execution: str, dtype:
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     with contextlib.suppress(RuntimeError):
         assert conv(x.detach().float()).shape == expected
-    for call in (layer, torch.func.functional_call, torch.compile(layer, backend="eager")):
-        y = call(x) if call is not torch.func.functional_call else call(layer, dict(layer.named_parameters()), x)
+    functional = partial(torch.func.functional_call, layer, dict(layer.named_parameters()))
+    for call in (layer, functional, torch.compile(layer, backend="eager")):
+        y = call(x)
         assert (y.shape, y.dtype) == (expected, dtype)
     if shape[0]:
         assert layer(x[0]).shape == expected[1:]

@@ -602,7 +602,7 @@ def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
         ({"attention": lambda x: x * float("nan")}, "no output of the layer is finite"),
         ({"attention": lambda x: x.sum()}, r"makes \(\)"),
         ({"attention": lambda x: x[:1]}, r"makes \(1, 2, 4, 4\) of .*as of the first input"),
-        ({"kernel_size": np.int64(3)}, "kernel_size is a whole number"),
+        ({"kernel_size": np.float64(3)}, "kernel_size is a whole number"),
         (
             {"attention": lambda x: None},
             r"cannot be run.*gives a NoneType, and not a tensor \(batch, channels, \*output\)$",

@@ -121,7 +121,7 @@ def certified(
 def _require_comparable(problem: Problem) -> None:
     """Refuse layers that cannot be compared, and torch settings under which the rounding model does not hold."""
     conv, mhsa, theirs, ours = problem.conv_module, problem.layer, problem.geometry, problem.attention.geometry
-    if flushes_to_zero(torch.zeros((), dtype=torch.float64)) or flushes_to_zero(mhsa.w_val):
+    if flushes_to_zero(torch.zeros((), dtype=torch.float64, device="cpu")) or flushes_to_zero(mhsa.w_val):
         raise ValueError(
             "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic "
             "(switch it off with torch.set_flush_denormal(False))"

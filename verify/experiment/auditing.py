@@ -8,13 +8,22 @@ at the border.  5. Translation equivariance.  6. The attention of each head, on 
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod
+from operator import index
 from typing import Any
 
 import numpy as np
 import torch
 
 from verify.experiment.audit_record import Audit
-from verify.experiment.black_box import BUDGET, INPUT_SIZES, BlackBox, LinearMap, impulse_response, sizes_by_channel
+from verify.experiment.black_box import (
+    BUDGET,
+    INPUT_SIZES,
+    BlackBox,
+    LinearMap,
+    impulse_response,
+    sizes_by_channel,
+    whole_numbers,
+)
 from verify.experiment.head_maps import summarise_heads
 from verify.experiment.least_squares import Fit, convolved, nearest_convolution, regression
 from verify.experiment.receptive_fields import MODES, ReceptiveField, Vector, half_of
@@ -65,11 +74,12 @@ def audit(
     """
     black_box = BlackBox(attention, grid, in_channels, dtype, budget)
     most = _sizes(kernel_size, black_box.grid)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(index(seed))
     if most_channels is not None:
-        if type(most_channels) is not int or most_channels < 1:
+        channels = whole_numbers([most_channels])
+        if channels is None:
             raise ValueError(f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}")
-        black_box.narrow(most_channels, random)
+        black_box.narrow(channels[0], random)
     black_box.rescale()
     linear = impulse_response(black_box, random, budget)
     if not linear.finite.any():
@@ -134,8 +144,8 @@ def audit(
 def _sizes(kernel_size: Any, grid: Vector) -> Vector | None:
     if kernel_size is None:
         return None
-    sizes = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,) * len(grid)
-    if len(sizes) != len(grid) or not all(type(k) is int and k >= 1 for k in sizes):
+    sizes = whole_numbers(kernel_size if isinstance(kernel_size, Sequence) else [kernel_size] * len(grid))
+    if sizes is None or len(sizes) != len(grid):
         raise ValueError(f"kernel_size is a whole number, or one for each of {len(grid)} axes, and not {kernel_size!r}")
     return sizes
 

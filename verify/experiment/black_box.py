@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import frexp, prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,17 @@ FAR = 300
 """Outputs above 2^FAR or below 2^−FAR are rescaled to keep their squares in float64's range."""
 _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
 _BATCH_BYTES = 2**24
+
+
+def whole_numbers(values: Any) -> tuple[int, ...] | None:
+    """A sequence of positive whole numbers of any type (numpy's, tensors of one), as ints; None for anything else."""
+    try:
+        numbers = tuple(values)
+        if any(isinstance(n, bool) or index(n) < 1 for n in numbers):
+            return None
+    except TypeError:
+        return None
+    return tuple(map(index, numbers))
 
 
 class BlackBox:
@@ -51,11 +63,12 @@ class BlackBox:
     def __init__(self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype, budget: int):
         if not callable(attention):
             raise ValueError(f"an audit needs a layer or a function, not {type(attention).__name__}")
-        if not (isinstance(grid, tuple | list) and grid and all(type(n) is int and n >= 1 for n in grid)):
+        sizes = whole_numbers(grid)
+        if not sizes:
             raise ValueError(f"the grid is the input's spatial size, a tuple of whole numbers, and not {grid!r}")
         if dtype not in _AMPLITUDE:
             raise ValueError(f"a layer is audited in float64 or float32, not {dtype}")
-        self.grid, self.dtype = tuple(grid), dtype
+        self.grid, self.dtype = sizes, dtype
         self.function: Any = attention
         if isinstance(attention, nn.Module):
             if any(tensor.is_complex() for tensor in attention.parameters()):
@@ -73,10 +86,12 @@ class BlackBox:
                 )
         if in_channels is None:
             in_channels = getattr(attention, "embed_dim" if self.stock else "in_channels", None)
-        if type(in_channels) is not int or in_channels < 1:
+        channels = whole_numbers([in_channels])
+        if channels is None:
             raise ValueError(
                 f"how many channels does the layer take? Give in_channels=, a number and not {in_channels!r}"
             )
+        (in_channels,) = channels
         self.channels = in_channels
         if (needed := 8 * in_channels * prod(self.grid)) > budget:
             raise ValueError(
@@ -121,14 +136,14 @@ class BlackBox:
         return np.ldexp(y[:, self.outputs].transpose(0, 2, 1), -self.exponent)
 
     def _input(self, x: np.ndarray) -> torch.Tensor:
-        full = torch.zeros(len(x), self.channels, *self.grid, dtype=self.dtype)
+        full = torch.zeros(len(x), self.channels, *self.grid, dtype=self.dtype, device="cpu")
         full[:, torch.from_numpy(self.inputs)] = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
         return full
 
     def _run(self, x: np.ndarray) -> np.ndarray:
         tensor = self._input(x)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.device("cpu"):  # where the copy is, whatever the default
                 if self.stock:
                     tokens = tensor.flatten(2).transpose(1, 2)
                     y = self.function(tokens, tokens, tokens, need_weights=False)[0]
@@ -161,7 +176,7 @@ class BlackBox:
         tensor = self._input(x)
         own = own or getattr(self.function, "attention_probabilities", None)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.device("cpu"):  # where the copy is, whatever the default
                 p = self._hooked(x) if own is None else own(tensor)
             if p is None:
                 return None

@@ -107,7 +107,7 @@ def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
         grown = (count / tokens[-1]) ** 2 if tokens else 1.0
         if (layer.execution == "dense" and pairs > PAIRS) or (tokens and seconds[-1] * grown * rounds > SECONDS):
             break
-        x = torch.zeros(1, g.in_channels, *size).to(layer.w_val)
+        x = layer.w_val.new_zeros(1, g.in_channels, *size)
         tokens.append(count)
         with torch.no_grad():
             layer(x)

@@ -96,7 +96,7 @@ def attention_of(
     if alpha is not None:
         layer = _softened(layer, alpha)
     if x is None:
-        x = torch.randn(1, layer.in_channels, *size, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(1, layer.in_channels, *size, generator=torch.Generator().manual_seed(0), device="cpu")
     with torch.no_grad():
         content = layer.has_content()
         probabilities = layer.attention_probabilities(x[:1].to(layer.w_val))[0].cpu().numpy()

@@ -161,7 +161,7 @@ def _content_input(mhsa: Any, part: torch.Tensor | None, size: tuple[int, ...]) 
     if part is not None:
         return part.to(mhsa.w_val)
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, mhsa.in_channels, *size, generator=generator).to(mhsa.w_val)
+    return torch.randn(1, mhsa.in_channels, *size, generator=generator, device="cpu").to(mhsa.w_val)
 
 
 def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:

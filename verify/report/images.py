@@ -180,13 +180,15 @@ def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor
     scikit-learn is installed.
     """
     if shape == (1, 8, 8):
-        return torch.tensor(digit())[None, None].to(dtype), "a handwritten digit of scikit-learn's, pixels from 0 to 1"
+        return torch.tensor(digit(), device="cpu")[None, None].to(
+            dtype
+        ), "a handwritten digit of scikit-learn's, pixels from 0 to 1"
     if not has_photograph(shape):
         return None
     try:
         from sklearn.datasets import load_sample_image
 
-        image = torch.tensor(load_sample_image("flower.jpg").copy())
+        image = torch.tensor(load_sample_image("flower.jpg").copy(), device="cpu")
     except (ImportError, OSError):  # reading it needs pillow
         return None
     square = image.permute(2, 0, 1)[None, :, :, 106:533].double() / 255  # 427 × 427, the flower in the middle

@@ -158,7 +158,7 @@ def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] =
     generator = torch.Generator().manual_seed(seed)
     count, channels, *least = generated_shape(conv, samples)
     shape = (count, channels, *map(max, least, size or least))
-    x = torch.randn(shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     return x.to(dtype=conv.weight.dtype, device=conv.weight.device)
 
 

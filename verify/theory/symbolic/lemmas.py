@@ -11,6 +11,7 @@ to ``MOST_DIMS``.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import index
 
 from verify.theory.symbolic.proof import Proof
 from verify.theory.symbolic.proofs_encodings import absolute_steps, one_component_steps, parabola_steps
@@ -46,8 +47,9 @@ def prove_lemma1(dims: int) -> Proof:
     >>> print(str(verify.prove_lemma1(dims=1)).splitlines()[-1])
     10 steps by sympy, 1 argued
     """
+    dims = _checked(dims)
     claim = (
-        f"Lemma 1 (d = {_checked(dims)}): for all kernels W_j, biases and inputs, strides and dilations, heads that each attend "
+        f"Lemma 1 (d = {dims}): for all kernels W_j, biases and inputs, strides and dilations, heads that each attend "
         "the one key at query + τ_j, in any order, compute the convolution."
     )
     return Proof(claim, tuple(lemma1_steps(dims)))
@@ -74,8 +76,9 @@ def prove_lemma2(dims: int) -> Proof:
     [identity] v·r_δ = −α(‖δ − τ‖² − ‖τ‖²) for all δ and τ
         -alpha*delta_1**2 + 2*alpha*delta_1*tau_1 = -alpha*(-tau_1**2 + (delta_1 - tau_1)**2)
     """
+    dims = _checked(dims)
     claim = (
-        f"Lemma 2 (d = {_checked(dims)}): for all integer shifts τ, on all grids, attention with the code's r and v tends to "
+        f"Lemma 2 (d = {dims}): for all integer shifts τ, on all grids, attention with the code's r and v tends to "
         "one-hot on the key at query + τ as α grows."
     )
     return Proof(claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims)))
@@ -109,8 +112,9 @@ def prove_theorem(dims: int) -> Proof:
     >>> proof.discharged, proof.argued
     (30, 1)
     """
+    dims = _checked(dims)
     claim = (
-        f"Theorem 1 (d = {_checked(dims)}): for all kernels, biases and inputs, multi-head self-attention with the code's r and v "
+        f"Theorem 1 (d = {dims}): for all kernels, biases and inputs, multi-head self-attention with the code's r and v "
         "and one head a tap tends to the convolution as α grows."
     )
     attended = Proof(
@@ -149,8 +153,9 @@ def prove_leakage_off_lattice() -> Proof:
 
 def prove_factorisation(dims: int) -> Proof:
     """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not factorise."""
+    dims = _checked(dims)
     claim = (
-        f"Axis factorisation (d = {_checked(dims)}): for all rectangular grids, α and real τ, attention is the Kronecker product "
+        f"Axis factorisation (d = {dims}): for all rectangular grids, α and real τ, attention is the Kronecker product "
         "of one row-stochastic matrix an axis; not so with a full covariance, nor with the parabola."
     )
     return Proof(claim, (*factorisation_steps(dims), *no_factorisation_steps()))
@@ -167,8 +172,9 @@ def prove_relative_from_absolute() -> Proof:
 
 def prove_absolute_encoding(dims: int) -> Proof:
     """Prove that a dot product of d + 1 positional features of query and key has the softmax of Lemma 2."""
+    dims = _checked(dims)
     claim = (
-        f"Absolute encoding (d = {_checked(dims)}): for all q and τ, α(2(q + τ)·k − ‖k‖²), a dot product of d + 1 features, has "
+        f"Absolute encoding (d = {dims}): for all q and τ, α(2(q + τ)·k − ‖k‖²), a dot product of d + 1 features, has "
         "the softmax over the keys k of −α‖k − q − τ‖²."
     )
     return Proof(claim, tuple(absolute_steps(dims)))
@@ -176,8 +182,9 @@ def prove_absolute_encoding(dims: int) -> Proof:
 
 def prove_parabola(dims: int) -> Proof:
     """Prove that D_p = 2 suffices: a mixed radix numbers the shifts of a bounded box, and Lemma 2 in 1-D applies to the numbers."""
+    dims = _checked(dims)
     claim = (
-        f"The parabola (d = {_checked(dims)}): for all shifts of a box of sides m_i, numbered by the code's n(δ), D_p = 2 is "
+        f"The parabola (d = {dims}): for all shifts of a box of sides m_i, numbered by the code's n(δ), D_p = 2 is "
         "enough: r = (n², n), v = −α(1, −2n(τ))."
     )
     return Proof(claim, tuple(parabola_steps(dims)))
@@ -224,8 +231,8 @@ def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
 
 
 def _checked(dims: int) -> int:
-    if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1:
+    if isinstance(dims, bool) or not hasattr(dims, "__index__") or index(dims) < 1:
         raise ValueError(f"dims must be an integer of at least 1, got {dims!r}")
-    if dims > MOST_DIMS:
+    if index(dims) > MOST_DIMS:
         raise ValueError(f"dims must be at most {MOST_DIMS}, as an array has at most 64 axes, got {dims}")
-    return dims
+    return index(dims)
