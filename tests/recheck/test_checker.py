@@ -269,7 +269,7 @@ def test_numpy_that_raises_changes_nothing(files):
         assert files.check().verdict.name == "PROVED"
 
 
-@pytest.mark.parametrize("arguments", [(), ("chekc",), ("check",), ("check", "a", "--conv", "b", "--mhsa", "\n\x1bc")])
+@pytest.mark.parametrize("arguments", [("chekc",), ("check",), ("check", "a", "--conv", "b", "--mhsa", "\n\x1bc")])
 def test_bad_arguments_are_refused_in_one_line(arguments, verify_command):
     verify_command.refuses(*arguments)
 
