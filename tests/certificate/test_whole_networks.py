@@ -30,8 +30,6 @@ from verify.samples import accuracy as accuracy_module
 from verify.samples.accuracy import accuracy
 from verify.samples.network import CallComparison, compare_numbers
 
-SCALE = torch.tensor([2.0])
-
 
 class After(nn.Module):
     """A convolution followed by some operation."""
@@ -87,12 +85,6 @@ def _seeded() -> None:
 # ---- nothing else differs --------------------------------------------------------------------------------------------------------
 
 
-class Sigmoid(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(x)
-
-
 def branching(x: Tensor) -> Tensor:
     if bool(x.sum() > 0):
         return torch.sigmoid(x) * x
@@ -102,30 +94,6 @@ def branching(x: Tensor) -> Tensor:
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # people have such networks
     scripted, scripted_child = torch.jit.script(branching), torch.jit.script(nn.SiLU())
-
-
-def in_place(x: Tensor) -> Tensor:
-    view = x[:, :1]
-    view.mul_(2)
-    out = torch.zeros(4, 9)
-    out[1:3] = x[0, 1:3]
-    out.add_(x[0])
-    return out + x
-
-
-def into_empty_memory(x: Tensor) -> Tensor:
-    buffer = x.new_empty(2 * x.shape[0], *x.shape[1:])
-    buffer[: x.shape[0]] = x
-    buffer[x.shape[0] :] = SCALE
-    torch.add(buffer, 1, out=buffer)
-    return torch.mul(buffer, 2, out=torch.empty(0))
-
-
-def steered_by_shapes(x: Tensor) -> Tensor:
-    if x.shape[-1] > 3 and x.dim() == 3 and len(x) == x.size(0) and x.is_contiguous():
-        x = F.adaptive_avg_pool1d(x, x.shape[-1] // 2)
-    half, *_ = torch.stack([part * (i + 1) for i, part in enumerate(x.split(2, dim=1))]).unbind(0)
-    return torch.cat([half, F.relu(-half[..., ::2])], dim=-1).view(x.shape[0], -1) + torch.ones(1)
 
 
 def without_functions(x: Tensor) -> Tensor:
@@ -142,19 +110,14 @@ def in_a_thread(x: Tensor) -> Tensor:
 
 
 SAME: dict[str, Callable[..., Any]] = {
-    "in place": in_place,
-    "memory without numbers": into_empty_memory,
-    "shapes": steered_by_shapes,
     "a branch": lambda x: x if x.sum() > 0 else -x,
     "a number read off": lambda x: x / x.abs().max().item(),
     "an index read off": lambda x: x[..., int(x.abs().sum((0, 1)).argmax())],
-    "an own function": Sigmoid.apply,
     "TorchScript": lambda x: scripted(x),
     "a scripted child": scripted_child,
     "functions of torch switched off": without_functions,
     "dropout that is always on": lambda x: F.dropout(x),
     "random numbers": lambda x: x + torch.rand(4, 1) + random.random() + float(np.random.rand()),  # noqa: NPY002
-    "an old constant": lambda x: x * SCALE,
     "an exception": lambda x: raising(x),
     "inference mode": torch.inference_mode()(lambda x: F.relu(x) + 1),
     "a thread": in_a_thread,
@@ -225,8 +188,6 @@ class Counting(nn.Module):
             "more calls": lambda: y if count else y + 1,
             "fewer calls": lambda: y + 1 if count else y,
             "plain": lambda: (y, count),
-            "order": lambda: F.relu(y) + F.silu(y) if count else F.silu(y) + F.relu(y),
-            "twice": lambda: self.conv(x) if count else y,
             "swapped": lambda: torch.sub(*(y, y + 1)[:: 1 if count else -1]),
             "shape": lambda: y[:, :2] if count else y,
         }
