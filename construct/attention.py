@@ -31,7 +31,7 @@ from construct.execution import EXECUTIONS, execution_named, explained
 from construct.execution.cache import cached
 from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
-from construct.execution.traced import frozen_now, run_abstract, run_traced
+from construct.execution.traced import frozen_now, recorded_by_fx, run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, plain, traced
 from construct.geometry import ConvGeometry
 from construct.heads import Kernel, kernel_of_heads
@@ -275,7 +275,7 @@ class MHSA(nn.Module):
             NotEnoughMemory: the chosen execution needs more memory than is free.
         """
         if not isinstance(input, Tensor):
-            raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
+            return recorded_by_fx(self, input, output_size)
         run, recorded = EXECUTIONS[self._execution].run, traced()
         if not recorded and output_size is None and (call := cached(self, run, input)) is not None:
             return call(input)

@@ -8,6 +8,7 @@ the input, so that nothing is transposed on the way in or out.
 import logging
 from contextlib import nullcontext
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +186,22 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
         if tensor.requires_grad and tensor is not layer.b_out:
             y = y + 0 * tensor.sum().to(y.dtype)
     return y
+
+
+def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any:
+    """A call of a layer in a network that ``torch.fx`` traces: one node of its graph, as for torch's own layers.
+
+    Raises:
+        TypeError: the input is no symbol of ``torch.fx``, and no tensor either; or no network is around the layer.
+    """
+    if not isinstance(input, torch.fx.Proxy):
+        raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
+    if layer is input.tracer.root:
+        raise TypeError(
+            "MHSA: torch.fx sees one node in this layer; trace the network around it, or nn.Sequential(layer)"
+        )
+    options = {} if output_size is None else {"output_size": output_size}
+    return input.tracer.create_proxy("call_module", input.tracer.path_of_module(layer), (input,), options)
 
 
 def _by_axis(starts: Starts, device: torch.device) -> list[Tensor]:

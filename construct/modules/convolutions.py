@@ -182,7 +182,8 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     for name, used in actual.items():
         value = getattr(conv, name)
         if (_tuple(value, dims) if name == "kernel_size" else value) != used:
-            raise ValueError(f"its {name} says {value!r}, but it computes with {used!r}")
+            what = f"its {name} says {value!r}, but it computes with {used!r}"
+            raise ValueError(f"{what}; if that is meant, say so: set its {name} to {used!r}")
     if conv.bias is not None and tuple(conv.bias.shape) != (d_out,):
         raise ValueError(f"its bias has shape {tuple(conv.bias.shape)}, not ({d_out},)")
     if geometry.padding_mode != "zeros":

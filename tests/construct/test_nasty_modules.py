@@ -836,3 +836,29 @@ def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
     assert refusals(model) == {"1": ("Conv2d", "inner is its method partial, which attention layers lack")}
     model.inner = types.MethodType(functools.partial(print), model)  # of the network, which stays
     assert isinstance(convert(model)[1], MHSA)
+
+
+PRUNED: dict[str, tuple[Any, int, str]] = {
+    "in_channels": (nn.Conv2d(8, 4, 3, padding=1), 1, "in_channels"),
+    "out_channels": (nn.Conv1d(8, 6, 3, bias=False), 0, "out_channels"),
+    "transposed in_channels": (nn.ConvTranspose2d(8, 4, 3, stride=2), 0, "in_channels"),
+}
+"""A convolution, the axis of its weight that pruning shortens, and the attribute that then says what was."""
+
+
+@pytest.mark.parametrize("name", PRUNED)
+def test_row_22_channels_pruned_away_are_refused_and_the_way_out_works(name: str) -> None:
+    """Torch reads only the weight.  The certificate, which reads the attributes, says the same."""
+    conv, axis, attribute = PRUNED[name]
+    conv = copy.deepcopy(conv)
+    conv.weight = nn.Parameter(conv.weight.detach().narrow(axis, 0, 4))
+    x = torch.randn(2, 4 if "in" in name else 8, *(6,) * (conv.weight.dim() - 2))
+    expected = conv(x)
+    with pytest.raises(construct.UnsupportedLayer, match=rf"set its {attribute} to 4\Z") as refusal:
+        construct.convert(nn.Sequential(conv))
+    assert "\n" not in str(refusal.value)
+    setattr(conv, attribute, 4)
+    layer = construct.conv_to_mhsa(conv)
+    torch.testing.assert_close(layer(x), expected)
+    grid = tuple(x.shape[2:])
+    assert verify.certify(conv, layer, grid=grid).verdict.name == "PROVED"

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import construct
 import verify
 from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
@@ -110,3 +111,43 @@ def test_other_empty_outputs_are_refused() -> None:
     for refused in (nn.ConvTranspose2d(1, 2, (1, 3), padding=(2, 0)), nn.Conv2d(1, 2, 3)):
         with pytest.raises(RuntimeError, match=r"MHSA: an input of size .* is too small"):
             conv_to_mhsa(refused)(x)
+
+
+class Recording(fx.Tracer):
+    """As feature extractors trace: with a record of the module that each node comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: list[str] = []
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        self.paths.append(self.path_of_module(m))
+        return super().call_module(m, forward, args, kwargs)
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Conv2d(2, 4, 3, stride=2), nn.ConvTranspose2d(4, 2, 3, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.encode(x).relu(), output_size=x.shape[2:]) + x
+
+
+@pytest.mark.parametrize("network", [nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), Decoder()], ids=["blocks", "skip"])
+def test_a_converted_network_is_traced_by_fx_with_a_node_for_each_layer(network: nn.Module) -> None:
+    converted, x = construct.convert(network), torch.randn(2, 2, 8, 8)
+    tracer = Recording()
+    for graph in (fx.symbolic_trace(converted), fx.GraphModule(converted, tracer.trace(converted))):
+        assert torch.equal(graph(x), converted(x))
+        expected = [module for module in converted.modules() if isinstance(module, construct.MHSA)]
+        nodes = [node.target for node in graph.graph.nodes if node.op == "call_module"]
+        assert [m for m in map(converted.get_submodule, nodes) if isinstance(m, construct.MHSA)] == expected
+    assert {name for name, module in converted.named_modules() if module in expected} <= {*tracer.paths}
+
+
+def test_a_layer_alone_is_not_traced_by_fx_and_the_way_out_works() -> None:
+    layer, x = conv_to_mhsa(nn.Conv2d(2, 3, 3)), torch.randn(1, 2, 5, 5)
+    with pytest.raises(TypeError, match=r"\AMHSA: .*nn.Sequential\(layer\)\Z"):
+        fx.symbolic_trace(layer)
+    assert torch.equal(fx.symbolic_trace(nn.Sequential(layer))(x), layer(x))
