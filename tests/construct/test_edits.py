@@ -272,6 +272,7 @@ def test_any_kernel_that_is_written_is_computed(case: Case, data: st.DataObject)
             assert torch.equal(layer(case.x).double(), exact(conv, case.x))
 
 
+@pytest.mark.nasty(72)
 def test_an_ordinary_initialisation_of_a_whole_network_acts():
     def weights_init(network):
         torch.manual_seed(1)
@@ -499,6 +500,7 @@ def by_definition(layer, r, x):
     return y.mT.unflatten(2, (height, width))
 
 
+@pytest.mark.nasty(72)
 @pytest.mark.parametrize("scale", [0.05, 3.0])
 @pytest.mark.parametrize("name", OWN)
 def test_an_encoding_of_ones_own_is_evaluated(name, scale):
