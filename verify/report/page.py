@@ -37,7 +37,7 @@ MEANINGS = {
     "the two layers differ by no more than the bound, if the assumptions hold.",
     "CHECKED": "CHECKED: on the samples named, they differ by no more than rounding can explain.",
     "REFUTED": "REFUTED: some output differs by more, and the sentence says where.",
-    "UNDECIDED": "UNDECIDED: a step of the argument could not be made, and the sentence says which.",
+    "UNDECIDED": "UNDECIDED: a step of the argument could not be made, or the bound says little; the sentence says which.",
 }
 
 
