@@ -48,6 +48,8 @@ Print Assumptions head_falls.
 Print Assumptions half_way.
 
 (** Theorem 1 *)
+(* Lemma 1: under assumption (9) and with W_val W_out = W(f(h)), MHSA(X) = Conv(X) *)
+Print Assumptions lemma1.
 (* Theorem 1 (existence): K^d heads, D_h = D_out, D_p = d + 1 express every convolution (Eq. 8) *)
 Print Assumptions theorem1.
 (* Theorem 1 in its own words: N_h heads of dimension D_h, output D_out, D_p ≥ 3, min(D_h, D_out) output channels *)

@@ -1,4 +1,4 @@
-(** What no softmax layer computes exactly at finite sharpness, and what one computes by accident.
+(** What heads that carry the taps do not compute exactly at finite sharpness, and what they do by accident.
 
     Statements:
       attended_taps       a head's attention on the taps adds up to less than 1, if one token is no tap

@@ -2,6 +2,7 @@
 
     Statements, for any dimension d, any finite grid G of tokens, any kernel of finite support Δ,
     and every query q all of whose targets q + τ are tokens of G:
+      lemma1             under assumption (9) and with W_val W_out = W, the layer is the convolution
       theorem1           there is a layer with |Δ| heads, D_h = D_out and D_p = d + 1 that tends
                          to the convolution as its sharpness α tends to infinity
       theorem1_paper     the same in the paper's dimensions: any D_h, D_out and D_p ≥ d + 1, and the
@@ -67,6 +68,23 @@ Lemma heads_conv {H} d_in (hs : list H) (f : H -> position) Δ W b X q j : Permu
   b j + sum hs (fun h => row_times d_in (X (add q (f h))) (W (f h)) j) = conv d_in Δ W b X q j.
 Proof.
   intros P; unfold conv; f_equal; rewrite <- (sum_permutation _ _ _ P), sum_map; reflexivity.
+Qed.
+
+(** Lemma 1: under assumption (9), where head h gives its weight P_h(k) = 1 to k = q + f(h) and 0 to the others, and
+    W_val^h W_out^h is the tap W(f(h)), the layer is the convolution. *)
+Theorem lemma1 {H} d_in d_h (hs : list H) (f : H -> position) (P : H -> position -> R) (V O : H -> matrix) Δ W b G X q j :
+  Permutation (map f hs) Δ -> NoDup G -> targets_on G q Δ ->
+  (forall h k, In h hs -> In k G -> P h k = if position_eq_dec k (add q (f h)) then 1 else 0) ->
+  (forall h i, In h hs -> (i < d_in)%nat -> row_times d_h (V h i) (O h) j = W (f h) i j) ->
+  b j + sum hs (fun h => row_times d_h (row_times d_in (fun i => sum G (fun k => P h k * X k i)) (V h)) (O h) j) =
+  conv d_in Δ W b X q j.
+Proof.
+  intros B N T HP HW; rewrite <- (heads_conv d_in hs f Δ W b X q j B); f_equal; apply sum_ext; intros h Ih.
+  assert (In (add q (f h)) G) as It by (apply T, (Permutation_in _ B), in_map, Ih).
+  rewrite row_times_assoc; apply sum_below_ext; intros i Hi; rewrite (HW h i Ih Hi); f_equal.
+  rewrite (sum_single G (add q (f h)) _ N It).
+  - rewrite (HP h _ Ih It); destruct (position_eq_dec (add q (f h)) (add q (f h))); [ring|congruence].
+  - intros k Ik D; rewrite (HP h k Ih Ik); destruct (position_eq_dec k (add q (f h))); [congruence|ring].
 Qed.
 
 Lemma heads_weight_sum {H} d_in (hs : list H) (f : H -> position) Δ W j : Permutation (map f hs) Δ ->
