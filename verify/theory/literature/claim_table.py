@@ -108,8 +108,10 @@ class ClaimTable(tuple[JudgedClaim, ...]):
     def summary(self) -> str:
         """The counts in one line."""
         parts = []
-        for name, rows in (("claims of the sources", self._of(False)), ("of our own", self._of(True))):
+        for name, rows in (("of the sources", self._of(False)), ("ours", self._of(True))):
             counted = ", ".join(f"{n} {verdict}" for verdict, n in _counts(rows).items() if n)
+            short = sum(row.by == claims_experiments.SHORT for row in rows)
+            counted = counted.replace(MEASURED, f"{MEASURED} ({short} {claims_experiments.SHORT})")
             parts += [f"{len(rows)} {name}: {counted}"] if rows else []
         return "; ".join(parts)
 
@@ -120,11 +122,11 @@ class ClaimTable(tuple[JudgedClaim, ...]):
         return "\n".join([*parts, self.summary])
 
     def markdown(self) -> str:
-        """Both tables in Markdown, and the slips, as in docs/claims.md."""
+        """Both tables in Markdown, and the slips and fragments, as in docs/claims.md."""
         head = "| | claim | source | verdict | evidence |\n|---|---|---|---|---|"
         parts = ["## The claims", "", head, *map(_markdown, self._of(False)), "", "## What we add", ""]
         parts += [head.replace("source", "stands beside"), *map(_markdown, self._of(True)), "", self.summary + "."]
-        parts += ["", "## Slips", "", "| printed | where | meant |\n|---|---|---|"]
+        parts += ["", "## Slips and fragments", "", "| printed | where | meant |\n|---|---|---|"]
         parts += [_cells(_in_markdown(slip.printed), slip.place, slip.meant) for slip in SLIPS]
         return "\n".join(parts)
 
@@ -145,8 +147,8 @@ def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
         ValueError: there is no claim with that id or number.
 
     >>> import verify
-    >>> [(row.id, row.verdict, row.by) for row in verify.claims(only=["even-kernel", "theorem-limit"])]
-    [('theorem-limit', 'PROVED', 'Coq: theorem1_paper, theorem1_limit'), ('even-kernel', 'REFUTED', 'as printed')]
+    >>> [(row.id, row.verdict, row.by) for row in verify.claims(only=["channels-limit", "theorem-limit"])]
+    [('theorem-limit', 'PROVED', 'Coq: theorem1_paper, theorem1_limit'), ('channels-limit', 'REFUTED', 'as printed')]
     """
     chosen = None if only is None else {str(name) for name in only}
     known = {name for number, claim in enumerate(ALL, 1) for name in (str(number), claim.id)}

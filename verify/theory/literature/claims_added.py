@@ -3,17 +3,19 @@
 from fractions import Fraction
 
 import numpy as np
+import sympy
 import torch
 
 from verify.rounding.leakage import leakage_on_lattice
 from verify.samples.comparison import compare
 from verify.theory.literature import equations
 from verify.theory.literature.claims_theorem import IMAGE, YIELDS
-from verify.theory.literature.judgement import Check, Judgement, added, by_coq, by_proof, checked, proved
+from verify.theory.literature.judgement import Check, Judgement, added, by_coq, by_proof, by_steps, checked, proved
 from verify.theory.literature.shared_checks import PLANE, certified, compares, every_query, reads_the_same
 from verify.theory.literature.sharpness_table import DTYPES
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions
+from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_positions import Setting
 
 SPACE = Setting((2, 3, 2), (3, 3, 3), (0, 1, 0))
@@ -150,7 +152,7 @@ def torch_fields() -> Judgement:
     every_other = [head[picked.reshape(-1)] for head in equations.hard_heads(strided)]
     conv = small_convolution((2, 3), (3, 3), padding=2, dilation=2, stride=2)
     return proved(
-        by_coq("geometry_theorem1", "conv_targets", "conv_shifts"),
+        by_coq("geometry_theorem1", "conv_targets", "conv_shifts", "paper_shifts"),
         reads_the_same(cropped, heads=heads),
         reads_the_same(Setting((3, 3), (7, 6), (1, 1), (2, 2)), heads=every_other),
         reads_the_same(Setting((2, 3), (6, 9), None, None, (3, 4))),
@@ -211,9 +213,17 @@ def one_component_spread() -> Judgement:
             equations.rank(nine) == 9,
             "exact rank: 9 heads on 9 taps",
         ),
+        by_steps("these are the limits for score −β v at the other tokens, v > 0", _spread_limit),
         compares(line, heads, list(values), weight, "3 heads, a kernel of 3 taps, in fractions"),
         Check(f"the softmax in float64 is within {error:.0e} of these limits", error < 1e-9),
     )
+
+
+def _spread_limit() -> list[ProofStep]:
+    """A tap's share x of S among taps, beside n other tokens."""
+    x, taps, n, v, beta = sympy.symbols("x S n v beta", positive=True)
+    limit = sympy.limit(x / (taps + n * sympy.exp(-beta * v)), beta, sympy.oo)
+    return [identity("x/(S + n e^(−βv)) tends to x/S", (limit, x / taps))]
 
 
 def _spread_weights(taps: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Claims about scores and positional encodings: dimension, the four terms, relative or absolute positions."""
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from verify.theory.literature.judgement import (
     proved,
     refuted,
 )
-from verify.theory.literature.shared_checks import PLANE, certified, reads_the_same
+from verify.theory.literature.shared_checks import PLANE, certified, compares, reads_the_same
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions, proofs_relative
 from verify.theory.symbolic.proof import ProofStep, identity
@@ -31,7 +32,7 @@ RELATIVE = "blog, Relative Positional Encoding"
 
 @claim(
     "three-sufficient",
-    "In two dimensions a relative encoding of three components is enough, as α → ∞.",
+    "In two dimensions a relative encoding of three components is enough to attend to any shift, as α → ∞.",
     "there exists a set of relative positional vectors of dimension $$D_{\\textit{pos}} = 3$$ along with self-attention "
     "parameters that allow attending to pixels at arbitrary shift",
     RELATIVE,
@@ -42,7 +43,7 @@ def three_sufficient() -> Judgement:
     layer = attention_for(conv)
     coded, stored = proof_positions.code_length(2), layer.w_key_pos.shape[2]
     return proved(
-        by_coq("theorem1"),
+        by_coq("score_gap", "softmax_limit"),
         reads_the_same(PLANE),
         Check(f"D_p is {coded} in the encoding and {stored} in the layer", coded == stored == 3),
         certified(conv, layer, (6, 5), "the layer of D_p = 3"),
@@ -51,18 +52,41 @@ def three_sufficient() -> Judgement:
 
 @claim(
     "relative-sufficient",
-    "With the right relative encoding the layer is a convolution: under assumption (9), so in the limit α → ∞.",
+    "With the right relative encoding a layer is a convolution: with a head more exactly, on T tokens; else as α → ∞.",
     "with the right choice of relative positional encoding … *a MHSA layer is exactly equivalent to a convolutional layer*",
     "talk, Lemma 1: Summary",
 )
 def relative_sufficient() -> Judgement:
-    """Proved in Coq; the code's scores depend on δ alone, and the heads reach every tap."""
+    """Heads of score s at q + τ_h and 0 elsewhere, as r_δ a unit vector for each tap allows, less a uniform head; on T tokens."""
+    weight = equations.integers(4, 3, 2, 3, 3)
+    hits, taps = equations.given_heads(PLANE, PLANE.shifts), equations.tap_matrices(weight)
+    tokens = hits[0].shape[1]
+    heads = [(1 + hit) * Fraction(1, tokens + 1) for hit in hits]
+    uniform = (1 + 0 * hits[0]) * Fraction(1, tokens)
+    values = [(tokens + 1) * tap for tap in taps]
     return proved(
+        by_steps(
+            "on T tokens, W_h = Z W_τ/(e^s − 1) and −(T/Z) Σ_h W_h for a uniform head give Eq. 8 at every finite s",
+            _exact_steps,
+        ),
+        compares(PLANE, [*heads, uniform], [*values, -tokens * sum(taps)], weight, "10 heads for K = 3, e^s = 2"),
         by_coq("theorem1"),
-        by_steps("the score does not change when query and key move together", unmoved_steps),
-        one_score_a_shift(),
         reads_the_same(PLANE),
     )
+
+
+def _exact_steps() -> list[ProofStep]:
+    """Z P^h − T P^0 is e^s − 1 at q + τ_h and 0 elsewhere, at every finite s."""
+    tokens, lead = sympy.symbols("T s", positive=True)
+    total = sympy.exp(lead) + tokens - 1
+    uniform = tokens / total * (1 / tokens)
+    return [
+        identity(
+            "P^h = (e^s − 1)/Z + (T/Z) P^0 at q + τ_h, and (T/Z) P^0 elsewhere, for Z = e^s + T − 1 and P^0 = 1/T",
+            (sympy.exp(lead) / total, (sympy.exp(lead) - 1) / total + uniform),
+            (1 / total, uniform),
+        )
+    ]
 
 
 def one_score_a_shift() -> Check:
@@ -149,11 +173,4 @@ less_restrictive = open_claim(
     "Relative positional encoding* is less restrictive",
     "talk, Self-Attention",
     "the talk does not say in which sense; for convolution either will do (last-term)",
-)
-requirements = open_claim(
-    "requirements",
-    "Two requirements are the most crucial for a self-attention layer to express a convolution.",
-    "The two most crucial requirements for a self-attention layer to express a convolution are:",
-    "blog, Self-Attention & Convolutional Layers",
-    "its two items are not at hand; on heads see multiple-heads, on positions last-term",
 )

@@ -22,10 +22,10 @@ from verify.theory.symbolic import lemmas, proof_positions
 from verify.theory.symbolic.proof import ProofStep, argued
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proof_positions import Setting
-from verify.theory.symbolic.proofs_scores import indexed, integers, plus, reals, symbols
+from verify.theory.symbolic.proofs_scores import indexed, integers, plus, reals
 
 WIDTHS = r"to express $D_h$ convolutional filters, it is best to simply let $D_{out} = N_h D_h$"
-PROFILES = "3 heads, d ≤ 3"
+ONE_SUM = "Σ_h (Σ_δ p_h(δ) X_{q+δ}) W_h = Σ_δ X_{q+δ} (Σ_h p_h(δ) W_h), for any heads and channels"
 LEARN = "talk, Do Self-Attention Layers Actually Learn Convolutions?"
 
 
@@ -49,7 +49,7 @@ def heads_sufficient() -> Judgement:
 
 @claim(
     "multiple-heads",
-    "Several heads are necessary: one head, whatever it attends, makes no kernel of both signs at one pair of channels.",
+    "For some kernels several heads are necessary: one head makes none of both signs at one pair of channels.",
     "This is maybe the first explanation why multiple heads are necessary.",
     "blog, last paragraph but two",
 )
@@ -80,7 +80,7 @@ def channels_sufficient() -> Judgement:
 
 @claim(
     "channels-limit",
-    "A kernel has at most min(D_h, D_out) linearly independent filters.",
+    "A layer expresses at most min(D_h, D_out) linearly independent filters, if W is the kernel.",
     r"The number of linearly independent filters expressible by $\mathbf{W}$ is clearly limited by $\min(D_h, D_{out})$.",
     "talk, Lemma 1: Summary",
 )
@@ -95,7 +95,7 @@ def channels_limit() -> Judgement:
         stands="the rank of one head's W^(h) = W_val W_out is so limited",
         statement="D_h = D_in is enough for any number of filters",
         instead=proved(
-            by_coq("narrow_heads"),
+            by_coq("narrow_heads", "theorem1_limit"),
             Check(f"the 9 taps of a random 3 → 4 kernel have rank {generic}, D_in = 3", generic == {3}),
         ),
     )
@@ -130,22 +130,28 @@ def factoring() -> Judgement:
 def translates() -> Judgement:
     """All heads whose attention depends on k − q alone qualify; three profiles on a wrapped grid, one on a bounded grid."""
     return proved(
-        by_steps("Σ_h (Σ_δ p_h(δ) X_{q+δ}) W_h = Σ_δ X_{q+δ} (Σ_h p_h(δ) W_h)", _profile_steps, PROFILES),
+        by_steps(ONE_SUM, _profile_steps, "d ≤ 3"),
         _on_a_wrapped_grid(),
         _renormalised(),
     )
 
 
 def _profile_steps() -> list[ProofStep]:
-    x, profiles, w = indexed("X"), [indexed(f"p{h}") for h in range(3)], symbols("W", 3)
+    x, p, w = indexed("X"), indexed("p"), indexed("W")
+    h, c, o = sympy.symbols("h c o", integer=True)
     sums = []
     for dims in (1, 2, 3):
-        q, delta, first, last = (integers(name, dims) for name in ("q", "delta", "a", "b"))
-        box, token = list(zip(delta, first, last, strict=True)), x[plus(q, delta)]
-        heads = [w_h * sympy.Sum(p[delta] * token, *box) for p, w_h in zip(profiles, w, strict=True)]
-        kernel = sum(p[delta] * w_h for p, w_h in zip(profiles, w, strict=True))
-        sums.append((sum(heads), sympy.Sum(token * kernel, *box)))
-    return [linear("a sum of heads is one convolution", *sums)]
+        q, delta = integers("q", dims), integers("delta", dims)
+        box = [(shift, -sympy.oo, sympy.oo) for shift in delta]
+        share, token, matrix = p[(h, *delta)], x[(*plus(q, delta), c)], w[h, c, o]
+        sums.append((matrix * sympy.Sum(share * token, *box), sympy.Sum(token * (share * matrix), *box)))
+    return [
+        linear("W_h Σ_δ p_h(δ) X_(q+δ) = Σ_δ X_(q+δ) p_h(δ) W_h, for every head and every pair of channels", *sums),
+        argued(
+            "over finitely many heads and channels the sums add up: Σ_δ p_h(δ) = 1, so for bounded X they converge",
+            sums[0][0],
+        ),
+    ]
 
 
 def _on_a_wrapped_grid() -> Check:
@@ -178,10 +184,7 @@ def _renormalised() -> Check:
 )
 def mixture() -> Judgement:
     """The same sum holds for profiles that differ."""
-    return proved(
-        by_steps("Σ_h (Σ_δ p_h(δ) X_{q+δ}) W_h = Σ_δ X_{q+δ} (Σ_h p_h(δ) W_h)", _profile_steps, PROFILES),
-        _on_a_wrapped_grid(),
-    )
+    return proved(by_steps(ONE_SUM, _profile_steps, "d ≤ 3"), _on_a_wrapped_grid())
 
 
 @claim(
@@ -193,7 +196,7 @@ def mixture() -> Judgement:
 def gaussians() -> Judgement:
     """Their scores depend on k − q alone, for any real centre and any α, so each has a profile."""
     what = "a Gaussian head attends by k − q alone, so these heads make one convolution"
-    return proved(by_steps(what, _gaussian_head_steps, PROFILES), _one_profile_each(), _on_a_wrapped_grid())
+    return proved(by_steps(what, _gaussian_head_steps, "d ≤ 3"), _one_profile_each(), _on_a_wrapped_grid())
 
 
 def _one_profile_each() -> Check:

@@ -25,18 +25,19 @@ def middle_row(tau: tuple[Any, ...], alpha: Any, side: int = SIDE) -> np.ndarray
 
 @claim(
     "hard-in-floats",
-    "In floating point with a correctly rounded exp, a head whose best score leads by enough is exactly one-hot.",
+    "In floating point heads of a large α = 2^a are one-hot, if exp is correctly rounded (torch: torch-exponential).",
     r"finite precision arithmetic performs hard attention with sufficiently large enough $\alpha$",
     "talk, Lemma 2: Summary",
 )
 def hard_in_floats() -> Judgement:
-    """Proved in Coq; torch's exponential and the actual layer are sampled."""
+    """Proved in Coq, from α by exact scores and their gap; torch's exponential and the actual layer are sampled."""
     layer = attention_for(small_convolution((2, 3), (3, 3), padding=1))
     p = layer.attention_probabilities(torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1)))
     hard = float(((p == 0) | (p == 1)).double().mean())
     beside = [two_keys(1024, dtype)[1] for dtype in DTYPES]
     return proved(
-        by_coq("softmax_one_hot", "correctly_rounded_exp"),
+        by_coq("softmax_one_hot", "correctly_rounded_exp", "quadratic_score_exact"),
+        by_coq("score_gap", "faithful_exp_is_not_enough"),
         Check(f"torch: a neighbour at α = 1024 weighs {max(beside):g} in all four formats", not any(beside)),
         Check(f"{hard:.0%} of the {p.numel()} weights of a 3×3 layer are exactly 0 or 1", hard == 1),
     )
@@ -62,11 +63,13 @@ def alpha_46() -> Judgement:
     derived = math.log(2 / smallest)
     return refuted(
         Check(
-            f"at α = 46 the top weight is {top:g}, a neighbour's {weight:.3g} = e^−46", top == 1 and 1.0e-20 < weight < 1.1e-20
+            f"at α = 46 the top weight is {top:g}, a neighbour's {weight:.3g} = e^−46, rounding {single.eps / 2:.0e}",
+            top == 1 and 1.0e-20 < weight < 1.1e-20,
         ),
         Check(f"a pixel of 1e30 leaks {leaks:.3g} into the head beside it", 1.0e10 < leaks < 1.1e10),
         Check(f"float32 goes down to {smallest:.2g} = e^{math.log(smallest):.1f}", smallest < 1e-44),
-        stands="at α = 46 the top weight rounds to 1, and from α = 104 on every other weight is 0",
+        stands="at α = 46 the top weight rounds to 1, and among pixels of like size the leak is below rounding; from α = 104 on "
+        "every other weight is 0",
         statement="e^−n rounds to 0 in float32 from n = 104 on, and for no smaller n",
         instead=proved(
             by_coq("float32_threshold"),

@@ -1,5 +1,6 @@
 """Claims about permutations and translations, the algebra of convolution, and what attention can do beyond it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import sympy
 import torch
 
 from verify.theory.literature import equations
-from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, checked, claim, proved, refuted
+from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
 from verify.theory.literature.shared_checks import every_query
 from verify.theory.literature.torch_layers import pointwise_layer, random_layer
 from verify.theory.symbolic import proof_positions, proofs_relative
@@ -32,14 +33,13 @@ def permutation_equivariance() -> Judgement:
     tokens, d_in, d_k = sympy.symbols("T D_in D_k", integer=True, positive=True)
     x, turn = sympy.MatrixSymbol("X", tokens, d_in), sympy.MatrixSymbol("Pi", tokens, tokens)
     shuffled, scores = content_scores(turn * x, d_k), turn * content_scores(x, d_k) * turn.T
-    moved, positional = (_largest_move(pointwise_layer(positions)) for positions in (False, True))
+    moved = _largest_move(pointwise_layer(positions=False))
     return proved(
         Check("A(Π X) = Π A(X) Πᵀ for A(X) = X W_qry W_keyᵀ Xᵀ", shuffled.doit() == scores.doit(), "sympy"),
         Check(
             f"the outputs of a layer of content alone too: within {moved:.0e} for 20 permutations of 7 tokens",
             moved < 1e-12,
         ),
-        Check(f"with positions it does not commute, by {positional:.2g}", positional > 0.01),
     )
 
 
@@ -85,7 +85,7 @@ def permutation_invariance() -> Judgement:
 
 @claim(
     "translation-equivariance",
-    "With a relative encoding the scores are translation equivariant (on an unbounded or wrapped grid).",
+    "With relative positions scores are translation, not permutation equivariant (on an unbounded or wrapped grid).",
     r"Attention scores are now *translation equivariant* rather than permutation equivariant.",
     "talk, Self-Attention",
 )
@@ -95,13 +95,15 @@ def translation_equivariance() -> Judgement:
     scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in proof_positions.positions(RING)])
     wrong = sum(int((scores[to][:, to] != scores).sum()) for to in moved)
     inside, outside = _bounded(tau)
+    positional = _largest_move(pointwise_layer(positions=True))
     return proved(
         Check(
-            "A_{q+s, k+s} of the image moved by s is A_{q, k} with all four terms, for any D_in and D_k",
+            "A_{q+s, k+s} of the image moved by s is A_{q, k} with all four terms, for any r_δ and widths",
             all(after == before for after, before in proofs_relative.scores_moved_together()),
             "sympy; d ≤ 3",
         ),
         Check(f"on a wrapped 4×5 grid {wrong} of {len(moved) * scores.size} moved scores differ", wrong == 0),
+        Check(f"with positions a layer does not commute with 20 permutations, by {positional:.2g}", positional > 0.01),
         Check(
             f"on a bounded image as it is a sharp head commutes inside (error {inside}), not beyond ({outside})",
             inside == 0 and outside > 0,
@@ -137,7 +139,11 @@ def convolution_equivariance() -> Judgement:
     read, moved = equations.read_by_taps(setting, "circular"), translations()
     wrong = sum(int((read[:, to][:, :, to] != read).sum()) for to in moved)
     return proved(
-        by_steps("output o + t of an image moved by t reads what output o read", _moved_steps, "d ≤ 3"),
+        by_steps(
+            "output o + t of an image moved by t reads what output o read, for every pair of channels",
+            _moved_steps,
+            "d ≤ 3",
+        ),
         Check(f"{wrong} of {len(moved) * read.size} entries change when input and output move together", wrong == 0),
     )
 
@@ -145,12 +151,13 @@ def convolution_equivariance() -> Judgement:
 def _moved_steps() -> list[ProofStep]:
     """X'_i = X_{i−t}, so Y'_{o+t} = Σ_j X_{o+t+j−t} W_j."""
     x, w = indexed("X"), indexed("W")
+    a, b = sympy.symbols("a b", integer=True)
     sums = []
     for dims in (1, 2, 3):
-        o, t, j, first, last = (integers(name, dims) for name in ("o", "t", "j", "a", "b"))
+        o, t, j, first, last = (integers(name, dims) for name in ("o", "t", "j", "first", "last"))
         box = list(zip(j, first, last, strict=True))
-        moved = x[minus(plus(plus(o, t), j), t)]
-        sums.append((sympy.Sum(moved * w[j], *box), sympy.Sum(x[plus(o, j)] * w[j], *box)))
+        moved, matrix = x[(*minus(plus(plus(o, t), j), t), a)], w[(*j, a, b)]
+        sums.append((sympy.Sum(moved * matrix, *box), sympy.Sum(x[(*plus(o, j), a)] * matrix, *box)))
     return [linear("sum_j X'_(o + t + j) W_j = sum_j X_(o + j) W_j", *sums)]
 
 
@@ -159,15 +166,31 @@ EVERYWHERE = (-sympy.oo, sympy.oo)
 
 @claim(
     "convolution-associative",
-    "Convolution is associative.",
+    "Convolution with X_(n−i) is associative (on an unbounded or wrapped grid); with Eq. 8's X_(q+δ) it is not.",
     r"\text{Conv}(W', \text{Conv}(W, X)) = \text{Conv}(\text{Conv}(W', W), X)",
     "talk, Motivation",
 )
 def convolution_associative() -> Judgement:
     """Proved for kernels of finite support, with any number of channels."""
     return proved(
-        by_steps("with i + j = m, for kernels of finite support and any channels", _associative_steps, "d ≤ 3")
+        by_steps("with i + j = m, for kernels of finite support and any channels", _associative_steps, "d ≤ 3"),
+        _by_sign(lambda conv, v, w, x: (conv(v, conv(w, x)), conv(conv(v, w), x))),
     )
+
+
+def _by_sign(law: Callable[..., tuple[Any, Any]]) -> Check:
+    """A law for Conv(W, X)_n = Σ_i W_i X_{n−i}, and for Eq. 8's Σ_i W_i X_{n+i}, on integers on one wrapped axis."""
+    v, w, x = equations.integers(1, 3, 5)
+
+    def differing(sign: int) -> int:
+        def conv(kernel: Any, image: Any) -> Any:
+            return sum(tap * np.roll(image, -sign * i) for i, tap in enumerate(kernel))
+
+        return int(np.not_equal(*law(conv, v, w, x)).sum())
+
+    without, flipped = differing(-1), differing(1)
+    finding = f"of 5 wrapped pixels {without} differ with X_(n−i), {flipped} with the X_(q+δ) of Eq. 8"
+    return Check(finding, without == 0 and flipped > 0)
 
 
 def _associative_steps() -> list[ProofStep]:
@@ -194,7 +217,7 @@ def _all(indices: tuple[Any, ...]) -> list[tuple[Any, Any, Any]]:
 
 @claim(
     "convolution-commutative",
-    "Convolution of signals, of one channel each, is commutative; with several channels it is not.",
+    "Convolution with X_(n−i) of one channel is commutative; with several channels, or Eq. 8's X_(q+δ), it is not.",
     r"\text{Conv}(\text{Conv}(W', W), X) = \text{Conv}(\text{Conv}(W, W'), X)",
     "talk, Motivation",
 )
@@ -205,6 +228,7 @@ def convolution_commutative() -> Judgement:
     return proved(
         by_steps("Σ_i V_i W_(n−i) = Σ_j W_j V_(n−j), with j = n − i", _commutative_steps, "d ≤ 3"),
         Check(f"two kernels of one tap, 2 → 2 channels: {many} of 4 entries differ", many > 0),
+        _by_sign(lambda conv, v, w, x: (conv(conv(v, w), x), conv(conv(w, v), x))),
     )
 
 
@@ -258,6 +282,9 @@ def _wave_steps() -> list[ProofStep]:
             "Σ_τ W_τ wave(x + τ) = wave(x) Σ_τ W_τ wave(τ)",
             (read, wave(x) * sympy.Sum(w[(tau,)] * wave(tau), (tau, first, last))),
         ),
+        argued(
+            "the n waves are a basis: of two different ones the inner product is a geometric sum of value 0", wave(x)
+        ),
     ]
 
 
@@ -289,13 +316,12 @@ def _positive_steps() -> list[ProofStep]:
     "blog, Figure 1",
 )
 def generalisation() -> Judgement:
-    """Theorem 1, and a head that is not linear in its input."""
-    once, twice = read_by_content(1), read_by_content(2)
-    different = bool(sympy.Gt(twice, 2 * once))
-    return proved(
-        by_coq("theorem1"),
-        Check(f"a head on the pixels 0 and 1 gives {once}, on 0 and 2 {twice}, more than twice that", different),
-    )
+    """Theorem 1, and a head that is not affine in its input, as a convolution with a bias is."""
+    never, once, twice = (read_by_content(pixel) for pixel in (0, 1, 2))
+    different = never == 0 and bool(sympy.Gt(twice, 2 * once))
+    theorem = by_coq("theorem1")
+    finding = f"a head on the pixels 0 and 0 gives {never}, on 0 and 1 {once}, on 0 and 2 {twice}, more than twice that"
+    return proved(Check(f"{theorem}; {finding}", theorem.holds and different, f"{theorem.by}; exact example"))
 
 
 def read_by_content(pixel: int) -> Any:
@@ -330,7 +356,7 @@ def content() -> Judgement:
     "talk, Challenger models",
 )
 def quadratic_cost() -> Judgement:
-    """Three lengths of a layer that runs densely."""
+    """One weight for every query and key; counted in a layer that runs densely."""
     layer = pointwise_layer(positions=True)
     with torch.no_grad():
         counts = {
@@ -338,4 +364,4 @@ def quadratic_cost() -> Judgement:
         }
     listed = ", ".join(f"{count} for T = {t}" for t, count in counts.items())
     squares = all(count == t * t for t, count in counts.items())
-    return checked("T = 4, 8, 16", Check(f"a weight for every query and key: {listed}", squares))
+    return proved(Check(f"a weight for every query and key: {listed}", squares, "counted"))

@@ -1,6 +1,5 @@
 """Claims about Theorem 1, both lemmas and the shapes of kernels."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from verify.theory.literature.shared_checks import PLANE, compares, reads_the_sa
 from verify.theory.symbolic import lemmas, proof_positions
 from verify.theory.symbolic.proof import ProofStep
 from verify.theory.symbolic.proof_algebra import linear
-from verify.theory.symbolic.proof_positions import Setting, Vector
+from verify.theory.symbolic.proof_positions import Setting
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus
 
 IMAGE = Setting((3, 3), (5, 6), (1, 1))
@@ -55,7 +54,7 @@ def theorem_limit() -> Judgement:
     "talk, Lemma 1",
 )
 def lemma_1() -> Judgement:
-    """Proved symbolically, with assumption (9) as hypothesis; and three bijections are checked on random integers."""
+    """Proved in Coq, with assumption (9) as hypothesis; and three bijections are checked on random integers."""
     setting, differing = Setting((3, 3), (5, 4), (1, 1)), 0
     weight, bias, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 3), equations.integers(3, 2, 5, 4)
     taps = equations.tap_matrices(weight)
@@ -66,15 +65,17 @@ def lemma_1() -> Judgement:
         output = equations.mix(heads, setting.tokens(x), [taps[j] for j in order], bias)
         differing += int(np.not_equal(output, expected).sum())
     return proved(
-        by_proof(lambda: lemmas.prove_lemma1(2)),
+        by_coq("lemma1"),
         any_matrix_is_a_product(),
+        by_proof(lambda: lemmas.prove_lemma1(2)),
         Check(f"3 bijections on random integers: {differing} of {3 * expected.size} outputs differ", differing == 0),
     )
 
 
 def any_matrix_is_a_product() -> Check:
     """Any D_in × D_out matrix W is [W, 0]·[I; 0], a W_val of width D_h = D_out + m and a W_out."""
-    d_in, d_out, more = sympy.symbols("D_in D_out m", integer=True, positive=True)
+    d_in, d_out = sympy.symbols("D_in D_out", integer=True, positive=True)
+    more = sympy.Symbol("m", integer=True, nonnegative=True)
     w = sympy.MatrixSymbol("W", d_in, d_out)
     w_val = sympy.BlockMatrix([[w, sympy.ZeroMatrix(d_in, more)]])
     w_out = sympy.BlockMatrix([[sympy.Identity(d_out)], [sympy.ZeroMatrix(more, d_out)]])
@@ -136,37 +137,6 @@ def any_dimension() -> Judgement:
 
 
 @claim(
-    "even-kernel",
-    "The set {−⌊K/2⌋, …, ⌊K/2⌋}² holds the shifts of a K×K kernel, K² of them.",
-    r"is the set of all shifts represented by a $K \times K$ kernel.",
-    "talk, Self-Attention for Images, Convolution",
-)
-def even_kernel() -> Judgement:
-    """For even K the printed set has (K + 1)² shifts."""
-    counts = {k: len(printed_shifts(k)) for k in (2, 3, 4, 5)}
-    wrong = [k for k, count in counts.items() if count != k**2]
-    sizes = ", ".join(f"{count} for K = {k}" for k, count in counts.items())
-    sets = {k: len(set(Setting((k, k), (k, k)).shifts)) for k in counts}
-    odd = [k for k in (3, 5) if printed_shifts(k) == set(Setting((k, k), (k, k)).shifts)]
-    return refuted(
-        Check(f"the printed set has {sizes}; K² fails for K = {wrong}", wrong == [2, 4]),
-        stands="it holds for odd K, which the talk may have in mind but does not say",
-        statement="{−⌊(K−1)/2⌋, …, ⌊K/2⌋}^d: the same set for odd K, and K^d shifts for every K",
-        instead=proved(
-            by_coq("conv_shifts", "paper_shifts"),
-            Check(f"its size is {sets}", all(count == k**2 for k, count in sets.items())),
-            Check(f"the same set for K = {odd}", odd == [3, 5]),
-            *(reads_the_same(Setting((k, k), (5, 5))) for k in (2, 4)),
-        ),
-    )
-
-
-def printed_shifts(k: int) -> set[Vector]:
-    """Δ_K in two dimensions, as printed."""
-    return set(product(range(-(k // 2), k // 2 + 1), repeat=2))
-
-
-@claim(
     "flipped-kernel",
     "Writing the convolution with X_{i−δ}, its kernel flipped, changes nothing in the theorem.",
     "Does not affect the outcome of the theorem.",
@@ -216,3 +186,17 @@ def sparse() -> Judgement:
     heads, taps = equations.hard_heads(PLANE), equations.tap_matrices(weight)
     four = compares(PLANE, [heads[j] for j in kept], [taps[j] for j in kept], weight, "4 of 9 heads, 5 taps zero")
     return proved(by_coq("theorem1"), four)
+
+
+as_expressive = claim(
+    "as-expressive",
+    "With enough heads, one a tap, a layer expresses whatever a convolutional layer does, as α → ∞.",
+    "a multi-head self-attention layer with sufficient number of heads is at least as expressive as any convolutional layer",
+    "abstract",
+)(lambda: proved(by_coq("theorem1")))
+any_layer = claim(
+    "any-layer",
+    "Self-attention can express any convolutional layer: with one head a tap, on padded tokens, as α → ∞.",
+    "can express any **Convolutional Layer**.",
+    "slides, Conclusion",
+)(lambda: proved(by_coq("theorem1", "geometry_theorem1")))

@@ -1,8 +1,8 @@
 """Verdicts on claims of the literature, computed from checks.
 
 A check has a sentence with this run's numbers, a result, and, if it is a proof, the method of proof.  The first check of a claim
-states it, and its method appears with the verdict; the others support it.  If any check fails, the claim is UNDECIDED.  No
-verdict on something checkable is written by hand.
+states it, and its method appears with the verdict; the others support it.  If any check fails, the claim is UNDECIDED.  Only
+MEASURED HERE and OPEN are written by hand: the first with the numbers of a page, the second with a reason.
 """
 
 from collections.abc import Callable, Iterable

@@ -16,7 +16,7 @@ from verify.theory.symbolic.proof_algebra import ranks, substitution
 from verify.theory.symbolic.proofs_scores import alpha, integers, minus, norm2, plus, score, symbols
 
 _DIMS = (1, 2, 3)
-D_IN, D_K = sympy.symbols("D_in D_k", integer=True, positive=True)
+D_IN, D_K, D_P = sympy.symbols("D_in D_k D_p", integer=True, positive=True)
 
 
 def relative_steps() -> list[ProofStep]:
@@ -119,11 +119,11 @@ def scores_moved_together() -> list[tuple[Any, Any]]:
 
 
 def eq_6(query: Sequence[Any], key: Sequence[Any], token: Callable[[Sequence[Any]], sympy.MatrixExpr]) -> Any:
-    """All four terms of Eq. 6 on matrix symbols of any width, with the code's r; ``token`` gives the row X_p of a position."""
-    r = sympy.ImmutableMatrix(quadratic.r(minus(key, query)))
+    """All four terms of Eq. 6 on matrix symbols of any width, for any function r_δ; ``token`` gives the row X_p of a position."""
+    r = sympy.MatrixSymbol(f"r_{minus(key, query)}", D_P, 1)
     w_qry, w_key = (sympy.MatrixSymbol(name, D_IN, D_K) for name in ("W_qry", "W_key"))
     u, v = (sympy.MatrixSymbol(name, 1, D_K) for name in "uv")
-    q, k, position = token(query) * w_qry, w_key.T * token(key).T, sympy.MatrixSymbol("W_pos", D_K, len(r)) * r
+    q, k, position = token(query) * w_qry, w_key.T * token(key).T, sympy.MatrixSymbol("W_pos", D_K, D_P) * r
     return q * k + q * position + u * k + v * position
 
 
