@@ -58,9 +58,11 @@ def parser() -> argparse.ArgumentParser:
         ("layers", int),
         ("width", int),
         ("rate", float),
+        ("where", float),
         ("validation", int),
     ):
         arguments.add_argument(f"--{name}", type=kind, help="in place of the preset's")
+    arguments.add_argument("--precision", choices=["float32", "bfloat16"], help="of matrix products while training")
     arguments.add_argument(
         "--shuffled", action="store_true", default=None, help="learn from labels in a random order: a control"
     )
@@ -120,8 +122,10 @@ def planned(options: argparse.Namespace, console: Console, device: str) -> tuple
         raise BadInput(f"--validation is {options.validation}, and fewer than no pictures cannot be held back")
     if options.threads > 1024:
         raise BadInput(f"--threads is {options.threads}, more than any machine has")
-    if options.rate is not None and not 0 < options.rate < float("inf"):
-        raise BadInput(f"--rate is {options.rate}, not a positive number")
+    for name in ("rate", "where"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise BadInput(f"--{name} is {value}, not a positive number")
     if options.preset != "digits" and options.data is None:
         raise BadInput(
             f"--preset {options.preset} learns from CIFAR-10: give --data (python -m examples.learned.fetch gets it)"
@@ -136,7 +140,18 @@ def planned(options: argparse.Namespace, console: Console, device: str) -> tuple
         PRESETS[options.preset],
         **{
             name: getattr(options, name)
-            for name in ("epochs", "batch", "heads", "layers", "width", "rate", "validation", "shuffled")
+            for name in (
+                "epochs",
+                "batch",
+                "heads",
+                "layers",
+                "width",
+                "rate",
+                "where",
+                "validation",
+                "precision",
+                "shuffled",
+            )
         },
     )
     runs = [

@@ -1,11 +1,12 @@
 """The paper's network: an invertible downsampling, layers of attention, each followed by dense layers, and a classifier."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from construct import MHSA
+from construct import MHSA, conv_to_mhsa
 from examples.learned.data import BadInput
 from examples.learned.quick import quick
 from examples.learned.running.group import Dropout
@@ -25,6 +26,12 @@ class Variant:
         content: whether there is content attention.
         start: "paper", "local" or "convolution".
         absolute: whether learned positions are added to the tokens of the first layer.
+        frozen: whether where heads look stays as it starts, so that only values learn: a control.
+        matrices: the scale of W_val W_out at the start: "xavier", or "convolution" as torch draws a convolution's kernel.
+        heads: N_h, if not the network's.
+        wide_keys: whether content has keys of the width of the tokens, as position attention has, and not of width / heads.
+        kernel: the side of a convolution in place of attention: a control; 0 for attention.
+        cutmix: whether it trains on pictures in which a rectangle comes from another picture.
     """
 
     label: str
@@ -32,6 +39,12 @@ class Variant:
     content: bool = False
     start: str = "paper"
     absolute: bool = False
+    frozen: bool = False
+    matrices: str = ""
+    heads: int = 0
+    wide_keys: bool = False
+    kernel: int = 0
+    cutmix: bool = False
 
 
 VARIANTS = {
@@ -43,6 +56,25 @@ VARIANTS = {
     "relative-content": Variant("learned relative embedding + content", "relative", content=True),
     "absolute": Variant("absolute embedding + content", "none", content=True, absolute=True),
     "resnet18": Variant("ResNet-18", "resnet"),
+    "frozen": Variant("quadratic, heads frozen at the paper's start", "quadratic", frozen=True),
+    "frozen-local": Variant("quadratic, heads frozen at the local start", "quadratic", start="local", frozen=True),
+    "local-scaled": Variant(
+        "quadratic, local start, matrices as small as a convolution's",
+        "quadratic",
+        start="local",
+        matrices="convolution",
+    ),
+    "local-padded": Variant(
+        "quadratic, local start with padding tokens", "quadratic", start="convolution", matrices="xavier"
+    ),
+    "quadratic-16": Variant("quadratic, 16 heads", "quadratic", heads=16),
+    "quadratic-cutmix": Variant("quadratic, with CutMix", "quadratic", cutmix=True),
+    "relative-content-wide": Variant(
+        "learned relative embedding + content, keys as wide as without", "relative", content=True, wide_keys=True
+    ),
+    "conv3": Variant("a 3 × 3 convolution in the block", "convolution", kernel=3),
+    "conv7": Variant("a 7 × 7 convolution in the block", "convolution", kernel=7),
+    "conv9": Variant("a 9 × 9 convolution in the block", "convolution", kernel=9),
 }
 
 
@@ -116,17 +148,20 @@ class Block(nn.Module):
     """Attention, dense, dropout and LayerNorm, and the same again around two dense layers; with a residual each, as in BERT.
 
     Args:
-        attention: (B, width, rows, columns) → the same shape.
+        attention: (B, width, rows, columns) → the same shape; a convolution in the controls.
         shape: the sizes of the network.
         tokens: the number of tokens of an input.
     """
 
-    def __init__(self, attention: MHSA, shape: Shape, tokens: int):
+    def __init__(self, attention: MHSA | nn.Conv2d, shape: Shape, tokens: int):
         super().__init__()
         self.attention = attention
-        if tokens <= FEW_TOKENS:
-            attention.execution = "dense"
-        self.quick = quick(attention) if tokens > FEW_TOKENS else None
+        self.quick = None
+        if isinstance(attention, MHSA):
+            if tokens <= FEW_TOKENS:
+                attention.execution = "dense"
+            else:
+                self.quick = quick(attention)
         self.dense = nn.Linear(shape.width, shape.width)
         self.norm = nn.LayerNorm(shape.width)
         self.widen, self.narrow = nn.Linear(shape.width, shape.intermediate), nn.Linear(shape.intermediate, shape.width)
@@ -189,29 +224,60 @@ class AttentionNet(nn.Module):
         return states
 
     def attentions(self) -> list[MHSA]:
-        """The attention layers, in order."""
-        return [block.attention for block in self.blocks]  # type: ignore[misc]
+        """The attention layers, in order; a control's convolutions as the attention that computes them."""
+        layers: list[Any] = [block.attention for block in self.blocks]
+        return [layer if isinstance(layer, MHSA) else conv_to_mhsa(layer) for layer in layers]
 
 
-def _attention(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA:
-    """One attention layer."""
-    width, heads = shape.width, shape.heads
-    if variant.start == "convolution":
-        side = round(heads**0.5)
-        if side * side != heads:
-            raise BadInput(f"{heads} heads are no square kernel (take 9 or 16)")
-        conv = nn.Conv2d(width, width, side, padding="same")
-        conv.padding = (side // 2, side // 2) if side % 2 else conv.padding
-        return convolution_to_learn(conv, alpha=shape.alpha)
+def positions_of(layer: nn.Module) -> list[nn.Parameter]:
+    """The trainable parameters that say where the heads of an attention layer look: τ and log α, Σ and τ, or offsets and v."""
+    if not isinstance(layer, MHSA):
+        return []
+    names = ("v", *layer.offsets)
+    return [
+        p
+        for name, p in layer.named_parameters()
+        if p.requires_grad and (name in names or name.startswith("parametrizations.v."))
+    ]
+
+
+def _attention(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA | nn.Conv2d:
+    """One attention layer, or the convolution that stands for it in a control."""
+    if variant.kernel:
+        return nn.Conv2d(shape.width, shape.width, variant.kernel, padding=variant.kernel // 2)
+    layer = _from_convolution(variant, shape) if variant.start == "convolution" else _from_centres(variant, shape, grid)
+    if variant.frozen:
+        for p in positions_of(layer):
+            p.requires_grad_(False)
+    return layer
+
+
+def _from_convolution(variant: Variant, shape: Shape) -> MHSA:
+    width, heads = shape.width, variant.heads or shape.heads
+    side = round(heads**0.5)
+    if side * side != heads:
+        raise BadInput(f"{heads} heads are no square kernel (take 9 or 16)")
+    conv = nn.Conv2d(width, width, side, padding="same")
+    conv.padding = (side // 2, side // 2) if side % 2 else conv.padding
+    if variant.matrices == "xavier":
+        largest = (6 / (heads * width + width)) ** 0.5
+        nn.init.uniform_(conv.weight, -largest, largest)
+        if conv.bias is not None:
+            nn.init.zeros_(conv.bias)
+    return convolution_to_learn(conv, alpha=shape.alpha)
+
+
+def _from_centres(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA:
+    width, heads = shape.width, variant.heads or shape.heads
     key_dim = None
     if variant.content:
         if not shape.key_dim and width % heads:
             raise BadInput(f"{heads} heads do not divide the width {width} (keys of content are width / heads wide)")
-        key_dim = shape.key_dim or width // heads
+        key_dim = width if variant.wide_keys else shape.key_dim or width // heads
         # Here too, the keys leave room for the position score of the quadratic encoding.
         key_dim = max(key_dim, 3) if variant.encoding == "none" else key_dim
     try:
-        return attention_to_learn(
+        layer = attention_to_learn(
             width,
             width,
             heads,
@@ -224,3 +290,7 @@ def _attention(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA:
         )
     except ValueError as error:
         raise BadInput(f"{error} (choose other --heads)") from None
+    if variant.matrices == "convolution":
+        largest = (heads * width) ** -0.5  # torch's rule for a convolution of as many taps
+        nn.init.uniform_(layer.w_out, -largest, largest)
+    return layer

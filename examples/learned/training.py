@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from construct import MHSA
+from construct.encoding.encodings import Quadratic
 from examples.learned.data import BadInput, Pictures
-from examples.learned.network import VARIANTS, AttentionNet
+from examples.learned.network import VARIANTS, AttentionNet, positions_of
 from examples.learned.resnet import resnet18
 from examples.learned.running import checkpoints, group
 from examples.learned.running.console import Diverged, stepped
@@ -24,6 +26,8 @@ from examples.learned.running.files import records
 from examples.learned.settings import Settings
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
+CENTRES_EVERY = 50
+"""Steps between two records of the centres."""
 
 
 def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
@@ -40,11 +44,16 @@ def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
 
 
 def optimiser_of(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """The optimizer of all trainable parameters, without weight decay on centres, gates, norms and biases."""
-    learned = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    plain = [p for name, p in learned.items() if "parametrizations" in name or p.dim() < 2]
-    rest = [p for name, p in learned.items() if "parametrizations" not in name and p.dim() >= 2]
-    groups = [{"params": rest, "weight_decay": settings.how.decay}, {"params": plain, "weight_decay": 0.0}]
+    """The optimizer of all trainable parameters: where heads look at a rate of its own; no weight decay there and on vectors."""
+    where = [p for module in network.modules() for p in positions_of(module)]
+    apart = {id(p) for p in where}
+    others = [p for p in network.parameters() if p.requires_grad and id(p) not in apart]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.how.decay, "multiple": 1.0},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "multiple": 1.0},
+    ]
+    if where:
+        groups.append({"params": where, "weight_decay": 0.0, "multiple": settings.how.where})
     if settings.how.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=settings.how.rate, momentum=0.9)
     return torch.optim.AdamW(groups, lr=settings.how.rate)
@@ -130,6 +139,7 @@ class Run:
         self.epoch = self.position = 0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.order, self.sums, self.seconds, self.metrics_bytes = torch.empty(0, dtype=torch.int64), [0.0, 0, 0], 0.0, 0
+        self.centres: list[tuple[int, Tensor]] = []
         if state is not None:
             self._go_on(state)
         if group.rank() == 0:
@@ -177,6 +187,7 @@ class Run:
         self.started = state["started"]
         self.epoch, self.position, self.order = state["epoch"], state["position"], state["order"]
         self.sums, self.seconds, self.metrics_bytes = state["sums"], state["seconds"], state["metrics_bytes"]
+        self.centres = state["centres"]
         if not (
             0 <= self.epoch <= self.settings.how.epochs
             and 0 <= self.position < self.batches
@@ -200,6 +211,7 @@ class Run:
             "sums": self.sums,
             "seconds": self.seconds,
             "metrics_bytes": self.metrics_bytes,
+            "centres": self.centres,
             "random": checkpoints.random_states(),
         }
         checkpoints.write(state, self.folder / CHECKPOINT)
@@ -219,6 +231,7 @@ class Run:
             if self.position == 0:
                 self.order, self.sums = torch.randperm(len(self.learned)), [0.0, 0, 0]
             while self.position < self.batches:
+                self._log_centres()
                 self._step()
                 self.seconds, last = self.seconds + time.monotonic() - last, time.monotonic()
                 tell(self.done, f"loss {self.sums[0] / self.sums[2]:.3f}")
@@ -240,9 +253,15 @@ class Run:
         x, labels = (group.part(t[chosen]).to(self.device) for t in (self.pictures.train, self.labels))
         group.Dropout.whole = len(chosen)
         for param_group in self.optimiser.param_groups:
-            param_group["lr"] = rate_at(self.done, self.steps, self.settings)
-        logits = self.parallel(augmented(x, len(chosen)) if how.augment else x)
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / len(chosen)
+            param_group["lr"] = param_group["multiple"] * rate_at(self.done, self.steps, self.settings)
+        x = augmented(x, len(chosen)) if how.augment else x
+        share, others = 1.0, labels
+        if VARIANTS[self.settings.variant].cutmix:
+            x, others, share = self._mixed(x, chosen)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=how.precision == "bfloat16"):
+            logits = self.parallel(x).float()
+        losses = [nn.functional.cross_entropy(logits, answers, reduction="sum") for answers in (labels, others)]
+        loss = (share * losses[0] + (1 - share) * losses[1]) / len(chosen)
         right = int((logits.argmax(1) == labels).sum())
         value, right = group.total([float(loss.detach()), right], self.device)
         if not math.isfinite(value):
@@ -253,6 +272,36 @@ class Run:
         stepped(self.optimiser, f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)")
         self.sums = [self.sums[0] + value * len(chosen), self.sums[1] + int(right), self.sums[2] + len(chosen)]
         self.position += 1
+
+    def _mixed(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, float]:
+        """CutMix: a rectangle of every picture comes from another picture of the batch.
+
+        Returns:
+            The pictures, the labels of what was pasted, and the share of the area that is the picture's own.
+        """
+        other = chosen[torch.randperm(len(chosen))]
+        pasted, labels = (group.part(t[other]).to(self.device) for t in (self.pictures.train, self.labels))
+        pasted = augmented(pasted, len(chosen)) if self.settings.how.augment else pasted
+        sizes, side = x.shape[2:], float(torch.rand(())) ** 0.5  # the area is uniform
+        starts = [int(torch.randint(0, n, ())) - round(side * n) // 2 for n in sizes]
+        rows, columns = (
+            slice(max(0, start), max(0, start + round(side * n))) for start, n in zip(starts, sizes, strict=True)
+        )
+        x = x.clone()
+        x[:, :, rows, columns] = pasted[:, :, rows, columns]
+        return x, labels, 1 - x[0, 0, rows, columns].numel() / sizes.numel()
+
+    def _log_centres(self) -> None:
+        layers = [m for m in self.network.modules() if isinstance(m, MHSA) and m.encoding.name == Quadratic.name]
+        if not layers or self.done % CENTRES_EVERY:
+            return
+        pairs = [layer.centres() for layer in layers]
+        now = torch.stack([torch.column_stack((alpha.log(), tau)) for alpha, tau in pairs])
+        self.centres.append((self.done, now.float().cpu()))
+
+    def budget(self) -> float:
+        """The sum of the rates of where heads look: about as far as Adam can move a number."""
+        return self.settings.how.where * sum(rate_at(step, self.steps, self.settings) for step in range(self.steps))
 
     def _end_epoch(self) -> None:
         loss, right, count = self.sums
