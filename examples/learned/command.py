@@ -18,8 +18,9 @@ from rich.console import Console
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.results import plots, table
-from examples.learned.results.measuring import PICTURES, distances
+from examples.learned.results.measuring import PICTURES
 from examples.learned.results.ruler import measured
+from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running import group
 from examples.learned.running.console import bars, ended
@@ -29,6 +30,12 @@ from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.training import RESULT, Run, network_of, parts_of
 
 SUMMARY = "summary.json"
+RULER = 2
+"""The version of what is measured: results of another one are measured anew from their checkpoints."""
+CLASSIFIED = 2000
+"""Test pictures that are classified after a layer was replaced."""
+FITTED = 600
+"""Pictures on which a convolution is fitted to a layer's real inputs and judged, half of them each."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -248,23 +255,19 @@ def one_run(
     """Train and measure one variant with one seed, unless its result exists."""
     folder = folder_of(options.out, settings.variant, settings.seed)
     run = Run(settings, pictures, folder, options.checkpoint_every)
-    if group.agreed((folder / RESULT).exists) and run.done == run.steps:
+    if group.agreed(lambda: _is_measured(folder / RESULT)) and run.done == run.steps:
         return
     run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
     test_accuracy = run.accuracy(pictures.test, pictures.test_labels)
     if group.rank():
         return
-    layers: dict[str, list[dict[str, Any]]] = {"layers": [], "untrained": []}
-    for when, network in (("layers", run.network), ("untrained", run.untrained())):
-        if isinstance(network, AttentionNet):
-            tell(run.steps, run.steps, "audit")
-            ruled = measured(network.to(run.device), run.held[0][:PICTURES].to(run.device))
-            audited = distances(network, settings.how.audited)
-            layers[when] = [{**row, **more} for row, more in zip(audited, ruled, strict=True)]
+    tell(run.steps, run.steps, "measured")
+    layers = _measurements(run)
     if run.settings.device != settings.device:
         stated = stated | {"machine": f"trained on {run.settings.device}; {stated['machine']}"}
     result = {
         **stated,
+        "ruler": RULER,
         "variant": settings.variant,
         "seed": settings.seed,
         "started": run.started,
@@ -273,10 +276,38 @@ def one_run(
         "parameters": sum(p.numel() for p in run.network.parameters() if p.requires_grad),
         "test_accuracy": test_accuracy,
         "train_accuracy": run.metrics()[-1]["train_accuracy"],
+        "accuracy": [line["accuracy"] for line in run.metrics()],
+        "budget": run.budget(),
         **layers,
         "settings": run.settings.record(),
     }
     replaced(folder / RESULT, json.dumps(result, indent=1) + "\n")
+
+
+def _is_measured(path: Path) -> bool:
+    """Whether a result exists, measured by the ruler as it is now; a run's layers can be measured again at any time."""
+    return path.exists() and json.loads(path.read_text()).get("ruler") == RULER
+
+
+@torch.no_grad()
+def _measurements(run: Run) -> dict[str, Any]:
+    """What is measured of the layers of a trained network, and of the same network before its first step."""
+    network, before = run.network, run.untrained().to(run.device)
+    if not isinstance(network, AttentionNet) or not isinstance(before, AttentionNet):
+        return {"layers": [], "untrained": []}
+    x = run.held[0].to(run.device)
+    after = measured(network, before, x[:PICTURES])
+    pictures, labels = (t[:CLASSIFIED].to(run.device) for t in (run.pictures.test, run.pictures.test_labels))
+    variances = explained_variance(network, x[: 2 * (min(len(x), FITTED) // 2)])
+    for row, variance, scores in zip(
+        after, variances, accuracy_after(network, pictures, labels, x[:PICTURES]), strict=True
+    ):
+        row |= {"explained": variance, "substituted": scores}
+    return {
+        "layers": after,
+        "untrained": measured(before, before, x[:PICTURES]),
+        "accuracy_of_substitution": accuracy(network, pictures, labels),
+    }
 
 
 def machine(device: str, threads: int) -> str:

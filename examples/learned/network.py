@@ -1,5 +1,6 @@
 """The paper's network: an invertible downsampling, layers of attention, each followed by dense layers, and a classifier."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,10 +172,22 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, width, rows, columns) → the same shape."""
         tokens = x.movedim(1, -1)
-        attended = self.quick(self.attention, x) if self.quick else self.attention(x)
-        tokens = self.norm(tokens + self.dropout(self.dense(attended.movedim(1, -1))))
+        tokens = self.norm(tokens + self.dropout(self.dense(self.attended(x).movedim(1, -1))))
         more = self.narrow(nn.functional.gelu(self.widen(tokens)))
         return self.last_norm(tokens + self.dropout(more)).movedim(-1, 1)
+
+    def attended(self, x: Tensor) -> Tensor:
+        """What the attention alone computes: (B, width, rows, columns) → the same shape."""
+        if self.quick is None or not isinstance(self.attention, MHSA):
+            return self.attention(x)
+        return self.quick(self.attention, x)
+
+    def with_attention(self, attention: nn.Conv2d) -> "Block":
+        """The same block with another layer in place of its attention; all else is shared."""
+        block = copy.copy(self)
+        block._modules = {**self._modules, "attention": attention}
+        block.quick = None
+        return block
 
 
 class AttentionNet(nn.Module):

@@ -32,7 +32,7 @@ from examples.learned.data import FILES, RECORD_BYTES, BadInput, cifar10
 from examples.learned.network import VARIANTS, AbsolutePositions, AttentionNet, Downsample, Shape
 from examples.learned.resnet import resnet18
 from examples.learned.results import plots, table
-from examples.learned.results.measuring import attention_of, centres_of, distances
+from examples.learned.results.measuring import attention_of, centres_of
 from examples.learned.results.summary import looks_of
 from examples.learned.running import checkpoints
 from examples.learned.running.console import Diverged
@@ -280,7 +280,9 @@ def test_validation_pictures_are_held_back_and_test_pictures_not_read(tmp_path: 
 
 
 @pytest.mark.parametrize("heads", [4, 9])
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "resnet18"])
+@pytest.mark.parametrize(
+    "variant", [name for name, variant in VARIANTS.items() if not (variant.kernel or variant.encoding == "resnet")]
+)
 def test_quick_attention_is_the_layers_own(variant: str, heads: int):
     """Values and gradients agree in float64, for layers with all parameters random."""
     shape = replace(SMALL, layers=1, heads=heads, width=18, key_dim=heads)
@@ -483,15 +485,6 @@ def test_a_loss_that_is_no_number_stops_the_run_in_a_line(tmp_path: Path):
 # ---- measuring -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_audit_tells_a_convolution_from_other_attention():
-    sharp = AttentionNet(VARIANTS["from-conv"], replace(SMALL, alpha=1024.0, heads=9), (1, 10, 8), 3)
-    for row in distances(sharp, 2):
-        assert row["distance"] < 1e-6
-        assert row["content"] == 0
-    content = AttentionNet(VARIANTS["absolute"], SMALL, PICTURE, 3)
-    assert all(row["distance"] > 0.1 and row["content"] > 0 for row in distances(content, 2))
-
-
 def test_centres_are_those_of_the_attention():
     network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
     (first, _) = attention_of(network, torch.randn(2, 1, 10, 12))
@@ -505,30 +498,31 @@ def test_centres_are_those_of_the_attention():
 
 
 def test_the_table_says_what_the_runs_say():
-    layers: list[dict[str, Any]] = [{"distance": 0.25, "interior": None, "content": 0.0}]
-    layers[0] |= {"position": 1.0, "equivariance": 0.0, "by_size": [0.6] * 6, "middle": [0.3] * 6, "null": [1.0] * 6}
-    layers[0]["reach"] = 2.5  # "width" and "peak" are of no result before they were measured
+    layer: dict[str, Any] = {"position": 1.0, "by_size": [0.6] * 6, "middle": [0.3] * 6, "reach": 2.5, "moved": 0.5}
+    layer |= {"anywhere": 0.25, "substituted": [0.7, 0.8, 0.9, 0.9, 0.9]}
     run = {
         "test_accuracy": 0.9,
         "seconds": 10.0,
         "seed": 0,
         "parameters": 1234,
-        "layers": layers,
-        "untrained": [layers[0] | {"distance": 0.125}],
+        "budget": 1.5,
+        "accuracy_of_substitution": 0.9,
+        "layers": [layer],
+        "untrained": [layer | {"anywhere": 0.125}],
         "command": "c",
         "machine": "m",
     }
     run |= {"started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00"}
-    other = run | {"test_accuracy": 0.92, "seed": 1, "layers": [layers[0] | {"distance": 0.75}]}
+    other = run | {"test_accuracy": 0.92, "seed": 1, "layers": [layer | {"anywhere": 0.75}]}
     text = table.markdown({"local": [run, other], "resnet18": [run | {"layers": []}]})
-    assert "| quadratic, local start | 1,234 | 91.00 ± 1.41 | 10 | 0, 1 |" in text
-    assert "| quadratic, local start | 0.50 ± 0.35 |" in text
-    assert "| quadratic, local start | 2.50 ± 0.00 |" in text
-    assert "| quadratic, local start | – |" in text
-    assert "| quadratic, local start | – |" in text
-    assert "| quadratic, local start | 0.12 ± 0.00 |" in text.partition("before training")[2]
-    assert "| ResNet-18 | 1,234 | 90.00 | 10 | 0 |" in text
-    assert f"| quadratic, local start |{' 0.30 [0.30, 0.30] |' * 6}" in text
+    assert "| quadratic, local start | 1,234 | 91.00 ± 1.41 | 1.50 | 10 | 0, 1 |" in text
+    assert "| ResNet-18 | 1,234 | 90.00 | – | 10 | 0 |" in text
+    taps, square, *_ = text.split("\n\n")[2::2]
+    assert taps.splitlines()[-1] == "| quadratic, local start | 0.12 → 0.50 [0.25, 0.75] |"
+    assert "| quadratic, local start | 0.30 → 0.30 [0.30, 0.30] |" in square
+    assert "with the nearest 1 × 1 convolution" in text
+    assert "| quadratic, local start | 20.00 [20.00, 20.00] |" in text
+    assert "Distinct nearest" not in text  # no run has measured it
     assert "- `c`: 3 runs, 2026-01-01T00:00:00+00:00 to 2026-01-01T00:01:00+00:00, 30 s of training; m." in text
 
 
@@ -536,6 +530,9 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
     looks = looks_of(network, torch.randn(2, 1, 10, 12))
     assert (looks["grid"], looks["pictures"], len(looks["layers"])) == ([5, 6], 2, 2)
+    assert [np.shape(layer["tau"]) for layer in looks["layers"]] == [(9, 2)] * 2
+    path = {"layer": 2, "steps": [0, 50], "log_alpha": [[0.0] * 9, [1.0] * 9], "tau": [[[0, 0]] * 9, [[1, 2]] * 9]}
+    looks["path"] = path
     local = {"seeds": [0], "seconds": [1.0], "accuracy": [[0.5, 0.75]], "looks": {"seed": 0, **looks}}
     summary = {"commands": ["c"], "held": "test", "variants": {"local": local, "resnet18": {**local, "looks": None}}}
     (image,) = plots.maps(summary, "local").axes[0].images
@@ -552,6 +549,11 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     first = plots.centres(summary, "local").axes[0]
     dots = np.array(first.collections[0].get_offsets())
     np.testing.assert_allclose(dots[:, ::-1], network.attentions()[0].centres()[1].numpy(), atol=1e-3)
+    radii = [patch.get_radius() for patch in first.patches[:2]]
+    assert np.exp(-50.0 * np.square(radii)) == pytest.approx([1 / 2, 1 / 10], rel=1e-3)  # what is outside, at α = 50
+    plane, sharpness = plots.paths(summary, "local").axes
+    assert [line.get_xydata().tolist() for line in plane.lines[1:2]] == [[[0, 0], [2, 1]]]
+    assert sharpness.lines[0].get_ydata() == pytest.approx(np.exp([0, 1]))
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in plots.accuracy(summary).axes[0].lines}
     assert [y.tolist() for y in lines.values()] == [[50, 75]] * 2
     assert "ResNet-18" in lines

@@ -1,6 +1,7 @@
 """The distance of attention layers from convolutions: against least squares, on convolutions, and on layers without a grid."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from construct.execution.head_matrices import merged
 from examples.learned.network import VARIANTS, AttentionNet, Shape
 from examples.learned.results import ruler, table
 from examples.learned.results.measuring import maps_of
+from examples.learned.results.shifts import Shifts
+from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
 
 SHAPE = Shape(layers=2, heads=9, width=9, intermediate=8, dropout=0.1, key_dim=0, alpha=40.0, resnet=2)
 
@@ -49,11 +52,64 @@ def test_distances_are_those_of_least_squares(grid: tuple[int, int], heads: int,
 @pytest.mark.parametrize(("variant", "everywhere"), [("from-conv", True), ("local", False)])
 def test_a_convolution_is_one_from_its_own_size_on(variant: str, everywhere: bool):
     """A local start has its taps on the image, and at the border reads the edge instead of zeros."""
-    for row in ruler.measured(network(variant), torch.randn(3, 1, 20, 20)):
+    net = network(variant)
+    for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20)):
         assert row["by_size" if everywhere else "middle"][1:] == pytest.approx([0] * 5, abs=1e-5)
+        assert (
+            row["anywhere"] == row["anywhere_sharp"] == pytest.approx(0, abs=1e-5)
+        )  # sharp heads are taps, wherever they are
+        assert row["anywhere_orders"] > 0.8
+        assert (row["distinct"], row["near"], row["moved"], row["log_alpha_moved"]) == (9, 1, 0, 0)
         assert min(row["by_size"][0], row["null"][1]) > 0.9
         assert row["position"] == pytest.approx(1)
         assert row["equivariance"] < 1e-5
+
+
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=15)
+def test_the_best_taps_anywhere_are_the_best_of_all_sets(taps: int, seed: int):
+    random, grid = np.random.default_rng(seed), (2, 3)
+    p, w = random.dirichlet(np.ones(6), (2, 6)), random.standard_normal((2, 2, 2))
+    shifts = Shifts(p, w, grid)
+    every = [shifts._distance(shifts.explained[list(kept)]) for kept in combinations(range(len(shifts.shifts)), taps)]
+    assert shifts.distance_anywhere(taps) == pytest.approx(min(every))
+
+
+def test_a_convolution_with_scattered_taps_is_one_anywhere_and_in_no_square():
+    net = network("from-conv")
+    with torch.no_grad():
+        tau = net.attentions()[0].parametrizations.v.original1
+        tau.copy_(torch.tensor([[0, 3], [3, 0], [-3, 1], [2, 2], [-1, -3], [0, 0], [3, 3], [-2, 2], [1, -3]]))
+    row, _ = ruler.measured(net, network("from-conv"), torch.randn(3, 1, 20, 20))
+    assert row["anywhere"] < 1e-5 < 0.5 < row["middle"][1]
+    assert row["moved"] > 1
+    assert row["distinct"] == 9
+
+
+def test_soft_heads_at_random_centres_are_far_from_taps():
+    net = network("quadratic", alpha=1.0)
+    for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20)):
+        assert 0.4 < row["anywhere"] < 1
+        assert row["anywhere_sharp"] == pytest.approx(row["anywhere"], abs=0.15)  # the start is drawn as the null is
+
+
+def test_gaussian_attention_is_the_layers_own():
+    net = network("quadratic")
+    (p, *_) = maps_of(net, torch.randn(1, 1, 20, 20))
+    alpha, tau = (t.numpy() for t in net.attentions()[0].centres())
+    np.testing.assert_allclose(ruler.gaussian_attention(alpha, tau, net.grid), p[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["from-conv", "conv3"])
+def test_a_convolution_is_its_own_substitute(variant: str):
+    net, x, labels = network(variant), torch.randn(40, 1, 20, 20), torch.arange(40) % 3
+    assert all(row[1] == pytest.approx(1, abs=1e-6) for row in explained_variance(net, x))
+    alone = accuracy(net, x, labels)
+    assert all(row[1:] == [alone] * 4 for row in accuracy_after(net, x, labels, x[:2]))
+
+
+def test_content_is_no_convolution_of_its_inputs():
+    assert all(max(row) < 0.9 for row in explained_variance(network("absolute"), torch.randn(40, 1, 20, 20)))
 
 
 def test_attention_without_a_grid_is_its_own_null():

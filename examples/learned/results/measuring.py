@@ -1,36 +1,14 @@
-"""Measurements of a trained network: distance to the nearest convolution and attention centres, layer by layer."""
+"""The attention of a trained network, layer by layer, and where its heads look."""
 
 from collections.abc import Iterator
-from math import isqrt
-from typing import Any
 
 import numpy as np
 import torch
 
-import verify
 from examples.learned.network import AttentionNet
 
 PICTURES = 100
 """Test pictures over which attention is averaged."""
-
-
-def distances(network: AttentionNet, channels: int) -> list[dict[str, Any]]:
-    """Audit every attention layer as a black box: its distance to the nearest convolution with as many taps as it has heads.
-
-    Args:
-        network: the network, in any mode.
-        channels: the most channels to measure.
-
-    Returns:
-        For each layer: the distance over all outputs with the best-fitting padding, over the interior alone (None if there is
-        none), and how far other inputs move the attention of the head that they move most.
-    """
-    rows = []
-    for layer in network.attentions():
-        side = max(1, isqrt(layer.heads))
-        audit = verify.audit(layer, network.grid, kernel_size=side, most_channels=channels)
-        rows.append({"distance": audit.distance, "interior": audit.interior, "content": audit.content})
-    return rows
 
 
 @torch.no_grad()

@@ -51,9 +51,11 @@ def seconds(summary: Summary) -> "Figure":
 
 
 def centres(summary: Summary, variant: str) -> "Figure":
-    """Where the heads of every layer look from the middle query: the mean shift, and an ellipse of one deviation."""
-    from matplotlib.patches import Ellipse
+    """Where the heads of every layer look, as in Figure 4 of the paper.
 
+    Heads with centres: τ, with circles that hold 50 % and 90 % of the attention on an unbounded grid.  Other heads: the mean shift
+    from the middle query, with an ellipse of one deviation.
+    """
     looks = summary["variants"][variant]["looks"]
     layers, reach = looks["layers"], max(looks["grid"]) / 2 + 0.5
     with style():
@@ -61,13 +63,12 @@ def centres(summary: Summary, variant: str) -> "Figure":
         axes = figure.subplots(1, len(layers), squeeze=False, sharex=True, sharey=True)[0]
         for number, (ax, layer) in enumerate(zip(axes, layers, strict=True), start=1):
             palette = colours(len(layer["mean"]))
-            for colour, mean, covariance in zip(palette, layer["mean"], layer["covariance"], strict=True):
-                # Axis 0 runs down and axis 1 to the right: a plot has them the other way round.
-                values, vectors = np.linalg.eigh(np.array(covariance)[::-1, ::-1])
-                turn = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
-                across, along = 2 * np.sqrt(values.clip(min=0))
-                ax.add_patch(Ellipse(mean[::-1], along, across, angle=turn, fill=False, ec=colour, lw=0.9))
-            down, right = np.array(layer["mean"]).T
+            where = layer.get("tau", layer["mean"])
+            if "alpha" in layer:
+                _circles(ax, palette, layer["alpha"], where)
+            else:
+                _ellipses(ax, palette, where, layer["covariance"])
+            down, right = np.array(where).T
             ax.scatter(right, down, c=palette, s=7, linewidths=0)
             ax.plot(0, 0, "s", mfc="none", mec=INK, ms=9)
             ax.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal", title=f"layer {number}")
@@ -79,6 +80,51 @@ def centres(summary: Summary, variant: str) -> "Figure":
         dots = [axes[0].plot([], [], ".", color=colour)[0] for colour in colours(heads)]
         labels = [f"head {head}" for head in range(heads)]
         figure.legend(dots, labels, loc="outside lower center", ncols=min(heads, 9), fontsize=8, columnspacing=1)
+        return figure
+
+
+def _circles(ax: Any, palette: Any, alpha: list[float], tau: list[list[float]]) -> None:
+    """Circles of radius √(ln 2 / α) and √(ln 10 / α): outside is 1/2 and 1/10 of a Gaussian exp(−α‖δ − τ‖²) in the plane."""
+    from matplotlib.patches import Circle
+
+    for colour, sharpness, (down, right) in zip(palette, alpha, tau, strict=True):
+        for outside, style_of_line in ((2, "-"), (10, ":")):
+            radius = float(np.sqrt(np.log(outside) / sharpness))
+            ax.add_patch(Circle((right, down), radius, fill=False, ec=colour, lw=0.9, ls=style_of_line))
+
+
+def _ellipses(ax: Any, palette: Any, means: list[list[float]], covariances: list[list[list[float]]]) -> None:
+    from matplotlib.patches import Ellipse
+
+    for colour, mean, covariance in zip(palette, means, covariances, strict=True):
+        # Axis 0 runs down and axis 1 to the right: a plot has them the other way round.
+        values, vectors = np.linalg.eigh(np.array(covariance)[::-1, ::-1])
+        turn = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
+        across, along = 2 * np.sqrt(values.clip(min=0))
+        ax.add_patch(Ellipse((mean[1], mean[0]), along, across, angle=turn, fill=False, ec=colour, lw=0.9))
+
+
+def paths(summary: Summary, variant: str) -> "Figure":
+    """The centres of one layer during training: the way of every τ from its ring to its dot, and α by step."""
+    looks = summary["variants"][variant]["looks"]
+    path = looks["path"]
+    tau, alpha = np.array(path["tau"]), np.exp(path["log_alpha"])  # (steps, heads, 2), (steps, heads)
+    with style():
+        figure = new_figure(8.0, 3.6)
+        plane, sharpness = figure.subplots(1, 2)
+        reach = np.ceil(np.abs(tau).max()) + 0.5
+        lattice = np.arange(-int(reach), int(reach) + 1)
+        plane.plot(*(n.ravel() for n in np.meshgrid(lattice, lattice)), "+", color=FAINT, ms=4)
+        for head, colour in enumerate(colours(tau.shape[1])):
+            plane.plot(tau[:, head, 1], tau[:, head, 0], color=colour, lw=0.9)
+            plane.plot(*tau[0, head, ::-1], "o", mfc="none", mec=colour, ms=5)
+            plane.plot(*tau[-1, head, ::-1], ".", color=colour, ms=7)
+            sharpness.plot(path["steps"], alpha[:, head], color=colour, lw=0.9)
+        plane.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
+        plane.set(xlabel="along axis 1 (tokens)", ylabel="shift along axis 0 (tokens)")
+        sharpness.set(xlabel="step", ylabel="α", yscale="log")
+        title = f"{VARIANTS[variant].label}, seed {looks['seed']}, layer {path['layer']}: from ring to dot"
+        figure.suptitle(title, fontsize=9)
         return figure
 
 
@@ -123,5 +169,7 @@ def write(summary: Summary, folder: Path) -> None:
     for variant, results in summary["variants"].items():
         if results["looks"] is not None:
             drawn |= {f"centres-{variant}": centres(summary, variant), f"maps-{variant}": maps(summary, variant)}
+            if results["looks"]["path"] is not None:
+                drawn[f"paths-{variant}"] = paths(summary, variant)
     for name, figure in drawn.items():
         write_figure(figure, folder / f"{name}.svg")

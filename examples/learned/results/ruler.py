@@ -1,56 +1,87 @@
-"""A ruler for attention layers: how far from a convolution by kernel size, where heads look, how equivariant.
+"""A ruler for attention layers: how far from a convolution, where heads look, and what a convolution in their place would do.
 
 Averaged over inputs, a layer maps token i to token o by the matrix A[o, i] = Σ_h P̄^h[o, i] W_h.  The nearest convolution with a
-window of shifts has, for each shift δ, the mean of A[o, o + δ] over all o, and the distance is the relative residual,
+set of shifts has, for each shift δ, the mean of A[o, o + δ] over all o, and the distance is the relative residual,
 
-    √(Σ ‖A[o, i] − K[i − o]‖² / Σ ‖A[o, i]‖²),    K zero outside the window:
+    √(Σ ‖A[o, i] − K[i − o]‖² / Σ ‖A[o, i]‖²),    K zero at all other shifts:
 
-0 for the same map, 1 for nothing in common, exact and over all channels.  With the window of all shifts it says how far A is from
-translating with its input at all.  The null is the same layer with the queries and the keys of each head in random orders:
-attention with the same spectrum, the same entropy and the same W_h, but without a grid.
+0 for the same map, 1 for nothing in common, exact and over all channels.  The shifts are a centred square, as convolutions have
+them, or the N_h best ones *anywhere*, which is the class of Theorem 1.  Two nulls stand beside it.  *Orders*: the same layer with
+the queries and the keys of each head in random orders, so attention of the same spectrum, entropy and W_h, but without a grid.
+*Sharp*: heads of the same sharpness at random centres.  A sharp head that attends by position is a tap of a convolution by the
+theorem, whatever was learned, so that only a distance below this null says that centres moved to the lattice.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from construct import MHSA
+from construct.encoding.encodings import Quadratic
 from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
 from examples.learned.results.measuring import centres_of, maps_of
+from examples.learned.results.shifts import Shifts
+from examples.learned.starting import SPREAD
 
 SIZES = (1, 3, 5, 7, 9, None)
 """Taps along each axis; None for all shifts."""
 DRAWS = 8
-"""The number of random orders over which the null is averaged."""
+"""The number of random draws over which a null is averaged."""
+NEAR = 0.25
+"""A centre is near an integer shift if each component is within this: a quarter of all random centres in two dimensions."""
 
 
-def measured(network: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
-    """Measure every attention layer: the distances by size, the null, the share of position, and the error of equivariance.
+def measured(network: AttentionNet, before: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
+    """Measure every attention layer of a network.
 
     Args:
         network: the network, in any mode.
+        before: the same network before its first step.
         x: pictures over which attention is averaged, (B, C, rows, columns).
 
     Returns:
-        For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a number for each of
-        ``SIZES``; ``position``; ``equivariance``; and the result of :func:`where_heads_look`.
+        For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a number for each of ``SIZES``;
+        ``anywhere``, ``anywhere_orders`` and, of heads with centres, ``anywhere_sharp``, over the middle; ``position``;
+        ``equivariance``; the results of :func:`where_heads_look` and, of heads with centres, of :func:`centres_moved`.
     """
-    errors, rows = equivariance(network, x), []
-    for layer, p, error in zip(network.attentions(), maps_of(network, x), errors, strict=True):
-        w = merged(layer.w_val, layer.w_out)[:, 0].detach().double().cpu().numpy()
-        mean = p.mean(0)
-        rows.append(
-            {
-                "by_size": by_size(mean, w, network.grid),
-                "middle": by_size(mean, w, network.grid, middle(network.grid)),
-                "null": null(mean, w, network.grid),
-                "position": position_share(p),
-                "equivariance": error,
-                **where_heads_look(mean.reshape(*mean.shape[:2], *network.grid)),
-            }
-        )
-    return rows
+    layers = zip(network.attentions(), before.attentions(), maps_of(network, x), equivariance(network, x), strict=True)
+    return [
+        {**_of_layer(layer, p, network.grid), "equivariance": error, **_of_centres(layer, first, network.grid)}
+        for layer, first, p, error in layers
+    ]
+
+
+def _of_layer(layer: MHSA, p: np.ndarray, grid: tuple[int, int]) -> dict[str, Any]:
+    """What the ruler says of any layer whose attention for several pictures is p, (B, heads, tokens, tokens)."""
+    w, mean, inside = matrices_of(layer), p.mean(0), middle(grid)
+
+    def in_other_orders(random: np.random.Generator) -> float:
+        return Shifts(in_random_orders(mean, random), w, grid, inside).distance_anywhere(layer.heads)
+
+    return {
+        "by_size": by_size(mean, w, grid),
+        "middle": by_size(mean, w, grid, inside),
+        "null": null(mean, w, grid),
+        "anywhere": Shifts(mean, w, grid, inside).distance_anywhere(layer.heads),
+        "anywhere_orders": _mean_of_draws(in_other_orders),
+        "position": position_share(p),
+        **where_heads_look(mean.reshape(*mean.shape[:2], *grid)),
+    }
+
+
+def _of_centres(layer: MHSA, first: MHSA, grid: tuple[int, int]) -> dict[str, Any]:
+    """What it says of heads with centres; nothing of others."""
+    if layer.encoding.name != Quadratic.name:
+        return {}
+    return {"anywhere_sharp": anywhere_of_random_centres(layer, grid), **centres_moved(first, layer)}
+
+
+def matrices_of(layer: MHSA) -> np.ndarray:
+    """W_val W_out of every head, float64 (heads, D_in, D_out)."""
+    return merged(layer.w_val, layer.w_out)[:, 0].detach().double().cpu().numpy()
 
 
 def middle(grid: tuple[int, int]) -> np.ndarray:
@@ -74,29 +105,68 @@ def by_size(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.nda
     >>> by_size(eye, np.ones((1, 2, 2)), (3, 3))
     [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
-    places = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, 2)
-    queries = np.ones(len(places), dtype=bool) if queries is None else queries
-    values, vectors = np.linalg.eigh(np.einsum("hcd,gcd->hg", w, w))
-    root = vectors * np.sqrt(values.clip(min=0))  # ‖A[o, i]‖ is the length of p[:, o, i] @ root
-    a = np.einsum("hoi,hk->koi", p[:, queries], root).reshape(len(root), -1)
-    delta = (places[None] - places[queries][:, None]).reshape(-1, 2)
-    shifts, which = np.unique(delta, axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    sums = np.stack([np.bincount(which, weights=row, minlength=len(shifts)) for row in a])
-    means = np.square(sums).sum(0) / np.bincount(which)  # what the mean of each shift explains
-    total = float(np.square(a).sum())
-    reach = np.abs(shifts).max(1)
-    left = [1 - means[reach <= (size // 2 if size else max(grid))].sum() / total if total else 0.0 for size in SIZES]
-    return [float(np.sqrt(max(0.0, share))) if share > 1e-14 else 0.0 for share in left]
+    shifts = Shifts(p, w, grid, queries)
+    return [shifts.distance_of_square(size) for size in SIZES]
+
+
+def in_random_orders(p: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The same attention, (heads, tokens, tokens), with the queries and the keys of every head in random orders."""
+    orders = [(random.permutation(p.shape[1]), random.permutation(p.shape[2])) for _ in p]
+    return np.stack([head[np.ix_(*order)] for head, order in zip(p, orders, strict=True)])
 
 
 def null(p: np.ndarray, w: np.ndarray, grid: tuple[int, int]) -> list[float]:
     """The distances of the same heads with their queries and keys in random orders, the mean of ``DRAWS``."""
-    random, drawn = np.random.default_rng(0), []
-    for _ in range(DRAWS):
-        orders = [(random.permutation(p.shape[1]), random.permutation(p.shape[2])) for _ in p]
-        drawn.append(by_size(np.stack([q[np.ix_(*order)] for q, order in zip(p, orders, strict=True)]), w, grid))
-    return np.mean(drawn, axis=0).tolist()
+    random = np.random.default_rng(0)
+    return np.mean([by_size(in_random_orders(p, random), w, grid) for _ in range(DRAWS)], axis=0).tolist()
+
+
+def _mean_of_draws(distance: Callable[[np.random.Generator], float]) -> float:
+    random = np.random.default_rng(0)
+    return float(np.mean([distance(random) for _ in range(DRAWS)]))
+
+
+def anywhere_of_random_centres(layer: MHSA, grid: tuple[int, int]) -> float:
+    """The distance to the best N_h taps anywhere of heads with the layer's α and W_h at centres as the paper draws them."""
+    alpha, w = layer.centres()[0].cpu().numpy(), matrices_of(layer)
+
+    def distance(random: np.random.Generator) -> float:
+        tau = SPREAD * random.standard_normal((len(alpha), 2))
+        return Shifts(gaussian_attention(alpha, tau, grid), w, grid, middle(grid)).distance_anywhere(len(alpha))
+
+    return _mean_of_draws(distance)
+
+
+def gaussian_attention(alpha: np.ndarray, tau: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Softmax over keys of −α‖k − q − τ‖² (Eq. 10 to 14 of the talk) on a grid without padding: (heads, tokens, tokens)."""
+    factors = []
+    for axis, n in enumerate(grid):
+        delta = np.arange(n)[None] - np.arange(n)[:, None]
+        scores = -alpha[:, None, None] * np.square(delta - tau[:, axis, None, None])
+        exponentials = np.exp(scores - scores.max(2, keepdims=True))
+        factors.append(exponentials / exponentials.sum(2, keepdims=True))
+    tokens = grid[0] * grid[1]
+    return np.einsum("hac,hbd->habcd", *factors).reshape(len(alpha), tokens, tokens)
+
+
+def centres_moved(before: MHSA, after: MHSA) -> dict[str, Any]:
+    """Where the centres are, and how far training moved them.
+
+    Returns:
+        ``alpha``, the median; ``distinct``, the number of distinct nearest integer shifts; ``near``, the share of heads within
+        ``NEAR`` of one along each axis; ``moved`` and ``moved_most``, the mean and greatest displacement of τ in tokens; and
+        ``log_alpha_moved``, the mean displacement of log α.
+    """
+    (alpha, tau), (first_alpha, first_tau) = (layer.centres() for layer in (after, before))
+    displacement = (tau - first_tau).norm(dim=1)
+    return {
+        "alpha": float(alpha.median()),
+        "distinct": len({tuple(shift) for shift in tau.round().tolist()}),
+        "near": float(((tau - tau.round()).abs() <= NEAR).all(1).double().mean()),
+        "moved": float(displacement.mean()),
+        "moved_most": float(displacement.max()),
+        "log_alpha_moved": float((alpha.log() - first_alpha.log()).abs().mean()),
+    }
 
 
 def where_heads_look(attention: np.ndarray) -> dict[str, float]:

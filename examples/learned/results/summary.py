@@ -4,14 +4,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from construct.encoding.encodings import Quadratic
 from examples.learned.network import AttentionNet
 from examples.learned.results.measuring import PICTURES, attention_of, centres_of
 from examples.learned.training import Run
 
 DIGITS = 4
 """The digits of every number that is drawn."""
+FOURTH = 4
+"""The layer whose centres the paper's figure follows."""
 
 
 def summary_of(results_of: dict[str, list[dict[str, Any]]], run_of: Callable[[str, int], Run]) -> dict[str, Any]:
@@ -35,6 +39,7 @@ def summary_of(results_of: dict[str, list[dict[str, Any]]], run_of: Callable[[st
             accuracy.append([round(line["accuracy"], DIGITS) for line in run.metrics()])
             if place == 0 and isinstance(run.network, AttentionNet):
                 looks = {"seed": seed, **looks_of(run.network, run.held[0][:PICTURES].to(run.device))}
+                looks["path"] = path_of(run)
         variants[variant] = {
             "seeds": [result["seed"] for result in runs],
             "seconds": [result["seconds"] for result in runs],
@@ -53,7 +58,8 @@ def looks_of(network: AttentionNet, x: Tensor) -> dict[str, Any]:
         x: pictures, (B, C, rows, columns).
 
     Returns:
-        ``grid``, ``pictures``, and for every layer the ``mean`` shift of each head, its ``covariance``, and the ``map``.
+        ``grid``, ``pictures``, and for every layer the ``mean`` shift of each head, its ``covariance``, and the ``map``; of heads
+        with centres also ``alpha`` and ``tau``.
     """
     rows, columns = network.grid
     layers = []
@@ -62,7 +68,29 @@ def looks_of(network: AttentionNet, x: Tensor) -> dict[str, Any]:
         middle = attention[:, (rows // 2) * columns + columns // 2]
         parts = {"mean": mean, "covariance": covariance, "map": middle}
         layers.append({name: numbers.astype(float).round(DIGITS).tolist() for name, numbers in parts.items()})
+    for looks, layer in zip(layers, network.attentions(), strict=True):
+        if layer.encoding.name == Quadratic.name:
+            alpha, tau = layer.centres()
+            looks |= {"alpha": alpha.tolist(), "tau": tau.tolist()}
     return {"grid": [rows, columns], "pictures": len(x), "layers": layers}
+
+
+def path_of(run: Run) -> dict[str, Any] | None:
+    """The centres of one layer during training, the fourth where there are four; None for heads without centres.
+
+    Returns:
+        ``layer``, from 1; ``steps``; and for each of them ``log_alpha`` and ``tau`` of every head.
+    """
+    if not run.centres:
+        return None
+    layer = min(FOURTH, run.settings.how.shape.layers)
+    of_layer = torch.stack([centres[layer - 1] for _, centres in run.centres]).double()
+    return {
+        "layer": layer,
+        "steps": [step for step, _ in run.centres],
+        "log_alpha": [[round(x, DIGITS) for x in row] for row in of_layer[..., 0].tolist()],
+        "tau": [[[round(x, DIGITS) for x in head] for head in row] for row in of_layer[..., 1:].tolist()],
+    }
 
 
 def folder_of(out: Path, variant: str, seed: int) -> Path:

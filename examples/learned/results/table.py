@@ -1,7 +1,7 @@
 """The table: variants, parameters, accuracy over seeds, and the distance to a convolution layer by layer."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +14,43 @@ from examples.learned.training import RESULT
 
 KEYS = ("seed", "seconds", "parameters", "test_accuracy", "layers", "untrained")
 """The keys of every result."""
-MEASURED = (
-    ("layers", "distance", "Distance of each layer to the nearest convolution (0 the same map, 1 nothing in common):"),
-    ("untrained", "distance", "The same before training:"),
-    ("layers", "interior", "After training, over the outputs whose window lies on the image:"),
-    ("untrained", "interior", "Over the same outputs before training:"),
+PAIRED = (
     (
-        "layers",
-        "content",
-        "How far other inputs move the attention of the head that they move most (0 not at all, 1 wholly):",
+        "anywhere",
+        "Distance to the nearest convolution of N_h taps anywhere, over the outputs in the middle of the grid:",
     ),
-    ("layers", "position", "Share of the variance of attention that positions explain (1: no content):"),
-    ("layers", "equivariance", "How far what the network makes of moved pictures is from what it made of them, moved:"),
-    ("untrained", "equivariance", "The same before training:"),
-    ("layers", "reach", "How far from the middle query its heads look, in tokens, the mean of all heads:"),
-    ("untrained", "reach", "The same before training:"),
-    ("layers", "width", "How far about there, the root of the mean square, in tokens:"),
-    ("untrained", "width", "The same before training:"),
-    ("layers", "peak", "The weight of the key that a head looks at most, the mean of all heads:"),
-    ("untrained", "peak", "The same before training:"),
+    ("middle 3", "Distance to the nearest 3 × 3 convolution, over the same outputs:"),
+    ("middle 5", "Distance to the nearest 5 × 5 convolution, over the same outputs:"),
+    ("middle 9", "Distance to the nearest 9 × 9 convolution, over the same outputs:"),
+    ("by_size 3", "Distance to the nearest 3 × 3 convolution, over all outputs:"),
+    ("distinct", "Distinct nearest integer shifts of the heads:"),
+    ("near", "Share of heads within 0.25 of an integer shift along each axis (chance: 0.25):"),
+    ("alpha", "The median α of the heads:"),
+    ("reach", "How far from the middle query its heads look, in tokens, the mean of all heads:"),
+    ("width", "How far about there, the root of the mean square, in tokens:"),
+    ("peak", "The weight of the key that a head looks at most, the mean of all heads:"),
+    ("position", "Share of the variance of attention that positions explain (1: no content):"),
+    ("equivariance", "How far what the network makes of moved pictures is from what it made of them, moved:"),
 )
-"""The tables by layer: when it was measured, which figure, and the heading."""
-BY_SIZE = (
-    (
-        "layers",
-        "by_size",
-        "Distance to the nearest convolution of so many taps along each axis, the mean of all layers:",
+"""Tables by layer, before → after training: the measurement, with a kernel size where it has one, and the heading."""
+AFTER = (
+    ("anywhere_sharp", "Null: N_h taps anywhere, for heads as sharp as after training at random centres:"),
+    ("anywhere_orders", "Null: N_h taps anywhere, for heads after training with queries and keys in random orders:"),
+    ("null 3", "Null: 3 × 3, with queries and keys in random orders, over all outputs:"),
+    ("moved", "Mean displacement of τ, in tokens:"),
+    ("moved_most", "Greatest displacement of τ, in tokens:"),
+    ("log_alpha_moved", "Mean displacement of log α:"),
+    ("explained 3", "R² of a 3 × 3 convolution fitted to the layer's real inputs, on other pictures:"),
+    ("explained 9", "R² of a 9 × 9 convolution, likewise:"),
+    *(
+        (
+            f"lost {size}",
+            f"Test accuracy lost with the nearest {size} × {size} convolution in the layer's place, in points:",
+        )
+        for size in (1, 3, 5, 7, 9)
     ),
-    ("untrained", "by_size", "The same before training:"),
-    ("layers", "middle", "After training, over the outputs in the middle of the grid:"),
-    ("untrained", "middle", "Over the same outputs before training:"),
-    ("layers", "null", "After training, with the queries and the keys of every head in random orders:"),
 )
-"""The tables by kernel size, likewise."""
+"""Tables by layer, after training alone."""
 NOTE = (
     "± is the sample standard deviation over seeds; brackets are a 95 % interval of the mean, by 10,000 bootstrap draws of the "
     "seeds (of three seeds it can only reach from the least to the greatest)."
@@ -79,37 +83,70 @@ def interval(numbers: Sequence[float]) -> str:
     return f"{statistics.fmean(numbers):.2f} [{least:.2f}, {most:.2f}]"
 
 
+def number_of(run: dict[str, Any], when: str, layer: int, name: str) -> float | None:
+    """One measurement of a layer; None if this run has none.
+
+    Args:
+        run: a result.
+        when: "layers", after training, or "untrained".
+        layer: its number, from 0.
+        name: the measurement, followed by a kernel size where it has one for each.
+    """
+    key, _, size = name.partition(" ")
+    if key == "lost":
+        after = number_of(run, when, layer, f"substituted {size}")
+        return None if after is None else 100 * (run["accuracy_of_substitution"] - after)
+    numbers = run[when][layer].get(key)
+    if not size or numbers is None:
+        return numbers
+    return numbers[SIZES.index(int(size))]
+
+
+def cell(runs: Sequence[dict[str, Any]], when: str, layer: int, name: str, show: Callable[..., str]) -> str:
+    """The measurement of all runs as ``show`` has it; a dash where a run has none."""
+    numbers = [number_of(run, when, layer, name) for run in runs]
+    known = [number for number in numbers if number is not None]
+    return show(known) if len(known) == len(numbers) else "–"
+
+
+def by_layer(results: dict[str, list[dict[str, Any]]], name: str, *, paired: bool) -> list[str]:
+    """A table of one measurement: a row for each variant with attention, a column for each layer."""
+    layers = max((len(run["layers"]) for runs in results.values() for run in runs), default=0)
+    lines = [
+        "| variant | " + " | ".join(f"layer {n}" for n in range(1, layers + 1)) + " |",
+        "|---" + "|---:" * layers + "|",
+    ]
+    for variant, runs in results.items():
+        if not runs[0]["layers"]:
+            continue
+        cells = []
+        for layer in range(layers):
+            before = cell(runs, "untrained", layer, name, mean_and_deviation)
+            after = cell(runs, "layers", layer, name, interval)
+            cells.append(f"{before.partition(' ')[0]} → {after}" if paired and before != after != "–" else after)
+        if set(cells) != {"–"}:
+            lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
+    return lines
+
+
 def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     """The results as tables, followed by the command, seed and time of every run."""
-    layers = max(len(run["layers"]) for runs in results.values() for run in runs)
-    numbered = " | ".join(f"layer {n}" for n in range(1, layers + 1))
-    rule = "|".join(["---", *["---:"] * layers])
-    lines = ["| variant | parameters | test accuracy, % | seconds a run | seeds |", "|---|---:|---:|---:|---|"]
+    lines = [
+        "| variant | parameters | test accuracy, % | Σ rate of where heads look | seconds a run | seeds |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
     for variant, runs in results.items():
         accuracy = mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
         seconds = statistics.fmean(run["seconds"] for run in runs)
         seeds = ", ".join(str(run["seed"]) for run in runs)
+        budget = "–" if VARIANTS[variant].frozen or not runs[0]["layers"] else f"{runs[0]['budget']:.2f}"
         lines.append(
-            f"| {VARIANTS[variant].label} | {runs[0]['parameters']:,} | {accuracy} | {seconds:.0f} | {seeds} |"
+            f"| {VARIANTS[variant].label} | {runs[0]['parameters']:,} | {accuracy} | {budget} | {seconds:.0f} | {seeds} |"
         )
-    for when, key, heading in MEASURED:
-        lines += ["", heading, "", f"| variant | {numbered} |", f"|{rule}|"]
-        for variant, runs in results.items():
-            if not runs[0]["layers"]:
-                continue
-            cells = []
-            for layer in range(layers):
-                numbers = [run[when][layer].get(key) for run in runs]  # None: not measured
-                cells.append("–" if any(n is None for n in numbers) else mean_and_deviation(numbers))
-            lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
-    for when, key, heading in BY_SIZE:
-        lines += ["", heading, "", f"| variant | {' | '.join(str(size or 'all') for size in SIZES)} |"]
-        lines += [f"|---{'|---:' * len(SIZES)}|"]
-        for variant, runs in results.items():
-            if runs[0]["layers"]:
-                means = [np.mean([layer[key] for layer in run[when]], axis=0) for run in runs]
-                cells = [interval([float(mean[place]) for mean in means]) for place in range(len(SIZES))]
-                lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
+    for (name, heading), paired in [(row, True) for row in PAIRED] + [(row, False) for row in AFTER]:
+        table = by_layer(results, name, paired=paired)
+        if len(table) > 2:
+            lines += ["", heading + (" before → after" if paired else ""), "", *table]
     lines += ["", NOTE]
     every = [run for runs in results.values() for run in runs]
     lines += ["", "Runs:", ""]

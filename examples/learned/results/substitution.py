@@ -1,0 +1,99 @@
+"""What a convolution in the place of an attention layer does: on the layer's real inputs, and to the network's accuracy."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import unfold
+
+from examples.learned.network import AttentionNet, Block
+from examples.learned.results.measuring import maps_of
+from examples.learned.results.ruler import SIZES, matrices_of, middle
+from examples.learned.results.shifts import Shifts
+
+KERNELS = [size for size in SIZES if size]
+
+
+@torch.no_grad()
+def explained_variance(network: AttentionNet, x: Tensor) -> list[list[float]]:
+    """R² of the best k × k convolution from a layer's real inputs to its outputs, on pictures that it was not fitted to.
+
+    Least squares over the outputs in the middle of the grid of the first half of the pictures; R² is that of the second half.
+
+    Args:
+        network: the network, in any mode.
+        x: pictures, (B, C, rows, columns), B even.
+
+    Returns:
+        For each layer a number for each of ``KERNELS``: 1 if a convolution does on these inputs what the layer does.
+    """
+    network.eval()
+    rows = []
+    inside = torch.from_numpy(middle(network.grid))
+    for block, state in zip(network.blocks, network.states(x), strict=False):
+        assert isinstance(block, Block)
+        outputs = block.attended(state).flatten(2)[:, :, inside].movedim(1, 2).double()  # (B, queries, D)
+        scores = []
+        for size in KERNELS:
+            windows = unfold(state, size, padding=size // 2)[:, :, inside].movedim(1, 2).double()
+            (fit, test), (fit_y, test_y) = ([half.flatten(0, 1) for half in t.chunk(2)] for t in (windows, outputs))
+            centre, mean = fit.mean(0), fit_y.mean(0)
+            a, b = fit - centre, fit_y - mean
+            gram = a.mT @ a
+            gram.diagonal().add_(1e-9 * gram.diagonal().mean())  # neighbouring tokens may be nearly dependent
+            kernel = torch.linalg.solve(gram, a.mT @ b)
+            left = test_y - mean - (test - centre) @ kernel
+            scores.append(1 - float(left.square().sum() / (test_y - test_y.mean(0)).square().sum()))
+        rows.append(scores)
+    return rows
+
+
+@torch.no_grad()
+def accuracy_after(network: AttentionNet, x: Tensor, labels: Tensor, pictures: Tensor) -> list[list[float]]:
+    """Accuracy after one layer is replaced by its nearest k × k convolution, everything else untouched.
+
+    Args:
+        network: the network, in any mode.
+        x: the pictures to classify, (B, C, rows, columns).
+        labels: their classes, (B,).
+        pictures: pictures over which attention is averaged.
+
+    Returns:
+        For each layer a number for each of ``KERNELS``.
+    """
+    network.eval()
+    rows = []
+    triples = zip(network.attentions(), maps_of(network, pictures), network.blocks, strict=True)
+    for number, (layer, p, block) in enumerate(triples):
+        w = matrices_of(layer)
+        shifts, scores = Shifts(p.mean(0), w, network.grid), []
+        assert isinstance(block, Block)
+        for size in KERNELS:
+            changed = copy.copy(network)  # shares all modules but the blocks
+            changed._modules = dict(network._modules)
+            blocks = list(network.blocks)
+            blocks[number] = block.with_attention(_convolution(shifts.kernel(size, w), layer.b_out))
+            changed.blocks = nn.ModuleList(blocks)
+            scores.append(accuracy(changed, x, labels))
+        rows.append(scores)
+    return rows
+
+
+@torch.no_grad()
+def accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
+    """The fraction of pictures whose largest logit is that of the right class."""
+    right = [
+        int((network(part).argmax(1) == answers).sum())
+        for part, answers in zip(x.split(500), labels.split(500), strict=True)
+    ]
+    return sum(right) / len(x)
+
+
+def _convolution(kernel: np.ndarray, bias: Tensor) -> nn.Conv2d:
+    width, channels, size, _ = kernel.shape
+    conv = nn.Conv2d(channels, width, size, padding=size // 2)
+    conv.weight.copy_(torch.from_numpy(kernel))
+    assert conv.bias is not None
+    conv.bias.copy_(bias)
+    return conv
