@@ -55,9 +55,8 @@ def test_a_convolution_is_one_from_its_own_size_on(variant: str, everywhere: boo
     net = network(variant)
     for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20)):
         assert row["by_size" if everywhere else "middle"][1:] == pytest.approx([0] * 5, abs=1e-5)
-        assert (
-            row["anywhere"] == row["anywhere_sharp"] == pytest.approx(0, abs=1e-5)
-        )  # sharp heads are taps, wherever they are
+        assert row["anywhere"] == pytest.approx(0, abs=1e-5)
+        assert row["anywhere_sharp"] < 0.2  # sharp heads are taps wherever they are, but for centres between two tokens
         assert row["anywhere_orders"] > 0.8
         assert (row["distinct"], row["near"], row["moved"], row["log_alpha_moved"]) == (9, 1, 0, 0)
         assert min(row["by_size"][0], row["null"][1]) > 0.9
