@@ -136,7 +136,8 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
     network, epochs = continue_training(cnn, parts, way, course, seed, tell)
     tell(part.steps, "audit")
     layers = layers_of(network, shifted_test(test) if course.task == "shifted" else test, course.audited)
-    return {"run": {"seed": seed, "task": course.task, "way": way, "epochs": epochs, "layers": layers}}
+    run = {"seed": seed, "task": course.task, "way": way, "epochs": epochs, "layers": layers}
+    return {"run": {**run, "budget": course.budget(about["train"])}}
 
 
 def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -185,8 +186,8 @@ def table(summary: dict[str, Any]) -> str:
             f"{seconds:.0f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    keys = ("distance", "content", "swayed", "α", "off the lattice")
-    lines += ["", f"| task | way | layer | {' | '.join(keys)} |", "|---|---|---|---:|---:|---:|---|---:|"]
+    keys = ("distance", "content", "swayed", "α", "moved, mean and most, in pixels", "Σ rate")
+    lines += ["", f"| task | way | layer | {' | '.join(keys)} |", "|---|---|---|---:|---:|---:|---|---|---:|"]
     for (task, way), runs in grouped.items():
         for rows in zip(*(run["layers"] for run in runs), strict=True):
             cells = []
@@ -194,6 +195,7 @@ def table(summary: dict[str, Any]) -> str:
                 numbers = [row[key] for row in rows if row[key] is not None]
                 cells.append(mean_and_deviation(numbers, digits=4) if numbers else "–")
             least, most = min(row["alpha"][0] for row in rows), max(row["alpha"][1] for row in rows)
-            cells += [f"{least:.2f} to {most:.2f}", f"{max(row['between'] for row in rows):.2f}"]
+            mean, furthest = statistics.fmean(row["moved"][0] for row in rows), max(row["moved"][1] for row in rows)
+            cells += [f"{least:.2f} to {most:.2f}", f"{mean:.2f}, {furthest:.2f}", f"{runs[0]['budget']:.2f}"]
             lines.append(f"| {task} | {way} | {rows[0]['layer']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

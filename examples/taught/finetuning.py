@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import verify
+from construct.heads import tap_shifts
 from examples.learned.running.console import Diverged, stepped
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, softened, trainable
 
@@ -50,6 +51,11 @@ class Course:
     content_layers: tuple[str, ...]
     execution: str = "dense"
     audited: int = 8
+
+    def budget(self, pictures: int) -> float:
+        """The sum of the rates of where heads look over the schedule: about as far as Adam can move a centre, in pixels."""
+        steps = self.epochs * math.ceil(pictures / self.batch)
+        return self.aim_rate * sum((1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps))
 
 
 def shifted(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -175,7 +181,7 @@ def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str,
         For each layer: by black-box audit, on white noise, the distance to the nearest convolution and how far other inputs
         move the attention of the heads, on average; the same (``swayed``) for the layer's inputs from the pictures, as the
         mean distance to the average attention; the least and the greatest α; the largest distance of a centre from the
-        nearest integer shift.
+        nearest integer shift; and how far centres moved from the CNN's taps, the mean and the most, in pixels.
     """
     rows = []
     for name, given in inputs_of(network, x[:LOOKED]).items():
@@ -187,6 +193,9 @@ def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str,
         )
         p = layer.attention_probabilities(given)
         alpha, tau = layer.centres()
+        moved = (tau - torch.tensor(tap_shifts(layer.geometry)).to(tau)).norm(
+            dim=1
+        )  # heads start in the order of the taps
         rows.append(
             {
                 "layer": name.removesuffix(".conv"),
@@ -195,6 +204,7 @@ def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str,
                 "swayed": float((p - p.mean(0)).abs().sum(-1).mean() / 2) if len(p) > 1 else 0.0,
                 "alpha": [float(alpha.min()), float(alpha.max())],
                 "between": float((tau - tau.round()).abs().max()),
+                "moved": [float(moved.mean()), float(moved.max())],
             }
         )
     return rows

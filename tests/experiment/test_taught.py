@@ -301,6 +301,7 @@ def test_sharp_layers_are_measured_as_convolutions(cnn: nn.Sequential, parts: li
     for row in layers_of(as_attention(cnn), parts[1][:4]):
         assert row["distance"] < 1e-6
         assert row["content"] == row["swayed"] == row["between"] == 0
+        assert row["moved"] == [0, 0]
         assert row["alpha"] == [1024.0, 1024.0]
     assert inputs_of(cnn, parts[1][:4]) == {}
 
