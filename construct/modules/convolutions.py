@@ -161,6 +161,10 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
         raise ValueError(f"groups is {groups!r}, not a positive whole number")
     groups = index(groups)
+    for name in ("stride", "padding", "dilation", "output_padding"):
+        value = getattr(conv, name)
+        if isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value):  # whose value may change
+            raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
     output_padding = _tuple(conv.output_padding, dims)
     if not output_padding:  # an empty tuple would mean zeros in ConvGeometry
         raise ValueError(f"output_padding is {conv.output_padding!r}, not {dims} whole numbers")
@@ -202,9 +206,9 @@ def _tuple(value: Any, dims: int) -> Any:
     """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses non-integers."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     try:
-        numbers = tuple(index(n) for n in values if not isinstance(n, bool | torch.Tensor))
+        numbers = tuple(index(n) for n in values if not isinstance(n, bool))
     except TypeError:
         return value
-    if len(numbers) < len(values):  # torch refuses booleans, and a tensor's value may change
+    if len(numbers) < len(values):  # torch refuses booleans
         return value
     return numbers * dims if len(numbers) == 1 else numbers
