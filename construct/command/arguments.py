@@ -127,6 +127,7 @@ def _add_network(group: Any) -> None:
         help="a class that the file may hold beside those of torch.nn, or a package, whose classes it may hold; the package "
         "is imported, and code of these classes may run; repeatable",
     )
+    add("--key", metavar="KEY", help="the model of a checkpoint that holds several, as params_ema")
     add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
 
 

@@ -10,12 +10,11 @@ from construct.attention import MHSA
 from construct.command.bare_kernels import geometry_flags
 from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
-from construct.command.load_network import converted_layer, network_of, surveyed
+from construct.command.load_network import converted_layer, network_of, source_of, surveyed
 from construct.command.output import content_of, not_rechecked, write_outputs
 from construct.command.report import Report, with_meaning
 from construct.command.terminal import isolated, phases
 from construct.errors import BadModelFile, printable
-from construct.files.reading import read
 from construct.files.writing import unlisted_names_in
 from construct.modules.tied_weights import paths_of, share_tied, untied_parameters
 from construct.modules.traversal import every_module
@@ -27,7 +26,7 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
     """Read, survey, convert, check, certify, write the output and its certificate, ``document``."""
     with isolated(), phases() as progress:
         require_template(options)
-        source = read(options.model, allow=options.allow, trust=options.trust)
+        source = source_of(options)
         model, assumed = network_of(source, options)
         model, wrappers = unwrapped(model)
         if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
@@ -57,7 +56,8 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
         if writable:
             progress.begin(f"writing {output.name}")
             # Bare kernels are written as modules: a state dict would lose their geometry again.
-            whole = isinstance(source.content, nn.Module) or bool(geometry_flags(options))
+            of_code = options.arch or options.model_file
+            whole = bool(geometry_flags(options)) or (isinstance(source.content, nn.Module) and not of_code)
             content, remarks_on_format = content_of(converted, whole, options)
             # A shared module is in the state dict once per name, and a recheck looks for it under each.
             certificates = [
@@ -68,7 +68,7 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
             ]
             notes += remarks_on_format
             notes += write_outputs(content, output, source, document, certificates if certified else None, network)
-            if source.extra_names and isinstance(content, nn.Module) and (names := unlisted_names_in(output)):
+            if isinstance(content, nn.Module) and (names := unlisted_names_in(output)):
                 notes += (f"the output still names {printable(', '.join(names))}: --allow that to read it back",)
         if writable and not layers:
             notes += ("no convolution is left to convert: the network is written as it is, without a certificate",)

@@ -11,13 +11,19 @@ from construct.command.bare_kernels import from_kernels, geometry_flags
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import BadModelFile, naming, one_line, printable
 from construct.files.loading import loaded_into
-from construct.files.reading import ModelFile
+from construct.files.reading import ModelFile, read
 from construct.modules.convolutions import geometry_of
 from construct.modules.traversal import every_module
 from construct.network import Survey, survey
 
 MOST_HEADS = 10_000
 """The most heads of one layer: exact arithmetic on a head takes a millisecond or more."""
+
+
+def source_of(options: Namespace) -> ModelFile:
+    """The file of the command line; where the user's code makes the network, only its tensors are read."""
+    inert = bool(options.arch or options.model_file)
+    return read(options.model, allow=options.allow, trust=options.trust, inert=inert, key=options.key)
 
 
 def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
@@ -27,13 +33,14 @@ def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[
         if flags:
             what = f"{', '.join(flags)} is only for a state dict without a network"
             raise BadModelFile(f"{printable(source.path)}: {what}", "leave it out")
-        if not isinstance(content, nn.Module):
+        if spec and isinstance(content, nn.Module) and not source.foreign:
+            what = f"{printable(source.path)}: holds a whole module, which needs no architecture"
+            raise BadModelFile(what, f"leave out {printable(spec)}")
+        if spec:
             model = named_module(spec) if options.arch else module_from_file(spec)
             with naming(source.path):
                 return loaded_into(model, source, spec)
-        if spec:
-            what = f"{printable(source.path)}: holds a whole module, which needs no architecture"
-            raise BadModelFile(what, f"leave out {printable(spec)}")
+        assert isinstance(content, nn.Module)
         return content, ()
     with naming(source.path):
         if flags:

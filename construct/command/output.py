@@ -79,7 +79,7 @@ def write_outputs(
     earlier = certificates is None and document != output and document.is_file() and is_document(document)
     place, state = output, "nothing was changed"
     try:
-        with staged(output, content, source.extra_names) as written:
+        with staged(output, content, source.allowed) as written:
             if certificates is not None:
                 place, figures = document, None if network is None else network_dict(network)
                 record = certificate_document(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile, one_line
-from construct.files.containers import strict_json
+from construct.files.formats import strict_json
 from construct.weights import GEOMETRY, NAMES, MHSAWeights, read_record, record_of
 
 

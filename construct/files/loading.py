@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from construct.attention import MHSA
 from construct.builder import as_trainable_as, conv_to_mhsa
 from construct.errors import BadModelFile, UnsupportedLayer, describe, naming, one_line, printable
-from construct.files.checkpoints import matched_names
+from construct.files.checkpoints import renamings
 from construct.files.destination import FilePath
 from construct.files.layer_files import as_network, attention_in, layer_of, records_in
 from construct.files.reading import ModelFile, read
@@ -32,10 +32,16 @@ def load(
     layers: Literal[False] = False,
     allow: Iterable[str] = (),
     trust: bool = False,
+    key: str | None = None,
 ) -> nn.Module: ...
 @overload
 def load(
-    path: FilePath, *, layers: Literal[True], allow: Iterable[str] = (), trust: bool = False
+    path: FilePath,
+    *,
+    layers: Literal[True],
+    allow: Iterable[str] = (),
+    trust: bool = False,
+    key: str | None = None,
 ) -> dict[str, MHSA]: ...
 def load(
     path: FilePath,
@@ -44,6 +50,7 @@ def load(
     layers: bool = False,
     allow: Iterable[str] = (),
     trust: bool = False,
+    key: str | None = None,
 ) -> nn.Module | dict[str, MHSA]:
     """Read a module from a file: this project's output, or any module made of torch.nn classes.  No code in the file is run.
 
@@ -65,6 +72,7 @@ def load(
         allow: more classes that the file may hold: exact names (``package.module.Class``), or packages, which allow every class
             that they define; these packages are imported.
         trust: whether the file may run code.
+        key: the key of the model in a checkpoint that holds several (``"params_ema"``, ``"nets/g"``).
 
     Returns:
         The module, on the CPU; or a copy of ``model`` with the file's attention layers and all its tensors, in the file's dtypes;
@@ -78,7 +86,7 @@ def load(
     with naming(path):
         if layers and model is not None:
             raise BadModelFile("model and layers=True are two ways to read it", "give one of them")
-    file = read(path, allow=allow, trust=trust, inert=layers or model is not None)
+    file = read(path, allow=allow, trust=trust, inert=layers or model is not None, key=key)
     notes = file.notes
     with naming(path):
         if model is not None:
@@ -145,16 +153,32 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
 def _load_state(
     model: nn.Module, state: dict[str, Tensor], records: dict[str, Any]
 ) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load a state dict under the names that it has, or without the prefixes of wrappers: the first that torch takes."""
     modules = dict(model.named_modules(remove_duplicate=False))
     convolutions = [path for path, module in modules.items() if is_convolution(module)]
     attention = {f"{path}.{name}".removeprefix(".") for path in convolutions for name in NAMES}
-    renamed, notes = matched_names(state, attention | model.state_dict().keys())
+    failure: Exception = BadModelFile("it holds no tensors")
+    for renamed, notes in renamings(state, attention | model.state_dict().keys()):
+        try:
+            return _load_named(model, state, records, renamed), notes
+        except Exception as error:  # a user's network may raise anything
+            failure = error
+    raise failure
+
+
+def _load_named(
+    model: nn.Module, state: dict[str, Tensor], records: dict[str, Any], renamed: Mapping[str, str]
+) -> nn.Module:
+    """Load a state dict under other names, new → old; torch's own loading decides whether it fits."""
+    modules = dict(model.named_modules(remove_duplicate=False))
     fitted = OrderedDict((new, state[old]) for new, old in renamed.items())
     # Records and metadata are keyed by module path, so they follow the renamed tensors.
     paths = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in renamed.items()}
     records = {new: records[old] for new, old in paths.items() if old in records}
     original = getattr(state, "_metadata", None)
     original = original if isinstance(original, Mapping) else {}
+    if all(new == old for new, old in renamed.items()):
+        paths |= {path: path for path in original}
     metadata = {new: dict(original[old]) for new, old in paths.items() if old in original}
     for path, record in records.items():
         metadata.setdefault(path, {})[GEOMETRY] = record
@@ -167,15 +191,23 @@ def _load_state(
             replacements[module] = _replacement(module, path, fitted, records)
     share_tied(replacements)
     network = substitute(model, replacements)
+    dtypes = {tensor.dtype for tensor in fitted.values() if tensor.is_floating_point()}
     for key, tensor in (*network.named_parameters(), *network.named_buffers()):
-        if key in fitted and not is_lazy(tensor):
+        if is_lazy(tensor):
+            continue
+        if key in fitted:
             tensor.data = tensor.data.to(fitted[key].dtype)
+        elif len(dtypes) == 1 and isinstance(tensor, nn.Parameter):  # a hook of the network may know its old name
+            tensor.data = tensor.data.to(next(iter(dtypes)))
     # Weights on the meta device have no storage: assign the file's tensors.
     on_meta = any(isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values())
-    if difference := _key_differences(fitted, network):
-        raise BadModelFile(difference)
-    network.load_state_dict(fitted, strict=True, assign=on_meta)
-    return network, notes
+    try:
+        network.load_state_dict(fitted, strict=True, assign=on_meta)
+    except RuntimeError as error:
+        if difference := _key_differences(fitted, network):
+            raise BadModelFile(difference) from error
+        raise
+    return network
 
 
 def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], records: Mapping[str, Any]) -> MHSA:

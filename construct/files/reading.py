@@ -1,13 +1,14 @@
 """Reads a model file without running code from it: torch.save files and safetensors, of modules or state dicts.
 
-The content decides the format, not the file's name.  Pickles are read by ``torch.load(weights_only=True)`` with a list of
-exact classes, after a walk that checks every size.  A file that needs more is refused, and the message names its classes.
-Only ``trust`` lets a file run code.
+The content decides the format, not the file's name, and what a file holds is what its own library returns:
+:mod:`construct.files.torch_files` has the one for torch's files.  A file that names classes which are not allowed is refused,
+and the message names them.  Only ``trust`` lets a file run code.
 """
 
 import hashlib
 import shlex
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -18,15 +19,15 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from construct.attention import EXECUTIONS, MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
-from construct.files.allow_list import Allowed, allow_options, allowing, import_allowed, stand_in, unlisted_names
-from construct.files.archives import Malformed, Truncated
+from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
 from construct.files.checkpoints import model_paths, unwrap
-from construct.files.containers import Archive, check_archive, check_safetensors, kind_of
 from construct.files.destination import FilePath, regular_file
-from construct.files.pickle_walk import Walker, walk_bytes, walk_legacy
+from construct.files.formats import kind_of, read_safetensors
+from construct.files.torch_files import Loaded, StandIn, check_archive, is_module, load
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules
 from construct.weights import NAMES, MHSAWeights, encoding_of
@@ -41,7 +42,8 @@ class ModelFile:
         kind: its format: "torch.save", "pickle" (of torch.save before 1.6), "safetensors" or "pt2".
         notes: what was assumed or ignored, one sentence each.
         metadata: the metadata of a safetensors file.
-        extra_names: the names in it that only ``allow`` or ``trust`` admitted.
+        allowed: what the user allowed it to hold; None if ``trust`` allowed anything.
+        foreign: the names in it for which stand-ins were read.
     """
 
     path: Path
@@ -50,7 +52,8 @@ class ModelFile:
     kind: str
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
-    extra_names: tuple[str, ...] = ()
+    allowed: Allowed | None = NOTHING
+    foreign: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -64,52 +67,47 @@ def _opened(path: FilePath) -> Iterator[BufferedReader]:
             raise BadModelFile(one_line(error.strerror or error), "check the file") from error
 
 
-def read(path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False) -> ModelFile:
+def read(
+    path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False, key: str | None = None
+) -> ModelFile:
     """Read a module or a state dict; code in the file runs only with ``trust``.
 
-    ``allow`` and ``trust`` are those of :func:`construct.load`.  With ``inert``, objects of other classes are read without
-    importing these classes: as modules that keep their content and compute nothing.
+    ``allow``, ``trust`` and ``key`` are those of :func:`construct.load`.  With ``inert``, a file may hold other classes, too:
+    they are not imported, and what is of them becomes modules that keep their content and compute nothing.
 
     Raises:
         BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not allowed.
     """
     place, allowed = regular_file(path), import_allowed(allow)
-    notes: list[str] = []
     metadata: dict[str, str] = {}
-    extra_names: list[str] = []
-    inside = ""
+    loaded = Loaded()
     with _opened(path) as file:
-        kind, archive = _detect(file, place)
+        kind, notes = _kind(file, place)
         suffix = place.suffix.lower()
-        if kind == "safetensors":
-            metadata = check_safetensors(file)
-        elif kind == "pickle" and suffix in (".safetensors", ".onnx"):
+        if kind == "pickle" and suffix in (".safetensors", ".onnx"):
             # Users choose these formats to avoid pickles.
             raise BadModelFile(f"a pickle, though its name ends in {suffix}", "rename it if you want it read")
         other = (suffix == ".safetensors") != (kind == "safetensors") or suffix == ".onnx"
         if other and suffix in _SUFFIXES:
-            notes.append(f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that")
+            notes += (f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that",)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
-        content: object
         if kind == "safetensors":
-            content = _safetensors(file)
+            loaded.content, metadata = read_safetensors(file)
+        elif trust:
+            loaded.content = _load_trusted(file, kind)
+            notes += ("trusted: it was loaded with whatever code it holds",)
         elif kind == "pt2":
-            if not trust:
-                what = "a program of torch.export, and to load one can run code that it holds"
-                advice = "if you know who made it, or save the nn.Module or its state dict"
-                raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
-            content = _load_trusted(file, kind)
+            what = "a program of torch.export, and to load one can run code that it holds"
+            advice = "if you know who made it, or save the nn.Module or its state dict"
+            raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
         else:
-            content, walker = _load_pickled(file, archive, printable(path), allowed, trust, inert)
-            inside = model_paths(walker.root)
-            extra_names = unlisted_names(walker)
-        if trust and kind != "safetensors":
-            notes.append("trusted: it was loaded with whatever code it holds")
-        content, unwrapped = unwrap(content, inside)
-        checked = _checked_content(content, inside)
-    return ModelFile(place, digest, checked, kind, (*notes, *unwrapped), metadata, tuple(extra_names))
+            loaded = _load_safely(file, allowed, printable(path), inert)
+        content, unwrapped = unwrap(loaded.content, key)
+        checked = _checked_content(content, loaded)
+    admitted = None if trust else allowed
+    return ModelFile(place, digest, checked, kind, (*notes, *unwrapped), metadata, admitted, loaded.foreign)
 
 
 def read_inputs(path: FilePath) -> Any:
@@ -120,20 +118,24 @@ def read_inputs(path: FilePath) -> Any:
     """
     place = regular_file(path)
     with _opened(path) as file:
-        kind, archive = _detect(file, place)
+        kind, _ = _kind(file, place)
         if kind not in ("torch.save", "pickle"):
             raise BadModelFile(f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save")
-        content, _ = _load_pickled(file, archive, printable(path), Allowed())
+        content = _load_safely(file, NOTHING, printable(path), False).content
         if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
             what = f"a {type(content).__name__}, not the inputs of a network"
             raise BadModelFile(what, "save a tensor, tuple or dict")
+        values = content.values() if isinstance(content, Mapping) else content
+        _check_tensors(("an input", value) for value in ([content] if isinstance(content, Tensor) else values))
     return tuple(content) if isinstance(content, list) else content
 
 
 LAZY = "torch.nn.parameter.UninitializedParameter"
 """The class of weights that are not initialised yet."""
-QUANTISED = frozenset(f"torch.{kind}Storage" for kind in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4"))
-"""The storages of quantised tensors."""
+MOST_EXPANDED = 2**26
+"""The most elements of all tensors beyond those stored (a stride of 0 repeats them)."""
+MOST_LEAVES = 10**7
+"""The most values in lists, dicts and tuples of a module, or of a state dict's metadata."""
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
 _KINDS = {
     "safetensors": "safetensors",
@@ -143,44 +145,23 @@ _KINDS = {
 }
 
 
-def _detect(file: BinaryIO, path: Path) -> tuple[str, Archive | None]:
-    """The format of a file, a key of ``_KINDS``; and, if it is a zip archive, the checked archive."""
+def _kind(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
+    """The format of a file, a key of ``_KINDS``, and notes; a zip archive is checked."""
     kind = kind_of(file, path)
-    archive = check_archive(file) if kind == "zip" else None
-    return kind if archive is None else archive.kind, archive
+    return check_archive(file) if kind == "zip" else (kind, ())
 
 
-def _load_pickled(
-    file: BinaryIO, archive: Archive | None, name: str, allowed: Allowed, trust: bool = False, inert: bool = False
-) -> tuple[object, Walker]:
-    """Load a pickle after a walk has checked every class and size in it."""
-    with allowing() as ours:
-        walker = walk_legacy(file, ours) if archive is None else walk_bytes(archive.read("data.pkl"), ours)
-    if trust:
-        file.seek(0)
-        return _load_trusted(file, "pickle"), walker
-    named = allowed.of(unlisted_names(walker))
-    others = unlisted_names(walker, named)
-    if others and (not inert or LAZY in others):
-        raise _not_allowed(others, walker, name, allowed)
-    named |= {other: stand_in(other) for other in others}
-    try:
-        if walker.malformed is not None:
-            raise walker.malformed
-        if archive is not None:
-            archive.fit(walker.storages)
-        file.seek(0)
-        with allowing(named), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old protocols
-            return torch.load(file, map_location="cpu", weights_only=True), walker
-    except MemoryError:
-        raise
-    except Truncated as error:
-        raise BadModelFile(f"the file is truncated: {error}", "copy or download it again") from error
-    except Exception as error:  # torch.load may raise anything; its messages suggest weights_only=False
-        what = one_line(error) if isinstance(error, Malformed) else f"torch.load raised {type(error).__name__}"
-        what = f"not a model that can be read safely: {what}"
-        raise BadModelFile(what, "save the model again with torch.save") from error
+def _load_safely(file: BinaryIO, allowed: Allowed, name: str, inert: bool) -> Loaded:
+    """Load a file of torch.save, and refuse names that are not allowed unless ``inert``."""
+    loaded = load(file, allowed)
+    if LAZY in loaded.foreign:
+        what = "holds lazy modules whose weights do not exist yet"
+        raise BadModelFile(what, "run one batch through the network, and save it again")
+    if loaded.foreign and not inert:
+        raise _not_allowed(loaded, name, allowed)
+    if loaded.failure is not None:
+        raise loaded.failure
+    return loaded
 
 
 def _load_trusted(file: BinaryIO, kind: str) -> object:
@@ -201,16 +182,22 @@ def _load_trusted(file: BinaryIO, kind: str) -> object:
         raise BadModelFile(describe(error), "put the package of its classes on PYTHONPATH") from error
 
 
-def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) -> BadModelFile:
+def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     """The error for classes that are not allowed, with every remedy."""
-    if LAZY in names:
-        what = "holds lazy modules whose weights do not exist yet"
-        return BadModelFile(what, "run one batch through the network, and save it again")
-    if not QUANTISED.isdisjoint(names):  # no name that could be allowed would make them readable
-        return BadModelFile("holds quantised tensors, which are not read", "save the network before it is quantised")
+    names = loaded.foreign
+    if any(
+        other.startswith("torch.ao.nn.") for other in names
+    ):  # no name that could be allowed would make them readable
+        return BadModelFile("holds quantised modules, which are not read", "save the network before it is quantised")
+    if earlier := [other for other in names if other.startswith("construct.") and not can_be_allowed(other)]:
+        what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
+        reads = "model=Net(), its network, or layers=True reads its tensors"
+        return BadModelFile(what, reads, option="--model-file with its network reads its tensors")
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
-    alone = ""
-    if inside := model_paths(walker.root):
+    if loaded.failure is not None:
+        return BadModelFile(f"{what}; {loaded.failure.what}", loaded.failure.remedy, loaded.failure.option)
+    alone = "save its state dict"
+    if inside := model_paths(loaded.content):
         what = f"the model is not at its top: {inside}; the file {what}"
         alone = "save that alone, from a program where its classes can be imported"
     given = [*allowed.exact, *allowed.packages]
@@ -222,44 +209,113 @@ def _not_allowed(names: list[str], walker: Walker, name: str, allowed: Allowed) 
     call = f"{trusting}construct.load({name!r}, allow={choices!r})" if choices else ""
     return BadModelFile(
         what,
-        (alone or "save its state dict, or give its network with model=Net()") + call,
-        option=(alone or "save a state dict and give --arch or --model-file")
+        f"give its network with model=Net(), or {alone}{call}",
+        option=f"give its network with --arch or --model-file, or {alone}"
         + (f"{trusting}python -m construct.from_conv {shlex.quote(name)}" if choices else "")
         + "".join(f" --allow {shlex.quote(choice)}" for choice in choices),
     )
 
 
-def _safetensors(file: BinaryIO) -> dict[str, Tensor]:
-    from safetensors.torch import load
-
-    try:
-        return load(file.read())
-    except MemoryError:
-        raise
-    except Exception as error:  # its class of errors is not public
-        raise BadModelFile(f"not safetensors: {describe(error)}", "save it again") from error
-
-
-def _checked_content(content: object, inside: str) -> nn.Module | dict[str, Tensor]:
+def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, Tensor]:
     """Check the content: a file may hold allowed classes with attributes that contradict each other."""
-    if isinstance(content, nn.Module):
+    if isinstance(content, nn.Module) and (is_module(content) or not isinstance(content, StandIn)):
         try:
-            for path, module in checked_modules(content):
-                if isinstance(module, MHSA):
-                    _check_attention(module, path)
-            content.state_dict()
+            _check_module(content, loaded)
+        except BadModelFile:
+            raise
         except Exception as error:  # attributes that are missing or of any type at all
             raise BadModelFile(f"its layers contradict themselves: {describe(error)}") from error
         return content
     if isinstance(content, dict) and content:
-        if invalid := [key for key in content if not all(key.split("."))]:
+        state = OrderedDict(dict.items(content))
+        if isinstance(metadata := vars(content).get("_metadata") if type(content) is OrderedDict else None, dict):
+            _check_leaves("the metadata", [metadata], {})
+            state._metadata = metadata  # type: ignore[attr-defined]
+        if invalid := [key for key in state if not all(key.split("."))]:
             what = f"a tensor is named {invalid[0]!r:.80}, which no path is"
             raise BadModelFile(what, "save the state dict of a module")
-        return content
+        _check_tensors(state.items())
+        return state
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
-    if inside:
+    if inside := model_paths(loaded.content):
         raise BadModelFile(f"holds {what}, not a model; {inside}", "save that alone")
     raise BadModelFile(f"holds {what}, not a model", "save the nn.Module, or its state dict")
+
+
+def _check_module(model: nn.Module, loaded: Loaded) -> None:
+    """Check every module of a network.
+
+    Raises:
+        BadModelFile: a module of a class that is not imported holds modules that only its class can find.
+        ValueError: attributes of a layer contradict each other.
+    """
+    reached = checked_modules(model)
+    tensors: list[tuple[str, Any]] = []
+    counts: dict[int, int] = {}
+    for path, module in reached:
+        loaded.put_back(module)
+        _check_leaves(path or "the model", list(vars(module).values()), counts)
+        tensors += [(path, tensor) for part in (module._parameters, module._buffers) for tensor in part.values()]
+        if isinstance(module, MHSA):
+            _check_attention(module, path)
+        if isinstance(module, StandIn) and "w_key_pos" in module._parameters:
+            what = f"a {type(module).__name__} is an attention layer of a class of its own"
+            raise BadModelFile(what, "allow its class")
+    _check_tensors(tensors)
+    model.state_dict()
+    known = {id(module) for _, module in reached}
+    lost = any(is_module(module) and id(module) not in known for module in loaded.modules)
+    for path, module in model.named_modules():
+        if lost and isinstance(module, StandIn) and module.lost:
+            what = (
+                f"{path or 'the model'}: a {type(module).__name__} is stored in a way of its own, and may hold modules"
+            )
+            raise BadModelFile(what, "allow its class")
+
+
+def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -> None:
+    """Check that values in containers are not too many, each counted as often as it is reached, as messages and copies do."""
+
+    def leaves(value: object) -> int:
+        if isinstance(value, ConvGeometry):
+            value = vars(value)
+        if not isinstance(value, list | tuple | dict):
+            return 1
+        if id(value) not in counts:
+            counts[id(value)] = 1  # it may hold itself
+            counts[id(value)] += sum(map(leaves, dict.values(value) if isinstance(value, dict) else value))
+        return counts[id(value)]
+
+    try:
+        count = sum(map(leaves, values))
+    except RecursionError as error:
+        raise BadModelFile(f"{printable(name)}: its lists are nested too deep", "save the state dict") from error
+    if count > MOST_LEAVES:
+        what = f"{printable(name)}: its lists hold each other, and have {count:.3g} values"
+        raise BadModelFile(what, "save the state dict")
+
+
+def _check_tensors(tensors: Iterable[tuple[str, Any]]) -> None:
+    """Check that tensors are plain ones, and not much larger than what is stored of them.
+
+    Raises:
+        BadModelFile: they are not.
+    """
+    expanded = 0
+    for name, tensor in tensors:
+        if not isinstance(tensor, Tensor) or is_lazy(tensor):
+            continue
+        if tensor.is_quantized:
+            raise BadModelFile("holds quantised tensors, which are not read", "save the network before it is quantised")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else "sparse"
+            raise BadModelFile(f"holds {kind} tensors, which are not read: make plain ones of them", "save it again")
+        if not tensor.is_meta:
+            stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+            expanded += max(0, tensor.numel() - stored)
+        if expanded > MOST_EXPANDED:
+            what = f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored"
+            raise BadModelFile(what, "save it with .contiguous() if you mean that")
 
 
 def _check_attention(layer: MHSA, path: str) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,12 +13,12 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
-from construct.files.allow_list import unlisted_names, walk_file
+from construct.files.allowed import NOTHING, Allowed, allow_options, import_allowed, listed
 from construct.files.destination import FilePath, temporary_name
 from construct.files.layer_files import to_safetensors
 
 
-def save(model: nn.Module, path: FilePath) -> None:
+def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None:
     """Write a module so that :func:`construct.load` reads it back; an existing file, whatever it holds, is replaced atomically.
 
     >>> import tempfile, torch, construct
@@ -31,6 +31,7 @@ def save(model: nn.Module, path: FilePath) -> None:
         model: made of torch.nn classes and attention layers of this project.
         path: the file to write.  A name that ends in ``.safetensors`` stores only the tensors and the geometry of attention
             layers; any other name is written with torch.save.
+        allow: more classes of which the module may be, as :func:`construct.load` takes them; reading it back needs them, too.
 
     Raises:
         BadModelFile: the module could not be read back safely; or the name is that of an exported program (``.pt2``,
@@ -51,13 +52,15 @@ def save(model: nn.Module, path: FilePath) -> None:
     if suffix in (".pt2", ".onnx"):
         what = f"{printable(path)}: {suffix} takes the size of an input"
         raise BadModelFile(what, f"use construct.files.export.to_{suffix[1:]}")
-    write(to_safetensors(model) if suffix == ".safetensors" else model, path)
+    content = to_safetensors(model) if suffix == ".safetensors" else model
+    allowed = import_allowed(allow)
+    with staged(path, content, allowed):
+        pass
 
 
 def unlisted_names_in(path: Path) -> list[str]:
     """The names in a torch.save file that are not on the allow-list."""
-    with path.open("rb") as file:
-        return unlisted_names(walk_file(file))
+    return sorted({*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - listed().keys())
 
 
 def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
@@ -73,12 +76,12 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> Non
 
 @contextlib.contextmanager
 def staged(
-    path: FilePath, content: nn.Module | dict[str, Tensor] | bytes, allowed: Collection[str] = ()
+    path: FilePath, content: nn.Module | dict[str, Tensor] | bytes, allowed: Allowed | None = NOTHING
 ) -> Iterator[Path]:
     """Write as :func:`write` does, but rename into place only when the ``with`` block ends without an error.
 
     Yields:
-        The temporary file, complete and fsynced.  It may hold ``allowed`` names beyond the allow-list.
+        The temporary file, complete and fsynced.  It may hold what is ``allowed`` beyond the allow-list; anything, if None.
     """
     path = Path(path).resolve()  # a link stays a link
     temporary = temporary_name(path)
@@ -88,7 +91,13 @@ def staged(
                 file.write(content)
             else:
                 with naming(path):
-                    _save_into(file, content, allowed)
+                    _save_into(file, content)
+                    names = unlisted_names_in(temporary)
+                    if allowed is not None and (more := [name for name in names if name not in allowed.of(names)]):
+                        what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(more))}"
+                        choices = allow_options(more)
+                        way = f"give allow={choices!r}, or " if choices else ""
+                        raise BadModelFile(what, f"{way}save its state dict with torch.save")
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -101,8 +110,7 @@ def staged(
         raise
 
 
-def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], allowed: Collection[str]) -> None:
-    """Write with torch.save, and check that it can be read back."""
+def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor]) -> None:
     stream = _Stream(file)
     try:
         torch.save(content, stream)  # type: ignore[arg-type]
@@ -112,9 +120,6 @@ def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor], allowed: 
     if stream.failure is not None:
         raise stream.failure
     file.flush()
-    if names := unlisted_names(walk_file(file), allowed):
-        what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(names))}"
-        raise BadModelFile(what, "save its state dict")
 
 
 class _Stream:

@@ -41,7 +41,7 @@ def test_row_50_a_folder_that_is_missing_or_takes_no_file_is_told_before_the_lon
     def long_work(*_: Any, **__: Any) -> Any:
         pytest.fail("the model was read before the folder was looked at")
 
-    monkeypatch.setattr("construct.command.conversion.read", long_work)
+    monkeypatch.setattr("construct.command.conversion.source_of", long_work)
     assert "there is no folder none" in from_conv.refuses(model, "-o", "none/o.pt")
     assert "there is no folder" in from_conv.refuses(model, "-o", "m.pt/o.pt")
     opened = os.open

@@ -110,7 +110,9 @@ def test_row_13_a_class_that_an_allowed_package_does_not_have(nets: Any, refusal
     net = nets.Block()
     torch.save(net, "m.pt")
     del nets.Kind
-    with pytest.raises(BadModelFile, match=r"allowed: mypkg.nets.Kind, which mypkg does not define as a class \(save"):
+    with pytest.raises(
+        BadModelFile, match=r"allowed: mypkg.nets.Kind, which mypkg does not define as a class \(give its network"
+    ):
         construct.load("m.pt", allow=["mypkg"])
 
 
@@ -168,7 +170,7 @@ def test_row_64_a_checkpoint_says_where_its_model_is(nets: Any, refusal: Any) ->
     line = refusal({"epoch": 3, "model": net, "optimizer": adam, "args": Namespace(lr=1)})
     assert "the model is not at its top: its entry ['model'] holds a module of class Sequential; the file holds" in line
     assert "argparse.Namespace" in line
-    assert "torch.optim.adam.Adam (save that alone" in line
+    assert "torch.optim.adam.Adam (give its network with --arch or --model-file, or save that alone" in line
     line = refusal({"nets": {"g": net.state_dict()}, "args": Namespace(lr=1)})
     assert "its entry ['nets']['g'] holds a state dict" in line
     assert line.endswith("python -m construct.from_conv m.pt --allow argparse.Namespace)")

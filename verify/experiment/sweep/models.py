@@ -18,11 +18,10 @@ from torch import nn
 
 from construct.command.architecture import named_module
 from construct.command.arguments import parse
-from construct.command.load_network import converted_layer, network_of, surveyed
+from construct.command.load_network import converted_layer, network_of, source_of, surveyed
 from construct.command.runs import inputs_for
 from construct.command.terminal import isolated
 from construct.errors import BadModelFile, one_line, printable
-from construct.files.reading import read
 from construct.modules.wrappers import unwrapped
 from construct.network import Survey
 from verify.argument.verdicts import certify_layer, power_of_two_above
@@ -168,7 +167,7 @@ def _opened(network: Network, state: tuple[int, ...]) -> tuple[Survey, dict[str,
         if network.factory:
             model = named_module(network.name)
         else:
-            model, _ = network_of(read(options.model, allow=options.allow, trust=options.trust), options)
+            model, _ = network_of(source_of(options), options)
     model, _ = unwrapped(model)
     survey = surveyed(model, network.name)
     return survey, _given(model, survey, options)

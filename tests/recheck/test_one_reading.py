@@ -1,8 +1,4 @@
-"""A file has one reading, or none: whatever two readers could read differently is refused in one line.
-
-Rows 59 to 63 of docs/nasty_inputs.md.  The checker once read each of these files as something that torch.load does not
-return, or ignored it.
-"""
+"""The checker refuses in one line whatever it could read differently from torch: it once did, with each of these files."""
 
 import io
 import pickle
@@ -20,7 +16,6 @@ from archives import (
     archive_of,
     called,
     joined,
-    legacy,
     named,
     number,
     packed,
@@ -37,11 +32,7 @@ from archives import (
     text,
     with_pickle,
 )
-from construct.errors import BadModelFile, UnsupportedLayer
-from construct.files.archives import directory, records
-from construct.files.reading import read
-from construct.network import convert
-from readings import alike, by_checker, by_command, by_torch, differences
+from readings import by_checker, by_torch, differences
 from verify.recheck.archives import archive_in
 from verify.recheck.weight_files import Rejected, layers_in, numbers
 
@@ -53,21 +44,16 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "m.pt"
 
 
-def refused(data: bytes, place: Path, checker: str, command: str | None = None) -> None:
-    """Both readers refuse it, each with one line that says why, and not that it is truncated."""
-    with pytest.raises(Rejected, match=checker) as by_ours:
+def refused(data: bytes, reason: str) -> None:
+    """The checker refuses it with one line that says why, and not that it is truncated."""
+    with pytest.raises(Rejected, match=reason) as caught:
         by_checker(data)
-    with pytest.raises(BadModelFile, match=command or checker) as by_theirs:
-        by_command(data, place)
-    for message in (str(by_ours.value), str(by_theirs.value)):
-        assert message.isprintable()
-        assert "truncated" not in message
+    assert str(caught.value).isprintable()
+    assert "truncated" not in str(caught.value)
 
 
-def read_alike(data: bytes, place: Path) -> None:
-    content = by_torch(data)
-    assert differences(content, by_checker(data)) == []
-    assert alike(by_command(data, place), content)
+def read_alike(data: bytes) -> None:
+    assert differences(by_torch(data), by_checker(data)) == []
 
 
 def state(value: float) -> dict[str, torch.Tensor]:
@@ -93,11 +79,11 @@ def directories(zip64_first: bool, offset: int) -> bytes:
 
 @pytest.mark.parametrize("zip64_first", [True, False])
 @pytest.mark.parametrize("offset", [1, 0, 100])
-def test_row_59_two_central_directories(zip64_first: bool, offset: int, place: Path) -> None:
+def test_row_59_two_central_directories(zip64_first: bool, offset: int) -> None:
     """zipfile takes the zip64 record that precedes the locator; torch follows the locator."""
     data = directories(zip64_first, offset)
     assert by_torch(data)["weight"].flatten()[0] == (1.0 if zip64_first else 1001.0)
-    refused(data, place, "zip64|directory")
+    refused(data, "zip64|directory")
 
 
 def changed(kind: str, which: int = 0, content: Any = None, **fields: Any) -> bytes:
@@ -127,11 +113,11 @@ HEADERS = [(*header, fields) for header, changes in FIELDS.items() for fields in
 
 
 @pytest.mark.parametrize(("kind", "which", "fields"), HEADERS, ids=str)
-def test_row_59_headers_that_contradict_each_other(kind: str, which: int, fields: dict[str, Any], place: Path) -> None:
-    refused(changed(kind, which, **fields), place, "zip|CRC|record|archive", "archive|zip|CRC|record")
+def test_row_59_headers_that_contradict_each_other(kind: str, which: int, fields: dict[str, Any]) -> None:
+    refused(changed(kind, which, **fields), "zip|CRC|record|archive")
 
 
-def test_row_59_every_byte_is_accounted_for(place: Path) -> None:
+def test_row_59_every_byte_is_accounted_for() -> None:
     """Only what torch.save writes may be between, before or behind the records."""
     pieces = taken_apart(saved(state(1.0)))
     for at in range(len(pieces) + 1):
@@ -139,24 +125,22 @@ def test_row_59_every_byte_is_accounted_for(place: Path) -> None:
             data = joined(pieces[:at]) + filling + joined(pieces[at:])
             with pytest.raises(Rejected):
                 by_checker(data)
-            with pytest.raises(BadModelFile):
-                by_command(data, place)
     for at, piece in enumerate(pieces):
         if piece.kind in ("local", "central"):
             extra = [*pieces[:at], piece.copy(), *pieces[at + 1 :]]
             extra[at].extra = b"XX\2\0hi" + piece.extra
-            refused(joined(repaired(extra)), place, "extra|alignment")
+            refused(joined(repaired(extra)), "extra|alignment")
             extra[at].extra = b"FB\2\0hi"
-            refused(joined(repaired(extra)), place, "extra|alignment")
+            refused(joined(repaired(extra)), "extra|alignment")
 
 
-def test_row_59_records_in_another_order_than_their_entries(place: Path) -> None:
+def test_row_59_records_in_another_order_than_their_entries() -> None:
     records, entries, ends = split(taken_apart(saved(state(1.0))))
     data = joined([*records, *entries[::-1], *ends])
     assert torch.equal(by_torch(data)["weight"], state(1.0)["weight"])
-    refused(data, place, "one after another")
+    refused(data, "one after another")
     data = joined(repaired([*records, *entries[:-1], *ends]))
-    refused(data, place, "one after another|directory|zip")
+    refused(data, "one after another|directory|zip")
 
 
 @pytest.mark.parametrize(
@@ -166,24 +150,19 @@ def test_row_59_records_in_another_order_than_their_entries(place: Path) -> None
         *(("data/", b""), ("Version", b"3\n"), ("code/more.py", b"pass"), (".data/version", b"3\n")),
     ],
 )
-def test_row_59_a_record_that_torch_save_does_not_write(name: str, content: bytes, place: Path) -> None:
+def test_row_59_a_record_that_torch_save_does_not_write(name: str, content: bytes) -> None:
     held = records_in(saved(state(1.0)))
-    refused(
-        archive_of({**held, name: content}),
-        place,
-        "which torch.save does not write|.data/version",
-        "record|TorchScript",
-    )
+    refused(archive_of({**held, name: content}), "which torch.save does not write|.data/version")
 
 
 def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
     records = [(f"archive/{name}", data) for name, data in records_in(saved(state(1.0))).items()]
     other = [("archive/data/0", b"\0" * 16), ("ARCHIVE/data/0", b"\0" * 16), ("b/data/0", b"\0" * 16), ("data/0", FOUR)]
     for more in other:
-        refused(packed([*records, more]), place, "record|folder", "record|folder|not a model")
-        refused(packed([more, *records]), place, "record|folder", "record|folder|not a model")
+        refused(packed([*records, more]), "record|folder")
+        refused(packed([more, *records]), "record|folder")
     in_none = packed([(name.replace("archive", ""), data) for name, data in records])
-    refused(in_none, place, "folder", "folder|not a model")
+    refused(in_none, "folder")
 
 
 @pytest.mark.parametrize(
@@ -194,11 +173,11 @@ def test_row_59_a_record_twice_or_in_another_folder(place: Path) -> None:
         *((".format_version", b"2"), (".data/serialization_id", b"\xff")),
     ],
 )
-def test_row_59_what_says_how_to_read(name: str, content: bytes | None, place: Path) -> None:
+def test_row_59_what_says_how_to_read(name: str, content: bytes | None) -> None:
     records = records_in(saved(state(1.0)))
     kept = {n: d if n != name else content for n, d in records.items()}
     data = archive_of({n: d for n, d in kept.items() if d is not None})
-    refused(data, place, name.rpartition("/")[2].strip(".") + "|little")
+    refused(data, name.rpartition("/")[2].strip(".") + "|little")
 
 
 def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +190,9 @@ def test_row_59_storages_that_torch_would_look_for_elsewhere(place: Path, monkey
     with config.patch("load.calculate_storage_offsets", True):  # type: ignore[attr-defined]
         other = torch.load(place, mmap=True, weights_only=True)
     assert not torch.equal(other["b.weight"], by_torch(data)["b.weight"])
-    refused(data, place, "where torch works out")
+    refused(data, "where torch works out")
     del records[".format_version"]  # as older versions of torch wrote, in any order
-    read_alike(archive_of({**records, **dict(sorted(records.items()))}), place)
+    read_alike(archive_of({**records, **dict(sorted(records.items()))}))
 
 
 @pytest.mark.parametrize("align", [1, 8, 64, 4096])
@@ -221,13 +200,13 @@ def test_whatever_torch_writes_is_read(align: int, place: Path) -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 1).half())
     with config.patch("save.storage_alignment", align):  # type: ignore[attr-defined]
         for content in (net, net.state_dict(), {"weight": torch.ones(0, 1, 3, 3)}):
-            read_alike(saved(content), place)
+            read_alike(saved(content))
             torch.save(content, place)  # in a folder named after the file
-            read_alike(place.read_bytes(), place)
+            read_alike(place.read_bytes())
 
 
 @pytest.mark.parametrize("leave", [(), ("byteorder",), (".data/serialization_id", "byteorder")])
-def test_what_earlier_versions_of_torch_wrote_is_read(leave: tuple[str, ...], place: Path) -> None:
+def test_what_earlier_versions_of_torch_wrote_is_read(leave: tuple[str, ...]) -> None:
     """Files without records that came later, with storages in string order of their names, or with other format versions."""
     state_dict = nn.Sequential(*(nn.Conv1d(1, 1, 1) for _ in range(6))).state_dict()
     records = records_in(saved(state_dict))
@@ -235,13 +214,13 @@ def test_what_earlier_versions_of_torch_wrote_is_read(leave: tuple[str, ...], pl
     order = [name for name in sorted(early) if name not in leave]
     assert order.index("data/10") < order.index("data/2")
     for version in (b"1\n", b"2\n", b"3\n"):
-        read_alike(packed((f"net/{n}", version if n == "version" else records[n]) for n in order), place)
+        read_alike(packed((f"net/{n}", version if n == "version" else records[n]) for n in order))
 
 
-def test_a_file_without_checksums_is_told_as_such(place: Path) -> None:
+def test_a_file_without_checksums_is_told_as_such() -> None:
     torch.serialization.set_crc32_options(False)
     try:
-        refused(saved(state(1.0)), place, "without checksums")
+        refused(saved(state(1.0)), "without checksums")
     finally:
         torch.serialization.set_crc32_options(True)
 
@@ -282,10 +261,6 @@ def test_archives_of_more_than_4_gib_are_read(sizes: tuple[int, ...], place: Pat
         assert numbers(layers["2"].tensors["weight"].read(), "float32").flatten().tolist() == [*range(7)]
         if sizes[0] == 3:
             assert numbers(layers["0"].tensors["weight"].read(), "float32").flatten().tolist() == [5, 0, 0]
-        entries, first = directory(file, place.stat().st_size)
-        names = [f"archive/{name}".encode() for name in archive_in(file).records]
-        assert [*records(file, entries, first, sums=False)] == names
-        assert sum(bool(entry.large) for entry in entries) >= 2
 
 
 @pytest.mark.deep
@@ -296,37 +271,36 @@ def test_archives_of_more_than_65535_records_are_read(place: Path) -> None:
         writer.write_record(f"data/{n}", b"1234", 4)
     writer.write_end_of_file()
     with place.open("rb") as file:
-        entries, first = directory(file, place.stat().st_size)
-        assert len(records(file, entries, first)) == len(archive_in(file).records) == len(entries) > 66_000
+        assert len(archive_in(file).records) > 66_000
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------------------
 
 
-def test_row_60_one_storage_with_two_types_or_sizes(place: Path) -> None:
+def test_row_60_one_storage_with_two_types_or_sizes() -> None:
     """torch keeps the first and ignores the second."""
     two = [(text("a.weight"), tensor(storage(kind="Half"))), (text("b.weight"), tensor(storage(kind="BFloat16")))]
     data = with_pickle(program(table(*two)), FOUR[:8])
     assert by_torch(data)["b.weight"].dtype == torch.float16
-    refused(data, place, "storage '?0'? .*two")
+    refused(data, "storage '?0'? .*two")
     two = [(text("a.weight"), tensor(storage(count=4))), (text("b.weight"), tensor(storage(count=8)))]
-    refused(with_pickle(program(table(*two)), FOUR), place, "storage '?0'? .*two|bytes")
+    refused(with_pickle(program(table(*two)), FOUR), "storage '?0'? .*two|bytes")
 
 
-def test_row_60_the_storages_are_those_of_the_tensors(place: Path) -> None:
+def test_row_60_the_storages_are_those_of_the_tensors() -> None:
     one = program(table((text("weight"), tensor(storage()))))
-    read_alike(with_pickle(one, FOUR), place)
-    refused(with_pickle(one, FOUR, FOUR), place, "data/1")
-    refused(with_pickle(one), place, "storage '0' .* there is no such record", "storage '?0'?.*")
-    refused(with_pickle(one, FOUR + b"\0"), place, "storage '?0'?.*")
+    read_alike(with_pickle(one, FOUR))
+    refused(with_pickle(one, FOUR, FOUR), "data/1")
+    refused(with_pickle(one), "storage '0' .* there is no such record")
+    refused(with_pickle(one, FOUR + b"\0"), "storage '?0'?.*")
     for key in ("00", "x", "", "0 ", "../0", "0\n"):
-        refused(with_pickle(program(table((text("weight"), tensor(storage(key))))), FOUR), place, "storage")
+        refused(with_pickle(program(table((text("weight"), tensor(storage(key))))), FOUR), "storage")
 
 
-def test_a_storage_to_which_torch_gives_no_numbers(place: Path) -> None:
+def test_a_storage_to_which_torch_gives_no_numbers() -> None:
     data = with_pickle(program(table((text("weight"), tensor(storage(location="meta"))))), FOUR)
     assert torch.load(io.BytesIO(data), weights_only=True)["weight"].is_meta
-    refused(data, place, "on the device meta")
+    refused(data, "on the device meta")
 
 
 def with_child(name: str) -> nn.Module:
@@ -336,58 +310,54 @@ def with_child(name: str) -> nn.Module:
     return model
 
 
-def test_row_61_two_layers_under_one_path(place: Path) -> None:
+def test_row_61_two_layers_under_one_path() -> None:
     dotted = nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 2)))
     dotted._modules["0.0"] = nn.Conv2d(1, 1, 2)
     for model in (dotted, with_child(""), with_child("."), with_child("a."), with_child("a.b")):
-        refused(saved(model), place, "named")
+        refused(saved(model), "named")
     root = nn.Sequential(nn.Conv2d(1, 1, 2))
     root._modules[""] = nn.Conv2d(1, 1, 2)
     assert len([path for path, module in root.named_modules() if path == ""]) == 2
-    refused(saved(root), place, "named")
+    refused(saved(root), "named")
 
 
 @pytest.mark.parametrize("part", ["_parameters", "_buffers"])
 @pytest.mark.parametrize("name", ["", "0.weight", "a."])
-def test_row_61_a_tensor_that_takes_the_name_of_anothers(part: str, name: str, place: Path) -> None:
+def test_row_61_a_tensor_that_takes_the_name_of_anothers(part: str, name: str) -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 2))
     getattr(model, part)[name] = nn.Parameter(torch.zeros(1, 1, 2, 2))
-    refused(saved(model), place, "named")
+    refused(saved(model), "named")
 
 
-def test_row_61_one_name_for_two_things(place: Path) -> None:
+def test_row_61_one_name_for_two_things() -> None:
     for part in ("_parameters", "_buffers"):
         model = nn.Sequential(nn.Conv2d(1, 1, 2))
         getattr(model, part)["0"] = nn.Parameter(torch.zeros(1))
-        refused(saved(model), place, "two things|twice")
+        refused(saved(model), "two things|twice")
     model = nn.Sequential(nn.Conv2d(1, 1, 2), nn.Conv2d(1, 1, 2))
     vars(model)["0"] = model[1]  # what self.0 would be
-    refused(saved(model), place, "two things|twice")
+    refused(saved(model), "two things|twice")
 
 
 @pytest.mark.parametrize("other", [".weight", "a..weight", ".a.weight", "", "a.", "."])
-def test_row_61_names_in_a_state_dict(other: str, place: Path) -> None:
+def test_row_61_names_in_a_state_dict(other: str) -> None:
     """One of "weight" and ".weight" hid the other."""
-    refused(saved({"a.weight": state(1.0)["weight"], other: state(2.0)["weight"]}), place, "name")
+    refused(saved({"a.weight": state(1.0)["weight"], other: state(2.0)["weight"]}), "name")
 
 
-def test_row_61_a_name_that_a_dict_is_given_twice(place: Path) -> None:
+def test_row_61_a_name_that_a_dict_is_given_twice() -> None:
     """In a checkpoint, it once hid a whole network."""
     twice = b"}(" + text("weight") + tensor(storage()) + b"u(" + text("weight") + tensor(storage()) + b"u"
-    refused(with_pickle(program(twice), FOUR), place, "one key twice")
+    refused(with_pickle(program(twice), FOUR), "one key twice")
     checkpoint = table((text("state_dict"), twice), (text("epoch"), b"K\1"))
-    refused(with_pickle(program(checkpoint), FOUR), place, "one key twice")
+    refused(with_pickle(program(checkpoint), FOUR), "one key twice")
 
 
-def test_row_61_a_convolution_with_children(place: Path) -> None:
-    """Children that it never calls are neither converted nor lost: the convolution stays unchanged."""
+def test_row_61_a_convolution_with_children() -> None:
     conv = nn.Conv2d(1, 1, 2)
     conv.add_module("more", nn.Conv2d(1, 1, 2))
     with pytest.raises(Rejected, match="modules of its own"):
         by_checker(saved(nn.Sequential(conv)))
-    reason = r"0: Conv2d: it holds a module of its own \(more\), which a convolution never"
-    with pytest.raises(UnsupportedLayer, match=reason):
-        convert(by_command(saved(nn.Sequential(conv)), place))  # type: ignore[arg-type]
 
 
 ZERO = struct.pack("<4f", 0, 0, 0, 0)
@@ -406,17 +376,17 @@ ACTS = {
 
 @pytest.mark.parametrize("name", ACTS)
 @pytest.mark.parametrize("what", ["storage", "tensor"])
-def test_row_62_nothing_is_done_to_a_storage_or_tensor(name: str, what: str, place: Path) -> None:
+def test_row_62_nothing_is_done_to_a_storage_or_tensor(name: str, what: str) -> None:
     act, reason = ACTS[name]
     value = tensor(storage() + b"q\0") if what == "storage" else tensor(storage()) + b"q\0"
     pickle = program(table((text("weight"), value), (text("epoch"), act)))
-    refused(with_pickle(pickle, FOUR), place, reason)
+    refused(with_pickle(pickle, FOUR), reason)
 
 
 SWAP = named("torch._utils", "_rebuild_device_tensor_from_cpu_tensor")
 
 
-def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
+def test_row_62_a_tensor_is_given_other_numbers() -> None:
     """torch's own functions for tensor subclasses can set the data of an existing tensor elsewhere."""
     weight, other = tensor(storage()) + b"q\0", tensor(storage("1")) + b"q\1"
     same = row(b"h\0", named("torch", "float32"), text("cpu"), b"\x89")
@@ -426,10 +396,10 @@ def test_row_62_a_tensor_is_given_other_numbers(place: Path) -> None:
     whole = table((text("model"), model), (text("other"), other), (text("act"), act))
     data = with_pickle(program(whole), ZERO, FOUR)
     assert by_torch(data)["model"]["weight"].sum() == 10
-    refused(data, place, "_rebuild_from_type_v2", "not allowed: torch._tensor._rebuild_from_type_v2, torch._utils")
+    refused(data, "_rebuild_from_type_v2")
 
 
-def test_row_62_a_parameter_whose_attributes_are_its_numbers(place: Path) -> None:
+def test_row_62_a_parameter_whose_attributes_are_its_numbers() -> None:
     """Setting ``real`` of a tensor sets its storage's numbers, which other tensors share."""
     weight = tensor(storage()) + b"q\0"
     real = table((text("real"), b"G" + struct.pack(">d", 1000.0)))
@@ -437,15 +407,15 @@ def test_row_62_a_parameter_whose_attributes_are_its_numbers(place: Path) -> Non
     whole = table((text("model"), table((text("weight"), weight))), (text("act"), act))
     data = with_pickle(program(whole), FOUR)
     assert by_torch(data)["model"]["weight"].sum() == 4000
-    refused(data, place, "_rebuild_parameter_with_state", "attribute that every tensor has")
+    refused(data, "_rebuild_parameter_with_state")
 
 
 @pytest.mark.parametrize("name", ["items", "keys", "__class__"])
-def test_row_62_a_dict_whose_own_attributes_hide_its_items(name: str, place: Path) -> None:
+def test_row_62_a_dict_whose_own_attributes_hide_its_items(name: str) -> None:
     shadow = EMPTY_ORDERED + b"q\0" + b"(" + text("weight") + tensor(storage()) + b"u"
     shadow += table((text(name), named("collections", "OrderedDict"))) + b"b"
     data = with_pickle(program(shadow), FOUR)
-    refused(data, place, "_metadata|attribute")
+    refused(data, "_metadata|attribute")
     if name == "items":
         assert list(by_torch(data).items()) == []
 
@@ -457,7 +427,7 @@ def test_row_62_a_layer_that_is_made_with_arguments(place: Path) -> None:
     assert new in records["data.pkl"]
     for other in (row(number(1), number(1), number(2)) + b"R", row(number(1)) + b"\x81", b")R"):
         pickle = records["data.pkl"].replace(new, new[:-2] + other)
-        refused(archive_of({**records, "data.pkl": pickle}), place, "Conv2d")
+        refused(archive_of({**records, "data.pkl": pickle}), "Conv2d")
 
 
 def test_a_name_is_read_letter_by_letter(place: Path) -> None:
@@ -473,96 +443,5 @@ PICKLES = [program(b"K\1", b"K\2"), b"\x80\2K\1.K\2.", b"\x80\4" + program(b"}")
 
 
 @pytest.mark.parametrize("content", [*PICKLES, program(b"}", b"0", b"}"), program(b"}(K\1.")])
-def test_a_pickle_is_the_kind_of_program_that_torch_save_writes(content: bytes, place: Path) -> None:
-    refused(with_pickle(content), place, "pickle")
-
-
-# ---- old files ---------------------------------------------------------------------------------------------------------
-
-
-def python_2(values: dict[str, torch.Tensor], end: bytes = b"") -> bytes:
-    """A state dict as Python 2 wrote it: byte strings, and an OrderedDict called with a list of pairs."""
-
-    def short(value: str) -> bytes:
-        return b"U" + bytes([len(value)]) + value.encode()
-
-    pairs, storages = b"", []
-    for key, value in values.items():
-        name = str(9000 + len(storages))
-        parts = (short("storage"), named("torch", "FloatStorage"), short(name), short("cuda:0"), number(value.numel()))
-        kept = row(*parts, b"N")
-        pairs += b"](" + short(key) + tensor(kept + b"Q", tuple(value.shape)) + b"e"
-        storages.append((name, value.numel(), value.numpy().tobytes()))
-    content = program(named("collections", "OrderedDict"), b"](", pairs, b"e\x85R")
-    return legacy(content, *storages[::-1], end=end)
-
-
-def test_row_63_a_state_dict_of_python_2(place: Path) -> None:
-    values = {"lin0.weight": torch.rand(1, 6, 1, 1), "lin0.bias": torch.rand(1), "lin1.weight": torch.rand(1, 3, 1, 1)}
-    data = python_2(values)
-    assert alike(by_torch(data), values)
-    assert alike(by_command(data, place), values)
-    with pytest.raises(Rejected, match=r"before 1.6, which is not rechecked"):
-        by_checker(data)
-
-
-def test_row_63_an_old_file_has_one_reading_too(place: Path) -> None:
-    values = {"weight": torch.rand(1, 1, 2, 2)}
-    kept = row(text("storage"), named("torch", "FloatStorage"), text("7"), text("cpu"), number(4), b"N") + b"Q"
-    content = program(table((text("weight"), tensor(kept))))
-
-    def reason(data: bytes) -> str:
-        with pytest.raises(BadModelFile) as caught:
-            by_command(data, place)
-        return str(caught.value)
-
-    assert alike(by_command(legacy(content, ("7", 4, values["weight"].numpy().tobytes())), place), values)
-    whole = legacy(content, ("7", 4, FOUR))
-    for length in range(len(whole)):
-        assert any(words in reason(whole[:length]) for words in ("truncated", "not a model", "empty"))
-    for odd, words in {
-        whole + b"\0": "follow",
-        legacy(content, ("7", 3, FOUR)): "storage",
-        legacy(content, ("7", 4, FOUR), ("7", 4, FOUR)): "list of storages",
-        legacy(content, ("8", 4, FOUR)): "list of storages",
-        legacy(content): "list of storages",
-        whole.replace(b"M\xe9\3", b"M\xea\3", 1): "torch.save",
-    }.items():
-        assert words in reason(odd)
-        assert "truncated" not in reason(odd)
-    view = row(text("8"), number(0), number(4))
-    odd = content.replace(b"NtQ", view + b"tQ")
-    assert odd != content
-    assert "view" in reason(legacy(odd, ("7", 4, FOUR)))
-
-
-def test_row_63_truncated_is_what_lacks_its_end(place: Path) -> None:
-    for whole in (saved(state(1.0)), saved(nn.Conv2d(1, 1, 2)), python_2(state(1.0))):
-        for length in (*range(40, len(whole) - 1, 97), len(whole) - 1):
-            place.write_bytes(whole[:length])
-            with pytest.raises(BadModelFile, match="truncated"):
-                read(place)
-            if whole[:2] == b"PK":
-                with pytest.raises(Rejected, match="truncated"):
-                    by_checker(whole[:length])
-        place.write_bytes(whole + b"more")
-        with pytest.raises(BadModelFile, match="follow"):
-            read(place)
-
-
-@pytest.mark.parametrize("name", ["bias", "0.bias", "0.w_out"])
-def test_what_is_no_tensor_in_the_place_of_one(name: str, place: Path) -> None:
-    """If it were ignored, the layer would be read without its bias."""
-    refused(saved({"0.weight": torch.ones(1, 1, 2, 2), name: 3.0}), place, "is no tensor")
-    read_alike(saved({"0.weight": torch.ones(1, 1, 2, 2), "0.bias": torch.ones(1)}), place)
-
-
-@pytest.mark.parametrize("name", ["named_modules", "forward", "eval"])
-def test_a_value_in_the_place_of_a_method(name: str, place: Path) -> None:
-    """The module read could not be traversed, run, or put in eval mode."""
-    layer = nn.Sequential(nn.Conv2d(1, 1, 2))
-    layer[0].__dict__[name] = None
-    data = saved(layer)
-    assert getattr(by_torch(data)[0], name) is None
-    with pytest.raises(BadModelFile, match="hides a method"):
-        by_command(data, place)
+def test_a_pickle_is_the_kind_of_program_that_torch_save_writes(content: bytes) -> None:
+    refused(with_pickle(content), "pickle")

@@ -1,29 +1,22 @@
-"""The allow-list of classes for ``torch.load(weights_only=True)``: torch.nn, this project's layer, and what the user allows."""
+"""The names that a model file may hold: classes of torch.nn, this project's layer, and what the user allows."""
 
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
-import torch
 from torch import nn
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile, describe
-from construct.files.archives import Malformed, content, directory, records
-from construct.files.pickle_records import KNOWN
-from construct.files.pickle_walk import LARGEST_PICKLE, Walker, walk_bytes, walk_legacy
 from construct.geometry import ConvGeometry
-from construct.modules.traversal import holds_modules
-
-ZIP = b"PK\x03\x04"
-"""The first bytes of a zip archive, as torch.save writes it."""
 
 
 @cache
@@ -38,25 +31,13 @@ def allowed_classes() -> tuple[type, ...]:
 
 
 @cache
-def _listed() -> dict[str, Any]:
-    """The allow-list by full names."""
+def listed() -> Mapping[str, Any]:
+    """What any file may name, by full names."""
     return {_name(value): value for value in (*allowed_classes(), *_VALUES)}
 
 
-@contextlib.contextmanager
-def allowing(named: Mapping[str, Any] | None = None) -> Iterator[frozenset[str]]:
-    """Add the allow-list, and more globals by their names in a file, to torch's safe globals within the block.
-
-    The caller's own safe globals stay.  Yields the names of the allow-list.
-    """
-    before = set(torch.serialization.get_safe_globals())
-    more = [(value, name) for name, value in {**_listed(), **(named or {})}.items()]
-    with torch.serialization.safe_globals([pair for pair in more if pair not in before]):
-        yield frozenset(_listed())
-
-
 _VALUES = (nn.functional.relu, nn.functional.gelu)
-"""Functions that torch's own modules store as attributes; reading does not call them."""
+"""Functions that torch's own modules store as attributes."""
 
 
 def _name(kind: Any) -> str:
@@ -76,7 +57,7 @@ class Allowed:
     packages: tuple[str, ...] = ()
 
     def of(self, names: Iterable[str]) -> dict[str, Any]:
-        """Import those of these names that are allowed."""
+        """Import those of these names that are allowed; with them come the exact names."""
         allowed = dict(self.exact)
         for name in names:
             module, _, last = name.rpartition(".")
@@ -88,7 +69,14 @@ class Allowed:
                 # Functions are excluded, and so is whatever the package imports from elsewhere.
                 if isinstance(kind, type) and _name(kind) == name:
                     allowed[name] = kind
+        if "numpy.dtype" in allowed:  # a dtype is of a class of its own, which no file names
+            kinds = vars(import_module("numpy.dtypes"))
+            allowed |= {_name(kind): kind for kind in kinds.values() if isinstance(kind, type)}
         return allowed
+
+
+NOTHING = Allowed()
+"""Nothing beyond the allow-list."""
 
 
 def import_allowed(names: Iterable[str]) -> Allowed:
@@ -105,7 +93,9 @@ def import_allowed(names: Iterable[str]) -> Allowed:
         if top in _NEVER or name.startswith("torch.serialization.") or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
         try:
-            value = getattr(import_module(module), last, None) if module else None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of old names, as numpy.core
+                value = getattr(import_module(module), last, None) if module else None
             if value is None or isinstance(value, ModuleType):
                 if top in _FOREIGN and (not module or importlib.util.find_spec(name)):
                     raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
@@ -121,6 +111,14 @@ def import_allowed(names: Iterable[str]) -> Allowed:
             raise BadModelFile(f"{name!r} is no class", _FORMS)
         exact[name] = value
     return Allowed(exact, tuple(packages))
+
+
+def can_be_allowed(name: str) -> bool:
+    """Whether a name is that of something that can be imported and allowed."""
+    try:
+        return name in import_allowed([name]).exact
+    except BadModelFile:
+        return False
 
 
 _FORMS = "name a class as package.module.Class, or the package of your network"
@@ -140,51 +138,3 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
         # A package admits its classes only; a lower-case initial is taken for a function.
         options[name if top in _FOREIGN or not last[:1].isupper() else top] = None
     return list(options)
-
-
-def stand_in(name: str) -> type[nn.Module]:
-    """An inert class to replace one that is not imported: it keeps a module's children and tensors, and computes nothing.
-
-    Raises:
-        Malformed: raised by one of its objects that would lose modules.
-    """
-
-    def keep(self: nn.Module, *arguments: object) -> None:
-        nn.Module.__init__(self)
-        lose(arguments)
-
-    def restore(self: nn.Module, state: object) -> None:
-        if isinstance(state, dict) and "_modules" in state:
-            nn.Module.__setstate__(self, state)
-            if "w_key_pos" in self._parameters:
-                raise Malformed(f"a {name} is an attention layer of a class of its own, which takes that class")
-        else:
-            lose(state)
-
-    def lose(value: object) -> None:
-        if holds_modules(value):
-            raise Malformed(f"a {name} holds modules in a way of its own, which takes its class")
-
-    return type(name.rpartition(".")[2], (nn.Module,), {"__init__": keep, "__setstate__": restore})
-
-
-def unlisted_names(walker: Walker, allowed: Collection[str] = ()) -> list[str]:
-    """The names in a file that are neither on the allow-list nor in ``allowed``."""
-    return sorted(walker.names - _listed().keys() - KNOWN - {*allowed})
-
-
-def walk_file(file: BinaryIO) -> Walker:
-    """Walk the pickles of a torch.save file for its names and records; nothing is executed.
-
-    Raises:
-        Malformed: a zip archive that torch.save did not write.
-    """
-    size = file.seek(0, 2)
-    file.seek(0)
-    if file.read(4) != ZIP:
-        return walk_legacy(file)
-    by_name = records(file, *directory(file, size), sums=False)
-    pickle = next((record for name, record in by_name.items() if name.endswith(b"/data.pkl")), None)
-    if pickle is None or pickle.size > LARGEST_PICKLE:
-        raise Malformed("it has no data.pkl, or too large a one")
-    return walk_bytes(content(file, pickle))

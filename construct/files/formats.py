@@ -1,0 +1,145 @@
+"""Detects a model file's format from its first bytes, and says what a file is that holds no model, or a part of one."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from construct.errors import BadModelFile, describe, one_line, printable
+from construct.files.torch_files import ZIP
+
+_FOREIGN = {
+    b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
+    b"\x1f\x8b": "gzip-compressed (unpack it with gunzip)",
+    b"BZh": "bzip2-compressed (unpack it with bunzip2)",
+    b"\xfd7zXZ\0": "xz-compressed (unpack it with unxz)",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed (unpack it with unzstd)",
+    b"\x89PNG": "a PNG image (give the model's file)",
+    b"\xff\xd8\xff": "a JPEG image (give the model's file)",
+    b"GIF8": "a GIF image (give the model's file)",
+    b"%PDF": "a PDF document (give the model's file)",
+    b"\x7fELF": "a compiled program (give the model's file)",
+    b"\x89HDF": "an HDF5 file, perhaps of Keras (only PyTorch models are read)",
+    b"\x93NUMPY": "a numpy array (give the model's file)",
+    b"GGUF": "a GGUF file (only PyTorch models are read)",
+}
+
+
+def kind_of(file: BinaryIO, path: Path) -> str:
+    """The format of an open file by its content: "zip", "pickle" or "safetensors".
+
+    Raises:
+        BadModelFile: another format, which is named.
+    """
+    _whole(path)
+    file.seek(0)
+    start = file.read(512)
+    file.seek(0)
+    if not start:
+        raise BadModelFile("the file is empty", "save the model again")
+    if start[:4] == ZIP:
+        return "zip"
+    for magic, what in _FOREIGN.items():
+        if start.startswith(magic):
+            raise BadModelFile(f"not a model file but {what}")
+    if start[257:262] == b"ustar":
+        raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
+    # A safetensors file begins with the length of its header, which may look like a pickle's first opcode.
+    length = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")
+    if (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not length) or start.startswith(_OLD):
+        return "pickle"
+    if start[8:9] == b"{" or path.name.endswith(".safetensors"):
+        return "safetensors"
+    # A protobuf message whose first field is a small version number, and whose second one is known to ONNX.
+    if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
+        raise BadModelFile("an ONNX model, which is not read", "give the PyTorch model that it was exported from")
+    raise BadModelFile(f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote")
+
+
+def _as_text(start: bytes) -> str:
+    try:
+        text = start.decode(errors="strict" if len(start) < 512 else "ignore")
+    except ValueError:
+        return ""
+    if not all(c.isprintable() or c.isspace() for c in text):
+        return ""
+    page = text.lstrip().lower().startswith(("<!doctype", "<html", "<?xml", "<head"))
+    what = "an HTML page, perhaps of a failed download" if page else "plain text"
+    return f" but {what}, beginning with {one_line(text.strip()[:30])!r}"
+
+
+_OLD = b"L119547037146038801333356L\n"
+"""How a file of torch.save before 1.6 begins in pickle protocol 1."""
+
+
+def _whole(path: Path) -> None:
+    """Refuse the index of shards, one shard of several, and a part of a distributed checkpoint, with the way to one file.
+
+    Raises:
+        BadModelFile: it is one of these.
+    """
+    name = path.name
+    if name.endswith(".distcp"):
+        way = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch ITS_FOLDER model.pt"
+        raise BadModelFile("a part of a distributed checkpoint", f"make one file of its folder: {way}")
+    shard = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)
+    index = re.fullmatch(r"(.+)(\.\w+)\.index\.json", name)
+    if index is not None:
+        what, pattern, suffix = "the index of a model in shards", f"{index[1]}-*-of-*{index[2]}", index[2]
+    elif shard is not None and int(shard[3]) > 1:
+        what, suffix = f"shard {int(shard[2])} of {int(shard[3])} of a model", shard[4]
+        pattern = f"{shard[1]}-*-of-{shard[3]}{suffix}"
+    else:
+        return
+    merged = "{k: v for f in glob.glob('%s') for k, v in s.load%s(f).items()}"
+    code = "import glob, torch as s; s.save(" + merged % (pattern, "") + ", 'model.pt')"
+    if suffix == ".safetensors":
+        code = "import glob, safetensors.torch as s; s.save_file(" + merged % (pattern, "_file") + f", 'model{suffix}')"
+    raise BadModelFile(what, f'make one file in its folder: python -c "{printable(code)}"')
+
+
+def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file, by the library; a key that stands twice is refused.
+
+    Raises:
+        BadModelFile: the library does not read it, or it is ambiguous.
+    """
+    from safetensors.torch import load
+
+    data = file.read()
+    length = int.from_bytes(data[:8], "little")
+    if length <= LONGEST_HEADER and len(data) < 8 + length:
+        what = "the file is truncated, if it is safetensors: the end of its header is missing"
+        raise BadModelFile(what, "copy or download it again")
+    try:
+        content = load(data)
+    except MemoryError:
+        raise
+    except Exception as error:  # its class of errors is not public
+        cut = "the file is truncated, or no safetensors" if "not fully covered" in str(error) else "not safetensors"
+        raise BadModelFile(f"{cut}: {describe(error)}", "save it again, or copy it again") from error
+    try:
+        header = strict_json(data[8 : 8 + length].decode())
+    except (ValueError, RecursionError) as error:
+        raise BadModelFile(f"its safetensors header is wrong: {one_line(error)}", "save it again") from error
+    return content, header.get("__metadata__") or {}
+
+
+LONGEST_HEADER = 100_000_000
+"""The most bytes of a safetensors header; the library's own limit."""
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON, refusing duplicate keys.
+
+    Raises:
+        ValueError: it is not such JSON.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if duplicates := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
+            raise ValueError(f"the key {duplicates[0][:100]!r} stands twice, which is ambiguous")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=unique)
