@@ -37,8 +37,8 @@ LARGEST_PICKLE = 2**22
 LARGEST_RATIO, SLACK = 20, 2**22
 """An archive may unpack to so many times its own size, and a little more."""
 _UNBOUNDED = (b"\nbytearray\n", b"\n_rebuild_device_tensor_from_cpu_tensor\n")
-_LOCK = threading.Lock()
-"""torch's safe globals are those of all threads."""
+_LOCK = threading.RLock()
+"""torch's safe globals are those of all threads; a class that the user allows may read files itself."""
 
 
 class StandIn(nn.Module):
@@ -164,6 +164,7 @@ def load(file: BinaryIO, allowed: Allowed) -> Loaded:
             scanned = True
     else:
         data = mmap(file.fileno(), 0, access=ACCESS_READ)
+        file = data  # a file would allocate as much as a text is said to have
     if unbounded := [name for name in _UNBOUNDED if data.find(name) >= 0]:
         what = f"its pickle names {unbounded[0].decode().strip()}, which allocates as much as a file says"
         return Loaded(failure=BadModelFile(what, "save the state dict alone"))
@@ -210,7 +211,7 @@ class _Attempt:
     """
 
     def __init__(self, allowed: Allowed, names: set[str], containers: dict[str, type], size: int):
-        self.names, self.containers, self.free = names, containers, size + SLACK
+        self.names, self.containers, self.free = names, containers, LARGEST_RATIO * size + SLACK
         self.things: list[Any] = []
         self.replaced: dict[int, tuple[Any, Any]] = {}
         self.kinds: dict[type, type] = {}
@@ -285,7 +286,7 @@ class _Attempt:
             StandIn.__init__(thing)
             return thing
 
-        module, _, last = name.rpartition(".")
+        module, _, last = name.replace("\0", "").rpartition(".")
         return type(last, (StandIn,), {"__new__": new, "__module__": module})
 
     def _container(self, name: str, plain: type, kind: Any) -> type:
@@ -304,7 +305,7 @@ class _Attempt:
                 replaced[id(items)] = items, build
             return items
 
-        module, _, last = name.rpartition(".")
+        module, _, last = name.replace("\0", "").rpartition(".")
         return type(last, (), {"__new__": new, "__module__": module})
 
 

@@ -16,6 +16,7 @@ from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allowed import NOTHING, Allowed, allow_options, import_allowed, listed
 from construct.files.destination import FilePath, temporary_name
 from construct.files.layer_files import to_safetensors
+from construct.files.torch_files import check_archive
 
 
 def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None:
@@ -92,6 +93,7 @@ def staged(
             else:
                 with naming(path):
                     _save_into(file, content)
+                    check_archive(file)
                     names = unlisted_names_in(temporary)
                     if allowed is not None and (more := [name for name in names if name not in allowed.of(names)]):
                         what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(more))}"

@@ -206,3 +206,22 @@ def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
     for name, force, ours in (("foreign.txt", True, False), ("foreign.txt", False, True), ("new.pt", False, False)):
         assert check_destination(tmp_path / name, [saved], force, lambda path, ours=ours: ours, "") == tmp_path / name
     assert sorted(tmp_path.iterdir()) == before  # asking creates nothing
+
+
+def test_a_network_that_is_too_large_to_be_read_back_is_not_saved(small: nn.Module, tmp_path: Path) -> None:
+    small.history = [*range(3_000_000)]  # type: ignore[assignment]
+    with pytest.raises(BadModelFile, match="at most 4194304 are read"):
+        construct.save(small, tmp_path / "a.pt")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_several_threads_read_at_once(small: nn.Module, saved: Path) -> None:
+    """torch's list of safe globals is one for all of them."""
+    readings: list[nn.Module] = []
+    readers = [threading.Thread(target=lambda: readings.append(construct.load(saved))) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    kinds = [type(module) for module in small.modules()]
+    assert [[type(module) for module in net.modules()] for net in readings] == [kinds] * 8

@@ -415,6 +415,16 @@ def test_row_01_and_02_two_hundred_hostile_files_run_nothing(tmp_path: Path, mon
     assert "evil" not in sys.modules
 
 
+@pytest.mark.parametrize("name", ["a\0b", "", "'>", "\N{SNOWMAN}", "__class__", "a b", "x" * 10_000])
+def test_row_19_names_of_any_kind(name: str, place: Path) -> None:
+    payload = f"cmodule\n{name}\n".encode() + b")R"
+    line = refusal(written(with_pickle(program(table((text("weight"), payload)))), place))
+    assert "not allowed" in line
+    assert "holds no attention layer" in refusal(place, layers=True) or "not a state dict" in refusal(
+        place, layers=True
+    )
+
+
 # ---- names in a state dict, and in a module ------------------------------------------------------------------------------
 
 
