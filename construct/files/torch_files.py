@@ -36,6 +36,8 @@ LARGEST_PICKLE = 2**22
 """The most bytes of a model's pickled structure, without its numbers: torch reads them in about 5 s."""
 LARGEST_RATIO, SLACK = 20, 2**22
 """An archive may unpack to so many times its own size, and a little more."""
+_FOLDER = 0x10
+"""The flag of a folder: of such a record torch returns memory that it has not filled."""
 _UNBOUNDED = (b"\nbytearray\n", b"\n_rebuild_device_tensor_from_cpu_tensor\n")
 _LOCK = threading.RLock()
 """torch's safe globals are those of all threads; a class that the user allows may read files itself."""
@@ -111,6 +113,8 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
     _check_unpacked(size, [entry.file_size for entry in archive.infolist()])
     if any(name.endswith(("/archive_format", "/serialized_exported_program.json")) for name in names):
         return "pt2", ()
+    if any(entry.external_attr & _FOLDER and entry.file_size for entry in archive.infolist()):
+        raise BadModelFile("a malformed archive: a record is said to be a folder, and torch would not read it", _RESAVE)
     pickles = [name for name in names if name.lower().replace("\\", "/").endswith("/data.pkl")]
     if not pickles:
         raise BadModelFile("a zip archive, but not a model file", "give a file that torch.save wrote")

@@ -33,6 +33,7 @@ from archives import (
     EMPTY_ORDERED,
     archive_of,
     called,
+    joined,
     legacy,
     named,
     number,
@@ -42,6 +43,7 @@ from archives import (
     saved,
     storage,
     table,
+    taken_apart,
     tensor,
     text,
     with_pickle,
@@ -498,3 +500,10 @@ def test_row_63_truncated_is_what_lacks_its_end(place: Path) -> None:
     for data in (saved(values), saved(nn.Conv2d(1, 1, 2)), python_2(values)):
         for length in (*range(40, len(data) - 1, 97), len(data) - 1):
             assert "truncated" in refusal(written(data[:length], place), model=nn.Conv2d(1, 1, 2))
+
+
+def test_a_record_that_is_said_to_be_a_folder(place: Path) -> None:
+    """torch returns memory for it that it has not filled."""
+    pieces = taken_apart(saved({"weight": torch.ones(1, 1, 2, 2)}))
+    [piece for piece in pieces if piece.kind == "central"][4].fields["outer"] = 0x10
+    assert "is said to be a folder" in refusal(written(joined(pieces), place), layers=True)
