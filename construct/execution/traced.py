@@ -196,12 +196,13 @@ def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any
     """
     if not isinstance(input, torch.fx.Proxy):
         raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
-    if layer is input.tracer.root:
+    tracer: Any = input.tracer
+    if layer is tracer.root:
         raise TypeError(
             "MHSA: torch.fx sees one node in this layer; trace the network around it, or nn.Sequential(layer)"
         )
     options = {} if output_size is None else {"output_size": output_size}
-    return input.tracer.create_proxy("call_module", input.tracer.path_of_module(layer), (input,), options)
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), (input,), options)
 
 
 def _by_axis(starts: Starts, device: torch.device) -> list[Tensor]:

@@ -450,6 +450,7 @@ def test_the_tensors_load_into_a_plain_transformer():
     assert torch.equal(plain(tokens, tokens, tokens)[0], a(tokens, tokens, tokens)[0])
     back = construct.from_torch_mha(plain, layer.geometry, (4, 4))
     assert torch.equal(back.weight, conv.weight)
+    assert back.bias is not None
     assert torch.equal(back.bias, conv.bias)
     assert back.geometry == layer.geometry
     plain.train()
@@ -481,6 +482,7 @@ def test_projections_apart_and_other_bases_are_read_too():
         rows[:, :3] = rows[:, :3] @ turn.T
     back = construct.from_torch_mha(apart, g, (4, 4))
     assert torch.equal(back.weight, conv.weight)
+    assert back.bias is not None
     assert torch.equal(back.bias, conv.bias)
 
 
@@ -491,6 +493,7 @@ def test_a_constant_value_is_part_of_the_bias():
         a.in_proj_bias[2 * a.embed_dim] = 3
     back = construct.from_torch_mha(module)
     assert torch.equal(back.weight, conv.weight)
+    assert back.bias is not None
     assert torch.equal(back.bias, (conv.bias.double() + 3 * a.out_proj.weight[:3, 0].double()).float())
 
 

@@ -101,7 +101,8 @@ def test_several_gradients_at_once_are_the_convolution_s(name: str, lying: str) 
             0, (3, -1)
         )
         given.requires_grad_()
-        first = torch.autograd.grad(y, [x, run.bias], given, is_grads_batched=True, create_graph=True)
+        bias: Any = run.bias
+        first = torch.autograd.grad(y, [x, bias], given, is_grads_batched=True, create_graph=True)
         second = torch.autograd.grad(first[0].square().sum(), given)
 
         def few(part: Tensor, run: nn.Module = run) -> Tensor:

@@ -549,10 +549,11 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     first = plots.centres(summary, "local").axes[0]
     dots = np.array(first.collections[0].get_offsets())
     np.testing.assert_allclose(dots[:, ::-1], network.attentions()[0].centres()[1].numpy(), atol=1e-3)
-    radii = [patch.get_radius() for patch in first.patches[:2]]
+    circles: list[Any] = first.patches[:2]
+    radii = [circle.get_radius() for circle in circles]
     assert np.exp(-50.0 * np.square(radii)) == pytest.approx([1 / 2, 1 / 10], rel=1e-3)  # what is outside, at α = 50
     plane, sharpness = plots.paths(summary, "local").axes
-    assert [line.get_xydata().tolist() for line in plane.lines[1:2]] == [[[0, 0], [2, 1]]]
+    assert np.asarray(plane.lines[1].get_xydata()).tolist() == [[0, 0], [2, 1]]
     assert sharpness.lines[0].get_ydata() == pytest.approx(np.exp([0, 1]))
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in plots.accuracy(summary).axes[0].lines}
     assert [y.tolist() for y in lines.values()] == [[50, 75]] * 2

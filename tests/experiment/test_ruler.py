@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,8 +77,9 @@ def test_the_best_taps_anywhere_are_the_best_of_all_sets(taps: int, seed: int):
 
 def test_a_convolution_with_scattered_taps_is_one_anywhere_and_in_no_square():
     net = network("from-conv")
+    parametrizations: Any = net.attentions()[0].parametrizations
     with torch.no_grad():
-        tau = net.attentions()[0].parametrizations.v.original1
+        tau = parametrizations.v.original1
         tau.copy_(torch.tensor([[0, 3], [3, 0], [-3, 1], [2, 2], [-1, -3], [0, 0], [3, 3], [-2, 2], [1, -3]]))
     row, _ = ruler.measured(net, network("from-conv"), torch.randn(3, 1, 20, 20))
     assert row["anywhere"] < 1e-5 < 0.5 < row["middle"][1]
