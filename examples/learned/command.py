@@ -10,17 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
-from examples.learned.network import VARIANTS, AttentionNet
 from examples.learned.results import plots, table
-from examples.learned.results.measuring import PICTURES
-from examples.learned.results.ruler import measured
-from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
+from examples.learned.results.measurements import RULER, is_measured, measurements
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running import group
 from examples.learned.running.console import bars, ended
@@ -28,14 +24,9 @@ from examples.learned.running.files import replaced
 from examples.learned.running.processes import Tell, cores, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
 from examples.learned.training import RESULT, Run, network_of, parts_of
+from examples.learned.variants import VARIANTS
 
 SUMMARY = "summary.json"
-RULER = 2
-"""The version of what is measured: results of another one are measured anew from their checkpoints."""
-CLASSIFIED = 2000
-"""Test pictures that are classified after a layer was replaced."""
-FITTED = 600
-"""Pictures on which a convolution is fitted to a layer's real inputs and judged, half of them each."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -255,14 +246,14 @@ def one_run(
     """Train and measure one variant with one seed, unless its result exists."""
     folder = folder_of(options.out, settings.variant, settings.seed)
     run = Run(settings, pictures, folder, options.checkpoint_every)
-    if group.agreed(lambda: _is_measured(folder / RESULT)) and run.done == run.steps:
+    if group.agreed(lambda: is_measured(folder / RESULT)) and run.done == run.steps:
         return
     run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
     test_accuracy = run.accuracy(pictures.test, pictures.test_labels)
     if group.rank():
         return
     tell(run.steps, run.steps, "measured")
-    layers = _measurements(run)
+    layers = measurements(run)
     if run.settings.device != settings.device:
         stated = stated | {"machine": f"trained on {run.settings.device}; {stated['machine']}"}
     result = {
@@ -282,32 +273,6 @@ def one_run(
         "settings": run.settings.record(),
     }
     replaced(folder / RESULT, json.dumps(result, indent=1) + "\n")
-
-
-def _is_measured(path: Path) -> bool:
-    """Whether a result exists, measured by the ruler as it is now; a run's layers can be measured again at any time."""
-    return path.exists() and json.loads(path.read_text()).get("ruler") == RULER
-
-
-@torch.no_grad()
-def _measurements(run: Run) -> dict[str, Any]:
-    """What is measured of the layers of a trained network, and of the same network before its first step."""
-    network, before = run.network, run.untrained().to(run.device)
-    if not isinstance(network, AttentionNet) or not isinstance(before, AttentionNet):
-        return {"layers": [], "untrained": []}
-    x = run.held[0].to(run.device)
-    after = measured(network, before, x[:PICTURES])
-    pictures, labels = (t[:CLASSIFIED].to(run.device) for t in (run.pictures.test, run.pictures.test_labels))
-    variances = explained_variance(network, x[: 2 * (min(len(x), FITTED) // 2)])
-    for row, variance, scores in zip(
-        after, variances, accuracy_after(network, pictures, labels, x[:PICTURES]), strict=True
-    ):
-        row |= {"explained": variance, "substituted": scores}
-    return {
-        "layers": after,
-        "untrained": measured(before, before, x[:PICTURES]),
-        "accuracy_of_substitution": accuracy(network, pictures, labels),
-    }
 
 
 def machine(device: str, threads: int) -> str:

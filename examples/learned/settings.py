@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from examples.learned.network import Shape
+from examples.learned.variants import Shape
 
 
 @dataclass(frozen=True)

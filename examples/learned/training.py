@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from construct import MHSA
 from construct.encoding.encodings import Quadratic
+from examples.learned.augmentation import augmented, mixed
 from examples.learned.data import BadInput, Pictures
-from examples.learned.network import VARIANTS, AttentionNet, positions_of
+from examples.learned.network import AttentionNet
+from examples.learned.optimising import optimiser_of, rate_at
 from examples.learned.resnet import resnet18
 from examples.learned.running import checkpoints, group
 from examples.learned.running.console import Diverged, stepped
 from examples.learned.running.files import records
 from examples.learned.settings import Settings
+from examples.learned.variants import VARIANTS
 
 CHECKPOINT, METRICS, RESULT = "checkpoint.pt", "metrics.jsonl", "result.json"
 CENTRES_EVERY = 50
@@ -41,48 +44,6 @@ def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
     if variant.encoding == "resnet":
         return resnet18(channels, pictures.classes, settings.how.shape.resnet)
     return AttentionNet(variant, settings.how.shape, (channels, rows, columns), pictures.classes)
-
-
-def optimiser_of(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """The optimizer of all trainable parameters: where heads look at a rate of its own; no weight decay there and on vectors."""
-    where = [p for module in network.modules() for p in positions_of(module)]
-    apart = {id(p) for p in where}
-    others = [p for p in network.parameters() if p.requires_grad and id(p) not in apart]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.how.decay, "multiple": 1.0},
-        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "multiple": 1.0},
-    ]
-    if where:
-        groups.append({"params": where, "weight_decay": 0.0, "multiple": settings.how.where})
-    if settings.how.optimiser == "sgd":
-        return torch.optim.SGD(groups, lr=settings.how.rate, momentum=0.9)
-    return torch.optim.AdamW(groups, lr=settings.how.rate)
-
-
-def rate_at(step: int, steps: int, settings: Settings) -> float:
-    """The learning rate of a step: the whole schedule, so that a checkpoint need only keep the step."""
-    rise = max(1, round(settings.how.warmup * steps))
-    if step < rise:
-        return settings.how.rate * (step + 1) / rise
-    return settings.how.rate * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise))) / 2
-
-
-def augmented(x: Tensor, whole: int) -> Tensor:
-    """Pictures shifted by up to 4 pixels, with zeros around, and half of them mirrored: (B, C, n, m) → the same shape.
-
-    Args:
-        x: the pictures of this process.
-        whole: the number of pictures of all processes together.
-    """
-    (batch, _, rows, columns), padded = x.shape, nn.functional.pad(x, (4, 4, 4, 4))
-    down, right = group.part(torch.randint(0, 9, (whole, 2, 1), device=x.device)).unbind(1)
-    row = (torch.arange(rows, device=x.device) + down)[:, None, :, None]
-    column = torch.arange(columns, device=x.device).expand(batch, -1)
-    mirrored = group.part(torch.rand(whole, 1, device=x.device)) < 0.5
-    column = (torch.where(mirrored, columns - 1 - column, column) + right)[:, None, None, :]
-    picture = torch.arange(batch, device=x.device)[:, None, None, None]
-    channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
-    return padded[picture, channel, row, column]
 
 
 def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -257,7 +218,9 @@ class Run:
         x = augmented(x, len(chosen)) if how.augment else x
         share, others = 1.0, labels
         if VARIANTS[self.settings.variant].cutmix:
-            x, others, share = self._mixed(x, chosen)
+            other = chosen[torch.randperm(len(chosen))]
+            pasted, others = (group.part(t[other]).to(self.device) for t in (self.pictures.train, self.labels))
+            x, share = mixed(x, augmented(pasted, len(chosen)) if how.augment else pasted)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=how.precision == "bfloat16"):
             logits = self.parallel(x).float()
         losses = [nn.functional.cross_entropy(logits, answers, reduction="sum") for answers in (labels, others)]
@@ -272,24 +235,6 @@ class Run:
         stepped(self.optimiser, f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)")
         self.sums = [self.sums[0] + value * len(chosen), self.sums[1] + int(right), self.sums[2] + len(chosen)]
         self.position += 1
-
-    def _mixed(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, float]:
-        """CutMix: a rectangle of every picture comes from another picture of the batch.
-
-        Returns:
-            The pictures, the labels of what was pasted, and the share of the area that is the picture's own.
-        """
-        other = chosen[torch.randperm(len(chosen))]
-        pasted, labels = (group.part(t[other]).to(self.device) for t in (self.pictures.train, self.labels))
-        pasted = augmented(pasted, len(chosen)) if self.settings.how.augment else pasted
-        sizes, side = x.shape[2:], float(torch.rand(())) ** 0.5  # the area is uniform
-        starts = [int(torch.randint(0, n, ())) - round(side * n) // 2 for n in sizes]
-        rows, columns = (
-            slice(max(0, start), max(0, start + round(side * n))) for start, n in zip(starts, sizes, strict=True)
-        )
-        x = x.clone()
-        x[:, :, rows, columns] = pasted[:, :, rows, columns]
-        return x, labels, 1 - x[0, 0, rows, columns].numel() / sizes.numel()
 
     def _log_centres(self) -> None:
         layers = [m for m in self.network.modules() if isinstance(m, MHSA) and m.encoding.name == Quadratic.name]

@@ -27,9 +27,11 @@ from torch import nn
 
 from commands import ROOT, python
 from examples.learned import data, training
+from examples.learned.augmentation import augmented, mixed
 from examples.learned.command import main
 from examples.learned.data import FILES, RECORD_BYTES, BadInput, cifar10
-from examples.learned.network import VARIANTS, AbsolutePositions, AttentionNet, Downsample, Shape
+from examples.learned.network import AbsolutePositions, AttentionNet, Downsample
+from examples.learned.optimising import optimiser_of, rate_at
 from examples.learned.resnet import resnet18
 from examples.learned.results import plots, table
 from examples.learned.results.measuring import attention_of, centres_of
@@ -39,7 +41,8 @@ from examples.learned.running.console import Diverged
 from examples.learned.running.files import records
 from examples.learned.running.processes import Tell, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
-from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run, augmented, rate_at
+from examples.learned.training import CHECKPOINT, METRICS, RESULT, Run
+from examples.learned.variants import VARIANTS, Shape
 from trainings import PICTURE, SMALL, ends_in_one_line, pictures, quiet, settings_of, without_times
 
 
@@ -316,7 +319,7 @@ def test_shuffled_labels_are_those_of_other_pictures(tmp_path: Path):
 
 def test_aims_are_not_decayed():
     network = training.network_of(settings_of("quadratic"), pictures())
-    optimiser = training.optimiser_of(network, settings_of("quadratic"))
+    optimiser = optimiser_of(network, settings_of("quadratic"))
     decayed = {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
     names = {name for name, p in network.named_parameters() if id(p) in decayed}
     assert "blocks.0.attention.w_out" in names
@@ -324,6 +327,67 @@ def test_aims_are_not_decayed():
     assert sum(len(group["params"]) for group in optimiser.param_groups) == sum(
         p.requires_grad for p in network.parameters()
     )
+
+
+@pytest.mark.parametrize("name", ["quadratic", "covariance", "relative", "relative-content", "quadratic-cutmix"])
+def test_where_heads_look_has_a_rate_of_its_own(name: str):
+    settings = settings_of(name)
+    network = training.network_of(settings, pictures())
+    *_, where = optimiser_of(network, settings).param_groups
+    names = {name for name, p in network.named_parameters() if any(p is q for q in where["params"])}
+    assert where["multiple"] == settings.how.where == 25
+    assert {name.split(".attention.")[1] for name in names} == {
+        "relative": {"v", "offsets_1", "offsets_2"},
+        "relative-content": {"v", "offsets_1", "offsets_2"},
+    }.get(name, {"parametrizations.v.original0", "parametrizations.v.original1"})
+
+
+@pytest.mark.parametrize(("where", "most"), [(1.0, 0.1), (100.0, 10.0)])
+def test_a_centre_moves_by_no_more_than_its_rates_add_up_to(where: float, most: float, tmp_path: Path):
+    run = Run(settings_of("quadratic", where=where, epochs=2, rate=0.01), pictures(), tmp_path, 100)
+    run.train(quiet)
+    before, after = (net.attentions()[0].centres()[1] for net in (run.untrained(), run.network))  # type: ignore[union-attr]
+    moved = float((after - before).abs().max())
+    assert 0 < moved <= 1.1 * run.budget() <= most  # AdamW's first steps may be a little longer than the rate
+    assert [step for step, _ in run.centres] == [0]
+    assert torch.allclose(run.centres[0][1][0, :, 1:], before.float())
+
+
+@pytest.mark.parametrize("name", ["frozen", "frozen-local"])
+def test_frozen_heads_look_where_they_did(name: str, tmp_path: Path):
+    run = Run(settings_of(name, epochs=1), pictures(), tmp_path, 100)
+    run.train(quiet)
+    for before, after in zip(run.untrained().attentions(), run.network.attentions(), strict=True):  # type: ignore[union-attr]
+        assert torch.equal(before.v, after.v)
+        assert not torch.equal(before.w_out, after.w_out)
+
+
+@given(st.integers(1, 3), st.integers(2, 9), st.integers(2, 9), st.integers(0, 2**32 - 1))
+def test_cutmix_pastes_one_rectangle(batch: int, rows: int, columns: int, seed: int):
+    torch.manual_seed(seed)
+    x, share = mixed(torch.zeros(batch, 2, rows, columns), torch.ones(batch, 2, rows, columns))
+    pasted = x[0, 0].bool()
+    assert torch.equal(x, x[:1, :1].expand_as(x))
+    assert torch.equal(pasted, pasted.any(1)[:, None] & pasted.any(0))
+    assert share == pytest.approx(1 - float(pasted.double().mean()))
+
+
+def test_training_in_bfloat16_keeps_parameters_in_float32(tmp_path: Path):
+    run = Run(settings_of("quadratic", precision="bfloat16", epochs=1), pictures(), tmp_path, 100)
+    run.train(quiet)
+    assert {p.dtype for p in run.network.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("name", "padded"), [("local-padded", True), ("local-scaled", False), ("local", False)])
+def test_what_helps_a_start_is_taken_apart(name: str, padded: bool):
+    net = training.network_of(settings_of(name, shape=replace(SMALL, heads=9)), pictures())
+    assert isinstance(net, AttentionNet)
+    layer = net.attentions()[0]
+    assert any(sum(layer.geometry.pads, ())) == padded
+    fan_in = 9 * SMALL.width
+    largest = float((layer.weight if padded else layer.w_out).detach().abs().max())
+    bound = fan_in**-0.5 if name == "local-scaled" else (6 / (fan_in + SMALL.width)) ** 0.5
+    assert 0.8 * bound < largest <= bound
 
 
 def finished(folder: Path, settings: Settings) -> Run:

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from construct.execution.head_matrices import merged
-from examples.learned.network import VARIANTS, AttentionNet, Shape
+from examples.learned.network import AttentionNet
 from examples.learned.results import ruler, table
 from examples.learned.results.measuring import maps_of
 from examples.learned.results.shifts import Shifts
 from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
+from examples.learned.variants import VARIANTS, Shape
 
 SHAPE = Shape(layers=2, heads=9, width=9, intermediate=8, dropout=0.1, key_dim=0, alpha=40.0, resnet=2)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from examples.learned.data import Pictures
-from examples.learned.network import Shape
 from examples.learned.settings import PRESETS, Settings
+from examples.learned.variants import Shape
 
 SMALL = Shape(layers=2, heads=4, width=8, intermediate=8, dropout=0.1, key_dim=0, alpha=2.0, resnet=2)
 PICTURE = (1, 4, 6)

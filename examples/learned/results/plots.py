@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from examples.learned.network import VARIANTS
+from examples.learned.variants import VARIANTS
 from verify.plots import write_figure
 from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, colours, new_figure, style
 

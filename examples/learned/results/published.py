@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.learned.network import VARIANTS
 from examples.learned.results import table
 from examples.learned.running.files import records, replaced
 from examples.learned.training import RESULT
+from examples.learned.variants import VARIANTS
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results"
 """Where the committed results are."""

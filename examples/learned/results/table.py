@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from examples.learned.network import VARIANTS
 from examples.learned.results.ruler import SIZES
 from examples.learned.running.files import records
 from examples.learned.training import RESULT
+from examples.learned.variants import VARIANTS
 
 KEYS = ("seed", "seconds", "parameters", "test_accuracy", "layers", "untrained")
 """The keys of every result."""
