@@ -2,9 +2,8 @@
 
 All are drawn from what the code gives, but for some, whose numbers depend on the machine or take minutes and are therefore kept
 beside them: ``cost.json`` (from ``python -m benchmarks.cost``), ``digits_cnn.json`` (the certificate of ``python -m
-construct.from_conv --input-size 1 8 8``), ``learned.json`` and ``learned_cifar.json`` (of summaries of ``python -m
-examples.learned`` what is drawn), and ``taught_teacher.json`` and ``taught_cnn.json`` (the
-summaries of ``python -m examples.taught``).  Each summary names its command.
+construct.from_conv --input-size 1 8 8``), ``learned.json`` (of the summary of ``python -m examples.learned`` what is
+drawn), and ``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m examples.taught``).  Each summary names its command.
 """
 
 import argparse
@@ -73,12 +72,8 @@ FIGURES: dict[str, "Callable[[], Figure]"] = {
     "leakage": leakage_figure,
     "errors": lambda: errors_figure(FOLDER / "digits_cnn.json"),
     "cost": lambda: cost_figure(*read_costs(FOLDER / "cost.json")),
-    "learned_cifar_centres": lambda: trained.centres(summary("learned_cifar"), "quadratic"),
-    "learned_cifar_maps": lambda: trained.maps(summary("learned_cifar"), "quadratic"),
-    "learned_accuracy": lambda: trained.accuracy(summary("learned")),
     "learned_centres": lambda: trained.centres(summary("learned"), "quadratic"),
     "learned_centres_local": lambda: trained.centres(summary("learned"), "local"),
-    "learned_maps": lambda: trained.maps(summary("learned"), "relative-content"),
     "taught_centres": lambda: taught.centres(of_heads(summary("taught_teacher"), 9)),
     "taught_alpha": lambda: taught.alpha(summary("taught_teacher")),
     "taught_error": lambda: taught.error(summary("taught_teacher")),

@@ -57,7 +57,9 @@ def centres(summary: Summary, variant: str) -> "Figure":
     from the middle query, with an ellipse of one deviation.
     """
     looks = summary["variants"][variant]["looks"]
-    layers, reach = looks["layers"], max(looks["grid"]) / 2 + 0.5
+    layers = looks["layers"]
+    places = np.concatenate([layer.get("tau", layer["mean"]) for layer in layers])
+    reach = max(max(looks["grid"]) / 2, float(np.abs(places).max())) + 0.5
     with style():
         figure = new_figure(1.7 * len(layers), 2.9)
         axes = figure.subplots(1, len(layers), squeeze=False, sharex=True, sharey=True)[0]
@@ -72,7 +74,8 @@ def centres(summary: Summary, variant: str) -> "Figure":
             ax.scatter(right, down, c=palette, s=7, linewidths=0)
             ax.plot(0, 0, "s", mfc="none", mec=INK, ms=9)
             ax.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal", title=f"layer {number}")
-        figure.suptitle(_title(summary, variant), fontsize=9)
+        title = f"{VARIANTS[variant].label}, seed {looks['seed']}" if "tau" in layers[0] else _title(summary, variant)
+        figure.suptitle(title, fontsize=9)
         axes[0].set_ylabel("shift along axis 0 (tokens)", fontsize=9)
         for ax in axes:
             ax.set_xlabel("along axis 1", fontsize=9)

@@ -1,6 +1,6 @@
 """``python -m examples.learned.results.published``: the tables of docs/learned.md, from the results that are committed with it.
 
-``collect FOLDER NAME`` adds the finished runs of a folder to them, in few digits.
+``collect FOLDER NAME`` makes the finished runs of a folder a file of them, in few digits; ``write`` puts the tables into the page.
 """
 
 import argparse
@@ -17,17 +17,24 @@ from examples.learned.variants import VARIANTS
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results"
 """Where the committed results are."""
+PAGE = FOLDER.parent / "learned.md"
 FIGURES = 4
 """The significant digits that are kept of a measurement."""
 UNUSED = ("settings",)
 """What a committed result leaves out but for the preset: the command says it."""
 
+RATES = (1, 5, 25, 100)
+"""The rates of where heads look, as multiples of the network's."""
+SHOWN = 25
+"""The rate at which heads and substitution are shown."""
+LAYERS = range(1, 7)
+
 Results = dict[str, list[dict[str, Any]]]
 
 
-def collected(folder: Path) -> list[dict[str, Any]]:
-    """The results of all finished runs below a folder, in the order of variants and seeds, in few digits."""
-    results = [records(path, table.KEYS)[0] for path in folder.rglob(RESULT)]
+def collected(folder: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The results of all finished runs of these seeds below a folder, in the order of variants and seeds, in few digits."""
+    results = [records(path, table.KEYS)[0] for seed in seeds for path in folder.rglob(f"seed-{seed}/{RESULT}")]
     results.sort(key=lambda result: (list(VARIANTS).index(result["variant"]), result["seed"]))
     return [_in_few_digits({k: v for k, v in result.items() if k not in UNUSED}) for result in results]
 
@@ -52,73 +59,73 @@ def committed(name: str) -> Results:
 
 def tables() -> dict[str, list[str]]:
     """Every table of docs/learned.md, as lines, by its name there."""
-    cifar = committed("learned_cifar")
-    digits = {where: committed(f"learned_digits_{where}") for where in (1, 5, 25, 100)}
-    return {
-        "accuracy": accuracy(cifar),
-        "anywhere": table.by_layer(cifar, "anywhere", paired=True),
-        "sharp": table.by_layer(cifar, "anywhere_sharp", paired=False),
-        "heads": heads(cifar),
-        "digits": by_rate(digits),
-    }
+    digits = {where: committed(f"learned_digits_{where}") for where in RATES}
+    return {"digits": by_rate(digits, "anywhere"), "heads": heads(digits), "substitution": substitution(digits)}
 
 
-def accuracy(results: Results) -> list[str]:
-    """The test accuracy of every variant, and how far its heads could have moved."""
-    lines = ["| variant | seeds | test, % | Σ rate | mean move of τ, first … last layer |", "|---|---|---:|---:|---|"]
-    for variant, runs in results.items():
-        seeds = ", ".join(str(run["seed"]) for run in runs)
+def by_rate(results: dict[int, Results], name: str) -> list[str]:
+    """A measurement of each start, layer by layer, for each rate of where heads look; before → after, means over seeds."""
+    lines = ["| start | rate of τ, log α | Σ rate | test, % | " + " | ".join(f"layer {n}" for n in LAYERS) + " |"]
+    lines += ["|---|---:|---:|---:|" + "---:|" * len(LAYERS)]
+    for variant, where, runs in _rows(results):
         test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-        moved = [table.cell(runs, "layers", n, "moved", _mean) for n in range(len(runs[0]["layers"]))]
-        budget = f"{runs[0]['budget']:.1f}" if set(moved) - {"–", "0.00"} else "–"
-        lines.append(f"| {VARIANTS[variant].label} | {seeds} | {test} | {budget} | {' '.join(moved) or '–'} |")
+        cells = [
+            " → ".join(table.cell(runs, when, n - 1, name, _mean) for when in ("untrained", "layers")) for n in LAYERS
+        ]
+        learns = not (VARIANTS[variant].frozen or VARIANTS[variant].kernel)
+        rate = f"× {where} | {runs[0]['budget']:.2g}" if learns else "– | –"
+        lines.append(f"| {VARIANTS[variant].label} | {rate} | {test} | {' | '.join(cells)} |")
     return lines
 
 
-def heads(results: Results) -> list[str]:
-    """Where the heads of each layer are, for heads with centres: the means over seeds, before → after."""
-    count = max(len(run["layers"]) for runs in results.values() for run in runs)
+def heads(results: dict[int, Results]) -> list[str]:
+    """Where the heads of the first and of the last layer are after training at ``SHOWN``, and the nulls; means over seeds."""
     lines = [
-        "| variant | | " + " | ".join(f"layer {n + 1}" for n in range(count)) + " |",
-        "|---|---|" + "---:|" * count,
+        "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
+        "|---|---:|" + "---:|" * 7,
     ]
-    rows = (
-        ("distinct", "distinct shifts"),
-        ("near", "near the lattice"),
-        ("alpha", "median α"),
-        ("peak", "largest weight"),
-    )
-    for variant, runs in results.items():
-        if not runs[0]["layers"] or "distinct" not in runs[0]["layers"][0]:
+    names = ("anywhere", "anywhere_sharp", "anywhere_orders", "distinct", "near", "alpha")
+    for variant, where, runs in _rows(results):
+        if where != SHOWN or VARIANTS[variant].kernel:
             continue
-        for name, label in rows:
-            cells = [
-                " → ".join(table.cell(runs, when, n, name, _mean) for when in ("untrained", "layers"))
-                for n in range(count)
-            ]
-            lines.append(f"| {VARIANTS[variant].label} | {label} | {' | '.join(cells)} |")
+        for layer in (1, 6):
+            cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in names]
+            moved = ", ".join(table.cell(runs, "layers", layer - 1, name, _mean) for name in ("moved", "moved_most"))
+            lines.append(f"| {VARIANTS[variant].label} | {layer} | {' | '.join(cells)} | {moved} |")
     return lines
 
 
-def by_rate(results: dict[int, Results]) -> list[str]:
-    """The distance to N_h taps anywhere of each start, layer by layer, for each rate of where heads look."""
-    lines = ["| start | rate of τ, log α | seeds | test, % | " + " | ".join(f"layer {n}" for n in range(1, 7)) + " |"]
-    lines += ["|---|---:|---:|---:|" + "---:|" * 6]
-    for variant in dict.fromkeys(variant for runs in results.values() for variant in runs):
-        for where, of_rate in results.items():
-            if runs := of_rate.get(variant):
-                test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-                cells = [
-                    " → ".join(table.cell(runs, when, n, "anywhere", _mean) for when in ("untrained", "layers"))
-                    for n in range(6)
-                ]
-                rate = "–" if VARIANTS[variant].frozen or VARIANTS[variant].kernel else f"× {where}"
-                lines.append(f"| {VARIANTS[variant].label} | {rate} | {len(runs)} | {test} | {' | '.join(cells)} |")
+def substitution(results: dict[int, Results]) -> list[str]:
+    """Accuracy lost with the nearest 3 × 3 convolution in a layer's place, and R² of one on real inputs; means over seeds."""
+    lines = ["| start | " + " | ".join(f"layer {n}" for n in LAYERS) + " |", "|---|" + "---:|" * len(LAYERS)]
+    for variant, where, runs in _rows(results):
+        if where != SHOWN or VARIANTS[variant].kernel:
+            continue
+        cells = []
+        for layer in range(len(LAYERS)):
+            lost = table.cell(runs, "layers", layer, "lost 3", lambda numbers: f"{sum(numbers) / len(numbers):.1f}")
+            cells.append(f"{lost}, {table.cell(runs, 'layers', layer, 'explained 3', _mean)}")
+        lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
     return lines
+
+
+def _rows(results: dict[int, Results]) -> list[tuple[str, int, list[dict[str, Any]]]]:
+    """(Variant, rate, runs), one variant after the other."""
+    variants = [variant for variant in VARIANTS if any(variant in of_rate for of_rate in results.values())]
+    return [(variant, where, of[variant]) for variant in variants for where, of in results.items() if variant in of]
 
 
 def _mean(numbers: Sequence[float]) -> str:
     return f"{sum(numbers) / len(numbers):.2f}"
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables as they are now, each between a comment with its name and one that ends it."""
+    for name, lines in tables().items():
+        start, end = f"<!-- {name} -->\n", "<!-- end -->"
+        before, _, rest = page.partition(start)
+        page = before + start + "\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2]
+    return page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,11 +135,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     collect = actions.add_parser("collect", help="commit the finished runs of a folder")
     collect.add_argument("folder", type=Path)
     collect.add_argument("name", help="of the file in docs/results")
+    collect.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
+    actions.add_parser("write", help="put the tables into docs/learned.md")
     options = parser.parse_args(arguments)
     if options.action == "collect":
         FOLDER.mkdir(exist_ok=True)
-        text = json.dumps(collected(options.folder), separators=(",", ":"), ensure_ascii=False)
+        text = json.dumps(collected(options.folder, options.seeds), separators=(",", ":"), ensure_ascii=False)
         replaced(FOLDER / f"{options.name}.json", text.replace('{"command"', '\n{"command"') + "\n")
+        return 0
+    if options.action == "write":
+        replaced(PAGE, with_tables(PAGE.read_text(encoding="utf-8")))
         return 0
     for name, lines in tables().items():
         print("\n".join([f"<!-- {name} -->", *lines, ""]))
