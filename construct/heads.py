@@ -201,7 +201,12 @@ def taps_of_heads(layer: Any) -> list[int]:
 
     Raises:
         ValueError: a head looks at no position of this kernel.
+        TypeError: ``torch.fx`` traces, for which tensors are symbols.
     """
+    if isinstance(layer.v, torch.fx.Proxy):
+        raise TypeError(
+            "MHSA: torch.fx cannot trace a network that reads layer.weight (keep a clone of it from before)"
+        )
     numbers = {shift: tap for tap, shift in enumerate(tap_shifts(layer.geometry))}
     taps = []
     for head, (alpha, tau) in enumerate(zip(*layer.centres(), strict=True)):

@@ -117,6 +117,8 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         whole = frozen.whole
     else:
         if not torch.compiler.is_dynamo_compiling() and (torch.compiler.is_compiling() or abstract(layer.v)):
+            if type(layer.encoding) not in CLASSICAL:
+                raise NotImplementedError(f"MHSA: the {layer.encoding.name} encoding cannot be exported, only run")
             raise NotImplementedError(
                 "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
                 "construct.files.export.frozen_copy(network))"

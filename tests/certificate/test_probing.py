@@ -294,6 +294,7 @@ def test_a_convolution_that_is_wrong_where_outputs_are_one_wide_proves_nothing(
     assert certificate.overrun is None
 
 
+@pytest.mark.nasty(77)
 def test_in_channels_last_strides_torch_itself_is_named_or_right():
     """torch 2.13's own float32 kernel is off by 1 here with AVX-512, for batches; the attention is right."""
     conv = copy.deepcopy(NARROW).to(memory_format=torch.channels_last)
@@ -305,6 +306,7 @@ def test_in_channels_last_strides_torch_itself_is_named_or_right():
     assert (off > 1e-3) == ("torch's own convolution" in verdict.sentence)
 
 
+@pytest.mark.nasty(77)
 def test_a_convolution_that_may_crash_the_process_is_not_run(monkeypatch: pytest.MonkeyPatch):
     """Where torch 2.13 reads past its memory; on larger inputs it does not."""
     for name in ("conv2d", "conv1d"):

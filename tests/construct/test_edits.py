@@ -581,3 +581,10 @@ def test_what_is_no_encoding_is_refused():
     weights = MHSAWeights(**{name: getattr(layer, name).detach() for name in MHSAWeights.__dataclass_fields__})
     with pytest.raises(TypeError, match=r"Lookalike is no construct.*Encoding; subclass that"):
         MHSA(layer.geometry, weights, encoding=Lookalike())  # type: ignore[arg-type]
+
+
+def test_an_encoding_of_ones_own_is_not_exported_and_no_way_out_is_promised():
+    layer = own_layer(next(iter(OWN)))
+    x = torch.randn(1, layer.in_channels, *(9,) * layer.geometry.dims)
+    with pytest.raises(NotImplementedError, match=r"\AMHSA: the .* encoding cannot be exported, only run\Z"):
+        torch.export.export(layer, (x,), strict=False)

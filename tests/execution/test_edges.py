@@ -151,3 +151,17 @@ def test_a_layer_alone_is_not_traced_by_fx_and_the_way_out_works() -> None:
     with pytest.raises(TypeError, match=r"\AMHSA: .*nn.Sequential\(layer\)\Z"):
         fx.symbolic_trace(layer)
     assert torch.equal(fx.symbolic_trace(nn.Sequential(layer))(x), layer(x))
+
+
+class ReadsItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) * self.conv.weight.sum()
+
+
+def test_fx_says_that_it_cannot_read_a_weight() -> None:
+    with pytest.raises(TypeError, match=r"\AMHSA: torch.fx cannot trace a network that reads layer.weight"):
+        fx.symbolic_trace(construct.convert(ReadsItsWeight()))

@@ -164,6 +164,7 @@ def test_planning_a_first_call_numbers_no_positions(name: str) -> None:
     assert most < 2**20
 
 
+@pytest.mark.nasty(76)
 def test_caches_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many lengths, and however many heads; the results are the same after everything was forgotten."""
     monkeypatch.setattr(byte_cache.RESULTS, "most", 2**18)
