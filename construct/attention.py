@@ -34,10 +34,9 @@ from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import frozen_now, recorded_by_fx, run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, plain, traced
 from construct.geometry import ConvGeometry
-from construct.heads import Kernel, kernel_of_heads
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
-from construct.weights import GEOMETRY, NAMES, POSITIONAL, MHSAWeights, differences_of, encoding_of, record_of
+from construct.weights import GEOMETRY, NAMES, POSITIONAL, Kernel, MHSAWeights, differences_of, encoding_of, record_of
 
 
 class MHSA(nn.Module):
@@ -160,13 +159,13 @@ class MHSA(nn.Module):
     def weight(self) -> Tensor:
         """The kernel in torch's layout, assembled from the heads' matrices and the shifts that they actually attend.
 
-        What is written into it, or into its ``.data`` or a view, is written into the heads (:class:`~construct.heads.Kernel`).
+        What is written into it, or into its ``.data`` or a view, is written into the heads (:class:`~construct.weights.Kernel`).
 
         Raises:
             ValueError: a head looks at no position of this kernel, so no such kernel exists.
         """
         if torch.compiler.is_compiling() or not plain():
-            return kernel_of_heads(self)
+            return Kernel.plain(self)
         return Kernel.of(self)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -16,8 +16,8 @@ import verify
 from construct import MHSA, MHSAWeights, UnsupportedLayer, conv_to_mhsa, convert
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.errors import BadModelFile
-from construct.heads import Kernel
 from construct.modules.learning import with_covariance
+from construct.weights import Kernel
 from truths import exact
 from verify.strategies import Case, cases
 
