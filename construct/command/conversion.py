@@ -11,7 +11,7 @@ from construct.command.bare_kernels import geometry_flags
 from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
 from construct.command.load_network import converted_layer, network_of, source_of, surveyed
-from construct.command.output import content_of, not_rechecked, write_outputs
+from construct.command.output import OtherBits, not_rechecked, prepare, write_outputs
 from construct.command.report import Report, with_meaning
 from construct.command.terminal import isolated, phases
 from construct.errors import BadModelFile, printable
@@ -53,12 +53,13 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
         writable = (good or (equal and options.partial)) and (bool(layers) or options.copy)
         certified = bool(layers) and not options.no_certify
         notes: tuple[str, ...] = (*source.notes, *assumed)
+        hindrance = ""
         if writable:
             progress.begin(f"writing {output.name}")
             # Bare kernels are written as modules: a state dict would lose their geometry again.
             of_code = options.arch or options.model_file
             whole = bool(geometry_flags(options)) or (isinstance(source.content, nn.Module) and not of_code)
-            content, remarks_on_format = content_of(converted, whole, options)
+            prepared = prepare(converted, whole, options)
             # A shared module is in the state dict once per name, and a recheck looks for it under each.
             certificates = [
                 (name, row.certificate)
@@ -66,10 +67,15 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
                 if row.certificate is not None
                 for name in paths_of(model, row.path, pairs[row.path][0])
             ]
-            notes += remarks_on_format
-            notes += write_outputs(content, output, source, document, certificates if certified else None, network)
-            if isinstance(content, nn.Module) and (names := unlisted_names_in(output)):
-                notes += (f"the output still names {printable(', '.join(names))}: --allow that to read it back",)
+            notes += prepared.notes
+            try:
+                notes += write_outputs(
+                    prepared, (model, converted), output, source, document, certificates if certified else None, network
+                )
+                if isinstance(prepared.content, nn.Module) and (names := unlisted_names_in(output)):
+                    notes += (f"the output still names {printable(', '.join(names))}: --allow that to read it back",)
+            except OtherBits as error:
+                good, writable, hindrance = False, False, str(error)
         if writable and not layers:
             notes += ("no convolution is left to convert: the network is written as it is, without a certificate",)
         if not layers and options.report is not None:
@@ -83,6 +89,7 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
             remarks=tuple(remarks),
             earlier=sum(isinstance(module, MHSA) for _, module in every_module(model)),
             notes=notes,
+            hindrance=hindrance,
             output=output if writable else None,
             document=document if writable and certified else None,
             page=options.report if layers else None,

@@ -1,21 +1,26 @@
 """Writes the converted network and its certificate, both or neither."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from construct.command.report import NetworkRow, network_dict
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.export import to_onnx, to_pt2
-from construct.files.layer_files import to_safetensors
+from construct.files.layer_files import attention_in, to_safetensors
 from construct.files.reading import ModelFile, read_inputs
 from construct.files.writing import staged
 from construct.modules.convolutions import BASES
-from construct.network import Survey
+from construct.network import Survey, substitute
+from construct.weights import NAMES
 from verify.argument.documents import document as certificate_document
 from verify.argument.documents import is_document
+from verify.samples.comparison import same_bits
 
 Content = nn.Module | dict[str, Tensor] | bytes
 """The content of a file: a module or state dict for torch.save, or bytes."""
@@ -27,23 +32,71 @@ UNCHECKED_KINDS = {
 """Remarks on formats of model files that ``python -m verify check`` does not read."""
 
 
-def content_of(converted: nn.Module, whole: bool, options: Namespace) -> tuple[Content, tuple[str, ...]]:
-    """The content of the output file in the chosen format, and notes on it; with ``whole``, a .pt file holds the whole module.
+class OtherBits(Exception):
+    """A tensor would be written with other bits than it was certified with."""
+
+
+class Prepared(NamedTuple):
+    """What is about to be written.
+
+    Attributes:
+        content: of the file.
+        tensors: those in it, by name; None for a whole module, which pickling may change.
+        notes: remarks for the user.
+    """
+
+    content: Content
+    tensors: Mapping[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+
+def prepare(converted: nn.Module, whole: bool, options: Namespace) -> Prepared:
+    """The output in the chosen format; with ``whole``, a .pt file holds the whole module.
+
+    It is made from a copy of the network, whose ``state_dict`` may be the user's and change numbers.
 
     Raises:
         BadModelFile: the format does not support the network.
     """
+    copied = substitute(converted, {})
+    if options.format == "pt" and whole:
+        return Prepared(copied, None)
     if options.format == "pt":
-        return converted if whole else converted.state_dict(), ()
+        state = copied.state_dict()
+        return Prepared(state, state)
     if options.format == "safetensors":
-        return to_safetensors(converted), ()
+        from safetensors.torch import load
+
+        content = to_safetensors(copied)
+        return Prepared(content, load(content))
     inputs = None if options.example_inputs is None else read_inputs(options.example_inputs)
     try:
-        program = (to_pt2 if options.format == "pt2" else to_onnx)(converted, options.input_size or (), inputs)
+        program = (to_pt2 if options.format == "pt2" else to_onnx)(copied, options.input_size or (), inputs)
     except ValueError as error:
         what = f"{printable(options.output)}: {one_line(error)}"
         raise BadModelFile(what, "--format safetensors takes any network") from error
-    return program.content, tuple(program.notes())
+    return Prepared(program.content, program.tensors, tuple(program.notes()))
+
+
+def check_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Module) -> None:
+    """Compare tensors that are about to be written with the certified layers, and all others with the network that was read.
+
+    Raises:
+        OtherBits: one has other bits, or one of a layer is missing.
+    """
+    expected = {name: tensor for name, tensor in tensors_of(model) if name in written and not is_lazy(tensor)}
+    for path, layer in attention_in(converted).items():
+        expected |= {f"{path}.{name}".lstrip("."): getattr(layer, name) for name in NAMES}
+    for name, tensor in expected.items():
+        value = written.get(name)
+        if not (isinstance(value, Tensor) and same_bits(tensor, value)):
+            what = "its state_dict or its pickling changes numbers"
+            raise OtherBits(f"as saved {printable(name)} has other bits than it was certified with ({what})")
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Every registered tensor, under all of its names."""
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 def not_rechecked(survey: Survey, source: ModelFile, form: str) -> list[tuple[str, str]]:
@@ -62,7 +115,8 @@ def not_rechecked(survey: Survey, source: ModelFile, form: str) -> list[tuple[st
 
 
 def write_outputs(
-    content: Content,
+    prepared: Prepared,
+    networks: tuple[nn.Module, nn.Module],
     output: Path,
     source: ModelFile,
     document: Path,
@@ -71,15 +125,21 @@ def write_outputs(
 ) -> tuple[str, ...]:
     """Write network and certificate to temporary files, then rename both, so that no network has another's certificate.
 
-    ``certificates`` are (path, certificate) of the layers; None writes none, and deletes that of an earlier run.  Returns notes.
+    ``networks`` are the one that was read and its conversion, whose numbers are to be written.  ``certificates`` are (path,
+    certificate) of the layers; None writes none, and deletes that of an earlier run.  Returns notes.
 
     Raises:
+        OtherBits: other numbers would be written; nothing was changed.
         BadModelFile: they cannot be written; the message says what was changed, if anything.
     """
     earlier = certificates is None and document != output and document.is_file() and is_document(document)
     place, state = output, "nothing was changed"
     try:
-        with staged(output, content, source.allowed) as written:
+        with staged(output, prepared.content, source.allowed) as written:
+            tensors = prepared.tensors
+            if tensors is None:  # safe: made just now of what this process holds
+                tensors = dict(tensors_of(torch.load(written, map_location="cpu", weights_only=False)))
+            check_bits(tensors, *networks)
             if certificates is not None:
                 place, figures = document, None if network is None else network_dict(network)
                 record = certificate_document(

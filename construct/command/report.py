@@ -100,6 +100,7 @@ class Report:
         remarks: (path, remark) on the conversion.
         earlier: how many attention layers the input already had.
         notes: what was assumed or ignored in reading.
+        hindrance: why what was ready to be written was not; else empty.
         output: ``output``, ``document`` (the certificate) and ``page`` (the report) are the files that were written.
     """
 
@@ -111,6 +112,7 @@ class Report:
     remarks: tuple[tuple[str, str], ...]
     earlier: int
     notes: tuple[str, ...]
+    hindrance: str
     output: Path | None
     document: Path | None
     page: Path | None
@@ -175,7 +177,7 @@ def print_json(report: Report, out: TextIO) -> None:
         "checked": checked_layers(report),
         "samples": report.options.samples,
         "seed": report.options.seed,
-        "notes": list(report.notes),
+        "notes": [*report.notes, *filter(None, [report.hindrance])],
         "output": None if report.output is None else str(report.output),
         "certificate": None if report.document is None else str(report.document),
         "report": None if report.page is None else str(report.page),

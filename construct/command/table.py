@@ -135,6 +135,8 @@ def _lines(report: Report) -> list[str]:
 def _hindrance(report: Report) -> str:
     """Why nothing was written, and the option that writes it all the same."""
     verdicts = {row.verdict.name for row in report.layers}
+    if report.hindrance:
+        return report.hindrance
     if "REFUTED" in verdicts:
         return "a layer is REFUTED"
     if not report.layers and report.exit_code == 0:

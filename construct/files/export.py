@@ -142,11 +142,13 @@ class Program:
         fixed: the static axes of the input ("batch", "axis 1", ...).
         difference: the greatest difference from the converted network on the example, or a random input of its size, run from
             ``content``; None if no runtime is installed.
+        tensors: those that the exporter took from the network, by name.
     """
 
     content: bytes
     fixed: tuple[str, ...]
     difference: float | None
+    tensors: Mapping[str, torch.Tensor]
 
     def notes(self) -> Iterator[str]:
         """Remarks for the user."""
@@ -169,7 +171,9 @@ def to_pt2(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None)
     with _quiet():
         torch.export.save(program, stream)
         reloaded = torch.export.load(io.BytesIO(stream.getvalue())).module()  # safe: made just now
-    return Program(stream.getvalue(), static, _difference(model, input_size, inputs, program, reloaded))
+    return Program(
+        stream.getvalue(), static, _difference(model, input_size, inputs, program, reloaded), program.state_dict
+    )
 
 
 def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None) -> Program:
@@ -211,7 +215,7 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
                 raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
 
         difference = _difference(model, input_size, inputs, program, run)
-    return Program(content, static, difference)
+    return Program(content, static, difference, program.state_dict)
 
 
 def _difference(

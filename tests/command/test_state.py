@@ -1,6 +1,7 @@
 """Networks that change while they run: what is written is what was read and certified, or nothing, and the parameter is named."""
 
 import random
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import construct
-from commands import Command
+from commands import Command, names
 
 SIZE = ("--input-size", 3, 8, 8)
 
@@ -185,6 +186,121 @@ def test_state_that_is_no_parameter_is_written_as_it_was_read(given: Any, from_c
     written: Any = construct.load("m.mhsa.pt", model=fresh(Counts))
     assert all(torch.equal(value, before[name]) for name, value in written.state_dict().items() if name in before)
     assert (written.calls, written.seen) == (0, [])
+
+
+# ---- networks that save other numbers than they have ---------------------------------------------------------------------------
+
+
+def rounded(state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            state[name] = value.half().float()
+
+
+class Rounds(One):
+    """A hook rounds what is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_state_dict_post_hook(lambda module, state, *_: rounded(state))
+
+
+class Averages(One):
+    """Saves averaged weights in place of its own."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        state = super().state_dict(*args, **kwargs)
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                state[name] = value * 0.5
+        return state
+
+
+class Quantises(One):
+    """Rounds its own weights before they are saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_state_dict_pre_hook(lambda module, *_: [p.data.round_() for p in module.parameters()])
+
+
+class AddsToSave(One):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        self.conv.bias.data.add_(1)  # type: ignore[union-attr]
+        return super().state_dict(*args, **kwargs)
+
+
+class HalvesOther(One):
+    """Changes only what is no attention."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        state = super().state_dict(*args, **kwargs)
+        state["linear.bias"] = state["linear.bias"] / 2
+        return state
+
+
+class Nests(One):
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {"model": super().state_dict(*args, **kwargs)}
+
+
+class Doubles(One):
+    """Changes as it is copied and read."""
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self.linear.bias.data.mul_(2)
+
+
+class Exports(One):
+    """Changes where it is to be exported."""
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        self.linear.bias.data.mul_(2)
+        return super().requires_grad_(requires_grad)
+
+
+SAVING = [Rounds, Averages, Quantises, AddsToSave, HalvesOther, Nests, Doubles]
+SAVED = [(build, form) for build in SAVING for form in ("pt", "safetensors")]
+SAVED += [(Exports, "pt2")]
+
+
+@pytest.mark.nasty(70)
+@pytest.mark.parametrize(("build", "form"), SAVED)
+def test_other_numbers_in_what_is_saved_are_named_and_nothing_is_written(
+    build: type[nn.Module], form: str, given: Any, from_conv: Command
+) -> None:
+    words = given(fresh(One))
+    module: Any = sys.modules["stateful_nets"]
+    module.network = lambda: fresh(build)
+    before = names()
+    out = from_conv.prints(*words, "--format", form, *(SIZE if form == "pt2" else ()), code=1)
+    assert re.search(
+        r"written: nothing, because as saved (conv|linear)\.\w+ has other bits than it was certified with", out
+    )
+    assert "same sums  PROVED" in out, "the row says what is so of the layer"
+    assert names() == before
+
+
+@pytest.mark.parametrize("build", [Averages, AddsToSave])
+def test_programs_hold_the_numbers_of_the_network_whatever_its_state_dict_says(
+    build: type[nn.Module], given: Any, from_conv: Command
+) -> None:
+    words, read = given(fresh(One)), torch.load("m.pt")
+    module: Any = sys.modules["stateful_nets"]
+    module.network = lambda: fresh(build)
+    from_conv.prints(*words, "--format", "pt2", *SIZE)
+    written: Any = torch.export.load("m.mhsa.pt2").state_dict
+    assert torch.equal(written["linear.weight"], read["linear.weight"])
+    assert torch.equal(written["conv.b_out"], read["conv.bias"])
+
+
+def test_other_numbers_in_a_pickled_module_are_named(from_conv: Command) -> None:
+    torch.save(fresh(Doubles), "m.pt")
+    before = names()
+    out = from_conv.prints("m.pt", "--trust", code=1)
+    assert "written: nothing, because as saved linear.bias has other bits than" in out
+    assert names() == before
 
 
 # ---- random networks with state ---------------------------------------------------------------------------------------------
