@@ -48,7 +48,7 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
         if options.within is None:
             layers = with_meaning(layers)
         equal = not any(row.verdict.name == "REFUTED" for row in layers) and (network is None or network.good)
-        left = bool(survey.refused) or (network is not None and network.calls.left > 0)
+        left = bool(survey.refused) or (network is not None and bool(network.calls.left))
         good = equal and all(row.verdict.good for row in layers) and (options.partial or not left)
         writable = (good or (equal and options.partial)) and (bool(layers) or options.copy)
         certified = bool(layers) and not options.no_certify

@@ -202,7 +202,10 @@ def network_dict(network: NetworkRow) -> dict[str, Any]:
             "unseen": list(calls.untraced),
         },
         "convolution_calls": {"original": calls.executed, "converted": calls.left},
-        "convolutions": {"executed": calls.executed, "converted": calls.executed - calls.left},
+        "convolutions": {
+            "executed": calls.executed,
+            "converted": None if calls.left is None else calls.executed - calls.left,
+        },
         "max_abs": None if numbers is None else _number(numbers.difference),
         "numbers": None
         if numbers is None

@@ -81,7 +81,7 @@ class Runs(NamedTuple):
         checks: path → check of a layer.
         calls: the comparison of the original with the converted network.
         original: runs of the original, one on each input.
-        converted: runs of the conversion.
+        converted: runs of the conversion; none if it does not run, where ``calls`` has another difference already.
         reference: runs of the original in float64; None if that does not run.
         no_float64: why it does not run in float64.
         inputs: description of the inputs.
@@ -139,15 +139,21 @@ def run_both(
         original, checks = run(copied, checked=True)
         changed = changed_parameter(model, copied, pairs)
         progress.begin("running the converted network")
-        copied = substitute(converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()})
-        standing_in, _ = run(copied, is_converted=True)
-        copied = substitute(converted, {})
-        conversion, _ = run(copied, is_converted=True)
-        changed = changed or changed_parameter(converted, copied, pairs)
+        standing_in, conversion, failure = list[Run](), list[Run](), ""
+        try:
+            copied = substitute(converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()})
+            standing_in, _ = run(copied, is_converted=True)
+            copied = substitute(converted, {})
+            conversion, _ = run(copied, is_converted=True)
+            changed = changed or changed_parameter(converted, copied, pairs)
+        except BadModelFile as error:
+            if not changed:
+                raise
+            conversion, failure = [], f"; converted, it does not run: {describe(error.__cause__ or error)}"
         calls = compare_calls(original, standing_in, conversion, lambda: run(substitute(model, {}))[0])
         if changed:
             what = f"its run changes {printable(changed)}, a parameter of its own (without --input-size, layers are checked alone)"
-            calls = replace(calls, difference=what)
+            calls = replace(calls, difference=what + failure)
         progress.begin("running in float64")
         reference, no_float64 = None, ""
         try:

@@ -159,8 +159,9 @@ def network_lines(network: NetworkRow) -> list[str]:
             f"network: calls: the same {calls.converted} of converted layers in the same order; while each returns its "
             f"convolution's numbers, all inputs and results are equal bit for bit, on {network.inputs}"
         ]
-    lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
-    lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
+    if calls.left is not None:
+        lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
+        lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
     lines += [f"network: calls: not compared: {what}" for what in calls.untraced]
     lines.append(f"network: numbers: {numbers_text(numbers)}")
     if network.same_expression:
@@ -174,7 +175,7 @@ def network_lines(network: NetworkRow) -> list[str]:
 def numbers_text(numbers: Accuracy | None) -> str:
     """The distance of both networks from a float64 run, in one line."""
     if numbers is None:
-        return "not compared, as the networks return different sizes"
+        return "not compared, as the networks do not return tensors of the same sizes"
     if numbers.difference is None:
         return numbers.verdict.sentence
     if numbers.original is None or numbers.converted is None:

@@ -109,6 +109,28 @@ class Fuses(One):
         return self.linear(self.fused(x))
 
 
+class Sets(One):
+    """Gives its convolution a new weight, which an attention layer refuses."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.conv.weight = nn.Parameter(self.conv.weight.detach() * 2)
+        return super().forward(x)
+
+
+class Drops(One):
+    def forward(self, x: Tensor) -> Any:
+        self.conv.bias = None
+        return super().forward(x)
+
+
+class RunsOnce(One):
+    """Changes a parameter of another layer, and runs only with its convolution."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.linear.weight.data.mul_(2)
+        return super().forward(x) * self.conv.get_parameter("weight").sum()
+
+
 CHANGING: dict[type[nn.Module], str] = {
     Adds: "conv.bias",
     Halves: "conv.weight",
@@ -118,6 +140,9 @@ CHANGING: dict[type[nn.Module], str] = {
     Converted: "linear.bias",
     Buffered: "conv.weight",
     Fuses: "conv.weight",
+    Sets: "conv.weight",
+    Drops: "conv.bias",
+    RunsOnce: "linear.weight",
 }
 
 
@@ -159,6 +184,8 @@ def fresh(build: Callable[[], nn.Module]) -> nn.Module:
 
 CASES = [(build, inputs) for build in CHANGING for inputs in ("random", "one example")]
 CASES.remove((EverySecond, "one example"))  # called once, it changes nothing
+NOT_CONVERTED = (Sets, Drops, RunsOnce)
+"""Their converted networks do not run."""
 
 
 @pytest.mark.nasty(70)
@@ -172,6 +199,8 @@ def test_a_parameter_that_a_run_changes_is_named_and_nothing_is_written(
     assert f": its run changes {CHANGING[build]}, a parameter of its own (" in out
     assert "same sums  PROVED" in out, "the row says what is so of the layer"
     assert "written: nothing" in out
+    assert ("; converted, it does not run: " in out) == (build in NOT_CONVERTED)
+    assert ("in the converted (" in out) == (build not in NOT_CONVERTED), "only runs are counted"
     assert not Path("m.mhsa.pt").exists()
     # The way out that the message names:
     from_conv.prints(*words)

@@ -91,12 +91,16 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     elif not calls["compared"]:
         calls_sentence = f"On {network['inputs']}, the networks' calls were not compared."
     counts = f"{operators['original']} convolutions, of the converted {operators['converted']}"
+    if operators["converted"] is None:
+        counts = f"{operators['original']} convolutions; the converted network does not run"
     unseen = (f"Not compared: {what}." for what in calls["unseen"])
     sentences: list[Sentence] = [
         (text,) for text in (calls_sentence, *unseen, f"A run of the original executes {counts}.")
     ]
     if numbers is None:
-        sentences.append(("The networks return different sizes, so that their numbers cannot be compared.",))
+        sentences.append(
+            ("The networks do not return tensors of the same sizes, so that their numbers cannot be compared.",)
+        )
     elif numbers["original"] is not None:
         sentences.append(
             (

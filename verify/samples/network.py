@@ -54,7 +54,7 @@ class CallComparison:
         converted: how many calls of converted layers there were, on the first input.
         layers: the paths of all converted layers that were called, on any input.
         executed: convolution operators that the original executed on the first input.
-        left: the same for the converted network.
+        left: the same for the converted network; None if it did not run.
         difference: the first difference, in one clause; None if there is none.
         untraced: what was not compared, one clause each.
     """
@@ -63,7 +63,7 @@ class CallComparison:
     converted: int
     layers: tuple[str, ...]
     executed: int
-    left: int
+    left: int | None
     difference: str | None
     untraced: tuple[str, ...]
 
@@ -122,9 +122,14 @@ def compare_calls(
 ) -> CallComparison:
     """Compare the runs of the original, of the converted network with stand-ins, and of the converted network as it is.
 
-    ``repeated`` runs another copy of the original: numbers that differ there too say nothing about the conversion.
+    ``repeated`` runs another copy of the original: numbers that differ there too say nothing about the conversion.  Without runs
+    of the converted network nothing is compared.
     """
-    first, left, untraced = original[0], converted[0].convolutions, list[str]()
+    first, untraced = original[0], list[str]()
+    layers = tuple(dict.fromkeys(path for run in original for path in run.layers))
+    if not converted:
+        return CallComparison(0, len(first.layers), layers, first.convolutions, None, None, ())
+    left = converted[0].convolutions
     compared, calls, difference = len(first.record), len(first.layers), _difference(original, standing_in)
     if difference is not None:
         difference += " (while each layer returns its convolution's numbers)"
@@ -142,9 +147,8 @@ def compare_calls(
     odd = (type(value).__name__ for _, value in first.record[calls:] if not isinstance(value, PLAIN))
     untraced += [f"the output holds an object of class {name}, which is not looked into" for name in odd]
     untraced += [] if first.outputs else ["the output has no tensor in it"]
-    layers = dict.fromkeys(path for run in original for path in run.layers)
     counts = (first.convolutions, left)
-    return CallComparison(compared, calls, tuple(layers), *counts, difference, tuple(dict.fromkeys(untraced)))
+    return CallComparison(compared, calls, layers, *counts, difference, tuple(dict.fromkeys(untraced)))
 
 
 def compare_numbers(
