@@ -94,7 +94,7 @@ def narrow_spread() -> Judgement:
 
 @added(
     "blurred-windows",
-    "Heads uniform over windows of 2R + 1 > 1 pixels make blurred kernels, and no single tap.",
+    "Heads uniform over windows of 2R + 1 > 1 pixels make blurred kernels, and no single tap on an unbounded grid.",
 )
 def blurred_windows() -> Judgement:
     """A combination of windows is a window times a polynomial; in one and two dimensions, ranks confirm it."""
@@ -103,7 +103,7 @@ def blurred_windows() -> Judgement:
     blur = np.ones((1, 1, 3, 3), dtype=int).astype(object)
     values = [np.array([[9]], dtype=object)]
     return proved(
-        by_steps("no finite combination of windows is a single tap", _not_a_unit_steps, "one axis"),
+        by_steps("no finite combination of windows is a single tap", _not_a_unit_steps, "one unbounded axis"),
         Check(
             f"the windows at the shifts of a kernel of width 3 have rank, without and with a single tap added: {listed}",
             all(alone == 3**d and more == alone + 1 for (_, d), (alone, more) in rank_pairs.items()),

@@ -66,7 +66,8 @@ def relative_sufficient() -> Judgement:
     values = [(tokens + 1) * tap for tap in taps]
     return proved(
         by_steps(
-            "on T tokens, W_h = Z W_τ/(e^s − 1) and −(T/Z) Σ_h W_h for a uniform head give Eq. 8 at every finite s",
+            "on T tokens, r_δ a unit vector for each tap (D_p = K²), W_h = Z W_τ/(e^s − 1) and −(T/Z) Σ_h W_h for a uniform "
+            "head give Eq. 8 at every finite s",
             _exact_steps,
         ),
         compares(PLANE, [*heads, uniform], [*values, -tokens * sum(taps)], weight, "10 heads for K = 3, e^s = 2"),
@@ -129,7 +130,7 @@ def last_term() -> Judgement:
 
 @claim(
     "scores-and-shift",
-    "With a relative encoding the scores depend on the shift alone.",
+    "With a relative encoding the scores depend on the shift alone, and the layer is translation equivariant.",
     "the attention scores only depend on the shift and we achieve translation equivariance.",
     RELATIVE,
 )

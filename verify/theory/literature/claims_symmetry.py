@@ -311,7 +311,7 @@ def _positive_steps() -> list[ProofStep]:
 
 @claim(
     "generalisation",
-    "Multi-head self-attention generalises convolution: it expresses any as α → ∞, and more, as an example shows.",
+    "Self-attention generalises convolution: on padded tokens it expresses any as α → ∞, and more, as an example shows.",
     "The multi-head self-attention is a generalization of convolutional layers.",
     "blog, Figure 1",
 )
@@ -319,7 +319,7 @@ def generalisation() -> Judgement:
     """Theorem 1, and a head that is not affine in its input, as a convolution with a bias is."""
     never, once, twice = (read_by_content(pixel) for pixel in (0, 1, 2))
     different = never == 0 and bool(sympy.Gt(twice, 2 * once))
-    theorem = by_coq("theorem1")
+    theorem = by_coq("theorem1", "geometry_theorem1")
     finding = f"a head on the pixels 0 and 0 gives {never}, on 0 and 1 {once}, on 0 and 2 {twice}, more than twice that"
     return proved(Check(f"{theorem}; {finding}", theorem.holds and different, f"{theorem.by}; exact example"))
 

@@ -190,10 +190,10 @@ def sparse() -> Judgement:
 
 as_expressive = claim(
     "as-expressive",
-    "With enough heads, one a tap, a layer expresses whatever a convolutional layer does, as α → ∞.",
+    "With enough heads, one a tap, a layer on padded tokens expresses whatever a convolutional layer does, as α → ∞.",
     "a multi-head self-attention layer with sufficient number of heads is at least as expressive as any convolutional layer",
     "abstract",
-)(lambda: proved(by_coq("theorem1")))
+)(lambda: proved(by_coq("theorem1", "geometry_theorem1")))
 any_layer = claim(
     "any-layer",
     "Self-attention can express any convolutional layer: with one head a tap, on padded tokens, as α → ∞.",

@@ -28,6 +28,11 @@ SLIPS = (
         "W_out too must be chosen, such as [I; 0]: where it is 0 no W_val will do",
     ),
     Slip(
+        "for any kernel tensor, after “there exists W_val”",
+        "talk, Lemma 1",
+        "before it: the matrices depend on the kernel",
+    ),
+    Slip(
         r"is the set of all shifts represented by a $K \times K$ kernel.",
         "talk, Self-Attention for Images, Convolution",
         "K odd: for even K the set from −⌊K/2⌋ to ⌊K/2⌋ has K + 1 shifts an axis (torch-fields)",
