@@ -128,8 +128,9 @@ def with_meaning(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     most = max((float(row.certificate.bound.max(initial=0.0)) for row in rows if row.certificate), default=0.0)
     judged = []
     for row in rows:
-        if row.verdict.name == "PROVED" and row.certificate and not (row.share or 0.0) <= MOST_SHARE:
-            what = f"the bound is {percent(row.share)} of its largest output, {row.check.largest_output:.2g}"
+        share = row.share or 0.0
+        if row.verdict.name == "PROVED" and row.certificate and not share <= MOST_SHARE:
+            what = f"the bound is {percent(share)} of its largest output, {row.check.largest_output:.2g}"
             accept = f"--within {from_above(most, digits=2)} accepts it; sharper heads lower it"
             verdict = Verdict("UNDECIDED", f"{what}, more than {percent(MOST_SHARE)} ({accept})")
             row = replace(row, verdict=verdict, certificate=replace(row.certificate, verdict=verdict))

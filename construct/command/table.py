@@ -155,9 +155,10 @@ def network_lines(network: NetworkRow) -> list[str]:
     if calls.difference is not None:
         lines = [f"network: calls: NOT the same on {network.inputs}: {calls.difference}"]
     elif calls.compared:
+        equal = "what was compared is" if calls.untraced else "all inputs and results are"
         lines = [
             f"network: calls: the same {calls.converted} of converted layers in the same order; while each returns its "
-            f"convolution's numbers, all inputs and results are equal bit for bit, on {network.inputs}"
+            f"convolution's numbers, {equal} equal bit for bit, on {network.inputs}"
         ]
     if calls.left is not None:
         lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"

@@ -112,13 +112,16 @@ def deep_copy(
     memo = deepcopy_memo(model) if memo is None else memo
     for path, module in reversed(list(every_module(model, substitutes))):
         try:
-            copy.deepcopy(module, memo)
+            copied = copy.deepcopy(module, memo)
         except MemoryError:
             raise
         except Exception as error:  # copies run the network's own code
             refused = _not_copied(path, module)
             reason = f"it cannot be copied ({describe(error)}); leave it out in the module's __getstate__ and make it anew in "
             raise UnsupportedLayer([Refusal(*refused, reason + "its __setstate__")]) from error
+        if copied is module and memo.get(id(module)) is not module:
+            reason = "it cannot be copied: a copy of it is the module itself (change its __deepcopy__ or __reduce__)"
+            raise UnsupportedLayer([Refusal(path, type(module).__name__, reason)])
     return cast(nn.Module, copy.deepcopy(model, memo))
 
 

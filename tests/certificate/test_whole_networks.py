@@ -22,10 +22,13 @@ import construct
 import verify
 from construct.command import demo
 from construct.command.arguments import parse
+from construct.command.report import NetworkRow, network_dict
 from construct.command.runs import Runs, run_both
+from construct.command.table import network_lines
 from construct.command.terminal import phases
 from networks import NETWORKS
 from verify.argument.verdicts import same_expression
+from verify.report.numbers import network_sentences
 from verify.samples import accuracy as accuracy_module
 from verify.samples.accuracy import accuracy
 from verify.samples.network import CallComparison, compare_numbers
@@ -333,13 +336,48 @@ def test_convolutions_in_transforms_and_by_stored_methods_run_and_it_is_said(how
     ran = runs(Within(how), noise(2, 2, 5, 5))
     assert ran.calls.difference is None
     said = " ".join(ran.calls.untraced)
-    assert (
-        "was stored" if how == "a stored method" else "within a transform of torch.func"
-    ) in said or "1 convolutions" in said
+    assert ("within a transform of torch.func" in said) != (
+        "1 of 1 convolutions that became attention, in no call" in said
+    )
     assert not ran.checks
     assert not same_expression(ran.calls, {}, {})
     numbers = numbers_of(Within(how), noise(2, 2, 5, 5))
     assert numbers.verdict.name == "CHECKED"
+
+
+class InThread(OneConvolution):
+    """Calls its layer in another thread, and once more here, ``stored`` as a method."""
+
+    def __init__(self, stored: bool):
+        super().__init__()
+        self.step = self.conv.forward if stored else self.conv
+
+    def forward(self, x: Tensor) -> Any:
+        results: list[Tensor] = []
+        thread = threading.Thread(target=lambda: results.append(self.conv(x).detach()))
+        thread.start()
+        thread.join()
+        return results[0] + self.step(x)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_convolutions_in_a_thread_are_counted_and_hide_no_others(stored: bool) -> None:
+    calls = compared(InThread(stored), noise(2, 2, 5, 5))
+    assert (calls.difference, calls.executed, calls.left, calls.converted) == (None, 2, 0, 2 - stored)
+    unseen = "1 of 2 convolutions that became attention, in no call of a layer that was seen: "
+    assert [text[: len(unseen)] for text in calls.untraced[:-1]] == [unseen] * stored
+    assert calls.untraced[-1].startswith("other threads call layers: ")
+
+
+@JVP
+@pytest.mark.parametrize("how", WITHIN)
+def test_equal_is_said_of_what_was_compared_alone(how: str) -> None:
+    calls = compared(Within(how), noise(2, 2, 5, 5))
+    row = NetworkRow(None, "the inputs", calls, None, False)
+    said = " ".join(map(str, [*network_lines(row), *network_sentences(network_dict(row))]))
+    assert "all inputs and results" not in said
+    assert "what was compared is equal bit for bit" in said
+    assert "what was compared was equal bit for bit" in said
 
 
 @JVP

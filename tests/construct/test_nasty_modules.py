@@ -743,6 +743,19 @@ class MadeAnew(Locked):
         self.lock = threading.Lock()
 
 
+class CopiesToItself(OneConvolution):
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+def test_a_module_that_copies_to_itself_is_named(state: Any, from_conv: Command) -> None:
+    reason = "it cannot be copied: a copy of it is the module itself (change its __deepcopy__ or __reduce__)"
+    inner = CopiesToItself()
+    assert refusals(nn.Sequential(nn.ReLU(), inner)) == {"1": ("CopiesToItself", reason)}
+    assert type(inner.conv) is nn.Conv2d
+    assert f"CopiesToItself: {reason}" in from_conv.refuses(*state(CopiesToItself), *SIZE)
+
+
 @pytest.mark.nasty(73)
 @pytest.mark.parametrize("hold", [threading.Lock, lambda: (n for n in range(3)), Path(__file__).open])
 def test_what_cannot_be_copied_is_named_with_its_path(hold: Any) -> None:

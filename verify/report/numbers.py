@@ -82,9 +82,10 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
 def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     """Sentences about the network as a whole, from the numbers in the certificate file."""
     calls, numbers, operators = network["calls"], network["numbers"], network["convolution_calls"]
+    equal = "what was compared was" if calls["unseen"] else "all inputs and results were"
     calls_sentence = (
         f"On {network['inputs']}, both networks made the same {calls['converted']} calls of converted layers in the same order. "
-        "While each layer returned its convolution's numbers, all inputs and results were equal bit for bit."
+        f"While each layer returned its convolution's numbers, {equal} equal bit for bit."
     )
     if not calls["same"]:
         calls_sentence = f"On {network['inputs']}, the networks are not the same: {calls['difference']}."

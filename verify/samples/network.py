@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Run:
         layers: the path of each call of a converted layer.
         record: (description, value) of the input of each of these calls, and of each value that the network returns.
         outputs: the tensors that it returns.
+        elsewhere: how many of these calls came from other threads.
         convolutions: how many convolution operators torch executed in this thread.
         narrowed: the first operator that made fewer bits of float64 numbers; empty if none did.
     """
@@ -41,6 +43,7 @@ class Run:
     layers: tuple[str, ...]
     record: tuple[tuple[str, Any], ...]
     outputs: tuple[Tensor, ...]
+    elsewhere: int
     convolutions: int
     narrowed: str
 
@@ -53,7 +56,7 @@ class CallComparison:
         compared: how many inputs of layers and returned values were compared, on the first input; 0 if they vary by themselves.
         converted: how many calls of converted layers there were, on the first input.
         layers: the paths of all converted layers that were called, on any input.
-        executed: convolution operators that the original executed on the first input.
+        executed: convolution operators that the original executed on the first input; in other threads, calls of converted layers.
         left: the same for the converted network; None if it did not run.
         difference: the first difference, in one clause; None if there is none.
         untraced: what was not compared, one clause each.
@@ -100,17 +103,25 @@ def runs(network: nn.Module, inputs: Iterable[Any], layers: Mapping[str, nn.Modu
     """
     results = []
     for x in inputs:
-        paths, record = list[str](), list[tuple[str, Any]]()
+        paths, threads, record = list[str](), list[int](), list[tuple[str, Any]]()
 
-        def see(path: str, value: Tensor, paths: list[str] = paths, record: list[tuple[str, Any]] = record) -> None:
+        def see(
+            path: str,
+            value: Tensor,
+            paths: list[str] = paths,
+            threads: list[int] = threads,
+            record: list[tuple[str, Any]] = record,
+        ) -> None:
             paths.append(path)
+            threads.append(get_ident())
             record.append((f"the input of the layer {path or '(the model)'}", _checksum(value)))
 
         with _seeded(seed), torch.no_grad(), watching(layers, see), _Operators() as operators:
             returned = _leaves(call_with(network, copies(x)))
         record += [(f"returned value {place}", value) for place, value in enumerate(returned)]
         outputs = tuple(value for value in returned if isinstance(value, Tensor))
-        results.append(Run(tuple(paths), tuple(record), outputs, operators.convolutions, operators.narrowed))
+        elsewhere = len(threads) - threads.count(get_ident())
+        results.append(Run(tuple(paths), tuple(record), outputs, elsewhere, operators.convolutions, operators.narrowed))
     return results
 
 
@@ -127,8 +138,9 @@ def compare_calls(
     """
     first, untraced = original[0], list[str]()
     layers = tuple(dict.fromkeys(path for run in original for path in run.layers))
+    executed = first.convolutions + first.elsewhere
     if not converted:
-        return CallComparison(0, len(first.layers), layers, first.convolutions, None, None, ())
+        return CallComparison(0, len(first.layers), layers, executed, None, None, ())
     left = converted[0].convolutions
     compared, calls, difference = len(first.record), len(first.layers), _difference(original, standing_in)
     if difference is not None:
@@ -138,17 +150,19 @@ def compare_calls(
     if difference is not None and (unsteady := _difference(original, repeated())) is not None:
         untraced.append(f"the original does not repeat itself: {unsteady}")
         compared, difference = 0, None
-    if first.convolutions - left != calls:
+    became = executed - left
+    if became > calls:
         untraced.append(
-            f"of {first.convolutions - left} convolutions that became attention, {calls} were seen as calls of a layer: others are "
-            "in threads, in transforms of torch.func, or of a method that the network has stored"
+            f"{became - calls} of {became} convolutions that became attention, in no call of a layer that was seen: they are in "
+            "transforms of torch.func, or of a method that the network has stored"
         )
+    if first.elsewhere:
+        untraced.append("other threads call layers: what else they do is seen in the results alone, and not counted")
     untraced += [f"{name} is within a transform of torch.func" for name, x in first.record[:calls] if x is None]
     odd = (type(value).__name__ for _, value in first.record[calls:] if not isinstance(value, PLAIN))
     untraced += [f"the output holds an object of class {name}, which is not looked into" for name in odd]
     untraced += [] if first.outputs else ["the output has no tensor in it"]
-    counts = (first.convolutions, left)
-    return CallComparison(compared, calls, layers, *counts, difference, tuple(dict.fromkeys(untraced)))
+    return CallComparison(compared, calls, layers, executed, left, difference, tuple(dict.fromkeys(untraced)))
 
 
 def compare_numbers(
