@@ -86,7 +86,8 @@ def check_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Modul
     """
     expected = {name: tensor for name, tensor in tensors_of(model) if name in written and not is_lazy(tensor)}
     for path, layer in attention_in(converted).items():
-        expected |= {f"{path}.{name}".lstrip("."): getattr(layer, name) for name in NAMES}
+        # An earlier layer may be parametrized, and then registers other tensors.
+        expected |= {f"{path}.{name}".lstrip("."): tensor for name, tensor in tensors_of(layer) if name in NAMES}
     for name, tensor in expected.items():
         value = written.get(name)
         if not (isinstance(value, Tensor) and same_bits(tensor, value)):

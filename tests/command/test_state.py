@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 import construct
 from commands import Command, names
@@ -309,6 +310,15 @@ def test_other_numbers_in_what_is_saved_are_named_and_nothing_is_written(
     )
     assert "same sums  PROVED" in out, "the row says what is so of the layer"
     assert names() == before
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+def test_attention_that_learns_already_is_written_as_it_is(form: str, given: Any, from_conv: Command) -> None:
+    torch.manual_seed(0)
+    learning = construct.conv_to_mhsa(nn.Conv2d(3, 3, 3, padding=1))
+    register_parametrization(learning, "v", nn.Identity())
+    from_conv.prints(*given(nn.Sequential(learning, nn.Conv2d(3, 4, 3, bias=False))), "--format", form)
+    assert Path(f"m.mhsa.{form}").exists()
 
 
 @pytest.mark.parametrize("build", [Averages, AddsToSave])
