@@ -3,7 +3,8 @@
 All are drawn from what the code gives, but for some, whose numbers depend on the machine or take minutes and are therefore kept
 beside them: ``cost.json`` (from ``python -m benchmarks.cost``), ``digits_cnn.json`` (the certificate of ``python -m
 construct.from_conv --input-size 1 8 8``), ``learned.json`` (of the summary of ``python -m examples.learned`` what is
-drawn), and ``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m examples.taught``).  Each summary names its command.
+drawn), and ``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m
+examples.taught``).  Each summary names its command.
 """
 
 import argparse

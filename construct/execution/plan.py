@@ -90,10 +90,12 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
         ]
         places, sure = zip(*axes, strict=True)
         certain = np.logical_and.reduce(sure)
+    elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, grid.box):
+        places = [np.zeros(len(c), dtype=np.int64)] * len(shape)  # its numbers may be too large for float64
+        certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
         at, certain = _peak_of_parabola(c[:, 0], c[:, 1], partial(_number, encoding.radix, least, shape), grid.box_size)
         places = np.unravel_index(at, shape)
-        certain &= shifts_are_distinct(encoding.radix, grid.box)
     else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
         doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53
