@@ -34,7 +34,7 @@ from examples.learned.network import AbsolutePositions, AttentionNet, Downsample
 from examples.learned.optimising import optimiser_of, rate_at
 from examples.learned.resnet import resnet18
 from examples.learned.results import plots, published, table
-from examples.learned.results.measuring import attention_of, centres_of
+from examples.learned.results.maps import attention_of, centres_of
 from examples.learned.results.summary import looks_of
 from examples.learned.running import checkpoints
 from examples.learned.running.console import Diverged

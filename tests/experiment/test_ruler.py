@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
 from examples.learned.results import ruler, table
-from examples.learned.results.measuring import maps_of
+from examples.learned.results.maps import maps_of
 from examples.learned.results.shifts import Shifts
 from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
 from examples.learned.variants import VARIANTS, Shape

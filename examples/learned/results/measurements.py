@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from examples.learned.network import AttentionNet
-from examples.learned.results.measuring import PICTURES
+from examples.learned.results.maps import PICTURES
 from examples.learned.results.ruler import measured
 from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
 from examples.learned.training import Run

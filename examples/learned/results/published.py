@@ -21,7 +21,7 @@ PAGE = FOLDER.parent / "learned.md"
 FIGURES = 4
 """The significant digits that are kept of a measurement."""
 UNUSED = ("settings",)
-"""What a committed result leaves out but for the preset: the command says it."""
+"""What a committed result leaves out: its command says it."""
 
 RATES = (1, 5, 25, 100)
 """The rates of where heads look, as multiples of the network's."""

@@ -22,7 +22,7 @@ from construct import MHSA
 from construct.encoding.encodings import Quadratic
 from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
-from examples.learned.results.measuring import centres_of, maps_of
+from examples.learned.results.maps import centres_of, maps_of
 from examples.learned.results.shifts import Shifts
 from examples.learned.starting import SPREAD
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from examples.learned.network import AttentionNet, Block
-from examples.learned.results.measuring import maps_of
+from examples.learned.results.maps import maps_of
 from examples.learned.results.ruler import SIZES, matrices_of, middle
 from examples.learned.results.shifts import Shifts
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from construct.encoding.encodings import Quadratic
 from examples.learned.network import AttentionNet
-from examples.learned.results.measuring import PICTURES, attention_of, centres_of
+from examples.learned.results.maps import PICTURES, attention_of, centres_of
 from examples.learned.training import Run
 
 DIGITS = 4
