@@ -3,8 +3,8 @@
 All are drawn from what the code gives, but for some, whose numbers depend on the machine or take minutes and are therefore kept
 beside them: ``cost.json`` (from ``python -m benchmarks.cost``), ``digits_cnn.json`` (the certificate of ``python -m
 construct.from_conv --input-size 1 8 8``), ``learned.json`` (of the summary of ``python -m examples.learned`` what is
-drawn), and ``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m
-examples.taught``).  Each summary names its command.
+drawn), ``learned_cifar.json`` once it is there (the ``figures.json`` of ``python -m examples.learned.results.figures``), and
+``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m examples.taught``).  Each summary names its command.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from verify.plots import (
 from verify.plots.costs import read_costs
 
 sys.path.append(str(Path(__file__).parents[1]))  # the examples are no installed package
+from examples.learned.results import figures as trained_on_cifar
 from examples.learned.results import plots as trained
 from examples.taught import plots as taught
 
@@ -81,6 +83,9 @@ FIGURES: dict[str, "Callable[[], Figure]"] = {
     "taught_accuracy": lambda: taught.accuracy(summary("taught_cnn")),
 }
 """By the name of the file."""
+if (FOLDER / "learned_cifar.json").exists():
+    for drawing in trained_on_cifar.drawn(summary("learned_cifar"))[0]:
+        FIGURES[f"learned_cifar_{drawing.name}"] = partial(drawing.draw, summary("learned_cifar"))
 
 
 def smaller(path: Path) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.results import plots, table
 from examples.learned.results.measurements import RULER, is_measured, measurements
+from examples.learned.results.stored import stored
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running import group
 from examples.learned.running.console import bars, ended
@@ -195,13 +196,9 @@ def written(runs: Sequence[Settings], pictures: Pictures, options: argparse.Name
     text = table.markdown(results)
     options.out.mkdir(parents=True, exist_ok=True)
     replaced(options.out / "table.md", text)
-    settings_of = {(run.variant, run.seed): run for run in runs}
-
-    def run_of(variant: str, seed: int) -> Run:
-        folder = folder_of(options.out, variant, seed)
-        return Run(settings_of[variant, seed], pictures, folder, options.checkpoint_every)
-
-    summary = summary_of(results, run_of)
+    summary = summary_of(
+        results, lambda variant, seed: stored(folder_of(options.out, variant, seed), pictures), pictures.test
+    )
     replaced(options.out / SUMMARY, json.dumps(summary, separators=(",", ":")) + "\n")
     if not options.no_plots:
         plots.write(summary, options.out)

@@ -47,7 +47,7 @@ class Preset:
 PRESETS = {
     # Narrow, and 4 × 4 tokens: a run of 12 epochs takes a minute or so on one core.
     "digits": Preset(Shape(6, 9, 36, 48, 0.1, 0, 2.0, 12), 12, 64, "adamw", 2e-3, 1e-2, 0.1, False, 8),
-    # The paper's pictures, tokens, layers and heads, as narrow as two cores can train; see docs/learned.md for the cost of a step.
+    # The paper's pictures, tokens, layers and heads, as narrow as two cores can train; see docs/learned_details.md for the cost.
     "cifar": Preset(Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12), 10, 100, "adamw", 2e-3, 1e-2, 0.1, True, 2, validation=5000),
     # The same with the paper's own optimiser and schedule; all parameters at one rate, as in its code.
     "cifar-sgd": Preset(
@@ -86,6 +86,17 @@ class Settings:
     def record(self) -> dict[str, Any]:
         """The settings in JSON's types."""
         return asdict(self)
+
+    @classmethod
+    def read(cls, record: dict[str, Any]) -> "Settings":
+        """The settings of a record.
+
+        Raises:
+            LookupError, TypeError: it is no such record.
+        """
+        how: dict[str, Any] = {**record["how"], "shape": Shape(**record["how"]["shape"])}
+        fields: dict[str, Any] = {**record, "how": Preset(**how)}
+        return cls(**fields)
 
     def differences(self, other: dict[str, Any]) -> str:
         """The differences from another record in a few words; empty if there are none."""

@@ -33,7 +33,7 @@ from examples.learned.data import FILES, RECORD_BYTES, BadInput, cifar10
 from examples.learned.network import AbsolutePositions, AttentionNet, Downsample
 from examples.learned.optimising import optimiser_of, rate_at
 from examples.learned.resnet import resnet18
-from examples.learned.results import plots, published, table
+from examples.learned.results import plots, table
 from examples.learned.results.maps import attention_of, centres_of
 from examples.learned.results.summary import looks_of
 from examples.learned.running import checkpoints
@@ -804,26 +804,3 @@ def test_an_experiment_runs_as_a_module_and_as_a_folder(
 def test_a_preset_takes_what_the_user_gives():
     preset = changed(PRESETS["paper"], epochs=3, heads=16, width=None)
     assert (preset.epochs, preset.shape.heads, preset.shape.width, preset.rate) == (3, 16, 400, 0.1)
-
-
-def test_the_tables_of_the_page_are_those_of_the_committed_results():
-    page = published.PAGE.read_text(encoding="utf-8")
-    assert published.with_tables(page) == page
-    assert all(f"<!-- {name} -->" in page for name in published.tables())
-
-
-def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(published, "FOLDER", tmp_path / "results")
-    for variant, seed in (("local", 1), ("local", 0), ("quadratic", 2), ("frozen", 7)):
-        path = tmp_path / variant / f"seed-{seed}" / RESULT
-        path.parent.mkdir(parents=True)
-        result = {key: 0 for key in table.KEYS} | {"layers": [{"anywhere": 0.123456789}], "settings": {}}
-        path.write_text(json.dumps(result | {"command": "c", "variant": variant, "seed": seed}), encoding="utf-8")
-    assert published.main(["collect", str(tmp_path), "name"]) == 0
-    results = published.committed("name")
-    assert {variant: [run["seed"] for run in runs] for variant, runs in results.items()} == {
-        "quadratic": [2],
-        "local": [0, 1],
-    }
-    assert results["local"][0]["layers"] == [{"anywhere": 0.1235}]
-    assert "settings" not in results["local"][0]

@@ -1,5 +1,6 @@
 """The figures of ``examples.learned``, drawn from a summary file alone."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Summary = dict[str, Any]
+OUTSIDE = {2.0: "-", 10.0: ":"}
+"""The lines that leave 1/2 and 1/10 of a head's attention outside, with their styles."""
+SHARED = (("follows", BLUE, "the middle query's, moved along"), ("stays", ORANGE, "the middle query's, where it is"))
+"""What a moved query's profile is compared with."""
+DEVIATION = math.e**0.5
+"""What an ellipse of one deviation leaves outside of a Gaussian is 1/√e."""
 
 
 def accuracy(summary: Summary) -> "Figure":
@@ -25,7 +32,7 @@ def accuracy(summary: Summary) -> "Figure":
             shortest = min(map(len, results["accuracy"]))
             percent = 100 * np.array([run[:shortest] for run in results["accuracy"]])
             epochs = np.arange(1, shortest + 1)
-            ax.plot(epochs, percent.mean(0), label=VARIANTS[variant].label, color=colour, lw=1.3)
+            ax.plot(epochs, percent.mean(0), ".-", label=VARIANTS[variant].label, color=colour, lw=1.3)
             ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
             least, most = min(least, percent[:, shortest // 4 :].min()), max(most, percent.max())
         # The low accuracies of the first quarter of the epochs would take up most of the plot.
@@ -53,8 +60,8 @@ def seconds(summary: Summary) -> "Figure":
 def centres(summary: Summary, variant: str) -> "Figure":
     """Where the heads of every layer look, as in Figure 4 of the paper.
 
-    Heads with centres: τ, with circles that hold 50 % and 90 % of the attention on an unbounded grid.  Other heads: the mean shift
-    from the middle query, with an ellipse of one deviation.
+    Heads that are Gaussians: τ, with circles, or ellipses, that hold 50 % and 90 % of the attention on an unbounded grid.  Other
+    heads: the mean shift from the middle query, with an ellipse of one deviation.
     """
     looks = summary["variants"][variant]["looks"]
     layers = looks["layers"]
@@ -68,8 +75,10 @@ def centres(summary: Summary, variant: str) -> "Figure":
             where = layer.get("tau", layer["mean"])
             if "alpha" in layer:
                 _circles(ax, palette, layer["alpha"], where)
+            elif "sigma" in layer:
+                _ellipses(ax, palette, where, layer["sigma"], OUTSIDE)
             else:
-                _ellipses(ax, palette, where, layer["covariance"])
+                _ellipses(ax, palette, where, layer["covariance"], {DEVIATION: "-"})
             down, right = np.array(where).T
             ax.scatter(right, down, c=palette, s=7, linewidths=0)
             ax.plot(0, 0, "s", mfc="none", mec=INK, ms=9)
@@ -91,20 +100,25 @@ def _circles(ax: Any, palette: Any, alpha: list[float], tau: list[list[float]]) 
     from matplotlib.patches import Circle
 
     for colour, sharpness, (down, right) in zip(palette, alpha, tau, strict=True):
-        for outside, style_of_line in ((2, "-"), (10, ":")):
+        for outside, style_of_line in OUTSIDE.items():
             radius = float(np.sqrt(np.log(outside) / sharpness))
             ax.add_patch(Circle((right, down), radius, fill=False, ec=colour, lw=0.9, ls=style_of_line))
 
 
-def _ellipses(ax: Any, palette: Any, means: list[list[float]], covariances: list[list[list[float]]]) -> None:
+def _ellipses(
+    ax: Any, palette: Any, means: list[list[float]], covariances: list[list[list[float]]], outside: dict[float, str]
+) -> None:
+    """Ellipses (δ − τ)ᵀ Σ⁻¹ (δ − τ) = 2 ln n: outside is 1/n of a Gaussian in the plane."""
     from matplotlib.patches import Ellipse
 
     for colour, mean, covariance in zip(palette, means, covariances, strict=True):
         # Axis 0 runs down and axis 1 to the right: a plot has them the other way round.
         values, vectors = np.linalg.eigh(np.array(covariance)[::-1, ::-1])
         turn = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
-        across, along = 2 * np.sqrt(values.clip(min=0))
-        ax.add_patch(Ellipse((mean[1], mean[0]), along, across, angle=turn, fill=False, ec=colour, lw=0.9))
+        for share, style_of_line in outside.items():
+            across, along = 2 * np.sqrt(2 * np.log(share) * values.clip(min=0))
+            place = (mean[1], mean[0])
+            ax.add_patch(Ellipse(place, along, across, angle=turn, fill=False, ec=colour, lw=0.9, ls=style_of_line))
 
 
 def paths(summary: Summary, variant: str) -> "Figure":
@@ -131,39 +145,82 @@ def paths(summary: Summary, variant: str) -> "Figure":
         return figure
 
 
-def maps(summary: Summary, variant: str) -> "Figure":
+def maps(summary: Summary, variant: str, reach: int | None = None) -> "Figure":
     """Attention averaged over images, from the middle query: a row for each layer, a column for each head.
 
     Every map is scaled to its own maximum; a square marks the query.
+
+    Args:
+        summary: as of :func:`examples.learned.results.summary.summary_of`.
+        variant: the one to draw.
+        reach: the tokens to draw on every side of the query (the paper's Figure 5: 3); by default the whole grid.
     """
     looks = summary["variants"][variant]["looks"]
-    (rows, columns), layers = looks["grid"], looks["layers"]
-    weights = np.array([layer["map"] for layer in layers])  # (layers, heads, rows, columns)
-    shown = weights / weights.max((2, 3), keepdims=True).clip(min=1e-9)
-    tiles = np.pad(shown, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # a gap after each
-    wide = tiles.transpose(0, 2, 1, 3).reshape(len(weights) * (rows + 1), -1)[:-1, :-1]
+    rows, columns = looks["grid"]
+    weights = _scaled(np.array([layer["map"] for layer in looks["layers"]]))  # (layers, heads, rows, columns)
+    query = (rows // 2, columns // 2)
+    if reach is not None:
+        around = np.pad(weights, ((0, 0), (0, 0), (reach, reach), (reach, reach)), constant_values=np.nan)
+        down, right = (slice(place, place + 2 * reach + 1) for place in query)
+        weights = around[:, :, down, right]
+        query = (reach, reach)
+    labels = [f"layer {n}" for n in range(1, len(weights) + 1)]
+    high = 0.75 * weights.shape[2] / weights.shape[3] * len(weights)
     with style():
-        figure = new_figure(0.75 * weights.shape[1] + 0.9, 0.75 * rows / columns * len(weights) + 0.9)
+        figure = new_figure(0.75 * weights.shape[1] + 0.9, high + 0.9)
         ax = figure.subplots()
-        image = ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
-        across, down = (columns + 1) * np.arange(weights.shape[1]), (rows + 1) * np.arange(len(weights))
-        x, y = np.meshgrid(across + columns // 2, down + rows // 2)
-        size = max(2.0, 30 / max(rows, columns))
-        ax.plot(x.ravel(), y.ravel(), "s", mfc="none", mec=ORANGE, ms=size, mew=0.9)
-        ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(weights.shape[1])])
-        ax.set_yticks(down + (rows - 1) / 2, [f"layer {n}" for n in range(1, len(weights) + 1)])
-        ax.tick_params(length=0, labelsize=8)
-        ax.spines[:].set_visible(False)
-        bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.02)
-        bar.set_label("attention, as a share of the map's greatest", fontsize=8)
+        _tiles(ax, weights, [query] * len(weights), labels)
         ax.set_title(_title(summary, variant), fontsize=9)
         return figure
+
+
+def moved(summary: Summary, variant: str) -> "Figure":
+    """Whether profiles move with the query: a layer's maps for three queries, and what the profiles share, layer by layer."""
+    looks = summary["variants"][variant]["looks"]
+    layers, of_layer = looks["layers"], looks["moved"]
+    weights = np.array(of_layer["maps"])  # (queries, heads, rows, columns)
+    queries = [(row, column) for row, column in of_layer["queries"]]
+    high = 0.75 * weights.shape[2] / weights.shape[3] * len(weights)
+    with style():
+        figure = new_figure(0.75 * weights.shape[1] + 0.9, high + 2.9)
+        upper, lower = figure.subplots(2, 1, height_ratios=[high, 1.5])
+        _tiles(upper, _scaled(weights), queries, [f"query {query}" for query in queries])
+        upper.set_title(f"{_title(summary, variant)}: layer {of_layer['layer']}", fontsize=9)
+        numbers = range(1, len(layers) + 1)
+        for key, colour, label in SHARED:
+            lower.plot(numbers, [layer[key] for layer in layers], "o-", color=colour, lw=1, ms=4, label=label)
+        lower.set(ylim=(0, 1.05), xticks=numbers, xlabel="layer", ylabel="shared weight")
+        figure.legend(loc="outside lower center", ncols=2, title="what a query's profile shares with", title_fontsize=9)
+        return figure
+
+
+def _scaled(weights: Any) -> Any:
+    """Every map (…, rows, columns) as a share of its greatest weight."""
+    return weights / weights.max((2, 3), keepdims=True).clip(min=1e-9)
+
+
+def _tiles(ax: Any, weights: Any, queries: list[tuple[int, int]], labels: list[str]) -> None:
+    """Maps side by side, (rows of the figure, heads, rows, columns); a square marks the query of each."""
+    rows, columns = weights.shape[2:]
+    tiles = np.pad(weights, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # a gap after each
+    wide = tiles.transpose(0, 2, 1, 3).reshape(len(weights) * (rows + 1), -1)[:-1, :-1]
+    image = ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+    across, down = (columns + 1) * np.arange(weights.shape[1]), (rows + 1) * np.arange(len(weights))
+    places = np.array([[(a + column, d + row) for a in across] for d, (row, column) in zip(down, queries, strict=True)])
+    size = max(2.0, 30 / max(rows, columns))
+    ax.plot(*places.reshape(-1, 2).T, "s", mfc="none", mec=ORANGE, ms=size, mew=0.9, clip_on=False)
+    ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(weights.shape[1])])
+    ax.set_yticks(down + (rows - 1) / 2, labels)
+    ax.tick_params(length=0, labelsize=8)
+    ax.spines[:].set_visible(False)
+    bar = ax.figure.colorbar(image, ax=ax, fraction=0.03, pad=0.02)
+    bar.set_label("share of the map's greatest", fontsize=8)
 
 
 def _title(summary: Summary, variant: str) -> str:
     looks = summary["variants"][variant]["looks"]
     run = f"{VARIANTS[variant].label}, seed {looks['seed']}"
-    return f"{run}, averaged over {looks['pictures']} {summary['held']} pictures"
+    return f"{run}, averaged over {looks['pictures']} test pictures"
 
 
 def write(summary: Summary, folder: Path) -> None:

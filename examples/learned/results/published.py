@@ -1,6 +1,7 @@
-"""``python -m examples.learned.results.published``: the tables of docs/learned.md, from the results that are committed with it.
+"""``python -m examples.learned.results.published``: the tables of docs/learned.md and docs/learned_details.md.
 
-``collect FOLDER NAME`` makes the finished runs of a folder a file of them, in few digits; ``write`` puts the tables into the page.
+They are made from the results that are committed with them: ``collect FOLDER … NAME`` makes the finished runs of folders a file of
+docs/results, in few digits, and ``write`` puts all tables into the pages.  A table without results says so.
 """
 
 import argparse
@@ -10,33 +11,59 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.learned.results import table
+from examples.learned.data import BadInput
+from examples.learned.results import figures, rows, table
+from examples.learned.results.plots import Summary
+from examples.learned.running.console import ended
 from examples.learned.running.files import records, replaced
 from examples.learned.training import RESULT
 from examples.learned.variants import VARIANTS
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results"
 """Where the committed results are."""
-PAGE = FOLDER.parent / "learned.md"
+DOCS = FOLDER.parent
+PAGES = (DOCS / "learned.md", DOCS / "learned_details.md")
+DRAWN = DOCS / "figures" / "learned_cifar.json"
+"""What :mod:`examples.learned.results.figures` wrote of the CIFAR-10 runs; docs/figures.py draws it."""
 FIGURES = 4
 """The significant digits that are kept of a measurement."""
 UNUSED = ("settings",)
 """What a committed result leaves out: its command says it."""
 
-RATES = (1, 5, 25, 100)
-"""The rates of where heads look, as multiples of the network's."""
-SHOWN = 25
-"""The rate at which heads and substitution are shown."""
-LAYERS = range(1, 7)
+PLANNED = (
+    *("quadratic", "local", "from-conv", "covariance", "relative", "relative-content", "frozen", "frozen-local"),
+    *("local-scaled", "local-padded", "quadratic-16", "quadratic-cutmix", "conv3", "conv7", "conv9", "resnet18"),
+)
+"""The variants to be trained on CIFAR-10."""
+NONE = ["*Not run yet: there is no result on CIFAR-10 of runs in which centres can move, and so no answer for images.*"]
 
-Results = dict[str, list[dict[str, Any]]]
 
+def collected(folders: Sequence[Path], seeds: Sequence[int] | None) -> list[dict[str, Any]]:
+    """The results of all finished runs below folders, in the order of variants and seeds, in few digits.
 
-def collected(folder: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """The results of all finished runs of these seeds below a folder, in the order of variants and seeds, in few digits."""
-    results = [records(path, table.KEYS)[0] for seed in seeds for path in folder.rglob(f"seed-{seed}/{RESULT}")]
-    results.sort(key=lambda result: (list(VARIANTS).index(result["variant"]), result["seed"]))
-    return [_in_few_digits({k: v for k, v in result.items() if k not in UNUSED}) for result in results]
+    Args:
+        folders: searched with all folders in them.
+        seeds: those that are taken; None for all.
+
+    Raises:
+        BadInput: there is none, one is damaged, or a variant and seed occurs twice.
+    """
+    results = {}
+    for path in [path for folder in folders for path in sorted(folder.rglob(f"seed-*/{RESULT}"))]:
+        (result,) = records(path, (*table.KEYS, "variant"))
+        if seeds is not None and result["seed"] not in seeds:
+            continue
+        key = (list(VARIANTS).index(result["variant"]), result["seed"])
+        if key in results:
+            raise BadInput(
+                f"{path}: a second run of {result['variant']}, seed {result['seed']} (give its folder alone)"
+            )
+        results[key] = _in_few_digits({k: v for k, v in result.items() if k not in UNUSED})
+    if not results:
+        raise BadInput(
+            f"{', '.join(map(str, folders))}: no finished run (give the --out of python -m examples.learned)"
+        )
+    return [results[key] for key in sorted(results)]
 
 
 def _in_few_digits(value: Any) -> Any:
@@ -49,106 +76,126 @@ def _in_few_digits(value: Any) -> Any:
     return value
 
 
-def committed(name: str) -> Results:
-    """The committed results of an experiment by variant."""
-    results: Results = {}
-    for result in json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")):
+def committed(name: str) -> rows.Results:
+    """The committed results of an experiment by variant; empty if there are none yet."""
+    results: rows.Results = {}
+    path = FOLDER / f"{name}.json"
+    for result in json.loads(path.read_text(encoding="utf-8")) if path.exists() else []:
         results.setdefault(result["variant"], []).append(result)
     return results
 
 
-def tables() -> dict[str, list[str]]:
-    """Every table of docs/learned.md, as lines, by its name there."""
-    digits = {where: committed(f"learned_digits_{where}") for where in RATES}
-    return {"digits": by_rate(digits, "anywhere"), "heads": heads(digits), "substitution": substitution(digits)}
+def blocks() -> dict[str, list[str]]:
+    """Every part of the pages that is made from results, as lines, by its name there."""
+    digits = rows.rows({rate: committed(f"learned_digits_{rate}") for rate in rows.RATES})
+    cifar = committed("learned_cifar")
+    trained = [*rows.rows({rows.SHOWN: cifar}), *rows.rows({1: committed("learned_cifar_sgd")}, ", the paper's SGD")]
+    tuned = {rate: committed(f"learned_tune_{rate}") for rate in rows.RATES}
+    summary = json.loads(DRAWN.read_text(encoding="utf-8")) if DRAWN.exists() else None
+    of_cifar = {
+        "cifar": lambda: [*rows.by_layer(trained), *rows.absent(cifar, PLANNED)],
+        "facts": lambda: rows.facts(trained),
+        "cifar-seeds": lambda: rows.by_layer(rows.by_seed(trained)),
+        "cifar-accuracy": lambda: rows.accuracy(trained),
+        "cifar-heads": lambda: rows.heads(trained),
+        "cifar-substitution": lambda: rows.substitution(trained, (3, 9)),
+        "cifar-runs": lambda: table.stated([run for row in [*rows.rows(tuned), *trained] for run in row.runs]),
+    }
+    return {
+        "figure": figure(summary),
+        "figures": other_figures(summary),
+        "tuning": rows.tuning(tuned),
+        "digits": rows.by_layer(digits),
+        "heads": rows.heads(digits),
+        "substitution": rows.substitution(digits, (3,)),
+        **{name: lines() if trained else NONE for name, lines in of_cifar.items()},
+    }
 
 
-def by_rate(results: dict[int, Results], name: str) -> list[str]:
-    """A measurement of each start, layer by layer, for each rate of where heads look; before → after, means over seeds."""
-    lines = ["| start | rate of τ, log α | Σ rate | test, % | " + " | ".join(f"layer {n}" for n in LAYERS) + " |"]
-    lines += ["|---|---:|---:|---:|" + "---:|" * len(LAYERS)]
-    for variant, where, runs in _rows(results):
-        test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-        cells = [
-            " → ".join(table.cell(runs, when, n - 1, name, _mean) for when in ("untrained", "layers")) for n in LAYERS
-        ]
-        learns = not (VARIANTS[variant].frozen or VARIANTS[variant].kernel)
-        rate = f"× {where} | {runs[0]['budget']:.2g}" if learns else "– | –"
-        lines.append(f"| {VARIANTS[variant].label} | {rate} | {test} | {' | '.join(cells)} |")
-    return lines
+def figure(summary: Summary | None) -> list[str]:
+    """The figure of docs/learned.md: the centres on CIFAR-10, or on digits until those are drawn."""
+    if has_centres(summary):
+        return centres("learned_cifar_centres", "CIFAR-10")
+    return centres("learned_centres", "digits (those of CIFAR-10 are not drawn yet)")
 
 
-def heads(results: dict[int, Results]) -> list[str]:
-    """Where the heads of the first and of the last layer are after training at ``SHOWN``, and the nulls; means over seeds."""
-    lines = [
-        "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
-        "|---|---:|" + "---:|" * 7,
+def has_centres(summary: Summary | None) -> bool:
+    """Whether both starts are among the figures of CIFAR-10."""
+    return summary is not None and summary["variants"].keys() >= {*rows.TUNED}
+
+
+def centres(file: str, data: str) -> list[str]:
+    """The paper's Figure 4 for both starts."""
+    return [
+        f"![Centres of the paper's start by layer, on {data}](figures/{file}.svg)",
+        "",
+        f"![Centres of the local start by layer, on {data}](figures/{file}_local.svg)",
+        "",
+        f"*Where each head looks after training at × {rows.SHOWN} on {data}, seed 0, drawn as in the paper's Figure 4: τ, with",
+        "circles that hold 50 % and 90 % of the attention; the black square is the query. Above the paper's start, below the local",
+        "one.*",
     ]
-    names = ("anywhere", "anywhere_sharp", "anywhere_orders", "distinct", "near", "alpha")
-    for variant, where, runs in _rows(results):
-        if where != SHOWN or VARIANTS[variant].kernel:
-            continue
-        for layer in (1, 6):
-            cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in names]
-            moved = ", ".join(table.cell(runs, "layers", layer - 1, name, _mean) for name in ("moved", "moved_most"))
-            lines.append(f"| {VARIANTS[variant].label} | {layer} | {' | '.join(cells)} | {moved} |")
+
+
+def other_figures(summary: Summary | None) -> list[str]:
+    """The other figures, and which are not drawn for lack of a run."""
+    ready, lines = figures.drawn(summary)[0] if summary else [], []
+    for drawing in ready:
+        if drawing.name not in ("centres", "centres_local") or not has_centres(summary):
+            lines += [
+                f"![{drawing.caption}](figures/learned_cifar_{drawing.name}.svg)",
+                "",
+                f"*{drawing.caption}.*",
+                "",
+            ]
+    if has_centres(summary):
+        lines += [*centres("learned_centres", "digits"), ""]
+    missing = [one.variant or "any" for one in figures.DRAWINGS if one not in ready]
+    if missing:
+        missing = ", ".join(dict.fromkeys(missing))
+        lines.append(f"*Figures of CIFAR-10 that are not drawn yet, for lack of finished runs: those of {missing}.*")
     return lines
 
 
-def substitution(results: dict[int, Results]) -> list[str]:
-    """Accuracy lost with the nearest 3 × 3 convolution in a layer's place, and R² of one on real inputs; means over seeds."""
-    lines = ["| start | " + " | ".join(f"layer {n}" for n in LAYERS) + " |", "|---|" + "---:|" * len(LAYERS)]
-    for variant, where, runs in _rows(results):
-        if where != SHOWN or VARIANTS[variant].kernel:
-            continue
-        cells = []
-        for layer in range(len(LAYERS)):
-            lost = table.cell(runs, "layers", layer, "lost 3", lambda numbers: f"{sum(numbers) / len(numbers):.1f}")
-            cells.append(f"{lost}, {table.cell(runs, 'layers', layer, 'explained 3', _mean)}")
-        lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
-    return lines
-
-
-def _rows(results: dict[int, Results]) -> list[tuple[str, int, list[dict[str, Any]]]]:
-    """(Variant, rate, runs), one variant after the other."""
-    variants = [variant for variant in VARIANTS if any(variant in of_rate for of_rate in results.values())]
-    return [(variant, where, of[variant]) for variant in variants for where, of in results.items() if variant in of]
-
-
-def _mean(numbers: Sequence[float]) -> str:
-    return f"{sum(numbers) / len(numbers):.2f}"
-
-
-def with_tables(page: str) -> str:
-    """The page with its tables as they are now, each between a comment with its name and one that ends it."""
-    for name, lines in tables().items():
+def with_blocks(page: str) -> str:
+    """A page with its blocks as they are now, each between a comment with its name and one that ends it."""
+    for name, lines in blocks().items():
         start, end = f"<!-- {name} -->\n", "<!-- end -->"
-        before, _, rest = page.partition(start)
-        page = before + start + "\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2]
+        before, found, rest = page.partition(start)
+        if found:
+            page = before + start + "\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2]
     return page
 
 
+def done(options: argparse.Namespace) -> str:
+    """Do what the command asks, and return what it prints.
+
+    Raises:
+        BadInput: there is nothing to collect, or it does not fit together.
+    """
+    if options.action == "collect":
+        text = json.dumps(collected(options.folders, options.seeds), separators=(",", ":"), ensure_ascii=False)
+        FOLDER.mkdir(exist_ok=True)
+        replaced(FOLDER / f"{options.name}.json", text.replace('{"command"', '\n{"command"') + "\n")
+        return ""
+    if options.action == "write":
+        for page in PAGES:
+            replaced(page, with_blocks(page.read_text(encoding="utf-8")))
+        return ""
+    return "\n".join("\n".join([f"<!-- {name} -->", *lines, ""]) for name, lines in blocks().items())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables, or add results; the exit code is 0."""
+    """Print the tables, add results, or write the pages; the exit code is 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m examples.learned.results.published", description=__doc__)
     actions = parser.add_subparsers(dest="action")
-    collect = actions.add_parser("collect", help="commit the finished runs of a folder")
-    collect.add_argument("folder", type=Path)
+    collect = actions.add_parser("collect", help="commit the finished runs of folders")
+    collect.add_argument("folders", type=Path, nargs="+", metavar="folder")
     collect.add_argument("name", help="of the file in docs/results")
-    collect.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
-    actions.add_parser("write", help="put the tables into docs/learned.md")
+    collect.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all)")
+    actions.add_parser("write", help="put the tables into the pages")
     options = parser.parse_args(arguments)
-    if options.action == "collect":
-        FOLDER.mkdir(exist_ok=True)
-        text = json.dumps(collected(options.folder, options.seeds), separators=(",", ":"), ensure_ascii=False)
-        replaced(FOLDER / f"{options.name}.json", text.replace('{"command"', '\n{"command"') + "\n")
-        return 0
-    if options.action == "write":
-        replaced(PAGE, with_tables(PAGE.read_text(encoding="utf-8")))
-        return 0
-    for name, lines in tables().items():
-        print("\n".join([f"<!-- {name} -->", *lines, ""]))
-    return 0
+    return ended(lambda _console: done(options), "stopped")
 
 
 if __name__ == "__main__":

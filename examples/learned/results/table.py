@@ -148,11 +148,16 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
         if len(table) > 2:
             lines += ["", heading + (" before → after" if paired else ""), "", *table]
     lines += ["", NOTE]
-    every = [run for runs in results.values() for run in runs]
-    lines += ["", "Runs:", ""]
-    for stated in sorted({(run["command"], run["machine"]) for run in every}):
-        alike = [run for run in every if (run["command"], run["machine"]) == stated]
+    lines += ["", "Runs:", "", *stated([run for runs in results.values() for run in runs])]
+    return "\n".join(lines) + "\n"
+
+
+def stated(every: Sequence[dict[str, Any]]) -> list[str]:
+    """The command of the runs, when they were made, and on what, as a list in Markdown."""
+    lines = []
+    for command, machine in sorted({(run["command"], run["machine"]) for run in every}):
+        alike = [run for run in every if (run["command"], run["machine"]) == (command, machine)]
         started, ended = min(run["started"] for run in alike), max(run["ended"] for run in alike)
         total, count = sum(run["seconds"] for run in alike), f"{len(alike)} run{'s' * (len(alike) > 1)}"
-        lines.append(f"- `{stated[0]}`: {count}, {started} to {ended}, {total:.0f} s of training; {stated[1]}.")
-    return "\n".join(lines) + "\n"
+        lines.append(f"- `{command}`: {count}, {started} to {ended}, {total:.0f} s of training; {machine}.")
+    return lines

@@ -1,0 +1,137 @@
+"""``python -m examples.learned.results.figures FOLDER``: the paper's figures, from the finished runs of a folder.
+
+A figure whose run is not there is left out, in a line that says which run it needs.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from examples.learned.command import read
+from examples.learned.data import BadInput, Pictures
+from examples.learned.results import plots, table
+from examples.learned.results.plots import Summary
+from examples.learned.results.stored import stored
+from examples.learned.results.summary import folder_of, summary_of
+from examples.learned.running.console import ended
+from examples.learned.running.files import replaced
+from examples.learned.training import RESULT
+from examples.learned.variants import VARIANTS
+from verify.plots import write_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "figures.json"
+"""What is drawn, so that it can be drawn again without the runs."""
+REACH = 3
+"""The tokens on every side of the query in the paper's Figure 5, which shows 7 × 7."""
+
+
+class Drawing(NamedTuple):
+    """A figure: its name, the variant whose run it needs, what it shows, and the function that draws it from a summary."""
+
+    name: str
+    variant: str
+    caption: str
+    draw: Callable[[Summary], "Figure"]
+
+
+def _of(name: str, variant: str, caption: str, draw: Callable[..., "Figure"], **options: int) -> Drawing:
+    return Drawing(name, variant, caption, partial(draw, variant=variant, **options))
+
+
+COMPARED = ("quadratic", "local", "covariance", "relative", "relative-content", "frozen", "conv3", "conv9", "resnet18")
+"""The variants whose accuracy is drawn, as many as there are colours that are told apart."""
+
+
+def accuracy(summary: Summary) -> "Figure":
+    """Accuracy by epoch of the variants that are compared."""
+    return plots.accuracy(summary | {"variants": {k: v for k, v in summary["variants"].items() if k in COMPARED}})
+
+
+LINES = "τ, with lines that hold 50 % and 90 % of the attention; the square is the query."
+DRAWINGS = (
+    Drawing("accuracy", "", "Accuracy by epoch, beside the ResNet and the convolutions.", accuracy),
+    _of("centres", "quadratic", f"The paper's Figure 4, after training from its start: {LINES}", plots.centres),
+    _of("centres_local", "local", f"The same, from the local start: {LINES}", plots.centres),
+    _of("paths", "quadratic", "The centres of layer 4 every 50 steps of training, and α, from the paper's start.", plots.paths),
+    _of("paths_local", "local", "The centres of layer 4 every 50 steps of training, and α, from the local start.", plots.paths),
+    _of("centres_16", "quadratic-16", f"The paper's Figure 14, 16 heads: {LINES}", plots.centres),
+    _of("centres_covariance", "covariance", f"The paper's Figure 12, Σ in place of α: {LINES}", plots.centres),
+    _of("maps_relative", "relative", "The paper's Figure 5, learned relative: 7 × 7 around the query.", plots.maps, reach=REACH),
+    _of("maps_content", "relative-content", "The paper's Figure 6, with content: averaged over images.", plots.maps),
+    _of("moved", "relative", "The query moved, learned relative: do the profiles move?", plots.moved),
+    _of("moved_content", "relative-content", "The query moved, with content: do the profiles move?", plots.moved),
+)  # fmt: skip
+
+
+def summary_in(folder: Path, pictures: Pictures) -> Summary:
+    """The summary of the finished and measured runs in a folder.
+
+    Raises:
+        BadInput: there is none, or one is damaged or was trained on other pictures.
+    """
+    seeds = sorted({int(path.parent.name.removeprefix("seed-")) for path in folder.glob(f"*/seed-*/{RESULT}")})
+    results = table.results_in(folder, [*VARIANTS], seeds)
+    if not results:
+        raise BadInput(f"{folder}: no finished run (give the --out of python -m examples.learned)")
+    return summary_of(results, lambda variant, seed: stored(folder_of(folder, variant, seed), pictures), pictures.test)
+
+
+def drawn(summary: Summary) -> tuple[list[Drawing], list[str]]:
+    """The figures whose runs are in a summary, and a line for each of the others."""
+    have = summary["variants"]
+    ready = [drawing for drawing in DRAWINGS if not drawing.variant or drawing.variant in have]
+    left_out = [f"{one.name}: not drawn, no finished run of {one.variant}" for one in DRAWINGS if one not in ready]
+    missing = [name for name in COMPARED if name not in have]
+    if missing:
+        left_out.append(f"accuracy: drawn without {', '.join(missing)}, of which there is no finished run")
+    return ready, left_out
+
+
+def needed(summary: Summary) -> Summary:
+    """The part of a summary from which its figures are drawn."""
+    drawn_maps = {one.variant for one in DRAWINGS if one.name.startswith(("maps", "moved"))}
+    drawn_heads = {one.variant for one in DRAWINGS}
+    variants = {}
+    for name, variant in summary["variants"].items():
+        looks = variant["looks"] if name in drawn_heads else None
+        if looks is not None and name not in drawn_maps:
+            looks = {key: value for key, value in looks.items() if key != "moved"}
+            looks["layers"] = [{k: v for k, v in layer.items() if k != "map"} for layer in looks["layers"]]
+        variants[name] = variant | {"looks": looks}
+    return summary | {"variants": variants}
+
+
+def everything(options: argparse.Namespace) -> str:
+    """Draw all figures of a folder's runs, and say in lines which files were written, and which figures have no run.
+
+    Raises:
+        BadInput: there is no finished run, or one is damaged or was trained on other pictures.
+    """
+    summary = summary_in(options.folder, read(options.data))
+    options.out.mkdir(parents=True, exist_ok=True)
+    replaced(options.out / SUMMARY, json.dumps(needed(summary), separators=(",", ":")) + "\n")
+    ready, lines = drawn(summary)
+    for drawing in ready:
+        write_figure(drawing.draw(summary), options.out / f"{drawing.name}.png")
+    return "\n".join([*(f"wrote {options.out / one.name}.png" for one in ready), *lines]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is 0, or 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="python -m examples.learned.results.figures", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of the runs: --out of python -m examples.learned")
+    parser.add_argument("--data", type=Path, help="as python -m examples.learned had it (default: the digits)")
+    parser.add_argument("--out", type=Path, default=Path("learned-figures"), help="(default: %(default)s)")
+    options = parser.parse_args(arguments)
+    return ended(lambda _console: everything(options), "stopped; nothing is lost")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

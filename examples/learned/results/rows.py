@@ -1,0 +1,195 @@
+"""The tables of docs/learned.md and docs/learned_details.md, from results: a row for each variant and rate."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from examples.learned.results import table
+from examples.learned.variants import VARIANTS
+
+RATES = (1, 5, 25, 100)
+"""The rates of where heads look, as multiples of the network's."""
+SHOWN = 25
+"""The rate at which heads and substitution are shown, and at which CIFAR-10 was trained."""
+TUNED = ("quadratic", "local")
+"""The variants of which the rate is chosen on validation pictures."""
+LAYERS = range(1, 7)
+ENDS = (1, 6)
+"""The layers whose heads are shown."""
+
+Results = dict[str, list[dict[str, Any]]]
+"""Results by variant, one for each seed."""
+
+
+class Row(NamedTuple):
+    """A row of a table: a label, the rate of where heads look, the variant, and the runs over which it is a mean."""
+
+    label: str
+    rate: int
+    variant: str
+    runs: list[dict[str, Any]]
+
+
+def rows(results: dict[int, Results], suffix: str = "") -> list[Row]:
+    """The rows of results by rate, one variant after the other."""
+    variants = [variant for variant in VARIANTS if any(variant in of_rate for of_rate in results.values())]
+    return [
+        Row(VARIANTS[variant].label + suffix, rate, variant, of_rate[variant])
+        for variant in variants
+        for rate, of_rate in results.items()
+        if variant in of_rate
+    ]
+
+
+def by_seed(all_rows: Sequence[Row]) -> list[Row]:
+    """The same rows with one run each."""
+    return [row._replace(runs=[run]) for row in all_rows for run in row.runs]
+
+
+def by_layer(all_rows: Sequence[Row]) -> list[str]:
+    """The distance to the nearest N_h taps anywhere, layer by layer: before → after (the null), means over seeds."""
+    lines = [
+        "| start | rate | Σ rate | moved: τ, log α | seeds | test, % | "
+        + " | ".join(f"layer {n}" for n in LAYERS)
+        + " |",
+        "|---|---:|---:|---:|---|---:|" + "---:|" * len(LAYERS),
+    ]
+    for label, rate, variant, runs in all_rows:
+        learns = bool(runs[0]["layers"]) and not (VARIANTS[variant].frozen or VARIANTS[variant].kernel)
+        rates = f"× {rate} | {runs[0]['budget']:.2g} | {_moved(runs)}" if learns else "– | – | –"
+        test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
+        cells = [_before_after(runs, layer) for layer in range(len(LAYERS))]
+        lines.append(f"| {label} | {rates} | {_seeds(runs)} | {test} | {' | '.join(cells)} |")
+    return lines
+
+
+def _before_after(runs: Sequence[dict[str, Any]], layer: int) -> str:
+    if not runs[0]["layers"]:
+        return "–"
+    before, after = (table.cell(runs, when, layer, "anywhere", _mean) for when in ("untrained", "layers"))
+    sharp = table.cell(runs, "layers", layer, "anywhere_sharp", _mean)
+    return f"{before} → {after}" + ("" if sharp == "–" else f" ({sharp})")
+
+
+def _moved(runs: Sequence[dict[str, Any]]) -> str:
+    """The mean displacement of τ and of log α, over heads, layers and seeds."""
+    layers = [layer for run in runs for layer in run["layers"]]
+    if any("moved" not in layer for layer in layers):
+        return "–"
+    return ", ".join(_mean([layer[name] for layer in layers]) for name in ("moved", "log_alpha_moved"))
+
+
+def _seeds(runs: Sequence[dict[str, Any]]) -> str:
+    """The seeds, the least to the greatest where they are more than three."""
+    seeds = [run["seed"] for run in runs]
+    whole = len(seeds) > 3 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
+
+
+def facts(all_rows: Sequence[Row]) -> list[str]:
+    """For each start whose heads learn where to look, the layers of which something holds in every seed."""
+    lines = []
+    for label, _, variant, runs in all_rows:
+        if VARIANTS[variant].frozen or VARIANTS[variant].kernel or not runs[0]["layers"]:
+            continue
+        before = _of_layers(runs, "untrained", "anywhere")
+        after = _of_layers(runs, "layers", "anywhere")
+        said = [f"nearer to N_h taps than before: {_where_less(after, before)}"]
+        if "anywhere_sharp" in runs[0]["layers"][0]:
+            null = _of_layers(runs, "layers", "anywhere_sharp")
+            said.append(f"nearer than the null: {_where_less(after, null)}")
+        said.append(f"further than before: {_where_less(before, after)}")
+        lines.append(f"- {label} (seeds {_seeds(runs)}): {'; '.join(said)}.")
+    return lines
+
+
+def _of_layers(runs: Sequence[dict[str, Any]], when: str, name: str) -> list[list[float]]:
+    """A measurement of every layer, for each run."""
+    return [[run[when][layer][name] for run in runs] for layer in range(len(runs[0][when]))]
+
+
+def _where_less(less: Sequence[Sequence[float]], more: Sequence[Sequence[float]]) -> str:
+    """The layers in which each number is less than its counterpart."""
+    pairs = enumerate(zip(less, more, strict=True), start=1)
+    layers = [str(n) for n, pair in pairs if all(a < b for a, b in zip(*pair, strict=True))]
+    if not layers:
+        return "no layer"
+    return f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
+
+
+def heads(all_rows: Sequence[Row]) -> list[str]:
+    """Where the heads of the first and of the last layer are after training, and the nulls; means over seeds."""
+    lines = [
+        "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
+        "|---|---:|" + "---:|" * 7,
+    ]
+    names = ("anywhere", "anywhere_sharp", "anywhere_orders", "distinct", "near", "alpha")
+    for label, _, _, runs in _with_attention(all_rows):
+        for layer in ENDS:
+            cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in names]
+            moved = [table.cell(runs, "layers", layer - 1, name, _mean) for name in ("moved", "moved_most")]
+            lines.append(f"| {label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |")
+    return lines
+
+
+def substitution(all_rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
+    """Accuracy lost with the nearest convolutions of these sizes in a layer's place, and R² of fitted ones; means over seeds."""
+    lines = ["| start | " + " | ".join(f"layer {n}" for n in LAYERS) + " |", "|---|" + "---:|" * len(LAYERS)]
+    for label, _, _, runs in _with_attention(all_rows):
+        cells = []
+        for layer in range(len(LAYERS)):
+            lost = [table.cell(runs, "layers", layer, f"lost {size}", _tenths) for size in sizes]
+            explained = [table.cell(runs, "layers", layer, f"explained {size}", _mean) for size in sizes]
+            cells.append(f"{' / '.join(lost)}, {' / '.join(explained)}")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def _with_attention(all_rows: Sequence[Row]) -> list[Row]:
+    """The rows of attention; of a variant at several rates, the row at ``SHOWN`` alone."""
+    shown = {row.variant for row in all_rows if row.rate == SHOWN}
+    attention = [row for row in all_rows if row.runs[0]["layers"] and not VARIANTS[row.variant].kernel]
+    return [row for row in attention if row.rate == SHOWN or row.variant not in shown]
+
+
+def tuning(tuned: dict[int, Results]) -> list[str]:
+    """The accuracy on validation pictures for each rate of where heads look."""
+    labels = " | ".join(VARIANTS[variant].label for variant in TUNED)
+    lines = [f"| rate | Σ rate | {labels} |", "|---:|---:|" + "---:|" * len(TUNED)]
+    for rate, results in tuned.items():
+        every = [run for runs in results.values() for run in runs]
+        budget = f"{every[0]['budget']:.2g}" if every else "–"
+        cells = []
+        for variant in TUNED:
+            shares = [run["accuracy"][-1] for run in results.get(variant, [])]
+            cells.append(table.mean_and_deviation(shares, scale=100) if shares else "not run yet")
+        lines.append(f"| × {rate} | {budget} | {' | '.join(cells)} |")
+    return lines
+
+
+def accuracy(all_rows: Sequence[Row]) -> list[str]:
+    """Parameters, time, test accuracy, and accuracy on the held-out pictures after each epoch; means over seeds."""
+    lines = [
+        "| variant | parameters | seeds | seconds a run | test, % | after each epoch, % |",
+        "|---|---:|---|---:|---:|---|",
+    ]
+    for label, _, _, runs in all_rows:
+        seconds = sum(run["seconds"] for run in runs) / len(runs)
+        test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
+        epochs = zip(*(run["accuracy"] for run in runs), strict=True)
+        by_epoch = ", ".join(_tenths([100 * share for share in shares]) for shares in epochs)
+        lines.append(f"| {label} | {runs[0]['parameters']:,} | {_seeds(runs)} | {seconds:.0f} | {test} | {by_epoch} |")
+    return lines
+
+
+def absent(results: Results, planned: Sequence[str]) -> list[str]:
+    """A sentence about the planned variants without results; nothing if there are none."""
+    missing = [VARIANTS[variant].label for variant in planned if variant not in results]
+    return ["", f"*Not run yet: {'; '.join(missing)}.*"] if missing else []
+
+
+def _mean(numbers: Sequence[float]) -> str:
+    return f"{sum(numbers) / len(numbers):.2f}"
+
+
+def _tenths(numbers: Sequence[float]) -> str:
+    return f"{sum(numbers) / len(numbers):.1f}"

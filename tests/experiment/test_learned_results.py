@@ -1,0 +1,250 @@
+"""What is made of finished runs: the paper's figures, the page of a network, and the tables of docs/learned.md."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.learned.command import main
+from examples.learned.data import BadInput
+from examples.learned.network import AttentionNet
+from examples.learned.results import figures, page, published, rows, table
+from examples.learned.results.maps import attention_of, centres_of, followed
+from examples.learned.results.ruler import gaussian_attention
+from examples.learned.results.stored import stored
+from examples.learned.results.summary import gaussians, path_of
+from examples.learned.training import CHECKPOINT, RESULT, Run
+from examples.learned.variants import VARIANTS
+from trainings import SMALL, ends_in_one_line, pictures, quiet, settings_of
+
+SIZES = "--epochs 1 --layers 2 --heads 4 --width 8 --batch 30 --jobs 1 --no-plots".split()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of finished runs of a few variants."""
+    folder = tmp_path_factory.mktemp("runs")
+    variants = ["--variants", "quadratic", "covariance", "relative", "conv3", "from-conv", "--seeds", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("examples.learned.command.digits", pictures)
+        assert main([*variants, "--out", str(folder), *SIZES]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise in place of the digits."""
+    monkeypatch.setattr("examples.learned.command.digits", pictures)
+
+
+# ---- what is drawn -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(4, 50))
+def test_the_profile_of_a_local_gaussian_follows_the_query(seed: int, alpha: float):
+    tau = np.random.default_rng(seed).uniform(-1, 1, (3, 2))
+    follows, stays = followed(gaussian_attention(np.full(3, alpha), tau, (16, 12)).reshape(3, -1, 16, 12))
+    assert follows == pytest.approx(1, abs=0.01)
+    assert stays < 0.4
+
+
+def test_a_profile_that_does_not_depend_on_the_query_stays():
+    profile = np.random.default_rng(0).dirichlet(np.ones(64))
+    follows, stays = followed(np.broadcast_to(profile, (1, 64, 64)).reshape(1, 64, 8, 8))
+    assert stays == pytest.approx(1)
+    assert follows < 0.7
+
+
+def test_an_ellipse_is_that_of_the_attention():
+    network = AttentionNet(VARIANTS["covariance"], SMALL, (1, 60, 60), 3)
+    layer = network.attentions()[0]
+    with torch.no_grad():
+        for name, p in layer.named_parameters():
+            if "parametrizations.v" in name:
+                p.mul_(0.5).add_(torch.full_like(p, 0.1).tril())  # wide, near the middle and not round
+    looks = gaussians(layer)
+    means, covariances = centres_of(attention_of(network, torch.zeros(1, 1, 60, 60))[0])
+    np.testing.assert_allclose(means, looks["tau"], atol=0.05)
+    np.testing.assert_allclose(covariances, looks["sigma"], atol=0.05)
+    assert np.abs(looks["sigma"][:, 0, 1]).min() > 0.1
+
+
+def test_the_path_of_the_centres_ends_where_training_did(runs: Path):
+    run = stored(runs / "quadratic" / "seed-0", pictures())
+    path = path_of(run)
+    assert path is not None
+    assert isinstance(run.network, AttentionNet)
+    assert (path["steps"], path["layer"]) == ([0, 2], 2)
+    alpha, tau = run.network.attentions()[1].centres()
+    np.testing.assert_allclose(path["tau"][-1], tau, atol=1e-4)
+    np.testing.assert_allclose(path["log_alpha"][-1], alpha.log(), atol=1e-4)
+    assert np.abs(np.array(path["tau"][0]) - path["tau"][-1]).max() > 0
+
+
+def test_the_figures_of_a_folder_are_drawn_and_the_others_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    assert figures.main([str(runs), "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert before == {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    drawn = {"accuracy", "centres", "paths", "centres_covariance", "maps_relative", "moved"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.png" for name in drawn} | {figures.SUMMARY}
+    assert "centres_16: not drawn, no finished run of quadratic-16\n" in printed
+    assert "accuracy: drawn without local, relative-content, frozen, conv9, resnet18, of" in printed
+    summary = json.loads((tmp_path / figures.SUMMARY).read_text(encoding="utf-8"))
+    again, _ = figures.drawn(summary)
+    assert {drawing.name for drawing in again} == drawn
+    for drawing in again:
+        assert drawing.draw(summary).axes
+
+
+def test_a_window_about_the_query_has_no_tokens_beyond_the_grid(runs: Path):
+    summary = figures.summary_in(runs, pictures())
+    (image,) = figures.plots.maps(summary, "relative", reach=3).axes[0].images
+    shown = np.asarray(np.ma.filled(np.ma.asarray(image.get_array()), np.nan))[:7, :7]
+    rows, columns = np.nonzero(np.isfinite(shown))
+    # The grid is 2 × 3 and its middle query (1, 1): row 1 is row 3 of the window.
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (2, 3, 2, 4)
+    assert np.nanmax(shown) == 1
+
+
+# ---- runs that cannot be used ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_cannot_be_shown_is_told_in_a_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(BadInput, match=r"no such file \(give the folder of a run"):
+        stored(tmp_path, pictures())
+    with pytest.raises(BadInput, match="trained on other pictures than noise"):
+        stored(runs / "quadratic" / "seed-0", replace(pictures(), digests={"a": "b"}))
+    run = Run(settings_of("quadratic"), pictures(), tmp_path / "stopped", every=3)
+    run.save()
+    with pytest.raises(BadInput, match="after 0 of 2 epochs"):
+        stored(tmp_path / "stopped", pictures())
+    run.train(quiet)
+    state = torch.load(tmp_path / "stopped" / CHECKPOINT, weights_only=True)
+    torch.save(state | {"network": {}}, tmp_path / "stopped" / CHECKPOINT)
+    with pytest.raises(BadInput, match="damaged: "):
+        stored(tmp_path / "stopped", pictures())
+    ends_in_one_line(lambda: figures.main([str(tmp_path)]), 2, f"error: {tmp_path}: no finished run", capsys)
+
+
+def test_a_network_has_a_page_with_a_query_to_move(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "page.html"
+    assert page.main([str(runs / "relative" / "seed-0"), "--layers", "2", "--out", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "learned relative embedding, seed 0, after training" in text
+    assert "layer 2" in text
+    assert "layer 1" not in text
+    capsys.readouterr()
+    for words, reason in (
+        (["conv3/seed-0"], "conv3 has no attention to show"),
+        (["from-conv/seed-0"], "its heads look at padding tokens too"),
+        (["relative/seed-0", "--layers", "3"], "--layers has 3, and the network has the layers 1 to 2"),
+    ):
+        assert page.main([str(runs / words[0]), *words[1:], "--out", str(tmp_path / "none.html")]) == 2
+        assert reason in capsys.readouterr().err
+
+
+# ---- the tables of the pages ---------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_page_are_those_of_the_committed_results():
+    pages = [path.read_text(encoding="utf-8") for path in published.PAGES]
+    assert [published.with_blocks(page) for page in pages] == pages
+    for name in published.blocks():
+        assert sum(page.count(f"<!-- {name} -->") for page in pages) == 1, name
+
+
+def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(published, "FOLDER", tmp_path / "results")
+    for variant, seed in (("local", 1), ("local", 0), ("quadratic", 2), ("frozen", 7)):
+        path = tmp_path / variant / f"seed-{seed}" / RESULT
+        path.parent.mkdir(parents=True)
+        result = {key: 0 for key in table.KEYS} | {"layers": [{"anywhere": 0.123456789}], "settings": {}}
+        path.write_text(json.dumps(result | {"command": "c", "variant": variant, "seed": seed}), encoding="utf-8")
+    assert published.main(["collect", str(tmp_path), "name"]) == 0
+    assert published.main(["collect", str(tmp_path), "few", "--seeds", "7"]) == 0
+    assert [*published.committed("few")] == ["frozen"]
+    results = published.committed("name")
+    assert {variant: [run["seed"] for run in runs] for variant, runs in results.items()} == {
+        "quadratic": [2],
+        "local": [0, 1],
+        "frozen": [7],
+    }
+    assert results["local"][0]["layers"] == [{"anywhere": 0.1235}]
+    assert "settings" not in results["local"][0]
+
+
+def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for part in ("a", "b"):
+        path = tmp_path / part / "local" / "seed-0" / RESULT
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(dict.fromkeys(table.KEYS, 0) | {"variant": "local"}), encoding="utf-8")
+    ends_in_one_line(
+        lambda: published.main(["collect", str(tmp_path), "name"]),
+        2,
+        f"error: {tmp_path / 'b' / 'local' / 'seed-0' / RESULT}: a second run of local, seed 0",
+        capsys,
+    )
+    ends_in_one_line(
+        lambda: published.main(["collect", str(tmp_path / "none"), "name"]),
+        2,
+        f"error: {tmp_path / 'none'}: no finished run",
+        capsys,
+    )
+
+
+def run_of(seed: int, before: float, after: float, null: float | None = None, **more: Any) -> dict[str, Any]:
+    """A result of one layer."""
+    layer: dict[str, Any] = {"anywhere": after, "moved": 0.5, "log_alpha_moved": 0.25}
+    layer |= {} if null is None else {"anywhere_sharp": null}
+    trained = {"layers": [layer] * 6, "untrained": [{"anywhere": before}] * 6}
+    result = {
+        "seed": seed,
+        "test_accuracy": 0.5,
+        "budget": 6.3,
+        "accuracy": [0.25, 0.5],
+        "parameters": 10,
+        "seconds": 1.0,
+    }
+    return result | trained | more
+
+
+def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
+    results = {
+        "quadratic": [run_of(0, 0.6, 0.2, 0.4), run_of(1, 0.6, 0.1, 0.2)],
+        "relative": [run_of(0, 0.8, 0.3)],
+        "frozen": [run_of(0, 0.6, 0.6, 0.4)],
+        "resnet18": [run_of(0, 0, 0, layers=[], untrained=[])],
+    }
+    shown = rows.rows({25: results})
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in rows.by_layer(shown)[2:]}
+    assert (
+        "| × 25 | 6.3 | 0.50, 0.25 | 0, 1 | 50.00 ± 0.00 | 0.60 → 0.15 (0.30) |" in lines[VARIANTS["quadratic"].label]
+    )
+    assert "| 0.80 → 0.30 |" in lines[VARIANTS["relative"].label]
+    assert "| – | – | – | 0 | 50.00 | 0.60 → 0.60 (0.40) |" in lines[VARIANTS["frozen"].label]
+    assert lines["ResNet-18"].endswith("| – | – | – | – | – | – |")
+    assert len(rows.by_layer(rows.by_seed(shown))) == 2 + 5
+    quadratic, relative = rows.facts(shown)
+    layers = "layers 1, 2, 3, 4, 5, 6"
+    assert quadratic.endswith(f"than before: {layers}; nearer than the null: {layers}; further than before: no layer.")
+    assert "null" not in relative
+
+
+def test_what_has_not_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(published, "DRAWN", tmp_path / "none.json")
+    committed = published.committed
+    monkeypatch.setattr(published, "committed", lambda name: committed(name) if "digits" in name else {})
+    blocks = published.blocks()
+    assert blocks["cifar"] == blocks["facts"] == published.NONE
+    assert all("not run yet | not run yet" in line for line in blocks["tuning"][2:])
+    assert "not drawn yet" in blocks["figures"][0]
+    assert rows.absent({"local": []}, ["local", "conv3"]) == ["", "*Not run yet: a 3 × 3 convolution in the block.*"]
