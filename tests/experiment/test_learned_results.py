@@ -239,12 +239,26 @@ def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
     assert "null" not in relative
 
 
+def test_the_rate_that_was_best_on_validation_is_named():
+    tuned = {rate: {"quadratic": [run_of(0, 1, 1)], "local": [run_of(0, 1, 1)]} for rate in rows.RATES}
+    tuned[25]["quadratic"][0]["accuracy"] = [0.75]
+    tuned[100]["local"][0]["accuracy"] = [0.625]
+    lines = rows.tuning(tuned)
+    assert lines[4] == "| × 25 | 6.3 | 75.00 | 50.00 |"
+    assert lines[-1].startswith(
+        "Highest at × 25 (quadratic, learned α and τ (isotropic)) and × 100 (quadratic, local start);"
+    )
+    del tuned[1]["local"]
+    assert rows.tuning(tuned)[-1] == "| × 100 | 6.3 | 50.00 | 62.50 |"
+
+
 def test_what_has_not_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(published, "DRAWN", tmp_path / "none.json")
     committed = published.committed
     monkeypatch.setattr(published, "committed", lambda name: committed(name) if "digits" in name else {})
     blocks = published.blocks()
-    assert blocks["cifar"] == blocks["facts"] == published.NONE
+    assert blocks["cifar"] == blocks["cifar-heads"] == published.NONE
+    assert blocks["facts"] == []
     assert all("not run yet | not run yet" in line for line in blocks["tuning"][2:])
     assert "not drawn yet" in blocks["figures"][0]
     assert rows.absent({"local": []}, ["local", "conv3"]) == ["", "*Not run yet: a 3 × 3 convolution in the block.*"]

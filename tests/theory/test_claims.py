@@ -14,7 +14,7 @@ import torch
 
 import verify
 from broken import PROOFS, as_coded
-from commands import Command
+from commands import ROOT, Command
 from construct import attention
 from construct.encoding import quadratic
 from verify import oracle
@@ -124,7 +124,9 @@ def test_every_verdict_says_by_what(table: ClaimTable) -> None:
         assert (row.by == "") == (row.verdict == OPEN)
         assert (row.by in claims_experiments.OUTCOMES) == (row.verdict == MEASURED)
         if row.verdict == MEASURED:
-            assert re.search(r"docs/learned\.md.*width \d+, \d+ epochs.*seeds \d", row.evidence), row.id
+            assert re.search(
+                r"docs/learned_details\.md, Earlier runs.*width \d+, \d+ epochs.*seeds \d", row.evidence
+            ), row.id
         if row.verdict != OPEN:
             assert re.search(r"\d|Coq: ", row.evidence), row.id
         if row.correction is not None:
@@ -188,6 +190,22 @@ def test_what_is_measured_names_its_kinds_and_does_not_rest_on_a_conclusion(tabl
         assert f"({parameters})" in evidence["more-parameters"]
     short = sum(row.by == claims_experiments.SHORT for row in table)
     assert f"{len(evidence)} MEASURED HERE ({short} too short to tell)" in table.summary
+
+
+def test_what_is_measured_is_on_the_pages_that_it_names(table: ClaimTable) -> None:
+    """The section is there, and every number with decimals or thousands stands on a page that the row names."""
+    for row in table:
+        if row.verdict != MEASURED:
+            continue
+        named = re.findall(r"docs/(learned\w*\.md), ([A-Z][\w ]*?)(?= \(|[,:)])", row.evidence)
+        assert named, row.id
+        pages = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name, _ in named}
+        for name, section in named:
+            assert f"\n## {section}\n" in pages[name], (row.id, section)
+        text = "".join(pages.values())
+        numbers = set(re.findall(r"(?<![\d.,])\d+[.,]\d+", row.evidence))
+        assert numbers
+        assert not [number for number in numbers if number not in text], row.id
 
 
 def test_slips_stand_apart_and_have_no_verdict(table: ClaimTable) -> None:

@@ -94,7 +94,6 @@ def blocks() -> dict[str, list[str]]:
     summary = json.loads(DRAWN.read_text(encoding="utf-8")) if DRAWN.exists() else None
     of_cifar = {
         "cifar": lambda: [*rows.by_layer(trained), *rows.absent(cifar, PLANNED)],
-        "facts": lambda: rows.facts(trained),
         "cifar-seeds": lambda: rows.by_layer(rows.by_seed(trained)),
         "cifar-accuracy": lambda: rows.accuracy(trained),
         "cifar-heads": lambda: rows.heads(trained),
@@ -105,6 +104,7 @@ def blocks() -> dict[str, list[str]]:
         "figure": figure(summary),
         "figures": other_figures(summary),
         "tuning": rows.tuning(tuned),
+        "facts": ["What holds in every seed:", "", *rows.facts(trained)] if trained else [],
         "digits": rows.by_layer(digits),
         "heads": rows.heads(digits),
         "substitution": rows.substitution(digits, (3,)),

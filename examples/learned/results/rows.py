@@ -163,7 +163,11 @@ def tuning(tuned: dict[int, Results]) -> list[str]:
             shares = [run["accuracy"][-1] for run in results.get(variant, [])]
             cells.append(table.mean_and_deviation(shares, scale=100) if shares else "not run yet")
         lines.append(f"| × {rate} | {budget} | {' | '.join(cells)} |")
-    return lines
+    if any(not of_rate.keys() >= {*TUNED} for of_rate in tuned.values()):
+        return lines
+    best = (max(tuned, key=lambda rate: max(run["accuracy"][-1] for run in tuned[rate][variant])) for variant in TUNED)
+    sentence = " and ".join(f"× {rate} ({VARIANTS[variant].label})" for rate, variant in zip(best, TUNED, strict=True))
+    return [*lines, "", f"Highest at {sentence}; the runs below have × {SHOWN}."]
 
 
 def accuracy(all_rows: Sequence[Row]) -> list[str]:
