@@ -72,6 +72,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("certificate", metavar="CERT", help="the certificate, model.mhsa.json")
     files.add_argument("--conv", required=True, metavar="FILE", help="the file with the convolutions")
     files.add_argument("--mhsa", required=True, metavar="FILE", help="the file with the attention layers")
+    files.add_argument("--key", metavar="KEY", help="of the convolutions' network, if their file holds several")
     parser.add_argument(
         "--verified", action="store_true", help="also by the checker that is proved in Coq (python -m verify coq build)"
     )
@@ -82,7 +83,7 @@ def _check(options: argparse.Namespace) -> int:
 
     judges = [coq_command.judge(options)] if options.verified else []
     try:
-        result = check(options.certificate, options.conv, options.mhsa, *judges)
+        result = check(options.certificate, options.conv, options.mhsa, *judges, key=options.key)
         print(result)
     except NotConfirmed:  # the verified checker may have judged some layers already
         print(*judges, sep="\n", end="\n" * bool(judges))

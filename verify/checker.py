@@ -1,11 +1,11 @@
-"""The independent checker: recomputes a certificate from the two weight files, without torch and without the builder.
+"""The independent checker: recomputes a certificate from the tensors of two weight files, without the builder.
 
-It uses numpy, fractions and the standard library, and none of the certifier's code.  It recomputes every number and compares:
+It uses numpy, fractions and the standard library, and none of the certifier's code; safetensors and torch, each by its own
+loader, say what their files hold.  It recomputes every number and compares:
 a certified bound may exceed the one computed here by a thousandth, because the certifier widens more, but may never fall
 below it.
 """
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verify.recheck.certificate_file import LayerCertificate, read_document
-from verify.recheck.checkpoints import by_certified_name
 from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores, gamma, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of, read_by_taps, sizes_of
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.pickles import NotConfirmed
-from verify.recheck.weight_files import Rejected, layers_in, opened
+from verify.recheck.stored_layers import StoredLayer, layers_in
+from verify.recheck.strict_input import NotConfirmed, Rejected
 from verify.verdict import Verdict, as_html, escaped, exactly, from_above
 
 NOT_RECHECKED = (
@@ -57,19 +56,25 @@ class StepFails(ValueError):
 
 
 def check(
-    certificate_path: str | Path, conv_path: str | Path, mhsa_path: str | Path, second: Checker = lambda pair: None
+    certificate_path: str | Path,
+    conv_path: str | Path,
+    mhsa_path: str | Path,
+    second: Checker = lambda pair: None,
+    key: str | None = None,
 ) -> Result:
-    """Recheck a certificate file against the file with the convolutions and the file with the attention layers.
+    """Recheck a certificate against a file with the convolutions and a file with the attention layers.
 
-    ``second`` is another checker, called with each layer's numbers before they are judged here.
+    It speaks of tensors: any files with these tensors will do, safetensors without torch, others by torch's own loader.
+    ``second`` is another checker, called with each layer's numbers before they are judged here; ``key`` that of the network
+    in the file of the convolutions, if that is a checkpoint of several.
 
     Raises:
-        Rejected: a file is damaged or malformed; `NotConfirmed` if the certificate states something false.
+        Rejected: a file is malformed or has other tensors; `NotConfirmed` if the certificate states something false.
 
     >>> import tempfile, construct, torch, verify, verify.argument.documents as documents
     >>> conv = torch.nn.Conv1d(1, 2, kernel_size=3)
     >>> layer = construct.conv_to_mhsa(conv)
-    >>> paths = [f"{tempfile.mkdtemp()}/{name}" for name in ("model.mhsa.json", "model.pt", "model.mhsa.pt")]
+    >>> paths = [f"{tempfile.mkdtemp()}/{name}" for name in ("c.json", "model.pt", "model.mhsa.pt")]
     >>> torch.save(conv, paths[1]); torch.save(layer, paths[2])
     >>> documents.write_document(paths[0], [("", verify.certify(conv, layer, grid=(8,)))], *paths[1:])
     >>> verify.check(*paths).verdict.name
@@ -77,35 +82,32 @@ def check(
     """
     notes, remarks, assumed = list[str](), Counter[str](), 0
     layers: dict[str, Verdict] = {}
+    covered = list[StoredLayer]()
     try:
         document = read_document(certificate_path)
-        with opened(conv_path) as conv_file, opened(mhsa_path) as mhsa_file:
-            files, wanted = [], [stated.name for stated in document.certificates]
-            for file, digest in zip((conv_file, mhsa_file), document.digests, strict=True):
-                if digest is None:
-                    notes.append(f"the certificate holds no digest of the whole file {file.name}")
-                elif digest != hashlib.file_digest(file, "sha256").hexdigest():
-                    raise Rejected(f"{file.name} is not the file that was certified: its sha256 differs")
-                files.append(by_certified_name(layers_in(file, file.name), wanted, file.name, notes))
-            for stated in document.certificates:
-                second(pair := LayerPair.read(stated, files[0][stated.name], files[1][stated.name]))
-                layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
-                remarks.update(pair.notes)
+        files = layers_in(conv_path, document.digests[0], key), layers_in(mhsa_path, document.digests[1])
+        for stated in document.certificates:
+            stored = [f.find(stated.name, d, notes) for f, d in zip(files, stated.digests, strict=True)]
+            second(pair := LayerPair.read(stated, *stored))
+            layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
+            remarks.update(pair.notes)
+            covered += stored
     except OSError as error:
         raise Rejected(f"{error.filename}: {error.strerror}") from None
     except Exception as error:  # fail closed, whatever a malformed file raises
         what = f"malformed file: {type(error).__name__}: {error}"
         raise error if isinstance(error, Rejected) else Rejected(what) from None
-    covered = {id(file[name]) for file in files for name in layers}  # one module under two names is one layer
-    uncovered = tuple(dict.fromkeys(name for file in files for name, layer in file.items() if id(layer) not in covered))
+    uncovered = dict.fromkeys(path for file in files for path in file.beside(covered))
+    notes += [f"{file.name}: {note}" for file in files for note in file.notes]
     notes += [f"{count} of {len(layers)} layers: {remark}" for remark, count in remarks.items()]
     notes += [f"no certificate covers {name!r}" for name in uncovered]
     names = [verdict.name for verdict in layers.values()]
-    name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"
     summary = f"{names.count('PROVED')} of {len(names)} layers PROVED and recomputed, {len(uncovered)} not covered"
     summary += f"; of {assumed} the files state no geometry, so it is taken from the certificate" if assumed else ""
-    verdict = Verdict("REFUTED" if "REFUTED" in names else name, summary)
-    return Result(verdict, layers, uncovered, (*notes, *NOT_RECHECKED))
+    name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"
+    return Result(
+        Verdict("REFUTED" if "REFUTED" in names else name, summary), layers, tuple(uncovered), (*notes, *NOT_RECHECKED)
+    )
 
 
 def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
@@ -124,8 +126,6 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
             raise NotConfirmed(f"{prefix}its {name} is below what its weights give")
         if ((claimed > 1.001 * own + tolerance) & (claimed < np.inf)).any():
             raise NotConfirmed(f"{prefix}its {name} is not what its weights give")
-    if not stated.plausible:
-        raise NotConfirmed(f"{prefix}its tightness is not its bound over what was observed")
     if stated.verdict == "REFUTED" and stated.counterexample is not None:
         return refuted(pair, stated.counterexample)
     if stated.verdict != "PROVED":

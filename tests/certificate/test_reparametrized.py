@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from construct import MHSA, conv_to_mhsa, convert
 from construct.modules.parametrizations import plain_convolution as plain
 from verify.argument.certification import certify
-from verify.layers.fields import digest, read_convolution
+from verify.layers.fields import digests, read_convolution
 from verify.layers.overrides import Unreadable
 from verify.layers.reparametrized import plain_convolution
 
@@ -148,7 +148,7 @@ def test_what_convert_takes_certify_takes(way: str, kind: Any):
     layer: Any = convert(conv)
     certificate = certify(conv, layer, grid=(5, 5))
     assert certificate.verdict.name == "PROVED", certificate
-    assert certificate.conv_sha256 == digest(plain(conv), ("weight", "bias"))
+    assert certificate.conv_sha256 == digests(plain(conv), ("weight", "bias"))
     lines = [line for line in certificate.assumptions if line.startswith("eval mode: ")]
     line = f"eval mode: the convolution's numbers are those of eval mode, worked out by {worked_out}"
     assert lines == ([line] if worked_out else [])

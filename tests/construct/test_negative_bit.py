@@ -13,7 +13,7 @@ from construct import MHSA, MHSAWeights, conv_to_mhsa, to_torch_mha
 from construct.attention import EXECUTIONS
 from construct.weights import NAMES
 from verify.argument.certification import certify
-from verify.layers.fields import TENSORS, digest
+from verify.layers.fields import TENSORS, digests
 from verify.oracle import Convolution
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, cases, convolutions, sizes_for
@@ -87,7 +87,7 @@ def test_gradients_that_come_back_with_it(name: str, dtype: torch.dtype):
 def test_weights_are_read_with_their_sign(conv: Any, data: st.DataObject):
     grid = data.draw(sizes_for(conv, tokens=30))
     plain = conv_to_mhsa(conv)
-    fields, hashed = Convolution.read(conv), digest(conv, ("weight", "bias"))
+    fields, hashed = Convolution.read(conv), digests(conv, ("weight", "bias"))
     for name, tensor in [*conv.named_parameters()]:
         setattr(conv, name, nn.Parameter(negative(tensor.detach()), requires_grad=False))
     layer = conv_to_mhsa(conv)
@@ -97,7 +97,7 @@ def test_weights_are_read_with_their_sign(conv: Any, data: st.DataObject):
     again = Convolution.read(conv)
     assert (again.weight == fields.weight).all()
     assert again.bias is None or (again.bias == fields.bias).all()
-    assert digest(conv, ("weight", "bias")) == hashed
+    assert digests(conv, ("weight", "bias")) == hashed
     certificate = certify(conv, layer, grid=grid)
     assert certificate.verdict.name == "PROVED"
     assert certificate.conv_sha256 == hashed
@@ -122,5 +122,5 @@ def test_an_attention_layer_made_of_such_tensors(dtype: torch.dtype):
     plain = conv_to_mhsa(conv)
     weights = MHSAWeights(**{name: negative(getattr(plain, name).detach()) for name in NAMES})
     layer = MHSA(plain.geometry, weights)
-    assert digest(layer, TENSORS) == digest(plain, TENSORS)
+    assert digests(layer, TENSORS) == digests(plain, TENSORS)
     assert certify(conv, layer, grid=(5, 4)).verdict.name == "PROVED"

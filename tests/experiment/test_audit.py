@@ -673,7 +673,7 @@ class Payload:
             "",
             "a stock nn.MultiheadAttention is read if it was saved by itself",
         ),
-        ({"attention": Payload()}, "", "print"),
+        ({"attention": Payload()}, "", "not a state dict"),
         ("layer", "--kernel 3 3 3", "kernel_size"),
         ("layer", "--seed -1", "seed"),
         ("layer", "--layer else", "holds no layer"),

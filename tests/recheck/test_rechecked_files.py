@@ -14,8 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 import verify
 from commands import Command
 from construct.from_conv import main
-from verify.recheck.certificate_file import record_digest
-from verify.recheck.weight_files import Rejected
+from verify.recheck.strict_input import Rejected
 
 NETWORKS = """
 import warnings
@@ -136,43 +135,55 @@ def test_a_module_of_two_names_is_rechecked_under_both() -> None:
     assert converted(nn.ModuleDict({"a": a, "b": nn.ModuleList([a])})).name == "PROVED"
 
 
-def refused(*options: str) -> str:
-    """Why the command's certificate of ``m.pt`` cannot be rechecked."""
-    assert main(["m.pt", "-o", "o.pt", *options]) == 0
-    with pytest.raises(Rejected) as caught:
-        verify.check("o.json", "m.pt", "o.pt")
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 def test_what_cannot_be_rechecked_is_told_in_one_line() -> None:
     for name in ("normed", "once_normed", "pruned"):
         torch.save(built(name).state_dict(), "m.pt")
-        line = refused("--model-file", f"nets.py:{name}")
-        assert line.startswith("layer '0'")
-        assert "folded" in line
-    state = built("net").state_dict()
-    torch.save(state, "m.pt", _use_new_zipfile_serialization=False)
-    assert "before 1.6, which is not rechecked: save it again" in refused("--stride", "1")
-    torch.save({"model": state, "model_ema": {name: 2 * value for name, value in state.items()}}, "m.pt")
-    reason = "holds 2 networks ('model', 'model_ema'), and nothing says which is meant"
-    assert reason in refused("--stride", "1")
+        assert main(["m.pt", "-o", "o.pt", "--model-file", f"nets.py:{name}"]) == 0
+        with pytest.raises(Rejected) as caught:
+            verify.check("o.json", "m.pt", "o.pt")
+        assert str(caught.value).startswith("layer '0'")
+        assert "folded" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
-def test_a_prefix_is_not_guessed() -> None:
-    """Even if the certificate has no digest of the whole file."""
+def test_the_same_tensors_are_rechecked_in_any_file_and_format() -> None:
+    """A certificate of one file holds for every other one with its tensors, whatever their names, and for no other tensors."""
     state = built("net").state_dict()
     torch.save(state, "m.pt")
-    assert main(["m.pt", "-o", "o.pt", "--stride", "1"]) == 0
-    document = json.loads(Path("o.json").read_bytes())
-    document["conv_file"] = None
-    document["record_sha256"] = record_digest(document)
-    Path("o.json").write_text(json.dumps(document))
+    assert main(["m.pt", "-o", "o.pt", "--model-file", "nets.py:net"]) == 0
+    assert main(["m.pt", "-o", "o.safetensors", "--model-file", "nets.py:net"]) == 0
+    torch.save(state, "old.pt", _use_new_zipfile_serialization=False)
+    save_file(state, "m.safetensors")
+    save_file(under("encoder.", state), "inside.safetensors")
+    torch.save({"model": state, "model_ema": {name: 2 * value for name, value in state.items()}}, "both.pt")
+    torch.save(built("net"), "whole.pt")
+    for file in ("old.pt", "m.safetensors", "inside.safetensors", "both.pt", "whole.pt"):
+        for mhsa in ("o.pt", "o.safetensors"):
+            result = verify.check("o.json", file, mhsa)
+            assert result.verdict.name == "PROVED", str(result)
+            assert f"{file}: not the very file that was certified, but it has the tensors" in str(result)
+    assert "'0' is there as 'encoder.0', with the same tensors" in str(
+        verify.check("o.json", "inside.safetensors", "o.pt")
+    )
+    assert "very file" not in str(verify.check("o.json", "m.pt", "o.pt"))
+    with pytest.raises(Rejected, match="weight of the Conv is not the tensor that was certified"):
+        verify.check("o.json", "both.pt", "o.pt", key="model_ema")
     torch.save({**under("module.", state), "conv.weight": torch.ones(1, 1, 3, 3)}, "m.pt")
     result = verify.check("o.json", "m.pt", "o.pt")
     assert (result.verdict.name, result.uncovered) == ("UNDECIDED", ("conv",))
-    for mixed in (under("other.", state), under("module.", state) | under("_orig_mod.", state)):
-        torch.save(mixed, "m.pt")
-        with pytest.raises(Rejected, match="is missing in a weight file"):
-            verify.check("o.json", "m.pt", "o.pt")
+    state["0.weight"][0, 0, 0, 0] += 1
+    torch.save(under("other.", state), "m.pt")
+    with pytest.raises(Rejected, match=r"layer '0' is missing in .*, and no other layer has its tensors"):
+        verify.check("o.json", "m.pt", "o.pt")
+
+
+def test_exported_programs_are_refused_in_one_line() -> None:
+    """Only their own loaders read them, and one of them may run code: the tensors are in other formats, too."""
+    torch.save(built("bare"), "m.pt")
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    for end in ("pt2", "onnx"):
+        Path(f"o.{end}").write_bytes(b"")
+        assert main(["m.pt", "-o", f"o.{end}", "--format", end, "--input-size", "1", "8", "8", "--force"]) == 0
+        with pytest.raises(Rejected, match=f"o.{end}: .*any .pt or .safetensors file with the same"):
+            verify.check("o.json", "m.pt", f"o.{end}")

@@ -71,12 +71,6 @@ def taken_apart(archive: bytes) -> list[Piece]:
     return pieces
 
 
-def split(pieces: list[Piece]) -> tuple[list[Piece], list[Piece], list[Piece]]:
-    """The records, their directory entries, and the end records."""
-    kinds = [("local", "descriptor"), ("central",), ("zip64", "locator", "end")]
-    return tuple([p for p in pieces if p.kind in names] for names in kinds)  # type: ignore[return-value]
-
-
 def joined(pieces: Iterable[Piece]) -> bytes:
     """The bytes of these pieces, unchanged."""
     return b"".join(map(bytes, pieces))

@@ -1,7 +1,7 @@
 """The verified checker for tests, and pairs of layers for it and for our checker."""
 
-import io
 import os
+import tempfile
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,11 @@ from verify.checker import StepFails, parts_of
 from verify.coq.building import NotBuilt, program
 from verify.coq.verified import export
 from verify.coq.verified.judging import Answer, Judge, Question, questions_of
-from verify.layers.fields import digest, stated_geometry
+from verify.layers.fields import digests, stated_geometry
 from verify.recheck.certificate_file import PARTS, LayerCertificate
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.weight_files import TENSORS, Rejected, StoredLayer, layers_in
+from verify.recheck.stored_layers import TENSORS, StoredLayer, layers_in
+from verify.recheck.strict_input import Rejected
 
 
 def built() -> Any:
@@ -32,9 +33,10 @@ def built() -> Any:
 
 def stored(layer: Any) -> StoredLayer:
     """A layer as the checker reads it from a file."""
-    file = io.BytesIO()
-    torch.save(layer, file)
-    return layers_in(file, "a layer")[""]
+    with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+        torch.save(layer, file)
+        file.flush()
+        return layers_in(file.name).layers[""]
 
 
 def pair_of(conv: Any, layer: MHSA, grid: tuple[int, ...], within: float | None = None) -> LayerPair:
@@ -50,9 +52,8 @@ def pair_of(conv: Any, layer: MHSA, grid: tuple[int, ...], within: float | None 
         heads=layer.heads,
         parts=parts,
         holds=True,
-        plausible=True,
         geometries=(stated_geometry(conv), stated_geometry(layer)),
-        digests=(digest(conv, ("weight", "bias")), digest(layer, TENSORS)),
+        digests=(digests(conv, ("weight", "bias")), digests(layer, TENSORS)),
         counterexample=None,
     )
     pair = LayerPair.read(stated, stored(conv), stored(layer))

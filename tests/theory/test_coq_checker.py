@@ -29,7 +29,7 @@ from verify.experiment.sweep.exact_layers import exactly_differ
 from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, convolution_and_inputs, with_heads
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.weight_files import Rejected
+from verify.recheck.strict_input import Rejected
 from verify.strategies import DTYPES, convolutions, least_size
 
 STORED = [name for name, fault in FAULTS.items() if not fault.in_code or name.startswith(("builder: ", "encoding: v"))]

@@ -65,11 +65,10 @@ class Certificate:
         heads: N_h.
         conv_geometry: the geometry that the convolution states.
         mhsa_geometry: the geometry that the attention layer states.
-        conv_sha256: digest of the convolution's geometry and numbers.
+        conv_sha256: for each tensor of the convolution that is there, SHA-256 of its type, shape and bytes.
         mhsa_sha256: the same for the attention layer.
         torch_version: the version that ran the probes.
         observed: the largest difference in any run, per output channel.
-        tightness: bound over observed at the worst output; infinite if nothing was observed.
         probes: (execution, inputs, worst ratio to the bound, note).
         counterexample: an input on which the two exact outputs differ, if that is what refutes the claim.
         overrun: the first run that refutes the bound, if there is one.
@@ -97,14 +96,20 @@ class Certificate:
     heads: int
     conv_geometry: dict[str, Any]
     mhsa_geometry: dict[str, Any]
-    conv_sha256: str
-    mhsa_sha256: str
+    conv_sha256: dict[str, str]
+    mhsa_sha256: dict[str, str]
     torch_version: str
     observed: np.ndarray
-    tightness: float
     probes: tuple[dict[str, Any], ...] = ()
     counterexample: Counterexample | None = None
     overrun: Overrun | None = None
+
+    @property
+    def tightness(self) -> float:
+        """Bound over observed at the output where it is tightest; infinite if nothing was observed."""
+        with np.errstate(all="ignore"):
+            ratios = np.where((self.observed > 0) & (self.bound < np.inf), self.bound / self.observed, np.inf)
+        return float(ratios.min(initial=np.inf))
 
     @property
     def claim(self) -> str:
@@ -168,7 +173,6 @@ class Certificate:
             "mhsa_sha256": self.mhsa_sha256,
             "torch_version": self.torch_version,
             "observed": _hex(self.observed),
-            "tightness": float(self.tightness).hex(),
             "probes": [dict(probe) for probe in self.probes],
             "counterexample": None
             if counter is None

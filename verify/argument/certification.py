@@ -19,7 +19,7 @@ from verify.argument.certificate import Certificate, Overrun
 from verify.argument.refutation import Counterexample, counterexample_of
 from verify.argument.runs import Probe, run_step
 from verify.argument.steps import Argument, Problem, Step, argue
-from verify.layers.fields import TENSORS, Unreadable, digest, stated_geometry
+from verify.layers.fields import TENSORS, Unreadable, digests, stated_geometry
 from verify.layers.overrides import require_plain_attention
 from verify.layers.reparametrized import plain_convolution
 from verify.layers.torch_faults import KNOWN
@@ -77,7 +77,7 @@ def certified(
         require_plain_attention(mhsa, TENSORS)
     given, (conv, folded) = conv, plain_convolution(conv)
     problem = Problem.read(conv, mhsa, grid, input_bound)
-    digests = digest(conv, ("weight", "bias")), digest(mhsa, TENSORS)
+    stated = _identity(conv, mhsa)
     _require_comparable(problem)
     argument = argue(problem, may_leak=leaking or within is not None, may_differ=within is not None)
     total = _total(argument)
@@ -86,7 +86,7 @@ def certified(
         within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
     counterexample = counterexample_of(argument) if within is None else None
     runs, probes = run_step(argument, total)
-    if digests != (digest(plain_convolution(given)[0], ("weight", "bias")), digest(mhsa, TENSORS)):
+    if stated != _identity(plain_convolution(given)[0], mhsa):
         raise Unreadable("a layer's numbers changed while it was read and run")
     steps, observed = (*argument.steps, runs), np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
     return Certificate(
@@ -102,13 +102,9 @@ def certified(
         assumptions=_assumptions(problem, probes, folded),
         dtype=problem.fmt.name,
         heads=len(problem.attention.v),
-        conv_geometry=stated_geometry(conv),
-        mhsa_geometry=stated_geometry(mhsa),
-        conv_sha256=digests[0],
-        mhsa_sha256=digests[1],
+        **stated,
         torch_version=torch.__version__,
         observed=observed,
-        tightness=_tightness(total, observed),
         probes=tuple(
             {"execution": p.execution, "inputs": p.inputs, "grid": list(p.grid), "ratio": p.worst, "note": p.note}
             for p in probes
@@ -116,6 +112,16 @@ def certified(
         counterexample=counterexample,
         overrun=_overrun(probes),
     )
+
+
+def _identity(conv: Any, mhsa: Any) -> dict[str, dict[str, Any]]:
+    """What a certificate says of which layers it is about: their geometries, and the digests of their tensors."""
+    return {
+        "conv_geometry": stated_geometry(conv),
+        "mhsa_geometry": stated_geometry(mhsa),
+        "conv_sha256": digests(conv, ("weight", "bias")),
+        "mhsa_sha256": digests(mhsa, TENSORS),
+    }
 
 
 def _require_comparable(problem: Problem) -> None:
@@ -143,10 +149,6 @@ def _total(argument: Argument) -> np.ndarray:
     """The bound, (D_out,): the sum of its parts, rounded up; infinite where a part is not finite."""
     total = argument.rounding + argument.leakage + argument.taps
     return np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
-
-
-def _tightness(total: np.ndarray, observed: np.ndarray) -> float:
-    return float(np.where((observed > 0) & (total < np.inf), total / observed, np.inf).min(initial=np.inf))
 
 
 def _overrun(probes: list[Probe]) -> Overrun | None:

@@ -2,7 +2,7 @@
 
 JSON in UTF-8.  Floats that a claim rests on are in hexadecimal, so that they read back exactly.
 
-    format, version      "conv-as-attention certificate", 4
+    format, version      "conv-as-attention certificate", 5
     torch_version        of the run that wrote it
     conv_file, mhsa_file {"name", "sha256"} of the weight files, or null
     layers               for each layer its path in the network ("" for a bare layer) and ``Certificate.record()``

@@ -57,4 +57,12 @@ def run(options: argparse.Namespace) -> "Audit":
             )
         extents = zip(geometry.kernel_size, geometry.dilation, strict=True)
         grid = [dilation * (kernel_size - 1) + 5 for kernel_size, dilation in extents]
-    return audit(layer, tuple(grid), kernel_size=kernel, most_channels=options.channels, seed=options.seed)
+    channels = getattr(getattr(layer, "geometry", None), "in_channels", None)
+    return audit(
+        layer,
+        tuple(grid),
+        in_channels=channels,
+        kernel_size=kernel,
+        most_channels=options.channels,
+        seed=options.seed,
+    )

@@ -6,6 +6,7 @@ hold exactly the stored numbers.
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -240,21 +241,31 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     return Convolution.read(conv, weight), g
 
 
-def digest(layer: Any, tensors: tuple[str, ...]) -> str:
-    """SHA-256 of a layer: its stated geometry, and the type, shape and bytes of its tensors, in the given order.
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor's numbers, little-endian and row-major."""
+    stored = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return stored.view(-1).view(torch.uint8).numpy()
 
-    The text hashed is the JSON (sorted keys, no spaces) of ``{"geometry": …, "tensors": [[name, dtype, shape], …]}``, a zero
-    byte, and then the little-endian bytes of every tensor, row-major.
+
+def digests(layer: Any, tensors: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of those of a layer's tensors that are there, by name.
+
+    Each is of the JSON ``[dtype, shape]``, a zero byte, and :func:`bytes_of` the tensor.
     """
-    present = [(name, getattr(layer, name)) for name in tensors if getattr(layer, name) is not None]
-    head = {
-        "geometry": stated_geometry(layer),
-        "tensors": [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in present],
-    }
-    hashed = hashlib.sha256(json.dumps(head, sort_keys=True, separators=(",", ":")).encode() + b"\0")
-    for _, tensor in present:
-        hashed.update(tensor.detach().cpu().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy())
-    return hashed.hexdigest()
+    hashes = {}
+    for name in tensors:
+        if (tensor := getattr(layer, name)) is not None:
+            head = json.dumps([str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+            hashed = hashlib.sha256(head.encode() + b"\0")
+            hashed.update(bytes_of(tensor).data)
+            hashes[name] = hashed.hexdigest()
+    return hashes
+
+
+def digest(layer: Any, tensors: Iterable[str]) -> str:
+    """One SHA-256 of a layer's stated geometry and :func:`digests`."""
+    stated = [stated_geometry(layer), digests(layer, tensors)]
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 def _whole(value: Any) -> bool:

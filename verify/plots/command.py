@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> Path:
         if getattr(options, option) is not None and option not in TAKES[options.name]:
             raise ValueError(f"plot {options.name} takes no --{option}")
     from verify.plots.drawing import is_figure, require_matplotlib, require_writable, write_figure
-    from verify.recheck.weight_files import opened
+    from verify.recheck.strict_input import opened
 
     target = require_writable(options.output)
     if target.exists() and not options.force and not is_figure(target):

@@ -17,7 +17,7 @@ from verify.argument.documents import replace_file
 from verify.layers.fields import Geometry
 from verify.layers.reading import token_count
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, Figure, new_figure, plain, style
-from verify.recheck.weight_files import strict_json
+from verify.recheck.strict_input import strict_json
 
 FORMAT, VERSION = "conv-as-attention cost", 1
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))

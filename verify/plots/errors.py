@@ -7,7 +7,7 @@ from pathlib import Path
 
 from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, Figure, new_figure, plain, style
 from verify.recheck.certificate_file import read_document
-from verify.recheck.weight_files import strict_json
+from verify.recheck.strict_input import strict_json
 
 
 @dataclass(frozen=True)

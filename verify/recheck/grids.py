@@ -12,14 +12,19 @@ It shares no code with the certifier's :mod:`verify.layers.reading`.
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.weight_files import GEOMETRY, Rejected
+from verify.recheck.strict_input import Rejected
 
 LONGEST, MOST = 2**26, 2**32  # limits on an axis' tokens and on tokens times taps: about ten seconds of work
+GEOMETRY = {
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "padding_mode", "dilation", "groups"),
+    *("transposed", "output_padding"),
+}
 MODES = ("zeros", "reflect", "replicate", "circular")
 
 
@@ -69,17 +74,14 @@ class NoOutput(ValueError):
 
 def geometry_of(stated: dict[str, Any]) -> StatedGeometry:
     """Read the geometry that a layer states; `Rejected` if it is not a convolution's."""
-    try:
-        geometry = _geometry_of(stated)
-    except (TypeError, ValueError, KeyError, AttributeError):
-        geometry = None
-    if geometry is None:
-        raise Rejected(f"no geometry of a convolution: {json.dumps(stated)[:300]}")
-    return geometry
+    with suppress(TypeError, ValueError, KeyError, AttributeError):
+        if geometry := _geometry_of(stated):
+            return geometry
+    raise Rejected(f"no geometry of a convolution: {json.dumps(stated)[:300]}")
 
 
 def _geometry_of(stated: dict[str, Any]) -> StatedGeometry | None:
-    if set(stated) - {"radix"} != set(GEOMETRY):
+    if set(stated) - {"radix"} != GEOMETRY:
         return None
     kernel, stride, dilation, extra = (stated[k] for k in ("kernel_size", "stride", "dilation", "output_padding"))
     groups, d_in, d_out = (stated[k] for k in ("groups", "in_channels", "out_channels"))

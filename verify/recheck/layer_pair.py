@@ -1,18 +1,15 @@
 """The numbers of one convolution and its attention layer, after their digests, dtypes and shapes match the certificate."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from verify.recheck.certificate_file import LayerCertificate
-from verify.recheck.checkpoints import TENSORS
 from verify.recheck.grids import StatedGeometry, geometry_of
-from verify.recheck.weight_files import Rejected, StoredLayer, numbers
+from verify.recheck.stored_layers import TENSORS, StoredLayer
+from verify.recheck.strict_input import Rejected
 
-CONVOLUTION = ("weight", "bias")
 AT_LEAST_FLOAT32 = ("w_qry", "w_key", "w_key_pos", "u", "v")
 """The score tensors, whose dtype may differ from that of the values."""
 
@@ -21,35 +18,20 @@ NOT_PLAIN = "what is folded, or of a class of its own, is not rechecked (a state
 
 @dataclass(frozen=True)
 class LayerPair:
-    """The numbers of a convolution and an attention layer in float64, which is exact.
+    """The numbers of a convolution and an attention layer in float64, which is exact."""
 
-    Attributes:
-        stated: what the certificate states about them.
-        conv: the geometry of the convolution.
-        mhsa: the geometry of the attention layer.
-        radix: of the parabola; None for the quadratic encoding.
-        weight: the kernel in torch's layout.
-        kernel: W, (taps, groups, D_in/groups, D_out/groups), taps in row-major order.
-        bias: (D_out,).
-        a: the eight tensors of the attention layer.
-        carrying: (heads,), whether a head's value and output matrices are nonzero.
-        content: (heads,), whether a head's scores may depend on the content.
-        assumed: whether a file states no geometry, so that the certificate's is used.
-        notes: remarks for the report.
-    """
-
-    stated: LayerCertificate
+    stated: LayerCertificate  # what the certificate states about them
     conv: StatedGeometry
     mhsa: StatedGeometry
-    radix: list[int] | None
-    weight: np.ndarray
-    kernel: np.ndarray
-    bias: np.ndarray
-    a: dict[str, np.ndarray]
-    carrying: np.ndarray
-    content: np.ndarray
-    assumed: bool
-    notes: list[str]
+    radix: list[int] | None  # of the parabola; None for the quadratic encoding
+    weight: np.ndarray  # the kernel in torch's layout
+    kernel: np.ndarray  # W, (taps, groups, D_in/groups, D_out/groups), taps in row-major order
+    bias: np.ndarray  # (D_out,)
+    a: dict[str, np.ndarray]  # the eight tensors of the attention layer
+    carrying: np.ndarray  # (heads,): whether a head's value and output matrices are nonzero
+    content: np.ndarray  # (heads,): whether a head's scores may depend on the content
+    assumed: bool  # whether a file states no geometry, so that the certificate's is used
+    notes: list[str]  # for the report
 
     @classmethod
     def read(cls, stated: LayerCertificate, conv: StoredLayer, mhsa: StoredLayer) -> "LayerPair":
@@ -62,19 +44,16 @@ class LayerPair:
         for layer in (conv, mhsa):
             if layer.geometry is None:
                 notes.append(f"the file of the {layer.kind} states no geometry; assumed: what the certificate says")
-        weights = _certified(prefix, conv, CONVOLUTION, stated.geometries[0], stated.digests[0])
-        a = _certified(prefix, mhsa, TENSORS, stated.geometries[1], stated.digests[1])
+        weights = _certified(prefix, conv, stated.geometries[0], stated.digests[0])
+        a = _certified(prefix, mhsa, stated.geometries[1], stated.digests[1])
         types = {t.dtype for layer in (conv, mhsa) for name, t in layer.tensors.items() if name not in AT_LEAST_FLOAT32}
-        if types != {stated.dtype} or any(mhsa.tensors[name].shape != a[name].shape for name in a):
+        if types != {stated.dtype}:
             raise Rejected(f"{prefix}of the types {sorted(types)}, and not {stated.dtype}")
         conv_geometry, mhsa_geometry = geometry_of(stated.geometries[0]), geometry_of(stated.geometries[1])
         radix = stated.geometries[1].get("radix")
         kind = f"Conv{'Transpose' if conv_geometry.transposed else ''}{len(conv_geometry.kernel)}d"
         if conv.kind not in (kind, "Conv") or mhsa.kind != "MHSA" or "radix" in stated.geometries[0]:
             raise Rejected(f"{prefix}a {conv.kind} and a {mhsa.kind} where a {kind} and its attention belong")
-        torch_pads = [p for pair in reversed(conv_geometry.pads) for p in pair]  # last axis first
-        if conv_geometry.mode != "zeros" and conv.pads not in (None, torch_pads):
-            raise Rejected(f"{prefix}torch would pad by {conv.pads}, which contradicts the geometry")
         expected = _shapes(conv_geometry, mhsa_geometry, radix, a["v"].shape, a["w_val"].shape[-1])
         for name, array in (weights | a).items():
             if array.shape != expected[name] or len(a["v"]) != stated.heads:
@@ -98,23 +77,20 @@ class LayerPair:
 
 
 def _certified(
-    prefix: str, layer: StoredLayer, names: tuple[str, ...], stated: dict[str, Any], digest: str
+    prefix: str, layer: StoredLayer, stated: dict[str, Any], digests: dict[str, str]
 ) -> dict[str, np.ndarray]:
-    """The numbers of a layer, if digest and geometry match the certificate."""
-    stored = {name: layer.tensors[name] for name in names if name in layer.tensors}
-    header = {"geometry": stated, "tensors": [[name, tensor.dtype, [*tensor.shape]] for name, tensor in stored.items()]}
-    hashed = hashlib.sha256(json.dumps(header, sort_keys=True, separators=(",", ":")).encode() + b"\0")
-    arrays = {}
-    for name, tensor in stored.items():
-        bits = np.ascontiguousarray(tensor.read())
-        hashed.update(bits.data)
-        arrays[name] = numbers(bits, tensor.dtype)
-        if not np.isfinite(arrays[name]).all():
-            raise Rejected(f"{prefix}{name} has numbers that are not finite")
+    """The numbers of a layer, if digests and geometry match the certificate."""
     if layer.geometry not in (None, stated):
         raise Rejected(f"{prefix}the geometry of the {layer.kind} is not the one that was certified")
-    if hashed.hexdigest() != digest or len(stored) != len(layer.tensors):
-        raise Rejected(f"{prefix}the numbers of the {layer.kind} are not those that were certified")
+    if other := {*digests} ^ {*layer.tensors}:
+        raise Rejected(f"{prefix}only one of certificate and file has {min(other)} of the {layer.kind}")
+    arrays = {}
+    for name, digest in digests.items():
+        if layer.tensors[name].sha256() != digest:
+            raise Rejected(f"{prefix}{name} of the {layer.kind} is not the tensor that was certified")
+        arrays[name] = layer.tensors[name].numbers()
+        if not np.isfinite(arrays[name]).all():
+            raise Rejected(f"{prefix}{name} has numbers that are not finite")
     return arrays
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from construct.attention import MHSA
 from verify.argument.certificate import Certificate
-from verify.layers.fields import TENSORS, digest
+from verify.layers.fields import TENSORS, digests, stated_geometry
 
 
 def models(original: Any, converted: Any) -> None:
@@ -48,14 +48,17 @@ def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]
             names = ", ".join(repr(name) for name in list(pairs)[:8]) or "no layer at all"
             raise ValueError(f"write_report: there is a certificate of {path!r}, but no such layer; there is {names}")
         conv, mhsa = pairs[path]
-        now = (digest(conv, ("weight", "bias")), digest(mhsa, TENSORS))
-        for what, theirs, ours in zip(
-            ("convolution", "attention layer"), (certificate.conv_sha256, certificate.mhsa_sha256), now, strict=True
+        for what, layer, names, stated, hashes in (
+            ("convolution", conv, ("weight", "bias"), certificate.conv_geometry, certificate.conv_sha256),
+            ("attention layer", mhsa, TENSORS, certificate.mhsa_geometry, certificate.mhsa_sha256),
         ):
-            if theirs != ours:
+            theirs = {"geometry": stated, **hashes}
+            ours = {"geometry": stated_geometry(layer), **digests(layer, names)}
+            other = [name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)]
+            if other:
                 raise ValueError(
-                    f"write_report: the certificate of {path or 'the model'!r} is of another {what}: its digest is "
-                    f"{theirs[:12]}…, that of the layer {ours[:12]}… (certify it again, or leave it out)"
+                    f"write_report: the certificate of {path or 'the model'!r} is of another {what}: its {min(other)} is "
+                    "another one (certify it again, or leave it out)"
                 )
     return by_path
 

@@ -206,7 +206,7 @@ def _view(index: int, layer: ReportLayer, shown: Strip | None) -> dict[str, Any]
         "strip": shown,
         "flat": layer.x is not None and layer.x.dim() == 3,
         "steps": certificate.steps if certificate and index < MOST_ARGUMENTS else (),
-        "digests": (certificate.conv_sha256, certificate.mhsa_sha256) if certificate else None,
+        "digests": [*certificate.conv_sha256.items(), *certificate.mhsa_sha256.items()] if certificate else [],
     }
 
 

@@ -99,7 +99,7 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
     if not (options.models or options.arch):
         return
     from verify.experiment.sweep.models import Network
-    from verify.recheck.weight_files import opened
+    from verify.recheck.strict_input import opened
 
     size = ("--input-size", *options.input_size) if options.input_size else ()
     lines = [(shlex.quote(model), model) for model in options.models if not model.endswith(".txt")]

@@ -28,8 +28,7 @@ from verify.argument.verdicts import certify_layer, power_of_two_above
 from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
-from verify.recheck.pickles import Rejected
-from verify.recheck.weight_files import opened
+from verify.recheck.strict_input import Rejected, opened
 from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
 Given = tuple[tuple[int, ...], float]

@@ -1,0 +1,56 @@
+"""Files that the checker reads, and how it refuses them in one line."""
+
+import json
+import math
+import os
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from verify.verdict import escaped
+
+
+class Rejected(ValueError):
+    """A file is malformed, or a certificate states something false; the one-line message says what.
+
+    Unprintable characters of the file are escaped.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(escaped(message))
+
+
+class NotConfirmed(Rejected):
+    """The files are intact, but what the certificate states about them is false."""
+
+
+def opened(path: str | os.PathLike[str]) -> BufferedReader:
+    """A file to read.
+
+    Raises:
+        Rejected: a pipe or a device, which may have no end.
+        OSError: it cannot be read.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise Rejected(f"{path}: is not a regular file")
+    return path.open("rb")
+
+
+def strict_json(text: bytes, what: str) -> Any:
+    """Parse JSON that has no repeated keys and only finite numbers; raise `Rejected` otherwise."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)}"[:200])
+        return dict(pairs)
+
+    def finite(number: str) -> float:
+        if math.isfinite(float(number)):
+            return float(number)
+        raise ValueError(f"{number[:20]} is no finite number")
+
+    try:
+        return json.loads(text.decode(), object_pairs_hook=unique, parse_constant=finite, parse_float=finite)
+    except (ValueError, RecursionError) as error:
+        raise Rejected(f"{what} is no strict JSON: {error}") from None
