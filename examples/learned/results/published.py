@@ -108,6 +108,7 @@ def blocks() -> dict[str, list[str]]:
         "digits": rows.by_layer(digits),
         "heads": rows.heads(digits),
         "substitution": rows.substitution(digits, (3,)),
+        "digits-runs": table.stated([run for row in digits for run in row.runs]),
         **{name: lines() if trained else NONE for name, lines in of_cifar.items()},
     }
 
