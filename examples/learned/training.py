@@ -46,6 +46,11 @@ def network_of(settings: Settings, pictures: Pictures) -> nn.Module:
     return AttentionNet(variant, settings.how.shape, (channels, rows, columns), pictures.classes)
 
 
+def budget(settings: Settings, steps: int) -> float:
+    """The sum of the rates of where heads look over a run of so many steps."""
+    return settings.how.where * sum(rate_at(step, steps, settings) for step in range(steps))
+
+
 def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The indices of the pictures to learn from, and the pictures and labels that epochs are measured on.
 
@@ -246,7 +251,7 @@ class Run:
 
     def budget(self) -> float:
         """The sum of the rates of where heads look: about as far as Adam can move a number."""
-        return self.settings.how.where * sum(rate_at(step, self.steps, self.settings) for step in range(self.steps))
+        return budget(self.settings, self.steps)
 
     def _end_epoch(self) -> None:
         loss, right, count = self.sums

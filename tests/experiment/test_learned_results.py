@@ -239,17 +239,45 @@ def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
     assert "null" not in relative
 
 
+def test_the_rate_is_chosen_by_finished_runs_measured_or_not(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
+    run = Run(settings_of("quadratic", where=100.0), pictures(), tmp_path / "half" / "seed-3", every=3)
+    run.save()
+    assert published.main(["tuning", str(tmp_path / "half"), str(runs)]) == 0
+    committed = published.committed("learned_tuning")
+    assert {"quadratic", "covariance", "relative"} < committed.keys()
+    (only,) = committed["quadratic"]
+    (result,) = table.records(runs / "quadratic" / "seed-0" / RESULT, ())
+    assert (only["rate"], only["seed"], only["epochs"]) == (25.0, 0, 1)
+    assert [only["accuracy"], only["budget"]] == [
+        pytest.approx(result[key], rel=1e-3) for key in ("accuracy", "budget")
+    ]
+    run.train(quiet)
+    assert published.main(["tuning", str(tmp_path / "half")]) == 0
+    assert published.committed("learned_tuning")["quadratic"][0]["rate"] == 100
+    ends_in_one_line(
+        lambda: published.main(["tuning", str(tmp_path / "no")]), 2, f"error: {tmp_path / 'no'}: no", capsys
+    )
+
+
 def test_the_rate_that_was_best_on_validation_is_named():
-    tuned = {rate: {"quadratic": [run_of(0, 1, 1)], "local": [run_of(0, 1, 1)]} for rate in rows.RATES}
-    tuned[25]["quadratic"][0]["accuracy"] = [0.75]
-    tuned[100]["local"][0]["accuracy"] = [0.625]
+    scores = {"quadratic": [0.3, 0.4, 0.75, 0.5], "local": [0.3, 0.4, 0.5, 0.625]}
+    tuned = {
+        variant: [
+            {"rate": float(rate), "budget": 0.25 * rate, "accuracy": [0.1, score]}
+            for rate, score in zip(rows.RATES, shares, strict=True)
+        ]
+        for variant, shares in scores.items()
+    }
     lines = rows.tuning(tuned)
-    assert lines[4] == "| × 25 | 6.3 | 75.00 | 50.00 |"
+    assert lines[4] == "| × 25 | 6.2 | 75.00 | 50.00 |"
     assert lines[-1].startswith(
         "Highest at × 25 (quadratic, learned α and τ (isotropic)) and × 100 (quadratic, local start);"
     )
-    del tuned[1]["local"]
-    assert rows.tuning(tuned)[-1] == "| × 100 | 6.3 | 50.00 | 62.50 |"
+    del tuned["local"][0]
+    assert rows.tuning(tuned)[2::3] == ["| × 1 | 0.25 | 30.00 | not run yet |", "| × 100 | 25 | 50.00 | 62.50 |"]
 
 
 def test_what_has_not_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -14,9 +14,10 @@ from typing import Any
 from examples.learned.data import BadInput
 from examples.learned.results import figures, rows, table
 from examples.learned.results.plots import Summary
+from examples.learned.results.stored import finished
 from examples.learned.running.console import ended
 from examples.learned.running.files import records, replaced
-from examples.learned.training import RESULT
+from examples.learned.training import CHECKPOINT, RESULT
 from examples.learned.variants import VARIANTS
 
 FOLDER = Path(__file__).parents[3] / "docs" / "results"
@@ -66,6 +67,24 @@ def collected(folders: Sequence[Path], seeds: Sequence[int] | None) -> list[dict
     return [results[key] for key in sorted(results)]
 
 
+def tuned(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """The accuracy on held-out pictures of all finished runs below folders, measured or not, by variant, rate and seed.
+
+    Raises:
+        BadInput: there is none, or one is damaged.
+    """
+    results = {}
+    for path in [path for folder in folders for path in sorted(folder.rglob(CHECKPOINT))]:
+        run = finished(path.parent)
+        if run is not None:
+            results[run["variant"], run["rate"], run["seed"]] = _in_few_digits(run)
+    if not results:
+        raise BadInput(
+            f"{', '.join(map(str, folders))}: no finished run (give the --out of python -m examples.learned)"
+        )
+    return [results[key] for key in sorted(results)]
+
+
 def _in_few_digits(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{FIGURES}g}")
@@ -90,7 +109,7 @@ def blocks() -> dict[str, list[str]]:
     digits = rows.rows({rate: committed(f"learned_digits_{rate}") for rate in rows.RATES})
     cifar = committed("learned_cifar")
     trained = [*rows.rows({rows.SHOWN: cifar}), *rows.rows({1: committed("learned_cifar_sgd")}, ", the paper's SGD")]
-    tuned = {rate: committed(f"learned_tune_{rate}") for rate in rows.RATES}
+    tuning = committed("learned_tuning")
     summary = json.loads(DRAWN.read_text(encoding="utf-8")) if DRAWN.exists() else None
     of_cifar = {
         "cifar": lambda: [*rows.by_layer(trained), *rows.absent(cifar, PLANNED)],
@@ -98,12 +117,12 @@ def blocks() -> dict[str, list[str]]:
         "cifar-accuracy": lambda: rows.accuracy(trained),
         "cifar-heads": lambda: rows.heads(trained),
         "cifar-substitution": lambda: rows.substitution(trained, (3, 9)),
-        "cifar-runs": lambda: table.stated([run for row in [*rows.rows(tuned), *trained] for run in row.runs]),
+        "cifar-runs": lambda: table.stated([run for row in trained for run in row.runs]),
     }
     return {
         "figure": figure(summary),
         "figures": other_figures(summary),
-        "tuning": rows.tuning(tuned),
+        "tuning": rows.tuning(tuning),
         "facts": ["What holds in every seed:", "", *rows.facts(trained)] if trained else [],
         "digits": rows.by_layer(digits),
         "heads": rows.heads(digits),
@@ -168,6 +187,13 @@ def with_blocks(page: str) -> str:
     return page
 
 
+def commit(name: str, results: Sequence[dict[str, Any]]) -> None:
+    """Write results into docs/results, one on a line."""
+    FOLDER.mkdir(exist_ok=True)
+    lines = [json.dumps(result, separators=(",", ":"), ensure_ascii=False) for result in results]
+    replaced(FOLDER / f"{name}.json", "[\n" + ",\n".join(lines) + "]\n")
+
+
 def done(options: argparse.Namespace) -> str:
     """Do what the command asks, and return what it prints.
 
@@ -175,9 +201,10 @@ def done(options: argparse.Namespace) -> str:
         BadInput: there is nothing to collect, or it does not fit together.
     """
     if options.action == "collect":
-        text = json.dumps(collected(options.folders, options.seeds), separators=(",", ":"), ensure_ascii=False)
-        FOLDER.mkdir(exist_ok=True)
-        replaced(FOLDER / f"{options.name}.json", text.replace('{"command"', '\n{"command"') + "\n")
+        commit(options.name, collected(options.folders, options.seeds))
+        return ""
+    if options.action == "tuning":
+        commit("learned_tuning", tuned(options.folders))
         return ""
     if options.action == "write":
         for page in PAGES:
@@ -194,6 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     collect.add_argument("folders", type=Path, nargs="+", metavar="folder")
     collect.add_argument("name", help="of the file in docs/results")
     collect.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all)")
+    tuning = actions.add_parser("tuning", help="commit the held-out accuracy of the runs by which the rate is chosen")
+    tuning.add_argument("folders", type=Path, nargs="+", metavar="folder")
     actions.add_parser("write", help="put the tables into the pages")
     options = parser.parse_args(arguments)
     return ended(lambda _console: done(options), "stopped")

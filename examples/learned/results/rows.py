@@ -151,23 +151,25 @@ def _with_attention(all_rows: Sequence[Row]) -> list[Row]:
     return [row for row in attention if row.rate == SHOWN or row.variant not in shown]
 
 
-def tuning(tuned: dict[int, Results]) -> list[str]:
-    """The accuracy on validation pictures for each rate of where heads look."""
+def tuning(results: Results) -> list[str]:
+    """The accuracy on held-out pictures for each rate of where heads look, and the rate of the highest, of the first seed."""
     labels = " | ".join(VARIANTS[variant].label for variant in TUNED)
     lines = [f"| rate | Σ rate | {labels} |", "|---:|---:|" + "---:|" * len(TUNED)]
-    for rate, results in tuned.items():
-        every = [run for runs in results.values() for run in runs]
-        budget = f"{every[0]['budget']:.2g}" if every else "–"
-        cells = []
-        for variant in TUNED:
-            shares = [run["accuracy"][-1] for run in results.get(variant, [])]
-            cells.append(table.mean_and_deviation(shares, scale=100) if shares else "not run yet")
+    scores = {variant: {run["rate"]: run["accuracy"][-1] for run in results.get(variant, [])} for variant in TUNED}
+    budgets = {run["rate"]: run["budget"] for runs in results.values() for run in runs}
+    for rate in RATES:
+        cells = [
+            f"{100 * scores[variant][rate]:.2f}" if rate in scores[variant] else "not run yet" for variant in TUNED
+        ]
+        budget = f"{budgets[rate]:.2g}" if rate in budgets else "–"
         lines.append(f"| × {rate} | {budget} | {' | '.join(cells)} |")
-    if any(not of_rate.keys() >= {*TUNED} for of_rate in tuned.values()):
+    if any(scores[variant].keys() < {*RATES} for variant in TUNED):
         return lines
-    best = (max(tuned, key=lambda rate: max(run["accuracy"][-1] for run in tuned[rate][variant])) for variant in TUNED)
-    sentence = " and ".join(f"× {rate} ({VARIANTS[variant].label})" for rate, variant in zip(best, TUNED, strict=True))
-    return [*lines, "", f"Highest at {sentence}; the runs below have × {SHOWN}."]
+    best = [
+        f"× {max(by_rate, key=by_rate.__getitem__):g} ({VARIANTS[variant].label})"
+        for variant, by_rate in scores.items()
+    ]
+    return [*lines, "", f"Highest at {' and '.join(best)}; the runs below have × {SHOWN}."]
 
 
 def accuracy(all_rows: Sequence[Row]) -> list[str]:
