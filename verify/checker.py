@@ -84,9 +84,9 @@ def check(
     layers: dict[str, Verdict] = {}
     covered = list[StoredLayer]()
     try:
-        document = read_document(certificate_path)
-        files = layers_in(conv_path, document.digests[0], key), layers_in(mhsa_path, document.digests[1])
-        for stated in document.certificates:
+        certificates, digests = read_document(certificate_path)
+        files = layers_in(conv_path, digests[0], key), layers_in(mhsa_path, digests[1])
+        for stated in certificates:
             stored = [f.find(stated.name, d, notes) for f, d in zip(files, stated.digests, strict=True)]
             second(pair := LayerPair.read(stated, *stored))
             layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
@@ -105,9 +105,8 @@ def check(
     summary = f"{names.count('PROVED')} of {len(names)} layers PROVED and recomputed, {len(uncovered)} not covered"
     summary += f"; of {assumed} the files state no geometry, so it is taken from the certificate" if assumed else ""
     name = "PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED"
-    return Result(
-        Verdict("REFUTED" if "REFUTED" in names else name, summary), layers, tuple(uncovered), (*notes, *NOT_RECHECKED)
-    )
+    verdict = Verdict("REFUTED" if "REFUTED" in names else name, summary)
+    return Result(verdict, layers, tuple(uncovered), (*notes, *NOT_RECHECKED))
 
 
 def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:

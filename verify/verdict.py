@@ -7,9 +7,7 @@ from typing import Literal
 
 
 def as_html(value: object) -> str:
-    """The text of an object as escaped HTML: its first line as a heading, its other lines "name: sentence" as a table.
-
-    Classes use it as their ``_repr_html_``, which notebooks show.
+    """For notebooks, as ``_repr_html_``: the first line of the text as a heading, the others "name: sentence" as a table.
 
     >>> as_html("PROVED: for all |x| < 1")
     '<b>PROVED: for all |x| &lt; 1</b>'

@@ -694,7 +694,7 @@ def test_both_implementations_find_the_same_bounds(pair, bound, tmp_path_factory
     files = Files(tmp_path_factory.mktemp("pair")).write([("", certificate)], conv, mhsa)
     result = files.check()
     assert result.verdict.name == ("PROVED" if certificate.verdict.name == "PROVED" else "UNDECIDED")
-    (claim,) = read_document(files.certificate).certificates
+    (claim,), _ = read_document(files.certificate)
     pair = LayerPair.read(claim, *(layers_in(path).layers[""] for path in (files.conv, files.mhsa)))
     if certificate.verdict.name == "PROVED":
         own, _ = checker.parts_of(pair)

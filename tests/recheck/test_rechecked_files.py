@@ -174,7 +174,7 @@ def test_the_same_tensors_are_rechecked_in_any_file_and_format() -> None:
     assert (result.verdict.name, result.uncovered) == ("UNDECIDED", ("conv",))
     state["0.weight"][0, 0, 0, 0] += 1
     torch.save(under("other.", state), "m.pt")
-    with pytest.raises(Rejected, match=r"layer '0' is missing in .*, and no other layer has its tensors"):
+    with pytest.raises(Rejected, match=r"layer '0' is missing in .*, and no other layer there has its tensors"):
         verify.check("o.json", "m.pt", "o.pt")
 
 

@@ -32,7 +32,7 @@ def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
         ValueError: it is not a certificate, was edited, or holds no layer.
         OSError: it cannot be read.
     """
-    certificates = read_document(path).certificates
+    certificates, _ = read_document(path)
     records = strict_json(Path(path).read_bytes(), str(path))["layers"]
     if not certificates:
         raise ValueError(f"{path}: the certificate of no layer")

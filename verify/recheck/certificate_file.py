@@ -51,11 +51,8 @@ class LayerCertificate(NamedTuple):
     counterexample: dict[str, Any] | None  # exact input {index: value}, output, convolution, attention; or only shapes
 
 
-class Document(NamedTuple):
-    """A certificate file with a correct digest and well-formed fields."""
-
-    certificates: tuple[LayerCertificate, ...]
-    digests: tuple[str | None, ...]  # of the two weight files
+Document = tuple[tuple[LayerCertificate, ...], tuple[str | None, ...]]
+"""The certificates in a file, and the SHA-256 of the two weight files."""
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
@@ -95,7 +92,7 @@ def _document(document: dict[str, Any]) -> Document:
     certificates = tuple(_layer_certificate(record) for record in document["layers"])
     if len({one.name for one in certificates}) != len(certificates):
         raise Rejected("a layer stands twice in the certificate")
-    return Document(certificates, tuple(file and file["sha256"] for file in files))
+    return certificates, tuple(file and file["sha256"] for file in files)
 
 
 def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
@@ -110,8 +107,6 @@ def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
     for rows, row_types in ((record["steps"], _STEP), (record["probes"], _PROBE)):
         for row in rows:
             _check_types(row, row_types, "a step or probe")
-    if not all(type(text) is str for text in record["assumptions"]):
-        raise Rejected("assumptions are no texts")
     tensors = [*record["conv_sha256"]], [*record["mhsa_sha256"]]
     if tensors[0] not in ([*CONVOLUTION], [*CONVOLUTION[:1]]) or tensors[1] != [*TENSORS]:
         raise Rejected("its digests are not those of a convolution and an attention layer")

@@ -58,9 +58,7 @@ def centre_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None,
     n = sum(w_key_pos.shape) + 2
     slack = 2 * (size * Fraction(n, 2**53 - n) + n * Fraction(1 + sum(encoded), 2**1074))
     if not gap > slack or max(encoded) > 2**53 or size >= 2**1022:
-        raise NoCentre(
-            f"has a gap of {float(gap):.3g} and scores that round by {float(slack / 2):.3g}, or may overflow"
-        )
+        raise NoCentre(f"has a gap of {float(gap):.3g}, scores round by {float(slack / 2):.3g}, or may overflow")
     return Centre(tuple(nearest), a, offset, gap, slack)
 
 
@@ -224,9 +222,7 @@ def limbs(x: np.ndarray) -> list[tuple[np.ndarray, int]]:
     top, rest, parts = int(np.frexp(np.abs(x).max(initial=0.0))[1]), x, []
     while rest.any():
         top -= LIMB
-        part = np.trunc(
-            np.ldexp(rest, -top)
-        )  # numbers too small to be exact here are below 1 and left for a later limb
+        part = np.trunc(np.ldexp(rest, -top))  # what is too small to be exact here is below 1: left for a later limb
         rest = rest - np.ldexp(part, top)
         parts += [(part, top)] if part.any() else []
     return parts

@@ -10,9 +10,7 @@ from verify.recheck.grids import StatedGeometry, geometry_of
 from verify.recheck.stored_layers import TENSORS, StoredLayer
 from verify.recheck.strict_input import Rejected
 
-AT_LEAST_FLOAT32 = ("w_qry", "w_key", "w_key_pos", "u", "v")
-"""The score tensors, whose dtype may differ from that of the values."""
-
+SCORES = ("w_qry", "w_key", "w_key_pos", "u", "v")  # of at least float32, so not always of the values' type
 NOT_PLAIN = "what is folded, or of a class of its own, is not rechecked (a state dict with the plain weights is)"
 
 
@@ -38,15 +36,13 @@ class LayerPair:
         """Read both layers; `Rejected` unless they are byte for byte the certified ones."""
         prefix, notes = f"layer {stated.name!r}: ", []
         if conv.kind == "unknown":
-            raise Rejected(
-                f"{prefix}its class, or its tensors {sorted(conv.tensors)}, are of no plain convolution: {NOT_PLAIN}"
-            )
+            raise Rejected(f"{prefix}class or tensors {sorted(conv.tensors)} are of no plain convolution: {NOT_PLAIN}")
         for layer in (conv, mhsa):
             if layer.geometry is None:
                 notes.append(f"the file of the {layer.kind} states no geometry; assumed: what the certificate says")
         weights = _certified(prefix, conv, stated.geometries[0], stated.digests[0])
         a = _certified(prefix, mhsa, stated.geometries[1], stated.digests[1])
-        types = {t.dtype for layer in (conv, mhsa) for name, t in layer.tensors.items() if name not in AT_LEAST_FLOAT32}
+        types = {t.dtype for layer in (conv, mhsa) for name, t in layer.tensors.items() if name not in SCORES}
         if types != {stated.dtype}:
             raise Rejected(f"{prefix}of the types {sorted(types)}, and not {stated.dtype}")
         conv_geometry, mhsa_geometry = geometry_of(stated.geometries[0]), geometry_of(stated.geometries[1])

@@ -16,7 +16,6 @@ import numpy as np
 from verify.recheck.strict_input import Rejected, opened, strict_json
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
-"""The tensors of an attention layer."""
 CONVOLUTION = ("weight", "bias")
 KINDS = ("MHSA", *(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3)))
 """The classes of layers whose code is known."""
@@ -65,23 +64,15 @@ class StoredLayers(NamedTuple):
     notes: tuple[str, ...]
 
     def find(self, name: str, digests: Mapping[str, str], notes: list[str]) -> StoredLayer:
-        """The layer of this name, or else one with exactly these tensors, for wrappers change names.
-
-        Raises:
-            Rejected: there is none.
-        """
+        """The layer of this name, or else one with exactly these tensors, for wrappers change names; `Rejected` if none."""
         if name in self.layers:
             return self.layers[name]
         for path, layer in self.layers.items():
             if layer.digests() == digests:
                 notes.append(f"{self.name}: {name!r} is there as {path!r}, with the same tensors")
                 return layer
-        hint = "".join(f" ({note})" for note in self.notes)
-        if any(tensor.startswith(_FOLDED) for layer in self.layers.values() for tensor in layer.tensors):
-            hint = "; the certificate speaks of folded weights, and to recheck that takes a file that holds them"
-        raise Rejected(
-            f"layer {name!r} is missing in a weight file, {self.name}, and no other layer has its tensors{hint}"
-        )
+        hint = "".join(f" ({note})" for note in (FOLDED, *self.notes))
+        raise Rejected(f"layer {name!r} is missing in {self.name}, and no other layer there has its tensors{hint}")
 
     def beside(self, covered: Collection[StoredLayer]) -> list[str]:
         """The paths of layers that are none of these, nor of the same class, geometry and tensors as one of them."""
@@ -92,8 +83,7 @@ class StoredLayers(NamedTuple):
 
 
 VERY_FILE = "not the very file that was certified, but it has the tensors of all these layers"
-_FOLDED = ("original", "weight_", "bias_")
-"""How parametrizations, weight_norm, spectral_norm and pruning name the tensors of which a weight is made."""
+FOLDED = "of a parametrized layer, it takes a file with the folded weights"
 
 
 def layers_in(path: str | os.PathLike[str], certified: str | None = None, key: str | None = None) -> StoredLayers:
