@@ -136,7 +136,11 @@ class AttentionNet(nn.Module):
         Raises:
             BadInput: the pictures have another size.
         """
-        return self.classify(self.states(x)[-1].mean((2, 3)))
+        return self.classified(self.states(x)[-1])
+
+    def classified(self, state: Tensor) -> Tensor:
+        """The logits of a final output: (B, width, rows/2, columns/2) → (B, classes)."""
+        return self.classify(state.mean((2, 3)))
 
     def states(self, x: Tensor) -> list[Tensor]:
         """The input of every attention layer and the final output, each (B, width, rows/2, columns/2)."""

@@ -2,10 +2,12 @@
 
 import copy
 import json
+import re
 import signal
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,13 @@ from torch import nn
 
 import construct
 import verify
-from commands import python
+from commands import ROOT, python
 from construct.command.demo import PATH
 from examples import train_digits_cnn
 from examples.learned.data import BadInput
 from examples.learned.running.console import Diverged
 from examples.taught import cnn as cnn_command
-from examples.taught import convert, finetuning, networks, plots
+from examples.taught import convert, finetuning, networks, plots, teacher
 from examples.taught.command import METRICS, SUMMARY, TABLE, main
 from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable
 from examples.taught.counting import NEAR, count
@@ -503,3 +505,21 @@ def test_a_killed_command_loses_no_part_that_was_done(tmp_path: Path, capsys: py
 def test_parts_of_other_settings_are_other_files(one: int, other: int):
     first, second = (Part("told", 1, {"rate": n, "command": "teacher"}).path(Path()) for n in (one, other))
     assert (first == second) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "results", "starts"),
+    [
+        (teacher, "docs/figures/taught_teacher.json", ("| images", "| noise")),
+        (cnn_command, "docs/results/taught_moved.json", ("| same", "| shifted")),
+    ],
+)
+def test_the_tables_of_the_page_are_those_of_the_committed_results(kind: Any, results: str, starts: tuple[str, ...]):
+    """Every row that a summary makes stands on the page, but for the layers on the same digits, of which a sentence tells."""
+    page = (ROOT / "docs/taught.md").read_text(encoding="utf-8")
+    lines = kind.table(json.loads((ROOT / results).read_text(encoding="utf-8"))).splitlines()
+    wanted = [
+        line for line in lines if line.startswith(starts) and not re.match(r"\| same \| (positions|content) \|", line)
+    ]
+    assert len(wanted) >= 12
+    assert not [line for line in wanted if line not in page]
