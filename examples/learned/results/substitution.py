@@ -29,22 +29,33 @@ def explained_variance(network: AttentionNet, x: Tensor) -> list[list[float]]:
     network.eval()
     rows = []
     inside = torch.from_numpy(middle(network.grid))
+    largest = max(KERNELS)
     for block, state in zip(network.blocks, network.states(x), strict=False):
         assert isinstance(block, Block)
         outputs = block.attended(state).flatten(2)[:, :, inside].movedim(1, 2).double()  # (B, queries, D)
+        windows = unfold(state, largest, padding=largest // 2)[:, :, inside].movedim(1, 2).double()
+        (fit, test), (fit_y, test_y) = ([half.flatten(0, 1) for half in t.chunk(2)] for t in (windows, outputs))
+        centre, mean = fit.mean(0), fit_y.mean(0)
+        a = fit - centre
+        gram, cross = a.mT @ a, a.mT @ (fit_y - mean)
+        about, total = test - centre, (test_y - test_y.mean(0)).square().sum()
         scores = []
         for size in KERNELS:
-            windows = unfold(state, size, padding=size // 2)[:, :, inside].movedim(1, 2).double()
-            (fit, test), (fit_y, test_y) = ([half.flatten(0, 1) for half in t.chunk(2)] for t in (windows, outputs))
-            centre, mean = fit.mean(0), fit_y.mean(0)
-            a, b = fit - centre, fit_y - mean
-            gram = a.mT @ a
-            gram.diagonal().add_(1e-9 * gram.diagonal().mean())  # neighbouring tokens may be nearly dependent
-            kernel = torch.linalg.solve(gram, a.mT @ b)
-            left = test_y - mean - (test - centre) @ kernel
-            scores.append(1 - float(left.square().sum() / (test_y - test_y.mean(0)).square().sum()))
+            taps = _taps_within(size, largest, state.shape[1])  # the smaller windows are parts of the largest
+            part = gram[taps][:, taps]
+            part.diagonal().add_(1e-9 * part.diagonal().mean())  # neighbouring tokens may be nearly dependent
+            left = test_y - mean - about[:, taps] @ torch.linalg.solve(part, cross[taps])
+            scores.append(1 - float(left.square().sum() / total))
         rows.append(scores)
     return rows
+
+
+def _taps_within(size: int, largest: int, channels: int) -> Tensor:
+    """Where the entries of a centred window are among those of a larger one, as :func:`unfold` orders them."""
+    edge = (largest - size) // 2
+    inner = torch.zeros(channels, largest, largest, dtype=torch.bool)
+    inner[:, edge : edge + size, edge : edge + size] = True
+    return inner.flatten().nonzero()[:, 0]
 
 
 @torch.no_grad()
