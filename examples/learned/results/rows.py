@@ -98,7 +98,7 @@ def facts(all_rows: Sequence[Row]) -> list[str]:
             null = _of_layers(runs, "layers", "anywhere_sharp")
             said.append(f"nearer than the null: {_where_less(after, null)}")
         said.append(f"further than before: {_where_less(before, after)}")
-        lines.append(f"- {label} (seeds {_seeds(runs)}): {'; '.join(said)}.")
+        lines.append(f"- {label} (seed{'s' * (len(runs) > 1)} {_seeds(runs)}): {'; '.join(said)}.")
     return lines
 
 
