@@ -1,6 +1,7 @@
 """What is made of finished runs: the paper's figures, the page of a network, and the tables of docs/learned.md."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,15 @@ def test_the_figures_of_a_folder_are_drawn_and_the_others_named(
     assert {drawing.name for drawing in again} == drawn
     for drawing in again:
         assert drawing.draw(summary).axes
+
+
+def test_a_finished_run_is_drawn_before_it_is_measured(runs: Path, tmp_path: Path):
+    shutil.copytree(runs / "quadratic", tmp_path / "quadratic")
+    (tmp_path / "quadratic" / "seed-0" / RESULT).unlink()
+    Run(settings_of("local", shape=replace(SMALL, heads=9)), pictures(), tmp_path / "local" / "seed-3", every=3).save()
+    summary = figures.summary_in(tmp_path, pictures())
+    assert [*summary["variants"]] == ["quadratic"]
+    assert summary["variants"]["quadratic"] == figures.summary_in(runs, pictures())["variants"]["quadratic"]
 
 
 def test_a_window_about_the_query_has_no_tokens_beyond_the_grid(runs: Path):

@@ -9,17 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from examples.learned.command import read
 from examples.learned.data import BadInput, Pictures
-from examples.learned.results import plots, table
+from examples.learned.results import plots
 from examples.learned.results.plots import Summary
-from examples.learned.results.stored import stored
+from examples.learned.results.stored import finished, stored
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running.console import ended
 from examples.learned.running.files import replaced
-from examples.learned.training import RESULT
+from examples.learned.training import CHECKPOINT
 from examples.learned.variants import VARIANTS
 from verify.plots import write_figure
 
@@ -71,13 +71,17 @@ DRAWINGS = (
 
 
 def summary_in(folder: Path, pictures: Pictures) -> Summary:
-    """The summary of the finished and measured runs in a folder.
+    """The summary of the finished runs in a folder, measured or not.
 
     Raises:
         BadInput: there is none, or one is damaged or was trained on other pictures.
     """
-    seeds = sorted({int(path.parent.name.removeprefix("seed-")) for path in folder.glob(f"*/seed-*/{RESULT}")})
-    results = table.results_in(folder, [*VARIANTS], seeds)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for variant in VARIANTS:
+        paths = [path.parent for path in folder.glob(f"{variant}/seed-*/{CHECKPOINT}")]
+        runs = [run for run in map(finished, paths) if run is not None]
+        if runs:
+            results[variant] = sorted(runs, key=lambda run: run["seed"])
     if not results:
         raise BadInput(f"{folder}: no finished run (give the --out of python -m examples.learned)")
     return summary_of(results, lambda variant, seed: stored(folder_of(folder, variant, seed), pictures), pictures.test)

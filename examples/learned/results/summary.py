@@ -31,9 +31,9 @@ def summary_of(
         test: the test pictures, (B, C, rows, columns).
 
     Returns:
-        ``commands`` that made the runs; ``held``, "validation" or "test", the pictures of ``accuracy``; by variant ``seeds``,
-        ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``: the result of :func:`looks_of` for the first seed on
-        the first ``PICTURES`` test pictures, None for a network without attention.
+        ``commands`` that made the runs, where results say it; ``held``, "validation" or "test", the pictures of ``accuracy``;
+        by variant ``seeds``, ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``: the result of :func:`looks_of` for
+        the first seed on the first ``PICTURES`` test pictures, None for a network without attention.
     """
     variants, held = {}, "test"
     for variant, runs in results_of.items():
@@ -50,7 +50,7 @@ def summary_of(
             "accuracy": accuracy,
             "looks": looks,
         }
-    commands = sorted({result["command"] for runs in results_of.values() for result in runs})
+    commands = sorted({result["command"] for runs in results_of.values() for result in runs if "command" in result})
     return {"commands": commands, "held": held, "variants": variants}
 
 
