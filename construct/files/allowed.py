@@ -90,7 +90,7 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     for name in names:
         module, _, last = name.rpartition(".")
         top = name.partition(".")[0]
-        if top in _NEVER or name.startswith("torch.serialization.") or not all(name.split(".")):
+        if _is_never(name) or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
         try:
             with warnings.catch_warnings():
@@ -124,17 +124,27 @@ def can_be_allowed(name: str) -> bool:
 _FORMS = "name a class as package.module.Class, or the package of your network"
 _NEVER = frozenset({"__main__", "builtins", "os", "posix", "nt", "sys", "subprocess", "importlib", "runpy", "pickle"})
 """Packages from which nothing can be allowed: their functions run arbitrary code."""
+_PLAIN = frozenset(
+    f"builtins.{kind}" for kind in "bool dict float frozenset int list object range slice str tuple".split()
+)
+"""Classes of builtins that can be allowed."""
 _FOREIGN = (sys.stdlib_module_names | {"torch", "construct", "verify"}) - _NEVER
 """Packages of which single classes can be allowed, but not the whole package."""
+
+
+def _is_never(name: str) -> bool:
+    return name.startswith("torch.serialization.") or (name.partition(".")[0] in _NEVER and name not in _PLAIN)
 
 
 def allow_options(foreign: Iterable[str]) -> list[str]:
     """The ``--allow`` options that would admit these names; empty if one of them can never be allowed."""
     options: dict[str, None] = {}
     for name in foreign:
-        top, last = name.partition(".")[0], name.rpartition(".")[2]
-        if top in _NEVER or name.startswith("torch.serialization.") or not name.isprintable() or "." not in name:
+        top, (module, _, last) = name.partition(".")[0], name.rpartition(".")
+        value = getattr(sys.modules.get(module), last, None)
+        function = value is not None and not isinstance(value, type)
+        if _is_never(name) or not name.isprintable() or not module or (top in _FOREIGN and function):
             return []
         # A package admits its classes only; a lower-case initial is taken for a function.
-        options[name if top in _FOREIGN or not last[:1].isupper() else top] = None
+        options[name if top in _FOREIGN or not last[:1].isupper() or name in _PLAIN else top] = None
     return list(options)

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from construct.errors import BadModelFile, one_line
@@ -41,8 +42,8 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[st
             break
         key = parts.pop(0) if parts else _key_of(items)
         if key is None:
-            content, ignored = _tensors_in(content, items)
-            notes.append(f"ignored, as they are no tensors: {ignored}")
+            content, others = _tensors_in(content, items)
+            notes.append(f"no tensors, and so read only if a network's own loading asks for them: {others}")
             break
         models = [k for k in items if k != key and isinstance(k, str) and _holds_model(items[k])]
         others = [k for k in items if k != key and k not in models]
@@ -69,7 +70,7 @@ def _parts(content: object, chosen: str | None) -> list[str]:
 
 
 def _tensors_in(content: dict[Any, Any], items: Mapping[Any, Any]) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a state dict that holds other things, too; and these."""
+    """The tensors of a state dict that holds other things, too, as ``_values``; and the names of these."""
     tensors = OrderedDict((k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor))
     if not tensors:
         keys = list(items)
@@ -82,7 +83,25 @@ def _tensors_in(content: dict[Any, Any], items: Mapping[Any, Any]) -> tuple[dict
         raise BadModelFile(f"{plain[0]!r:.80} is no tensor", "save the state dict of a module")
     if isinstance(content, OrderedDict) and "_metadata" in vars(content):
         tensors._metadata = vars(content)["_metadata"]  # type: ignore[attr-defined]
+    tensors._values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}  # type: ignore[attr-defined]
     return tensors, _listed(others)
+
+
+def _is_simple(value: object) -> bool:
+    """Whether a value consists of tensors, numbers, texts and containers of them: an object may be a stand-in."""
+    pending, known = [value], set[int]()
+    while pending:
+        inner: Any = pending.pop()
+        if id(inner) in known:
+            continue
+        known.add(id(inner))
+        if isinstance(inner, dict):
+            pending += [*dict.keys(inner), *dict.values(inner)]
+        elif isinstance(inner, list | tuple | set):
+            pending += inner
+        elif not (isinstance(inner, Tensor | bytes | complex | torch.dtype | torch.device) or _is_plain(inner)):
+            return False
+    return True
 
 
 def _listed(keys: list[Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from construct.errors import BadModelFile, describe, one_line, printable
-from construct.files.torch_files import ZIP
+from construct.files.archives import ZIP
 
 _FOREIGN = {
     b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",

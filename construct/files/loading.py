@@ -140,9 +140,11 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     Raises:
         BadModelFile: they do not fit, or the network cannot be copied.
     """
-    state = file.content.state_dict() if isinstance(file.content, nn.Module) else file.content
+    state: dict[str, Any] = file.content.state_dict() if isinstance(file.content, nn.Module) else file.content
+    entries = OrderedDict({**state, **file.values})
+    entries._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
     try:
-        return _load_state(model, state, records_in(state, file.metadata))
+        return _load_state(model, entries, records_in(state, file.metadata))
     except UnsupportedLayer as error:  # the network cannot be copied
         raise BadModelFile(one_line(error)) from error
     except Exception as error:  # a user's network may raise anything
@@ -150,24 +152,27 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
         raise BadModelFile(what, "give the network that it was saved from") from error
 
 
-def _load_state(
-    model: nn.Module, state: dict[str, Tensor], records: dict[str, Any]
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load a state dict under the names that it has, or without the prefixes of wrappers: the first that torch takes."""
+def _load_state(model: nn.Module, state: dict[str, Any], records: dict[str, Any]) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load a state dict, or its tensors alone, under the names that it has, or without the prefixes of wrappers.
+
+    The first that torch takes is loaded.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
     convolutions = [path for path, module in modules.items() if is_convolution(module)]
     attention = {f"{path}.{name}".removeprefix(".") for path in convolutions for name in NAMES}
     failure: Exception = BadModelFile("it holds no tensors")
-    for renamed, notes in renamings(state, attention | model.state_dict().keys()):
-        try:
-            return _load_named(model, state, records, renamed), notes
-        except Exception as error:  # a user's network may raise anything
-            failure = error
+    tensors = [name for name, value in state.items() if isinstance(value, Tensor)]
+    for names in (list(state), tensors)[len(tensors) == len(state) :]:
+        for renamed, notes in renamings(names, attention | model.state_dict().keys()):
+            try:
+                return _load_named(model, state, records, renamed), notes
+            except Exception as error:  # a user's network may raise anything
+                failure = error
     raise failure
 
 
 def _load_named(
-    model: nn.Module, state: dict[str, Tensor], records: dict[str, Any], renamed: Mapping[str, str]
+    model: nn.Module, state: dict[str, Any], records: dict[str, Any], renamed: Mapping[str, str]
 ) -> nn.Module:
     """Load a state dict under other names, new → old; torch's own loading decides whether it fits."""
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -191,7 +196,8 @@ def _load_named(
             replacements[module] = _replacement(module, path, fitted, records)
     share_tied(replacements)
     network = substitute(model, replacements)
-    dtypes = {tensor.dtype for tensor in fitted.values() if tensor.is_floating_point()}
+    tensors = [value for value in fitted.values() if isinstance(value, Tensor)]
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     for key, tensor in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(tensor):
             continue
@@ -202,7 +208,8 @@ def _load_named(
     # Weights on the meta device have no storage: assign the file's tensors.
     on_meta = any(isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values())
     try:
-        network.load_state_dict(fitted, strict=True, assign=on_meta)
+        # A network's own method may not know the option.
+        network.load_state_dict(fitted, strict=True, **({"assign": True} if on_meta else {}))
     except RuntimeError as error:
         if difference := _key_differences(fitted, network):
             raise BadModelFile(difference) from error

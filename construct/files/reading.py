@@ -24,10 +24,11 @@ from torch.nn.parameter import is_lazy
 from construct.attention import EXECUTIONS, MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
+from construct.files.archives import check_archive
 from construct.files.checkpoints import model_paths, unwrap
 from construct.files.destination import FilePath, regular_file
 from construct.files.formats import kind_of, read_safetensors
-from construct.files.torch_files import Loaded, StandIn, check_archive, is_module, load
+from construct.files.torch_files import Loaded, StandIn, StandInTensor, is_module, load
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules
 from construct.weights import NAMES, MHSAWeights, encoding_of
@@ -44,6 +45,7 @@ class ModelFile:
         metadata: the metadata of a safetensors file.
         allowed: what the user allowed it to hold; None if ``trust`` allowed anything.
         foreign: the names in it for which stand-ins were read.
+        values: what a state dict holds beside tensors, as modules' extra state.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class ModelFile:
     metadata: Mapping[str, str] = field(default_factory=dict)
     allowed: Allowed | None = NOTHING
     foreign: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -107,7 +110,8 @@ def read(
         content, unwrapped = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
     admitted = None if trust else allowed
-    return ModelFile(place, digest, checked, kind, (*notes, *unwrapped), metadata, admitted, loaded.foreign)
+    values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
+    return ModelFile(place, digest, checked, kind, (*notes, *unwrapped), metadata, admitted, loaded.foreign, values)
 
 
 def read_inputs(path: FilePath) -> Any:
@@ -121,12 +125,14 @@ def read_inputs(path: FilePath) -> Any:
         kind, _ = _kind(file, place)
         if kind not in ("torch.save", "pickle"):
             raise BadModelFile(f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save")
-        content = _load_safely(file, NOTHING, printable(path), False).content
+        loaded = _load_safely(file, NOTHING, printable(path), False)
+        content = loaded.content
         if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
             what = f"a {type(content).__name__}, not the inputs of a network"
             raise BadModelFile(what, "save a tensor, tuple or dict")
         values = content.values() if isinstance(content, Mapping) else content
-        _check_tensors(("an input", value) for value in ([content] if isinstance(content, Tensor) else values))
+        named = [("an input", value) for value in ([content] if isinstance(content, Tensor) else values)]
+        _check_tensors(named, loaded.most_bytes)
     return tuple(content) if isinstance(content, list) else content
 
 
@@ -157,7 +163,8 @@ def _load_safely(file: BinaryIO, allowed: Allowed, name: str, inert: bool) -> Lo
     if LAZY in loaded.foreign:
         what = "holds lazy modules whose weights do not exist yet"
         raise BadModelFile(what, "run one batch through the network, and save it again")
-    if loaded.foreign and not inert:
+    unread = loaded.content is None and loaded.failure is None
+    if loaded.foreign and (unread or not inert):
         raise _not_allowed(loaded, name, allowed)
     if loaded.failure is not None:
         raise loaded.failure
@@ -234,7 +241,10 @@ def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, T
         if invalid := [key for key in state if not all(key.split("."))]:
             what = f"a tensor is named {invalid[0]!r:.80}, which no path is"
             raise BadModelFile(what, "save the state dict of a module")
-        _check_tensors(state.items())
+        state.update(
+            (key, value.as_subclass(Tensor)) for key, value in state.items() if isinstance(value, StandInTensor)
+        )
+        _check_tensors(state.items(), loaded.most_bytes)
         return state
     what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
     if inside := model_paths(loaded.content):
@@ -261,7 +271,9 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
         if isinstance(module, StandIn) and "w_key_pos" in module._parameters:
             what = f"a {type(module).__name__} is an attention layer of a class of its own"
             raise BadModelFile(what, "allow its class")
-    _check_tensors(tensors)
+    if own := [type(tensor).__name__ for _, tensor in tensors if isinstance(tensor, StandInTensor)]:
+        raise BadModelFile(f"its tensors are of a class of their own, {own[0]}", "allow it, or save the state dict")
+    _check_tensors(tensors, loaded.most_bytes)
     model.state_dict()
     known = {id(module) for _, module in reached}
     lost = any(is_module(module) and id(module) not in known for module in loaded.modules)
@@ -295,13 +307,13 @@ def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -
         raise BadModelFile(what, "save the state dict")
 
 
-def _check_tensors(tensors: Iterable[tuple[str, Any]]) -> None:
-    """Check that tensors are plain ones, and not much larger than what is stored of them.
+def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> None:
+    """Check that tensors are plain ones, no larger than a file can hold, and not much larger than what is stored of them.
 
     Raises:
         BadModelFile: they are not.
     """
-    expanded = 0
+    expanded, sizes = 0, dict[int, int]()
     for name, tensor in tensors:
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
             continue
@@ -313,9 +325,12 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]]) -> None:
         if not tensor.is_meta:
             stored = tensor.untyped_storage().nbytes() // tensor.element_size()
             expanded += max(0, tensor.numel() - stored)
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         if expanded > MOST_EXPANDED:
             what = f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored"
             raise BadModelFile(what, "save it with .contiguous() if you mean that")
+    if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
+        raise BadModelFile("its tensors need more bytes than the file has", "save the model again with torch.save")
 
 
 def _check_attention(layer: MHSA, path: str) -> None:

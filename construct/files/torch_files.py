@@ -6,38 +6,31 @@ leads to a subclass that cannot be called, and gets its own class back afterward
 :class:`StandIn`: nothing is imported for it.
 
 Known of torch 2.13 (``constraints.txt``): of the names that torch always allows, those of ``_UNBOUNDED`` allocate whatever a
-file says, so no file may hold them; and torch hashes the keys of dicts, which takes long if they are nested tuples.  Files
-are not mapped into memory: one that is overwritten later would change the network, or end the process.
+file says, so no file may hold them; and torch hashes the keys of dicts, which never ends, or ends the process, if they are nested
+tuples.  Files are not mapped into memory: one that is overwritten later would change the network, or end the process.
 """
 
 import io
-import pickle
+import math
 import re
 import threading
 import warnings
-import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
+from traceback import walk_tb
 from typing import Any, BinaryIO
 
 import torch
-from torch import nn
-from torch._weights_only_unpickler import _get_allowed_globals
+from torch import Tensor, nn
+from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals, get_globals_in_pkl
 
 from construct.errors import BadModelFile, one_line
 from construct.files.allowed import Allowed, listed
+from construct.files.archives import AGAIN, ALONE, LARGEST_PICKLE, LARGEST_RATIO, RESAVE, SLACK, ZIP, too_large
 
-ZIP = b"PK\x03\x04"
-"""The first bytes of a zip archive, as torch.save writes it."""
-LARGEST_PICKLE = 2**22
-"""The most bytes of a model's pickled structure, without its numbers: torch reads them in about 5 s."""
-LARGEST_RATIO, SLACK = 20, 2**22
-"""An archive may unpack to so many times its own size, and a little more."""
-_FOLDER = 0x10
-"""The flag of a folder: of such a record torch returns memory that it has not filled."""
+MOST_WORK, _WORK_WITHOUT_NAMES = 2**30, 24
+"""The most of pickled bytes times the names in them, in all attempts: torch lists the names again for each object."""
 _UNBOUNDED = (b"\nbytearray\n", b"\n_rebuild_device_tensor_from_cpu_tensor\n")
 _LOCK = threading.RLock()
 """torch's safe globals are those of all threads; a class that the user allows may read files itself."""
@@ -50,12 +43,22 @@ class StandIn(nn.Module):
     """Whether arguments, or a state that is no module's, were dropped; modules may have been in them."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
-        super().__init__()
+        """Does nothing: most stand for no module, and what makes one takes a kilobyte."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict) and "_modules" in state:
             super().__setstate__(state)
             self.__dict__["lost"] = False
+
+    def __getattr__(self, name: str) -> Any:
+        if "_modules" not in vars(self):
+            nn.Module.__init__(self)
+            return getattr(self, name)
+        return super().__getattr__(name)
+
+
+class StandInTensor(Tensor):
+    """A tensor of a subclass that is not imported."""
 
 
 def is_module(value: object) -> bool:
@@ -73,6 +76,7 @@ class Loaded:
         foreign: the names in the file that nothing allows; stand-ins took their places.
         modules: every module and stand-in that was made, but those of the user's classes.
         replaced: functions and containers that stand for others, by id: the object, and how to make the other.
+        most_bytes: the most bytes of the tensors in it.
     """
 
     content: Any = None
@@ -80,74 +84,13 @@ class Loaded:
     foreign: tuple[str, ...] = ()
     modules: list[nn.Module] = field(default_factory=list)
     replaced: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    most_bytes: float = math.inf
 
     def put_back(self, module: nn.Module) -> None:
         """Put functions and containers of the user's classes back where they are attributes of a module."""
         for name, value in list(vars(module).items()):
             if id(value) in self.replaced:
                 module.__dict__[name] = self.replaced[id(value)][1]()
-
-
-# ---- the archive -----------------------------------------------------------------------------------------------------
-
-_AGAIN = "copy or download it again"
-_RESAVE = "save the model again with torch.save"
-
-
-def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
-    """Check what a zip archive unpacks to, and its checksums; returns "torch.save" or "pt2", and notes.
-
-    Raises:
-        BadModelFile: it is truncated, damaged, a bomb, or no model file.
-    """
-    size = file.seek(0, io.SEEK_END)
-    try:
-        archive = zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
-        raise BadModelFile("the file is truncated: the end of the archive is missing", _AGAIN) from error
-    except Exception as error:  # of any numbers in its directory
-        raise BadModelFile(f"the archive is malformed: {one_line(error)}", _RESAVE) from error
-    names = archive.namelist()
-    if any(name.endswith("/constants.pkl") for name in names):
-        raise BadModelFile("a TorchScript archive", "re-save as the nn.Module itself, or its state dict")
-    _check_unpacked(size, [entry.file_size for entry in archive.infolist()])
-    if any(name.endswith(("/archive_format", "/serialized_exported_program.json")) for name in names):
-        return "pt2", ()
-    if any(entry.external_attr & _FOLDER and entry.file_size for entry in archive.infolist()):
-        raise BadModelFile("a malformed archive: a record is said to be a folder, and torch would not read it", _RESAVE)
-    pickles = [name for name in names if name.lower().replace("\\", "/").endswith("/data.pkl")]
-    if not pickles:
-        raise BadModelFile("a zip archive, but not a model file", "give a file that torch.save wrote")
-    if len(pickles) > 1:
-        raise BadModelFile("a malformed archive: it holds two pickles that could be meant", _RESAVE)
-    try:
-        notes = _check_sums(archive)
-        file.seek(0)
-        reader = torch._C.PyTorchFileReader(file)
-        _check_unpacked(size, [reader.get_record_size(name) for name in reader.get_all_records()])
-        pickled = reader.get_record_size("data.pkl")
-    except BadModelFile:
-        raise
-    except Exception as error:  # zipfile and torch raise anything
-        raise BadModelFile(f"the archive is malformed: {one_line(error, 200)}", _RESAVE) from error
-    if pickled > LARGEST_PICKLE:
-        what = f"its pickle has {pickled} bytes, and at most {LARGEST_PICKLE} are read"
-        raise BadModelFile(what, "save the state dict alone")
-    return "torch.save", notes
-
-
-def _check_unpacked(size: int, sizes: Iterable[int]) -> None:
-    if (unpacked := sum(sizes)) > LARGEST_RATIO * size + SLACK:
-        raise BadModelFile(f"a compressed archive of {size} bytes that unpacks to {unpacked}", _RESAVE)
-
-
-def _check_sums(archive: zipfile.ZipFile) -> tuple[str, ...]:
-    if not any(entry.CRC for entry in archive.infolist()):
-        return ("it was written without checksums, so nobody can tell whether it is whole",)
-    if (bad := archive.testzip()) is not None:
-        record = one_line(bad.partition("/")[2], 60)
-        raise BadModelFile(f"CRC mismatch in {record}: the file has changed since it was written", _AGAIN)
-    return ()
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -159,75 +102,125 @@ def load(file: BinaryIO, allowed: Allowed) -> Loaded:
     file.seek(0)
     archive = file.read(4) == ZIP
     file.seek(0)
-    names, scanned = set[str](), False
     if archive:
         data: Any = torch._C.PyTorchFileReader(file).get_record("data.pkl")
-        with suppress(Exception):  # it has no end, or another protocol
-            file.seek(0)
-            names |= {*torch.serialization.get_unsafe_globals_in_checkpoint(file)}  # type: ignore[arg-type]
-            scanned = True
     else:
         data = mmap(file.fileno(), 0, access=ACCESS_READ)
         file = data  # a file would allocate as much as a text is said to have
     if unbounded := [name for name in _UNBOUNDED if data.find(name) >= 0]:
         what = f"its pickle names {unbounded[0].decode().strip()}, which allocates as much as a file says"
-        return Loaded(failure=BadModelFile(what, "save the state dict alone"))
-    containers = dict[str, type]()
+        return Loaded(failure=BadModelFile(what, ALONE))
+    head = data[: LARGEST_PICKLE + 1]
+    with _LOCK:  # what another thread allows meanwhile is not allowed here
+        names, length, broken = _scan(head, 1 if archive else _PICKLES)
+    if length > LARGEST_PICKLE:
+        return Loaded(failure=too_large(length))
+    attempt, spent = _Attempt(allowed, names, size), 0
     while True:
-        attempt = _Attempt(allowed, names, containers, size)
+        spent += length * (len(names) + _WORK_WITHOUT_NAMES)
         try:
+            if spent > MOST_WORK:
+                what = f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read"
+                raise BadModelFile(what, ALONE)
             return attempt.load(file)
         except MemoryError:
             raise
         except Exception as error:
-            if attempt.learns(str(error)):
+            if broken is None and attempt.learns(error):
                 continue
-            rest = file.read(1)
-            file.seek(0)
-            named = attempt.foreign if scanned else _names_in(io.BytesIO(data) if archive else file, allowed)
-            failure = _failure(error, data, not archive and not rest)
-            return Loaded(failure=failure, foreign=tuple(sorted(named)))
+            at_end = not archive and not file.read(1)
+            failure = None if _FOREIGN_BUILT.search(str(error)) else _failure(error, broken, data, at_end)
+            return Loaded(failure=failure, foreign=tuple(sorted(attempt.foreign)))
 
 
-def _failure(error: Exception, data: Any, ended: bool) -> BadModelFile:
-    """Why torch did not read a file; ``ended`` says that it came to the end of the file."""
+_PICKLES = 5
+"""A file from before 1.6 begins with five pickles: a number, a version, the system, the content, the keys of storages."""
+
+
+def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
+    """The names in pickles that torch does not allow, the length of the pickles, and what torch cannot read of them."""
+    stream, names, broken = io.BytesIO(head), set[str](), None
+    try:
+        for _ in range(pickles):
+            names |= get_globals_in_pkl(stream)
+    except Exception as error:  # it has no end, or another protocol
+        broken = error
+        for frame, _ in walk_tb(error.__traceback__):
+            names |= frame.f_locals.get("globals_in_checkpoint", set())
+    known = _get_allowed_globals().keys() | _get_user_allowed_globals().keys()
+    if broken is not None and not names - known:
+        texts = [b".".join(part for part in match.groups() if part).decode() for match in _GLOBAL.finditer(head)]
+        names = {text.replace("__builtin__", "builtins") for text in texts}
+    return names - known, stream.tell(), broken
+
+
+_WORD = rb"([\w.]{1,200})"
+_TEXT = rb"(?:X....|\x8c.)" + _WORD + rb"(?:q.|\x94)?"
+_GLOBAL = re.compile(rb"(?:(?<![\w.])c|i)" + _WORD + rb"\n" + _WORD + rb"\n|" + _TEXT + _TEXT + rb"\x93", re.DOTALL)
+"""What names a class in a pickle that torch does not read; for messages alone."""
+_FOREIGN_BUILT = re.compile(r"Can only build Tensor.*but got <class '(\w+\.[^']*)'>", re.DOTALL)
+
+
+def _failure(error: Exception, broken: Exception | None, data: Any, at_end: bool) -> BadModelFile:
+    """Why torch did not read a file; ``at_end`` says that it came to the end of the file."""
     if isinstance(error, BadModelFile):
         return error
     text = str(error).partition("WeightsUnpickler error:")[2] or str(error)
     text = text.partition("\n\nCheck the documentation")[0]
     if "magic number" in text or "protocol version" in text:
-        return BadModelFile("a pickle, but not a model file that torch.save wrote", _RESAVE)
+        return BadModelFile("a pickle, but not a model file that torch.save wrote", RESAVE)
+    trusting = "or, if you know who made it,"
+    if "persistent_load of storage" in text:
+        what = (
+            "a whole module in the format before torch 1.6, of which torch reads only state dicts without running code"
+        )
+        advice = f"save it again in a current format; {trusting}"
+        return BadModelFile(what, f"{advice} trust=True", option=f"{advice} --trust")
+    if broken is not None and "not an allowed global" in text:
+        text = str(broken)
     if "Unsupported operand" in text and data[:2] != b"\x80\x02":
         protocol = f"protocol {data[1]}" if data[:1] == b"\x80" else "protocol 0 or 1"
         what = f"its pickle is of {protocol}, and without running code torch reads only protocol 2"
-        advice = "save it with torch.save and without pickle_protocol; or, if you know who made it,"
+        advice = f"save it with torch.save and without pickle_protocol; {trusting}"
         return BadModelFile(what, f"{advice} trust=True", option=f"{advice} --trust")
-    if ended or "unexpected EOF" in text:
-        return BadModelFile("the file is truncated: its pickle or a storage has no end", _AGAIN)
+    if at_end or "unexpected EOF" in text or isinstance(broken, EOFError):
+        return BadModelFile("the file is truncated: its pickle or a storage has no end", AGAIN)
+    if "but got <class 'list'>" in text:
+        text = "a list of a class of its own has attributes, too"
     reason = type(error).__name__ if "weights_only" in text else one_line(text, 200)
-    return BadModelFile(f"not a model that can be read safely: torch says {reason or type(error).__name__}", _RESAVE)
+    return BadModelFile(f"not a model that can be read safely: torch says {reason or type(error).__name__}", ALONE)
 
 
 class _Attempt:
-    """One call of torch.load, with a value for each name in the file that torch does not allow by itself.
+    """Calls of torch.load, with a value for each of the ``names`` in the file that torch does not allow by itself.
 
-    torch adds items only to plain lists and dicts, so ``containers`` says for which classes one of these must stand.
+    torch adds items only to plain lists and dicts, and makes subclasses of tensors only of tensors.  Of a class that is not
+    imported, only a failed call tells that: ``containers`` says for which classes a list or a dict stands, ``subclasses`` which
+    are of tensors.
     """
 
-    def __init__(self, allowed: Allowed, names: set[str], containers: dict[str, type], size: int):
-        self.names, self.containers, self.free = names, containers, LARGEST_RATIO * size + SLACK
-        self.things: list[Any] = []
-        self.replaced: dict[int, tuple[Any, Any]] = {}
-        self.kinds: dict[type, type] = {}
-        named = allowed.of(names - listed().keys())
-        self.foreign = names - listed().keys() - named.keys()
-        self.values = {**named}
-        self.values |= {name: self._guarded(listed()[name]) for name in names & listed().keys()}
-        self.values |= {name: self._stand_in(name) for name in self.foreign}
-        self.values |= {name: self._container(name, kind, named.get(name)) for name, kind in containers.items()}
+    def __init__(self, allowed: Allowed, names: set[str], size: int):
+        self.allowed, self.names, self.size = allowed, names, size
+        self.containers = dict[str, type]()
+        self.subclasses = set[str]()
+        self.foreign = set[str]()
+
+    def _values(self) -> dict[str, Any]:
+        names = self.names - listed().keys()
+        named = self.allowed.of(names)
+        self.foreign = names - named.keys()
+        values = {**named}
+        values |= {name: self._guarded(listed()[name]) for name in self.names & listed().keys()}
+        values |= {name: self._stand_in(name) for name in self.foreign}
+        return values | {name: self._container(name, kind, named.get(name)) for name, kind in self.containers.items()}
 
     def load(self, file: BinaryIO) -> Loaded:
         file.seek(0)
+        self.free = most_bytes = LARGEST_RATIO * self.size + SLACK
+        self.things: list[Any] = []
+        self.replaced: dict[int, tuple[Any, Any]] = {}
+        self.kinds: dict[type, type] = {}
+        self.values = self._values()
         with _LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old protocols
             before = set(torch.serialization.get_safe_globals())
@@ -238,26 +231,32 @@ class _Attempt:
             if type(thing) in self.kinds:
                 object.__setattr__(thing, "__class__", self.kinds[type(thing)])
         modules = [thing for thing in self.things if isinstance(thing, nn.Module)]
-        return Loaded(content, None, tuple(sorted(self.foreign)), modules, self.replaced)
+        return Loaded(content, None, tuple(sorted(self.foreign)), modules, self.replaced, most_bytes)
 
-    def learns(self, message: str) -> bool:
-        """Whether torch's message names something that another attempt can provide."""
-        if match := re.search(r"GLOBAL (\S+) was not an allowed global", message):
-            name = match[1] if "." in match[1] else f"builtins.{match[1]}"  # as torch leaves it out
-            known = name in self.names
-            self.names.add(name)
+    def learns(self, error: Exception) -> bool:
+        """Whether torch's error says something of a class that another attempt can heed."""
+        message = str(error)
+        if match := _FOREIGN_BUILT.search(message):  # by a function that the user allows
+            known = match[1] in self.names
+            self.names.add(match[1])
             return not known
         if match := re.search(r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", message, re.DOTALL):
             known = match[2] in self.containers or match[2] not in self.values
             self.containers[match[2]] = OrderedDict if match[1] == "SETITEM" else list
             return not known
+        if "Creating a Tensor subclass" in message:
+            (*_, (frame, _)) = walk_tb(error.__traceback__)
+            kind = frame.f_locals.get("new_type")
+            fresh = {name for name, value in self.values.items() if value is kind} & self.foreign - self.subclasses
+            self.subclasses |= fresh
+            return bool(fresh)
         return False
 
     def _placed(self, storage: Any, location: str) -> Any:
         """Leave a storage on the CPU; all storages together are no larger than the file says."""
         self.free -= storage.nbytes()
         if self.free < 0:
-            raise BadModelFile("its tensors need more bytes than the file has", _RESAVE)
+            raise BadModelFile("its tensors need more bytes than the file has", RESAVE)
         return storage
 
     def _guarded(self, kind: Any) -> Any:
@@ -265,7 +264,7 @@ class _Attempt:
         attempt, what = self, f"its pickle calls {kind.__module__}.{kind.__qualname__}, as torch.save never does"
 
         def refuse(*_: object, **__: object) -> Any:
-            raise BadModelFile(what, _RESAVE)
+            raise BadModelFile(what, RESAVE)
 
         def new(cls: type, *arguments: object) -> Any:
             if arguments:
@@ -276,7 +275,16 @@ class _Attempt:
         if not isinstance(kind, type):
             self.replaced[id(refuse)] = refuse, lambda: kind
             return refuse
-        guard = type(kind.__name__, (kind,), {"__new__": new, "__init__": refuse, "__module__": kind.__module__})
+        members = {"__new__": new, "__init__": refuse, "__module__": kind.__module__}
+        if issubclass(kind, nn.RNNBase):
+
+            def restore(thing: Any, state: dict[str, Any]) -> None:
+                if state.get("num_layers", 0) > len(state["_parameters"]):  # torch would name the weights of each
+                    raise BadModelFile("it holds recurrent layers without their weights", RESAVE)
+                kind.__setstate__(thing, state)
+
+            members["__setstate__"] = restore
+        guard = type(kind.__name__, (kind,), members)
         self.kinds[guard] = kind
         return guard
 
@@ -287,10 +295,11 @@ class _Attempt:
 
         def new(cls: type, *_: object, **__: object) -> Any:
             things.append(thing := object.__new__(cls))
-            StandIn.__init__(thing)
             return thing
 
         module, _, last = name.replace("\0", "").rpartition(".")
+        if name in self.subclasses:
+            return type(last, (StandInTensor,), {"__module__": module})
         return type(last, (StandIn,), {"__new__": new, "__module__": module})
 
     def _container(self, name: str, plain: type, kind: Any) -> type:
@@ -302,7 +311,13 @@ class _Attempt:
 
             def build() -> Any:
                 thing = kind(*arguments) if arguments else kind.__new__(kind)
-                (thing.extend if plain is list else thing.update)(items)
+                for item in items:
+                    if plain is list:
+                        thing.append(item)
+                    else:
+                        thing[item] = items[item]
+                if state := getattr(items, "__dict__", None):
+                    getattr(thing, "__setstate__", vars(thing).update)(state)
                 return thing
 
             if kind is not None:
@@ -311,30 +326,3 @@ class _Attempt:
 
         module, _, last = name.replace("\0", "").rpartition(".")
         return type(last, (), {"__new__": new, "__module__": module})
-
-
-class _Anything:
-    """An object that is not built, in the search for a name."""
-
-    def __init__(self, *_: object, **__: object):
-        pass
-
-    __setitem__ = append = extend = __setstate__ = __init__
-
-
-def _names_in(file: BinaryIO, allowed: Allowed) -> set[str]:
-    """The names in pickles that nothing allows, where torch cannot list them; nothing is imported or called."""
-    names = set[str]()
-
-    class Search(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            names.add(f"{module.replace('__builtin__', 'builtins')}.{name}")
-            return _Anything
-
-        def persistent_load(self, pid: object) -> Any:
-            return _Anything  # a module's class, or a storage
-
-    with suppress(Exception):  # where the pickle breaks
-        for _ in range(4):  # a magic number, the protocol, the system, the content
-            Search(file).load()
-    return names - _get_allowed_globals().keys() - listed().keys() - allowed.of(names).keys()

@@ -14,9 +14,9 @@ from torch.nn.utils.parametrize import is_parametrized
 from construct.attention import MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allowed import NOTHING, Allowed, allow_options, import_allowed, listed
+from construct.files.archives import check_archive
 from construct.files.destination import FilePath, temporary_name
 from construct.files.layer_files import to_safetensors
-from construct.files.torch_files import check_archive
 
 
 def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None:

@@ -14,6 +14,7 @@ from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
 
 from construct.errors import Refusal, UnsupportedLayer, describe
 
@@ -91,12 +92,19 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def deepcopy_memo(model: nn.Module, substitutes: Substitutes = MappingProxyType({})) -> dict[int, object]:
-    """A ``copy.deepcopy`` memo with detached copies of non-leaf tensors, which torch refuses to copy.
+    """A ``copy.deepcopy`` memo with copies of tensors that torch refuses to copy: non-leaf ones, detached, and lazy buffers.
 
-    The older weight_norm leaves such a tensor behind as ``weight``.
+    The older weight_norm leaves a non-leaf tensor behind as ``weight``.
     """
-    values = (value for _, module in every_module(model, substitutes) for value in vars(module).values())
-    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
+    modules = [module for _, module in every_module(model, substitutes)]
+    values = (value for module in modules for value in vars(module).values())
+    memo: dict[int, object] = {
+        id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf
+    }
+    for buffer in (value for module in modules for value in module._buffers.values()):
+        if isinstance(buffer, UninitializedBuffer):
+            memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)  # type: ignore[call-arg]
+    return memo
 
 
 def deep_copy(

@@ -79,6 +79,24 @@ class Row(list):  # type: ignore[type-arg]
     """A list of a class of its own."""
 
 
+class Easy(dict):  # type: ignore[type-arg]
+    """A dict whose items are its attributes, too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self[name] = value
+
+
+class OwnTensor(Tensor):
+    """A tensor of a class of its own."""
+
+
+def easy() -> Easy:
+    config = Easy()
+    config.width = 3
+    return config
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "m.pt"
@@ -118,6 +136,8 @@ BESIDE: dict[str, Callable[[], Any]] = {
         frozenset([1]),
     ],
     "classes with items": lambda: [Table(a=Row([1, Table()])), Row()],
+    "items that are attributes": easy,
+    "a tensor": lambda: torch.ones(2).as_subclass(OwnTensor),
     "functions": lambda: [functools.partial(print, 1), time.time, Config],
     "a module": lambda: argparse.Namespace(teacher=nn.Linear(2, 2)),
     "lists of 10^40 leaves": lambda: functools.reduce(lambda inner, _: [inner] * 10, range(40), []),
@@ -215,6 +235,62 @@ def test_row_74_what_load_state_dict_reads(name: str, form: str, dtype: torch.dt
     assert same(construct.load(path, model=build()), wanted)
 
 
+class WithState(nn.Module):
+    """Has an extra state, and a number in its state dict."""
+
+    def __init__(self, version: int = 1, count: int = 0) -> None:
+        super().__init__()
+        self.conv, self.version, self.count = nn.Conv2d(1, 2, 3), {"version": [version]}, count
+
+    def get_extra_state(self) -> Any:
+        return self.version
+
+    def set_extra_state(self, state: Any) -> None:
+        self.version = state
+
+    def _save_to_state_dict(self, state: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(state, prefix, keep_vars)
+        state[f"{prefix}count"] = self.count
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *others: Any) -> None:
+        self.count = state.pop(f"{prefix}count")
+        super()._load_from_state_dict(state, prefix, *others)
+
+
+class Strict(nn.Sequential):
+    """Has a load_state_dict with the arguments of earlier versions of torch."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:  # type: ignore[override]
+        return super().load_state_dict({f"0.{key}": value for key, value in state_dict.items()}, strict)
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {f"module.{k}": v for k, v in state.items()}])
+@pytest.mark.parametrize("beside", [None, Config()])
+def test_row_74_a_state_dict_that_holds_more_than_tensors(wrap: Any, beside: Any, place: Path) -> None:
+    saved_net = nn.Sequential(WithState(2, 7))
+    written({"state_dict": wrap(saved_net.state_dict()), "beside": beside}, place)
+    net: Any = construct.load(place, model=nn.Sequential(WithState()))
+    assert (net[0].version, net[0].count) == ({"version": [2]}, 7)
+    assert torch.equal(net[0].conv.weight, saved_net[0].conv.weight)  # type: ignore[arg-type]
+    # What stands in for an object is not given to the network.
+    saved_net[0].version = Config()  # type: ignore[assignment]
+    assert "does not fit Sequential" in refusal(
+        written(saved_net.state_dict(), place), model=nn.Sequential(WithState())
+    )
+
+
+def test_row_74_networks_with_a_load_state_dict_of_their_own(place: Path) -> None:
+    conv = nn.Conv2d(1, 2, 3)
+    net: Any = construct.load(written(conv.state_dict(), place), model=Strict(nn.Conv2d(1, 2, 3)))
+    assert torch.equal(net[0].weight, conv.weight)
+
+
+def test_row_74_lazy_buffers(place: Path) -> None:
+    net = Net()
+    lazy = nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d())
+    assert same(construct.load(written(net.state_dict(), place), model=lazy), net)
+
+
 # ---- every remedy that is printed works ----------------------------------------------------------------------------------
 
 
@@ -232,6 +308,9 @@ REMEDIED: dict[str, Callable[[], Any]] = {
     "dict": lambda: Table(a=1),
     "list": lambda: Row([1]),
     "datetime": lambda: datetime.datetime.now(datetime.UTC),
+    "defaultdict": lambda: collections.defaultdict(list, {1: [2]}),
+    "classes of builtins": lambda: [frozenset([1]), range(3), slice(1, 2), int, str],
+    "a dict with attributes": easy,
 }
 
 
@@ -243,8 +322,45 @@ def test_row_75_what_a_refusal_says_to_allow_is_read_then(name: str, place: Path
     net.beside = REMEDIED[name]() if name != "numpy" else np.float64(3)  # type: ignore[assignment]
     again: Any = construct.load(written(net, place), allow=allow)
     assert (type(again.beside), again.beside) == (type(net.beside), net.beside)
+    if name == "a dict with attributes":
+        assert again.beside.width == 3
     if name == "deque":
         assert again.beside.maxlen == 3
+
+
+def test_row_75_what_an_allowed_function_makes(place: Path) -> None:
+    """Its class is not named in the file, so only torch's refusal tells it."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 3))
+    written({"model": net, "beside": np.random.RandomState(0)}, place)
+    allow = allowed_by(refusal(place))
+    assert alike(construct.load(place, allow=allow), net)
+
+
+def test_row_75_nothing_that_cannot_be_allowed_is_offered(place: Path) -> None:
+    for thing in (re.compile("a"), time.time):
+        assert "allow=" not in refusal(written({"model": Net(), "beside": thing}, place))
+
+
+def test_row_75_a_list_with_attributes(place: Path) -> None:
+    """torch adds items to plain lists alone, and these have no attributes."""
+    row = Row([1])
+    row.name = "x"  # type: ignore[attr-defined]
+    line = refusal(written({"state_dict": Net().state_dict(), "beside": row}, place), model=Net())
+    assert "a list of a class of its own has attributes, too (save the state dict alone" in line
+
+
+def test_a_whole_module_in_the_old_format(place: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3))
+    line = refusal(written(saved(net, _use_new_zipfile_serialization=False), place))
+    assert "a whole module in the format before torch 1.6" in line
+    assert line.endswith("if you know who made it, trust=True)")
+    assert same(construct.load(place, trust=True), net)
+
+
+def test_a_long_list_of_losses_is_read(place: Path) -> None:
+    net = Net()
+    written({"state_dict": net.state_dict(), "losses": [i / 3 for i in range(900_000)]}, place)
+    assert same(construct.load(place, model=Net()), net)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -355,6 +471,7 @@ CALLS = {
     "bytes of Python 2": called(named("__builtin__", "bytearray"), HUGE),
     "a tensor": called(named("torch", "Tensor"), HUGE),
     "a storage": called(named("torch.storage", "UntypedStorage"), HUGE),
+    "tensors of 4 GiB": called(named("torch", "FloatTensor"), number(1), number(1), number(2**15), number(2**15)),
     "a storage beyond the file": tensor(storage(count=2**31 - 1), shape=(1, 1, 1, 1)),
 }
 
@@ -365,6 +482,33 @@ def test_row_15_what_a_pickle_calls_allocates_nothing(name: str, packed: Any, pl
     written(packed(program(table((text("weight"), CALLS[name])))), place)
     with bounded(20):
         assert refusal(place, model=nn.Linear(1, 1))
+
+
+NAME = b"cevil\nEvil\n"
+SLOW = {
+    "an index of 2^29 in a broken pickle": b"}r\0\0\0\x20" + text("a") + NAME + b")Rs\x8c",
+    "many names": b"(" + b"".join(b"cevil\nE%d\n" % n for n in range(100_000)) + b"t",
+    "names and objects": b"(" + b"".join(b"cevil\nE%d\n" % n for n in range(2000)) + NAME + b")R" + b"}b" * 500_000,
+    "many objects": NAME + b"q\0(" + b"h\0)R" * 250_000 + b"t",
+    "too long": b"]" + b"Na" * 2**24,
+}
+
+
+@pytest.mark.parametrize("packed", PACKED[1:])
+@pytest.mark.parametrize("name", SLOW)
+def test_row_15_a_pickle_of_much_work(name: str, packed: Any, place: Path) -> None:
+    written(packed(b"\x80\2" + SLOW[name] + b"."), place)
+    with bounded(60):
+        assert refusal(place, model=nn.Linear(1, 1))
+
+
+def test_row_15_layers_that_are_counted_but_not_there(place: Path) -> None:
+    """torch names the weights of each layer."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LSTM(2, 2, num_layers=2))
+    assert alike(construct.load(written(net, place)), net)
+    vars(net[1]).update(num_layers=2**40, _all_weights=[[1]])
+    with bounded(20):
+        assert "recurrent layers without their weights" in refusal(written(net, place))
 
 
 def shared(kind: type) -> Any:
