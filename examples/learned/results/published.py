@@ -170,7 +170,7 @@ def other_figures(summary: Summary | None) -> list[str]:
             ]
     if has_centres(summary):
         lines += [*centres("learned_centres", "digits"), ""]
-    missing = [one.variant or "any" for one in figures.DRAWINGS if one not in ready]
+    missing = [one.variant for one in figures.DRAWINGS if one not in ready and one.variant]
     if missing:
         missing = ", ".join(dict.fromkeys(missing))
         lines.append(f"*Figures of CIFAR-10 that are not drawn yet, for lack of finished runs: those of {missing}.*")
