@@ -156,7 +156,7 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "check": Command("recheck a certificate from the two weight files alone, without torch", _check_arguments, _check),
+    "check": Command("recheck a certificate from the tensors of two weight files", _check_arguments, _check),
     "coq": Command(
         "the theorem in Coq: build the verified checker, print the statements", coq_command.add_arguments, _coq
     ),

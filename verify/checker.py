@@ -1,6 +1,6 @@
 """The independent checker: recomputes a certificate from the tensors of two weight files, without the builder.
 
-It uses numpy, fractions and the standard library, and none of the certifier's code; safetensors and torch, each by its own
+It uses numpy, fractions and the standard library, and none of the certifier's argument; safetensors and torch, each by its own
 loader, say what their files hold.  It recomputes every number and compares:
 a certified bound may exceed the one computed here by a thousandth, because the certifier widens more, but may never fall
 below it.
@@ -38,7 +38,7 @@ WIDEN = 1 + 2.0**-24  # exceeds float64's relative error in a few nested sums of
 
 
 class Result(NamedTuple):
-    """The result of a recheck: PROVED only if every layer is and the certificate covers every layer of both files."""
+    """The result of a recheck: PROVED only if every layer is, and the certificate covers every layer of both networks."""
 
     verdict: Verdict
     layers: dict[str, Verdict]
@@ -48,7 +48,7 @@ class Result(NamedTuple):
 
     def __str__(self) -> str:
         rows = [f"{escaped(name) or 'the layer'}: {verdict}" for name, verdict in self.layers.items()]
-        return "\n".join([str(self.verdict), *rows, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([str(self.verdict), *rows, *(f"note: {escaped(note)}" for note in self.notes)])
 
 
 class StepFails(ValueError):
@@ -86,8 +86,9 @@ def check(
     try:
         certificates, digests = read_document(certificate_path)
         files = layers_in(conv_path, digests[0], key), layers_in(mhsa_path, digests[1])
+        named = [f.named({c.name: c.digests[side] for c in certificates}, notes) for side, f in enumerate(files)]
         for stated in certificates:
-            stored = [f.find(stated.name, d, notes) for f, d in zip(files, stated.digests, strict=True)]
+            stored = [layers_of[stated.name] for layers_of in named]
             second(pair := LayerPair.read(stated, *stored))
             layers[stated.name], assumed = judge(stated, pair), assumed + pair.assumed
             remarks.update(pair.notes)

@@ -46,11 +46,12 @@ def kind_of(file: BinaryIO, path: Path) -> str:
     if start[257:262] == b"ustar":
         raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
     # A safetensors file begins with the length of its header, which may look like a pickle's first opcode.
-    length = len(start) > 2 and not start[2:8].strip(b"\0") and start[8:9] in (b"{", b"")
-    if (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not length) or start.startswith(_OLD):
-        return "pickle"
-    if start[8:9] == b"{" or path.name.endswith(".safetensors"):
+    torn = 2 < len(start) <= 8 and not start[2:].strip(b"\0")
+    pickled = (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not torn) or start.startswith(_OLD)
+    if start[8:9] == b"{" or (path.name.endswith(".safetensors") and not pickled):
         return "safetensors"
+    if pickled:
+        return "pickle"
     # A protobuf message whose first field is a small version number, and whose second one is known to ONNX.
     if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
         raise BadModelFile("an ONNX model, which is not read", "give the PyTorch model that it was exported from")

@@ -46,6 +46,7 @@ class ModelFile:
         allowed: what the user allowed it to hold; None if ``trust`` allowed anything.
         foreign: the names in it for which stand-ins were read.
         values: what a state dict holds beside tensors, as modules' extra state.
+        modules: every module that was made of it, reached by a path or not.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class ModelFile:
     allowed: Allowed | None = NOTHING
     foreign: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    modules: tuple[nn.Module, ...] = ()
 
 
 @contextmanager
@@ -111,7 +113,8 @@ def read(
         checked = _checked_content(content, loaded)
     admitted = None if trust else allowed
     values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
-    return ModelFile(place, digest, checked, kind, (*notes, *unwrapped), metadata, admitted, loaded.foreign, values)
+    found = (*notes, *unwrapped), metadata, admitted, loaded.foreign, values, tuple(loaded.modules)
+    return ModelFile(place, digest, checked, kind, *found)
 
 
 def read_inputs(path: FilePath) -> Any:

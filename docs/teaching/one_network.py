@@ -155,7 +155,8 @@ check(
 # ## Do not trust us
 #
 # The certificate is a file of plain numbers. A second program reads it and both weight files, and recomputes everything
-# with exact fractions: without torch, without the builder, and without the program that wrote it.
+# with exact fractions, without the builder and without the argument of the program that wrote it. What a file holds is
+# what torch's own loader returns; from safetensors it needs no torch.
 
 # %%
 files = folder / "digits_cnn.mhsa.json", model_file, folder / "digits_cnn.mhsa.pt"

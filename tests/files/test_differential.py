@@ -16,7 +16,9 @@ from construct.errors import BadModelFile
 from construct.files import reading as reading_of_files
 from construct.files.checkpoints import unwrap
 from odd_files import FAMILIES, PAYLOAD, files, mutant
-from readings import alike, by_command, by_torch, unwrapped
+from readings import alike, bits, by_command, by_torch, unwrapped
+from verify.recheck.stored_layers import layers_in
+from verify.recheck.strict_input import Rejected
 
 
 def reading(read: Callable[[], Any]) -> Any:
@@ -35,6 +37,25 @@ def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None
         return None if str(error).isprintable() else [f"the command says {error!r}"]
     same = not isinstance(content, Exception) and alike(own, unwrapped(content))
     return [] if same else [f"the command read it, torch {content!r:.300}"]
+
+
+def wrong_in_checker(content: Any, place: Path) -> list[str] | None:
+    """Where the checker has other tensors than torch; None if it refuses the file."""
+    try:
+        layers = layers_in(place).layers
+    except Rejected as error:
+        return None if str(error).isprintable() else [f"the checker says {error!r}"]
+    if isinstance(content, Exception):
+        return [f"the checker read it, torch {content!r:.300}"]
+    content = unwrapped(content)
+    state = content.state_dict() if isinstance(content, torch.nn.Module) else content
+    wrong = []
+    for path, layer in layers.items():
+        for name, stored in layer.tensors.items():
+            dtype, shape, data = bits(state[f"{path}.{name}".removeprefix(".")])
+            if (stored.dtype, stored.shape, bytes(stored.data)) != (dtype, shape, data):
+                wrong.append(f"the checker has another {path}.{name}")
+    return wrong
 
 
 def test_the_payload_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +81,7 @@ def test_a_mutant_is_refused_or_read_as_torch_reads_it(
             content = reading(lambda data=data: by_torch(data))
             results = {
                 "command": wrong_in_command(content, data, Path("mutant.bin")),
+                "checker": wrong_in_checker(content, Path("mutant.bin")),
                 "torch": None if isinstance(content, Exception) else [],
             }
             families[family].update(["mutants", *(reader for reader, odd in results.items() if odd is not None)])

@@ -1,4 +1,4 @@
-"""The independent checker confirms correct certificates without torch, and no edited file or certificate passes."""
+"""The independent checker confirms correct certificates, and no edited file or certificate passes."""
 
 import copy
 import json

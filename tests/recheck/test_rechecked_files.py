@@ -1,5 +1,6 @@
 """From every file that the command certifies, the checker reads the same kernels, or says in one line why not."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+import construct
 import verify
 from commands import Command
+from construct.files import reading as construct_reading
 from construct.from_conv import main
+from verify.argument.documents import write_document
+from verify.recheck.stored_layers import layers_in
 from verify.recheck.strict_input import Rejected
 
 NETWORKS = """
@@ -163,9 +168,7 @@ def test_the_same_tensors_are_rechecked_in_any_file_and_format() -> None:
             result = verify.check("o.json", file, mhsa)
             assert result.verdict.name == "PROVED", str(result)
             assert f"{file}: not the very file that was certified, but it has the tensors" in str(result)
-    assert "'0' is there as 'encoder.0', with the same tensors" in str(
-        verify.check("o.json", "inside.safetensors", "o.pt")
-    )
+    assert "'0' is there as 'encoder.0', and so on" in str(verify.check("o.json", "inside.safetensors", "o.pt"))
     assert "very file" not in str(verify.check("o.json", "m.pt", "o.pt"))
     with pytest.raises(Rejected, match="weight of the Conv is not the tensor that was certified"):
         verify.check("o.json", "both.pt", "o.pt", key="model_ema")
@@ -174,7 +177,7 @@ def test_the_same_tensors_are_rechecked_in_any_file_and_format() -> None:
     assert (result.verdict.name, result.uncovered) == ("UNDECIDED", ("conv",))
     state["0.weight"][0, 0, 0, 0] += 1
     torch.save(under("other.", state), "m.pt")
-    with pytest.raises(Rejected, match=r"layer '0' is missing in .*, and no other layer there has its tensors"):
+    with pytest.raises(Rejected, match=r"layer '0' is missing in .*, and no other names there fit its tensors"):
         verify.check("o.json", "m.pt", "o.pt")
 
 
@@ -187,3 +190,80 @@ def test_exported_programs_are_refused_in_one_line() -> None:
         assert main(["m.pt", "-o", f"o.{end}", "--format", end, "--input-size", "1", "8", "8", "--force"]) == 0
         with pytest.raises(Rejected, match=f"o.{end}: .*any .pt or .safetensors file with the same"):
             verify.check("o.json", "m.pt", f"o.{end}")
+
+
+def test_names_are_not_exchanged() -> None:
+    """Below another path, too, each layer is looked for under its own name, even where a layer has the same tensors."""
+    a, b = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, stride=2)
+    net: Any = nn.Sequential(a, b).eval()
+    mhsa: Any = construct.convert(net)
+    proofs = [(name, verify.certify(net[int(name)], mhsa[int(name)], grid=(9, 9))) for name in "01"]
+    torch.save(net, "m.pt")
+    torch.save(mhsa, "o.pt")
+    write_document("o.json", proofs, "m.pt", "o.pt")
+    state = {f"p.{name}": value for name, value in mhsa.state_dict().items()}
+    torch.save(state, "o.pt")
+    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"
+    swapped = {f"p.{1 - int(name[2])}{name[3:]}": value for name, value in state.items()}
+    torch.save(swapped, "o.pt")
+    with pytest.raises(Rejected, match="no other names there fit"):
+        verify.check("o.json", "m.pt", "o.pt")
+    twins: Any = nn.Sequential(a, copy.deepcopy(a))
+    converted_twins: Any = construct.convert(twins)
+    proofs = [(name, verify.certify(twins[int(name)], converted_twins[int(name)], grid=(9, 9))) for name in "01"]
+    torch.save(under("enc.", twins.state_dict()), "m.pt")
+    torch.save(converted_twins, "o.pt")
+    write_document("o.json", proofs, "m.pt", "o.pt")
+    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"
+
+
+def test_a_file_that_two_libraries_could_read_is_read_by_one() -> None:
+    """Whatever the name says, the command and the checker choose the library by the same bytes."""
+    tensors = {"weight": torch.ones(1, 1, 3), "bias": torch.zeros(1)}
+    data = save(tensors)
+    for start in (b"PK\3\4\0\0\0\0", b"\x80\2U\5\0\0\0\0"):
+        length = int.from_bytes(start, "little")
+        if length < 10**8:
+            header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+            Path("m.bin").write_bytes(start + header.ljust(length) + data[-16:])
+        else:
+            Path("m.bin").write_bytes(start + data[8:])
+        readings = []
+        for read in (lambda: construct_reading.read("m.bin").kind, lambda: layers_in("m.bin").notes):
+            try:
+                readings.append(read())
+            except ValueError:
+                readings.append(None)
+        assert (readings[0] == "safetensors") == (readings[1] == ())
+
+
+class Box:
+    """Not a module: torch reaches what it holds by no path."""
+
+    def __init__(self, conv: nn.Conv2d):
+        self.conv = conv
+
+
+def test_every_layer_of_a_file_is_covered_or_named() -> None:
+    net: Any = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm([2, 4, 4]), nn.Flatten(), nn.Linear(32, 1))
+    mhsa: Any = construct.convert(net)
+    proofs = [("0", verify.certify(net[0], mhsa[0], grid=(6, 6)))]
+    torch.save(net, "m.pt")
+    torch.save(mhsa, "o.pt")
+    write_document("o.json", proofs, "m.pt", "o.pt")
+    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"  # torch's LayerNorm is no convolution
+    torch.save(net.state_dict(), "m.pt")
+    torch.save(mhsa.state_dict(), "o.pt")
+    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"
+    for box in (Box(nn.Conv2d(1, 1, 3)), [nn.Conv2d(1, 1, 3)]):
+        net.box = box
+        torch.save(net, "m.pt")
+        try:
+            result = verify.check("o.json", "m.pt", "o.pt")
+        except Rejected:
+            continue
+        assert (result.verdict.name, len(result.uncovered)) == ("UNDECIDED", 1)
+    net._modules["box[0]"] = nn.Conv2d(1, 2, 3)  # the path of another one
+    torch.save(net, "m.pt")
+    with pytest.raises(Rejected, match="two modules have the path"):
+        verify.check("o.json", "m.pt", "o.pt")

@@ -298,10 +298,13 @@ def test_odd_safetensors_are_refused(tmp_path):
         ({"__metadata__": {"geometry": "[]"}}, b"", "no JSON object"),
     ):
         refused(safetensors_file(path, header, data), words)
-    for kind in ("MHSA", "Conv9d", 3):
-        geometry = json.dumps({"a": {"kind": kind}})
+    for record in ({"kind": "MHSA"}, {"kind": "Conv9d"}, {"kind": 3}, {"stride": [1]}, [], None):
+        geometry = json.dumps({"a": record})
         safetensors_file(path, {"a.weight": four, "__metadata__": {"geometry": geometry}}, b"\0" * 4)
-        assert read(path)["a"][0].kind == "unknown"
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            assert read(path)["a"][0].kind == "unknown"
+        else:
+            refused(path, "is no geometry of a layer")
 
 
 def test_the_names_are_those_of_the_layers():

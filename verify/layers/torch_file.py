@@ -5,6 +5,7 @@ classes that it does not know are not imported.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch import nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile
 from construct.files.layer_files import records_in
-from construct.files.reading import read
+from construct.files.reading import ModelFile, read
 from construct.modules.traversal import every_module
-from verify.layers.fields import TENSORS, bytes_of, read_convolution, stated_geometry
+from verify.layers.fields import TENSORS, read_convolution
 from verify.layers.overrides import Unreadable, require_plain_attention
-from verify.layers.reparametrized import base_of, plain_convolution
+from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, plain_convolution
 
 
 def contents(
@@ -31,24 +32,38 @@ def contents(
         key: the key of the network in a checkpoint of several.
 
     Returns:
-        ``{name: (dtype, shape, little-endian bytes)}`` and ``{path: {"kind": …, **geometry}}``; the kind of a layer whose class
-        or attributes are not torch's own is "unknown".
+        ``{name: (dtype, shape, little-endian bytes)}`` and ``{path: {"kind": …, **geometry}}``; the kind is "unknown" if
+        class or attributes are not torch's own, and "other" for torch's other layers.
 
     Raises:
         ValueError: it cannot be read without running its code, or holds no network.
     """
     try:
         file = read(path, inert=True, key=key)
-    except BadModelFile as error:  # its remedies are those of a conversion
-        raise ValueError(f"{error.what} (any .pt or .safetensors file with the same tensors will do)") from error
+    except BadModelFile as error:
+        # What a conversion would allow is no remedy here.
+        own = "" if re.search(r"\b(trust|allow|model|layers)=", error.remedy) else f"{error.remedy}; or "
+        raise ValueError(f"{error.what} ({own}any .pt or .safetensors file with the same tensors will do)") from error
     if isinstance(file.content, nn.Module):
-        modules = dict(every_module(file.content)) | dict(file.content.named_modules(remove_duplicate=False))
+        modules = _modules(file)
         tensors = {name: tensor for path, module in modules.items() for name, tensor in _tensors(path, module)}
         stated = {path: _stated(module) for path, module in modules.items() if module._parameters or module._buffers}
     else:
         tensors, stated = file.content, records_in(file.content, {})
-    held = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), bytes_of(t)) for name, t in tensors.items()}
+    held = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), _bytes(t)) for name, t in tensors.items()}
     return held, stated, (*file.notes, "read by torch's own loader (torch.load with weights_only=True)")
+
+
+def _modules(file: ModelFile) -> dict[str, nn.Module]:
+    """Every module in a file under each of its paths; one that no path reaches has a name in parentheses."""
+    assert isinstance(file.content, nn.Module)
+    modules: dict[str, nn.Module] = {}
+    for path, module in (*file.content.named_modules(remove_duplicate=False), *every_module(file.content)):
+        if modules.setdefault(path, module) is not module:
+            raise ValueError(f"two modules have the path {path!r}")
+    reached = {id(module) for module in modules.values()}
+    hidden = [module for module in file.modules if id(module) not in reached]
+    return modules | {f"({n}: reached by no path)": module for n, module in enumerate(hidden)}
 
 
 def _tensors(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -58,15 +73,37 @@ def _tensors(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]
                 yield f"{path}.{name}".removeprefix("."), tensor
 
 
+def _bytes(tensor: torch.Tensor) -> Any:
+    """The little-endian bytes of its numbers, row-major; not by the certifier's code."""
+    if tensor.is_meta:
+        raise ValueError("a tensor is on the meta device, and has no numbers")
+    plain = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+    return plain.view(torch.uint8).numpy().data
+
+
 def _stated(module: nn.Module) -> Mapping[str, Any]:
-    """The class and geometry of a layer whose call runs no other code than its class's own."""
+    """The class and geometry of a layer, if its call runs no other code than its class's own."""
+    layer: Any = module
     try:
         if isinstance(module, MHSA):
             require_plain_attention(module, TENSORS)
-            return {"kind": "MHSA", **stated_geometry(module)}
-        if plain_convolution(module)[0] is module:
+            radix = {} if layer.radix is None else {"radix": [*layer.radix]}
+            return {"kind": "MHSA", **_geometry(layer.geometry), **radix}
+        if isinstance(module, tuple(CONVOLUTIONS)) and plain_convolution(module)[0] is module:
             read_convolution(module)
-            return {"kind": base_of(module).__name__, **stated_geometry(module)}
+            return {"kind": base_of(module).__name__, **_geometry(layer)}
     except Unreadable:
-        pass
-    return {"kind": "unknown"}
+        return {"kind": "unknown"}
+    torchs = type(module).__module__.startswith("torch.nn.modules.")
+    return {"kind": "other" if torchs and not isinstance(module, tuple(CONVOLUTIONS)) else "unknown"}
+
+
+def _geometry(layer: Any) -> dict[str, Any]:
+    """The geometry as JSON types; torch takes a single number, even in a list, for all axes."""
+    stated = {name: getattr(layer, name) for name in GEOMETRY}
+    stated = {name: list(value) if isinstance(value, tuple | list) else value for name, value in stated.items()}
+    dims = len(stated["kernel_size"])
+    for name in ("stride", "padding", "dilation", "output_padding"):
+        value = [stated[name]] if isinstance(stated[name], int) else stated[name]
+        stated[name] = value * dims if isinstance(value, list) and len(value) == 1 else value
+    return stated

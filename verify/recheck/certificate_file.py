@@ -83,7 +83,7 @@ def record_digest(document: dict[str, Any]) -> str:
 def _document(document: dict[str, Any]) -> Document:
     _check_types(document, _DOCUMENT, "no certificate")
     if (document["format"], document["version"]) != (FORMAT, VERSION):
-        raise Rejected(f"no certificate of version {VERSION}")
+        raise Rejected(f"no certificate of version {VERSION}, but another file or version: certify again with this one")
     if document["record_sha256"] != record_digest(document):
         raise Rejected("the certificate has been edited: its record_sha256 differs")
     files = document["conv_file"], document["mhsa_file"]

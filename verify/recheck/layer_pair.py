@@ -7,7 +7,7 @@ import numpy as np
 
 from verify.recheck.certificate_file import LayerCertificate
 from verify.recheck.grids import StatedGeometry, geometry_of
-from verify.recheck.stored_layers import TENSORS, StoredLayer
+from verify.recheck.stored_layers import BYTES, TENSORS, StoredLayer
 from verify.recheck.strict_input import Rejected
 
 SCORES = ("w_qry", "w_key", "w_key_pos", "u", "v")  # of at least float32, so not always of the values' type
@@ -37,6 +37,8 @@ class LayerPair:
         prefix, notes = f"layer {stated.name!r}: ", []
         if conv.kind == "unknown":
             raise Rejected(f"{prefix}class or tensors {sorted(conv.tensors)} are of no plain convolution: {NOT_PLAIN}")
+        if conv.kind == "MHSA":
+            raise Rejected(f"{prefix}the file of the convolutions has its attention (are the two files exchanged?)")
         for layer in (conv, mhsa):
             if layer.geometry is None:
                 notes.append(f"the file of the {layer.kind} states no geometry; assumed: what the certificate says")
@@ -83,7 +85,10 @@ def _certified(
     arrays = {}
     for name, digest in digests.items():
         if layer.tensors[name].sha256() != digest:
-            raise Rejected(f"{prefix}{name} of the {layer.kind} is not the tensor that was certified")
+            what = f"{name} of the {layer.kind} is not the tensor that was certified"
+            raise Rejected(f"{prefix}{what} (of the networks in a checkpoint, --key chooses one)")
+        if layer.tensors[name].dtype not in BYTES:
+            raise Rejected(f"{prefix}{name} is of {layer.tensors[name].dtype}")
         arrays[name] = layer.tensors[name].numbers()
         if not np.isfinite(arrays[name]).all():
             raise Rejected(f"{prefix}{name} has numbers that are not finite")

@@ -63,16 +63,25 @@ class StoredLayers(NamedTuple):
     layers: dict[str, StoredLayer]
     notes: tuple[str, ...]
 
-    def find(self, name: str, digests: Mapping[str, str], notes: list[str]) -> StoredLayer:
-        """The layer of this name, or else one with exactly these tensors, for wrappers change names; `Rejected` if none."""
-        if name in self.layers:
-            return self.layers[name]
-        for path, layer in self.layers.items():
-            if layer.digests() == digests:
-                notes.append(f"{self.name}: {name!r} is there as {path!r}, with the same tensors")
-                return layer
+    def named(self, digests: Mapping[str, Mapping[str, str]], notes: list[str]) -> Mapping[str, StoredLayer]:
+        """The layers under the certified names; or all of them below one path, or in wrappers, with exactly these tensors.
+
+        Raises:
+            Rejected: there are none.
+        """
+        missing = next((name for name in digests if name not in self.layers), None)
+        if missing is None:
+            return self.layers
+        bare = {".".join(part for part in path.split(".") if part not in WRAPPERS): path for path in self.layers}
+        ends = [path for path in bare if f".{path}".endswith(f".{missing}" if missing else "")]
+        for place in sorted({path.removesuffix(missing).strip(".") for path in ends}, key=len):
+            paths = {name: bare.get(f"{place}.{name}".strip(".")) for name in digests}
+            layers = {name: self.layers[path] for name, path in paths.items() if path is not None}
+            if all(name in layers and layers[name].digests() == digests[name] for name in digests):
+                notes.append(f"{self.name}: {missing!r} is there as {paths[missing]!r}, and so on")
+                return layers
         hint = "".join(f" ({note})" for note in (FOLDED, *self.notes))
-        raise Rejected(f"layer {name!r} is missing in {self.name}, and no other layer there has its tensors{hint}")
+        raise Rejected(f"layer {missing!r} is missing in {self.name}, and no other names there fit its tensors{hint}")
 
     def beside(self, covered: Collection[StoredLayer]) -> list[str]:
         """The paths of layers that are none of these, nor of the same class, geometry and tensors as one of them."""
@@ -83,6 +92,7 @@ class StoredLayers(NamedTuple):
 
 
 VERY_FILE = "not the very file that was certified, but it has the tensors of all these layers"
+WRAPPERS = ("module", "_orig_mod")  # of DataParallel and torch.compile
 FOLDED = "of a parametrized layer, it takes a file with the folded weights"
 
 
@@ -99,12 +109,14 @@ def layers_in(path: str | os.PathLike[str], certified: str | None = None, key: s
         OSError: it cannot be read.
     """
     with opened(path) as file:
-        is_safetensors = file.read(9)[8:] == b"{"
+        start = file.read(9)
         file.seek(0)
         other = certified not in (None, hashlib.file_digest(file, "sha256").hexdigest())
     name, notes = Path(path).name, [VERY_FILE] if other else []
     try:
-        if is_safetensors:
+        if start[8:] == b"{" and not start.startswith(b"PK\3\4"):  # as the project's reader decides
+            if key is not None:
+                raise Rejected("a safetensors file has one network, and no key")
             tensors, stated = _of_safetensors(path)
         else:
             from verify.layers.torch_file import contents  # imports torch
@@ -142,14 +154,21 @@ def _by_path(tensors: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str,
     known = {tuple(sorted(TENSORS)): "MHSA", ("weight",): "Conv", ("bias", "weight"): "Conv"}
     layers = {}
     for path, group in groups.items():
-        geometry = dict(stated.get(path) or {})
-        kind, by_names = geometry.pop("kind", None), known.get(tuple(sorted(group)), "unknown")
-        geometry.pop("bias", None)  # whether b_out is a parameter or a buffer of zeros
+        record: Any = stated.get(path)
+        by_names = known.get(tuple(sorted(group)), "unknown")
+        kind = record.get("kind") if isinstance(record, dict) else None
+        if path in stated and not isinstance(kind, str):
+            raise Rejected(f"what it states of {path!r} is no geometry of a layer")
         if kind in KINDS and kind.startswith(by_names):
+            # Of a bias it only says whether b_out is a parameter or a buffer of zeros.
+            geometry = {name: value for name, value in record.items() if name not in ("kind", "bias")}
             layers[path] = StoredLayer(kind, geometry, group)
-        # A kernel, parametrized or not, has more than two axes.
-        elif "w_key_pos" in group or any(
-            len(group[n].shape) > 2 and n.startswith(("weight", "original")) for n in group
-        ):
-            layers[path] = StoredLayer(by_names if kind is None else "unknown", None, group)
+        elif kind != "other" and ("w_key_pos" in group or _has_kernel(group)):
+            layers[path] = StoredLayer("unknown" if kind else by_names, None, group)
     return layers
+
+
+def _has_kernel(group: Mapping[str, StoredTensor]) -> bool:
+    """Whether a tensor has more than two axes and a kernel's name, parametrized or not; a LayerNorm's bias has as many."""
+    kernels = [name for name, t in group.items() if len(t.shape) > 2 and name.startswith(("weight", "original"))]
+    return bool(kernels) and not ("bias" in group and group["bias"].shape == group[kernels[0]].shape)
