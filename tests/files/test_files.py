@@ -74,7 +74,7 @@ def test_what_a_program_had_allowed_itself_stays_allowed(saved: Path) -> None:
 
 def test_old_modules_cannot_be_read(small: nn.Module, tmp_path: Path) -> None:
     torch.save(small, tmp_path / "module.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(BadModelFile, match="a whole module in the format before torch 1.6"):
+    with pytest.raises(BadModelFile, match=r"a whole module in the format before torch 1\.6"):
         construct.load(tmp_path / "module.pt")
 
 
