@@ -12,7 +12,7 @@ import commands
 from commands import Command
 
 # Tests compare with torch's own convolution.  With the instructions that this leaves out (AVX512-FP16, AMX), torch 2.13 crashes,
-# or computes other sums, for some tiny convolutions in float16 and bfloat16 (docs/limits.md).
+# or computes other sums, for some tiny convolutions in float16 and bfloat16 (docs/numerics.md).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # The same examples on every run and every machine, also in CI; nothing is stored, no example is timed.

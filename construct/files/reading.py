@@ -113,8 +113,8 @@ def read(
         checked = _checked_content(content, loaded)
     admitted = None if trust else allowed
     values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
-    found = (*notes, *unwrapped), metadata, admitted, loaded.foreign, values, tuple(loaded.modules)
-    return ModelFile(place, digest, checked, kind, *found)
+    rest = (*notes, *unwrapped), metadata, admitted, loaded.foreign, values, tuple(loaded.modules)
+    return ModelFile(place, digest, checked, kind, *rest)
 
 
 def read_inputs(path: FilePath) -> Any:

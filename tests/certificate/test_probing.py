@@ -334,7 +334,7 @@ def test_in_16_bit_a_stride_leaves_one_output_only_without_amx(
     certificate = certify(conv, conv_to_mhsa(conv), grid=(9, 9))
     assert certificate.verdict.name == "PROVED"
     (note,) = {probe["note"] for probe in certificate.probes if probe["grid"][1] == 4}
-    assert note == ("" if runs else "torch's own convolution may crash the process there (docs/limits.md)")
+    assert note == ("" if runs else "torch's own convolution may crash the process there (docs/numerics.md)")
     one = certify(conv, conv_to_mhsa(conv), grid=(9, 4))
     assert one.verdict.name == ("PROVED" if runs else "UNDECIDED")
 

@@ -31,7 +31,7 @@ CHEAP = 2**24
 """The most multiplications that a run on the whole grid may cost."""
 HEAVY = 2**16
 """A layer with this many weights is run on fewer inputs, of one size, because each already sums so many terms."""
-MAY_CRASH = "torch's own convolution may crash the process there (docs/limits.md)"
+MAY_CRASH = "torch's own convolution may crash the process there (docs/numerics.md)"
 UNEVEN = 1 - 2.0**-9 - 2.0**-12
 """Rounding it to bfloat16, float16 or TF32 changes it by 2^−12 or more; aligned signs add such errors up beyond the bound."""
 

@@ -1,4 +1,4 @@
-"""Convolutions for which torch 2.13's own kernels are known to crash the process, or to compute wrong sums (docs/limits.md)."""
+"""Convolutions for which torch 2.13's own kernels are known to crash the process, or to compute wrong sums (docs/numerics.md)."""
 
 import os
 from collections.abc import Sequence

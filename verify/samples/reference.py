@@ -96,7 +96,9 @@ def deviation(
         if not refutes:
             sentence += ": here torch's own convolution does not compute its definition, and the attention does ("
             flushed = _subnormal(fields.weight) or _subnormal(inputs[image]) or 0 < abs(exact) < TINY
-            sentence += "subnormal numbers are flushed to zero there)" if flushed else "docs/limits.md has known cases)"
+            sentence += (
+                "subnormal numbers are flushed to zero there)" if flushed else "docs/numerics.md has known cases)"
+            )
         return Deviation(index, inputs[image], exact, convolution, attention, refutes, convolution_off, sentence)
 
     reference, places = fields(inputs)[over], np.flatnonzero(over)
