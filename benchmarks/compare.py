@@ -30,8 +30,8 @@ Rounds = list[list[float]]
 class Worker:
     """One process, with ``construct`` from that tree."""
 
-    def __init__(self, tree: Path, threads: int, without: str = ""):
-        words = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), *([without] if without else [])]
+    def __init__(self, tree: Path, threads: int):
+        words = [sys.executable, str(ROOT / "benchmarks" / "worker.py")]
         environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment

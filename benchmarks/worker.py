@@ -1,15 +1,14 @@
 """A process that times, on request, the layers of a network with the ``construct`` that it imports.
 
-:mod:`benchmarks.compare` and :mod:`benchmarks.ablation` run it as a file and not as a module: then ``construct`` comes from the
+:mod:`benchmarks.compare` runs it as a file and not as a module: then ``construct`` comes from the
 tree on PYTHONPATH, and the layers and the clock from this file's folder.  Each way, it exchanges one JSON object per line.
 """
 
-import contextlib
 import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -61,31 +60,6 @@ def both(network: nn.Module, x: Tensor) -> Callable[[], object]:
     return call
 
 
-@contextlib.contextmanager
-def without(what: str) -> Iterator[None]:
-    """Disable one kernel within the block, or the call cache, which is named "cache"; "" disables nothing."""
-    if not what:
-        yield
-        return
-    from construct import attention  # an older tree has no kernels to disable
-    from construct.execution import kernels
-
-    if what == "cache":
-        right, attention.cached = attention.cached, lambda layer, run, x: None
-        try:
-            yield
-        finally:
-            attention.cached = right
-        return
-    before = kernels.KERNELS
-    kernels.KERNELS = {name: plan for name, plan in before.items() if name != what}
-    assert len(kernels.KERNELS) < len(before), what
-    try:
-        yield
-    finally:
-        kernels.KERNELS = before
-
-
 def timed(call: Callable[[], object]) -> float:
     """Seconds of one call: processor time if one thread does the work."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -120,5 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with without(sys.argv[1] if len(sys.argv) > 1 else ""):
-        main()
+    main()

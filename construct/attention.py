@@ -28,8 +28,8 @@ from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola,
 from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution import EXECUTIONS, execution_named, explained
+from construct.execution.blocks import smaller_blocks
 from construct.execution.cache import cached
-from construct.execution.kernels.blocks import smaller_blocks
 from construct.execution.protocol import memory_format, working_dtype
 from construct.execution.traced import frozen_now, recorded_by_fx, run_abstract, run_traced
 from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, plain, traced
@@ -304,10 +304,10 @@ class MHSA(nn.Module):
             y = evaluate(run, x, geometry, size)
         # Under vmap, torch has no channels-last format for a single member, and a compiler does not say whether it maps.
         form = torch.contiguous_format if is_batched(y) else memory_format(x)
-        if torch.compiler.is_compiling() and form != torch.contiguous_format:
+        if form == torch.contiguous_format:
+            y = y.contiguous()
+        elif torch.compiler.is_compiling() or not y.is_contiguous(memory_format=form):
             y = y.movedim(1, -1).contiguous().movedim(-1, 1)
-        else:
-            y = y.contiguous(memory_format=form)
         return y if batched else y[0]
 
     def _evaluate(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
@@ -318,8 +318,8 @@ class MHSA(nn.Module):
         require(len(x) * self.out_channels * prod(output) * x.element_size(), x.device, f"an output of size {output}")
         return run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
 
-    def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str] | None:
-        """Where the heads look now, and which factor is their whole matrix; None if they cannot be frozen.
+    def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str, bool] | None:
+        """Where the heads look now, their whole factor, and whether our operators serve; None if they cannot be frozen.
 
         ``torch.compile`` calls this while it traces, and treats the result as a constant.
         """

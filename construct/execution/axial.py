@@ -8,7 +8,7 @@ rectangular grid the normaliser is one too:
 for every c, sharp or soft, on or off the lattice.  (A learned relative encoding factorises too: each axis has its own
 components.)  Heads are evaluated in two ways:
 
-* a head whose rows are all one-hot at the same shift δ copies tokens: :mod:`construct.execution.kernels`;
+* a head whose rows are all one-hot at the same shift δ copies tokens: :mod:`construct.execution.shifts`;
 * any other head multiplies by its factors, axis by axis; heads with a common factor share that product.
 
 Each call decides by the scores, that is by the current ``v`` and ``w_key_pos``.  Content, and soft heads of the parabola or
@@ -23,16 +23,18 @@ from torch import Tensor
 
 from construct.encoding.encodings import Encoding
 from construct.errors import require
-from construct.execution import chunked, kernels, soft_heads
-from construct.execution.autograd import shifted
+from construct.execution import chunked, soft_heads
+from construct.execution.blocks import most_queries, queries_per_block
+from construct.execution.byte_cache import bounded_cache
 from construct.execution.cache import Call, Run, keep
 from construct.execution.chunked import bounded
+from construct.execution.dense import multiplications
 from construct.execution.head_matrices import merged
-from construct.execution.kernels.blocks import most_queries, queries_per_block
-from construct.execution.kernels.byte_cache import bounded_cache
-from construct.execution.memory import multiplications
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
+from construct.execution.shifts.autograd import evaluate, shifted
+from construct.execution.shifts.maps import workspace_bytes
+from construct.execution.shifts.plain import AT_ONCE, image_bytes
 from construct.execution.soft_heads import FACTOR_BYTES, NEGLIGIBLE, factor_keys
 from construct.execution.transforms import numbers, shared_array, transformed
 from construct.tokens import TokenGrid
@@ -57,29 +59,17 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     positional = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
     learned = torch.is_grad_enabled() and any(t.requires_grad for t in positional)
     recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *positional)))
-    if not (recorded or plan.soft):
-        sight = Sight.of(grid, plan)
-        images = grid.padded(x) if sight.padded else x
-        call = _prepared(
-            images, sight, w.detach(), b_out.detach(), x.dtype, memory_format(x) != torch.contiguous_format
-        )
-        keep(layer, owner, x, grid, w, (lambda x: call(grid.padded(x))) if sight.padded else call)
-        return call(images)
     if plan.sharp:
         sight = Sight.of(grid, plan)
         images, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
         y = shifted(
-            images,
-            matrices.mT if sight.stuffed else matrices,
-            b_out,
-            sight.shifts,
-            sight.stuffed,
-            dtype if plan.soft or learned else x.dtype,
-            memory_format(x) != torch.contiguous_format,
+            images.to(dtype), matrices.mT if sight.stuffed else matrices, b_out, sight.shifts, adjoint=sight.stuffed
         )
         if learned:
             zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in positional[2:])
             y = y + 0 * zero.to(dtype)  # so their gradients are 0 instead of None
+        if not (recorded or plan.soft):
+            keep(layer, owner, x, grid, w, lambda: _prepared(grid, sight, w.detach(), b_out.detach(), memory_format(x)))
     else:
         y = b_out.view(-1, *(1,) * len(grid.shape))
     if not plan.soft:
@@ -93,17 +83,15 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     return y + attended.movedim((-2, -1), (1, 2)).flatten(1, 2)
 
 
-def _prepared(images: Tensor, sight: Sight, w: Tensor, b_out: Tensor, dtype: torch.dtype, last: bool) -> Call:
-    """Prepare the call for images like these, if all heads are shifts and no gradient is recorded."""
-    kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
-    call = kernels.prepare(kind, images, w.mT if sight.stuffed else w, sight.shifts, dtype, last)
-    if not b_out.is_cpu:
-        return lambda images: call(images, b_out)
-    bias = b_out.contiguous()  # copies only a bias whose call is not cached
-    array, zeros = shared_array(bias), bytearray(bias.nbytes)
+def _prepared(grid: TokenGrid, sight: Sight, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:
+    """The call on a CPU, if all heads are shifts and no gradient is recorded; it reads w and b_out."""
+    array, zeros = shared_array(b_out), bytearray(b_out.nbytes)
+    matrices = w.mT if sight.stuffed else w
 
-    def run(images: Tensor) -> Tensor:
-        return call(images, None if zeros == array else bias)
+    def run(x: Tensor) -> Tensor:
+        images = grid.padded(x) if sight.padded else x
+        bias = None if zeros == array else b_out
+        return evaluate(images, matrices, bias, sight.shifts, sight.stuffed, form != torch.contiguous_format)
 
     return run
 
@@ -193,13 +181,19 @@ def _memory(
     total = 2 * heads * groups * channels * width * size  # the merged weights and a reordered copy
     if size != stored:
         total += heads * groups * head_dim * (channels + width) * size
-    outputs = batch * grid.query_count * groups * width
-    total += outputs * (2 * size + stored if learned or plan.soft else stored)
+    outputs, inputs = batch * grid.query_count * groups * width, batch * grid.token_count * groups * channels
+    total += outputs * (size * (2 if learned or plan.soft or size != stored else 1) + (stored if size != stored else 0))
     if plan.sharp:
         sight = Sight.of(grid, plan)
-        kind = kernels.ADJOINT if sight.stuffed else kernels.FORWARD
-        w_shape = (len(plan.sharp), groups, *((width, channels) if sight.stuffed else (channels, width)))
-        total += kernels.workspace_of(kind, sight.shifts, w_shape, batch, working_dtype(dtype), dtype, device, most)
+        ends = (width, channels) if sight.stuffed else (channels, width)
+        shape = (len(plan.sharp), groups, *ends)
+        if device.type == "cpu":
+            total += workspace_bytes(sight.shifts, shape, batch, size, most)
+        else:
+            image = image_bytes(sight.shifts, shape, size)
+            total += 3 * max(image, min(batch * image, AT_ONCE))
+        if size != stored:
+            total += inputs * size
     if plan.soft:
         total += (2 + len(grid.shape)) * batch * max(grid.token_count, grid.query_count) * groups * channels * size
         total += (1 + len(grid.shape)) * outputs * size
@@ -213,7 +207,7 @@ def _memory(
             saved = sum(prod((*grid.query_shape[:axis], *grid.shape[axis:])) for axis in axes)
             total += len(plan.soft) * batch * saved * groups * channels * size
     elif grid.affine is None:
-        total += 2 * batch * grid.token_count * groups * channels * stored + 32 * sum(grid.shape)
+        total += 2 * inputs * stored + 32 * sum(grid.shape)
     return total
 
 

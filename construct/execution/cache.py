@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from construct.encoding import quadratic
+from construct.execution.blocks import most_queries
+from construct.execution.byte_cache import BoundedCache
 from construct.execution.head_matrices import as_bits, identity_parts
-from construct.execution.kernels.blocks import most_queries
-from construct.execution.kernels.byte_cache import BoundedCache
 from construct.execution.transforms import faked, plain, shared_array, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
@@ -65,7 +65,7 @@ class PreparedCalls:
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 
-def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
+def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, prepare: Callable[[], Call]) -> None:
     """Cache a call of an execution's ``run``, without gradients, in which all heads are shifts; w are their matrices W_h."""
     held = tensors_held_by(layer)
     whole = next((name for name in ("w_val", "w_out") if w is held.get(name)), "")
@@ -83,7 +83,7 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
         entry = ENTRIES[layer] = PreparedCalls(layer, whole)
-    entry.calls.keep((run, x.shape, x.stride()), call)
+    entry.calls.keep((run, x.shape, x.stride()), prepare())
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:

@@ -9,9 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution.dense import added_up, averaged, values_of
-from construct.execution.kernels.blocks import most_queries, queries_per_block
-from construct.execution.memory import multiplications, of_block, of_values
+from construct.execution.blocks import most_queries, queries_per_block
+from construct.execution.dense import added_up, averaged, multiplications, of_block, of_values, values_of
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic
-from construct.execution.kernels.byte_cache import BoundedCache, bounded_cache
-from construct.execution.kernels.windows import Shifts
+from construct.execution.byte_cache import BoundedCache, bounded_cache
 from construct.execution.protocol import Layer
+from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
 from construct.heads import shifts_are_distinct
 from construct.tokens import TokenGrid

@@ -30,8 +30,7 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL
 from construct.errors import require
 from construct.execution.chunked import blocks_of_heads, bounded, heads_per_block
-from construct.execution.dense import added_up, values_of
-from construct.execution.memory import operands
+from construct.execution.dense import added_up, operands, values_of
 from construct.execution.precision import Coarse, check_precision, coordinates, largest_encoding
 from construct.execution.protocol import Execution, Layer, tensors_of, working_dtype
 from construct.execution.transforms import is_batched

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from construct.encoding.encodings import Encoding
-from construct.execution.kernels import gemm
-from construct.execution.kernels.blocks import at_once, most_queries, pieces, queries_per_block
-from construct.execution.kernels.workspace import Workspace
+from construct.execution.blocks import most_queries, pieces, queries_per_block
+from construct.execution.shifts.gemm import product
+from construct.execution.shifts.workspace import workspace
 from construct.tokens import TokenGrid
 
 NEGLIGIBLE = 2.0**-100
@@ -23,6 +23,8 @@ FACTOR_BYTES = 2**25
 """The largest factor that is computed as a whole (32 MiB)."""
 SCORES_AT_ONCE = 2**16
 """How many entries of factors are computed at a time; a single factor may have more."""
+AT_ONCE, AT_ONCE_ON_GPU = 2**22, 2**28
+"""Bytes of tokens computed at a time (4 MiB; 256 MiB on a GPU)."""
 FactorKey = tuple[float, ...]
 """The components of c that a factor depends on: heads with equal keys share the factor."""
 
@@ -50,6 +52,11 @@ def memory(grid: TokenGrid, heads: int, channels: int, dtype: torch.dtype, gpu: 
     first, row = _order(grid)[0], _numbers_per_query(grid, heads, channels)
     total += heads * grid.shape[first] * grid.query_shape[first] * size  # rows of the first axis, copied
     return total + min(grid.query_shape[first], max(1, at_once(dtype, gpu) // max(1, row))) * row * size
+
+
+def at_once(dtype: torch.dtype, gpu: bool) -> int:
+    """How many numbers are computed at a time."""
+    return (AT_ONCE_ON_GPU if gpu else AT_ONCE) // dtype.itemsize
 
 
 def _order(grid: TokenGrid) -> list[int]:
@@ -81,28 +88,27 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
     tokens = x.permute(first_axis, 0, *other_axes, 1).flatten(1)  # (n_1, B · n_2 … n_d · D_in)
     keys = factor_keys(c, encoding, len(order))
     (rows, number), *others = [_factors(c, encoding, grid, axis, x.dtype, keys[axis]) for axis in order]
-    matrices, onednn = w.movedim(0, 1).flatten(1, 2), gemm.uses_onednn(x.dtype, x.device)
+    matrices = w.movedim(0, 1).flatten(1, 2)
     lines = batch * prod(queries[1:])
     y = x.new_empty(groups, queries[0] * lines, width)
     fitting = at_once(x.dtype, not x.is_cpu) // max(1, _numbers_per_query(grid, heads, batch * total_channels))
     parts = pieces(queries[0], queries_per_block(fitting, most_queries()))
-    with Workspace(x, (parts[0].stop if parts else 0) * lines * heads * total_channels) as (buffer,):
-        for part in parts:
-            count = part.stop - part.start
-            first = gemm.product(rows[:, part].flatten(0, 1), tokens, None, None, onednn).view(
-                len(rows), count, tokens.shape[1]
-            )
-            # The heads' tokens are adjacent, like im2col's columns, so that one product sums over the heads.
-            columns = buffer[: count * lines * heads * total_channels].view(count * lines, groups, heads, channels)
-            for head in range(heads):
-                read, leading, trailing = first[number[head]], count * batch, total_channels * prod(shape[1:])
-                for n, (factors, which) in zip(shape[1:], others, strict=True):
-                    trailing //= n
-                    read = torch.bmm(factors[which[head]].expand(leading, -1, -1), read.view(leading, n, trailing))
-                    leading *= factors.shape[1]
-                columns[:, :, head] = read.view(leading, groups, channels)
-            out = y[:, part.start * lines : part.stop * lines]
-            gemm.products(columns.movedim(1, 0).flatten(2), matrices, None, out, onednn)
+    buffer = workspace("columns", x, (parts[0].stop if parts else 0) * lines * heads * total_channels)
+    for part in parts:
+        count = part.stop - part.start
+        first = product(rows[:, part].flatten(0, 1), tokens).view(len(rows), count, tokens.shape[1])
+        # The heads' tokens are adjacent, like im2col's columns, so that one product sums over the heads.
+        columns = buffer[: count * lines * heads * total_channels].view(count * lines, groups, heads, channels)
+        for head in range(heads):
+            read, leading, trailing = first[number[head]], count * batch, total_channels * prod(shape[1:])
+            for n, (factors, which) in zip(shape[1:], others, strict=True):
+                trailing //= n
+                read = torch.bmm(factors[which[head]].expand(leading, -1, -1), read.view(leading, n, trailing))
+                leading *= factors.shape[1]
+            columns[:, :, head] = read.view(leading, groups, channels)
+        by_group = columns.movedim(1, 0).flatten(2)
+        sums = product(by_group[0], matrices[0])[None] if groups == 1 else torch.bmm(by_group, matrices)
+        y[:, part.start * lines : part.stop * lines] = sums
     places = [1, *range(3, len(order) + 2)]  # of the axes in y, the longest first; the batch comes second
     back = [places[order.index(axis)] for axis in range(len(order))]
     return y.view(groups, queries[0], batch, *queries[1:], width).permute(2, *back, 0, -1)

@@ -6,6 +6,7 @@ the input, so that nothing is transposed on the way in or out.
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
-from construct.execution.autograd import channels_last, shifted
 from construct.execution.head_matrices import is_identity
-from construct.execution.kernels.windows import Shifts
 from construct.execution.plan import plan_for
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
-from construct.execution.transforms import abstract, eagerly, jit_traced
+from construct.execution.shifts import plain
+from construct.execution.shifts.autograd import shifted
+from construct.execution.shifts.operator import shifted_sum
+from construct.execution.shifts.windows import Shifts
+from construct.execution.transforms import abstract, eagerly, transformed
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid, output_size
 
@@ -27,11 +30,6 @@ log = logging.getLogger(__name__)
 
 FROZEN = "_frozen_heads"
 """The submodule that holds the :class:`FrozenHeads` of a layer copied for export; no other layer has it."""
-FEW = ((12, 2), (32, 10))
-"""Pairs (n, m): the output channels are few if they are fewer than n, and the input has at least m times as many."""
-MANY = 9
-"""With more heads, tokens are gathered, not sliced head by head: 7×7 compiles in a tenth of the time and runs 1.1 to 1.2
-times as long.  If the compiler does not know the sizes (``dynamic=True``), they are gathered for any number of heads."""
 EXAMPLE = 64
 """Without a given size, shifts are read off on a grid this many steps longer than the kernel reaches."""
 
@@ -86,8 +84,11 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
     return starts, whole
 
 
-def frozen_now(layer: Layer) -> tuple[Starts, str] | None:
-    """As :func:`freeze`, called while ``torch.compile`` traces; None if the heads cannot be frozen."""
+def frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:
+    """As :func:`freeze`, and whether operators without rules for transforms may be called; None if heads cannot be frozen.
+
+    ``torch.compile`` calls it while it traces.
+    """
     try:
         with eagerly():  # within a transform of torch.func, which the compiler follows, these tensors would be wrapped
             frozen = freeze(layer)
@@ -98,7 +99,7 @@ def frozen_now(layer: Layer) -> tuple[Starts, str] | None:
         "compiled layers keep looking where their heads look now: after editing v or w_key_pos, or W_val and W_out that are "
         "frozen, call torch.compiler.reset() and compile again"
     )
-    return frozen
+    return *frozen, layer.v.is_cpu and not transformed() and not torch.compiler.is_exporting()
 
 
 @lru_cache
@@ -112,7 +113,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     Raises:
         NotImplementedError: torch.export traces tensors without values, which do not tell where heads look.
     """
-    frozen, starts = getattr(layer, FROZEN, None), ()
+    frozen, starts, eager = getattr(layer, FROZEN, None), (), False
     if frozen is not None:
         whole = frozen.whole
     else:
@@ -128,7 +129,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
             now = layer.frozen_now()
         if now is None:
             return None
-        starts, whole = now
+        starts, whole, eager = now
     dtype = working_dtype(x.dtype)
     identity = "w_out" if whole == "w_val" else "w_val"
     # A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these too,
@@ -139,39 +140,41 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         w = _of(dtype, getattr(layer, whole))
     else:
         w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)
-    with eagerly() if jit_traced() else nullcontext():
-        heads, groups, channels, width = w.shape
-        few = heads > 1 and any(0 < width < most and times * width <= channels for most, times in FEW)
-    tokens = padded(_of(dtype, x), geometry)
-    bias = _of(dtype, layer.b_out)
-    first = memory_format(x) == torch.contiguous_format
+    x_working, bias = _of(dtype, x), _of(dtype, layer.b_out)
     if frozen is not None:  # the number of operations is independent of the heads
-        y = _gathered(tokens, w, list(frozen.buffers()), bias, geometry)
-    elif channels == width == 1:
-        y = _by_channel(tokens, w, starts, geometry, bias)
-    elif groups == 1 and set(geometry.query_stride) == {1} and few:
-        y = _products_first(tokens, w, starts, geometry, bias)
-    elif (
-        first
-        and heads > (MANY if _is_static(x) else 0)
-        and groups == 1
-        and not (torch.is_grad_enabled() and tokens.requires_grad)
-    ):
-        y = _gathered(tokens, w, _by_axis(starts, x.device), bias, geometry)
-    elif first:
-        y = _channels_as_rows(tokens, w, starts, geometry, bias)
+        y = _gathered(_padded(x_working, geometry), w, list(frozen.buffers()), bias, geometry)
+    elif eager and torch.compiler.is_dynamo_compiling() and not w.shape[2] == w.shape[3] == 1:
+        y = _as_operator(x_working, w, starts, bias, geometry)
     else:
-        y = _tokens_as_rows(tokens, w, starts, geometry, bias)
+        tokens = _padded(x_working, geometry)
+        output = _outputs(tokens.shape[2:], geometry)
+        y = plain.products([plain.head_view(tokens, start, geometry.query_stride, output) for start in starts], w, bias)
     return _of(x.dtype, y)
 
 
-def _is_static(x: Tensor) -> bool:
-    """Whether a compiler knows the sizes; each slice by an unknown size costs it far more."""
-    if not torch.compiler.is_dynamo_compiling():
-        return True
-    from torch.fx.experimental.symbolic_shapes import has_static_value
+def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
+    """The outputs along each axis of a padded grid."""
+    axes = zip(tokens, geometry.span, geometry.query_stride, strict=True)
+    return [(n - span - 1) // step + 1 if step > 1 else n - span for n, span, step in axes]
 
-    return all(has_static_value(n) for n in x.shape)
+
+def _as_operator(x: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry) -> Tensor:
+    """The outputs by one operator, which reads the input with zeros around it, or the tokens where padding copies inputs."""
+    stuffed, step = any(stuff > 1 for stuff in geometry.stuffing), geometry.query_stride
+    tokens = [
+        stuff * (n - 1) + 1 + sum(pads)
+        for n, stuff, pads in zip(x.shape[2:], geometry.stuffing, geometry.pads, strict=True)
+    ]
+    output, before = _outputs(tokens, geometry), [least for least, _ in geometry.pads]
+    if geometry.padding_mode != "zeros" or (stuffed and any(n > 1 for n in step)):
+        x, before, stuffed = _padded(x, geometry), [0] * geometry.dims, False
+    offsets = [place - least for start in starts for place, least in zip(start, before, strict=True)]
+    last = memory_format(x) != torch.contiguous_format
+    size = list(x.shape[2:])
+    if stuffed:
+        offsets = [-offset for offset in offsets]
+        return shifted_sum(x, w.mT, bias, offsets, list(geometry.stuffing), output, size, True, last)
+    return shifted_sum(x, w, bias, offsets, list(step), size, output, False, last)
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
@@ -183,7 +186,7 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
     size = tuple(x.shape[2:])
     heads = ((0,) * geometry.dims,) * layer.heads
     shifts = Shifts(heads, (1,) * geometry.dims, size, output_size(geometry, size))
-    y = shifted(x, layer.w_val @ layer.w_out, layer.b_out, shifts, False, x.dtype, channels_last(x))
+    y = shifted(x, layer.w_val @ layer.w_out, layer.b_out, shifts)
     for tensor in tensors_of(layer):
         if tensor.requires_grad and tensor is not layer.b_out:
             y = y + 0 * tensor.sum().to(y.dtype)
@@ -247,82 +250,10 @@ def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def _by_channel(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """One channel per group: a product and a sum per head, which a compiler fuses into one loop."""
-    views = (_head_view(tokens, start, geometry) for start in starts)
-    start, *factors = (matrix.view(-1, *(1,) * geometry.dims) for matrix in (bias, *w.unbind()))
-    return sum((part * factor for part, factor in zip(views, factors, strict=True)), start=start)
-
-
-def _products_first(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """Few output channels: one product per token, then sums over the heads, which a compiler fuses into one loop."""
-    heads, _, channels, width = w.shape
-    matrix = w.transpose(2, 3).reshape(heads * width, channels)
-    if memory_format(tokens) == torch.contiguous_format:
-        token_products = torch.matmul(matrix, tokens.flatten(2)).unflatten(2, tokens.shape[2:])
-    else:
-        token_products = torch.matmul(tokens.movedim(1, -1), matrix.mT).movedim(-1, 1)
-    parts = token_products.unflatten(1, (heads, width)).unbind(1)  # (B, D, *tokens) each
-    views = (_head_view(part, start, geometry) for part, start in zip(parts, starts, strict=True))
-    return sum(views, start=bias.view(-1, *(1,) * geometry.dims))
-
-
-def _channels_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """Channels first in memory: one product for all heads, from the left, gives channels first."""
-    _, groups, channels, _ = w.shape
-    views = [_head_view(tokens, start, geometry) for start in starts]
-    parts = [part.unflatten(1, (groups, channels)).flatten(3) for part in views]
-    rows = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]  # (B, g, heads·C, T)
-    matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
-    return (torch.matmul(matrix, rows).flatten(1, 2) + bias[:, None]).unflatten(2, views[0].shape[2:])
-
-
-def _tokens_as_rows(tokens: Tensor, w: Tensor, starts: Starts, geometry: ConvGeometry, bias: Tensor) -> Tensor:
-    """Channels last in memory: one product for all heads, from the right, gives channels last."""
-    _, groups, channels, width = w.shape
-    learning = torch.is_grad_enabled() and tokens.requires_grad
-    # Gradients of slices are summed head by head; those of indexing, number by number in no fixed order.
-    gathered = (_sliced if learning or len(starts) == 1 else _looked_up)(tokens, starts, geometry)
-    rows = gathered.unflatten(-1, (groups, channels)).movedim(-2, 0)  # (g, B, *o, heads, C)
-    matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
-    y = torch.bmm(rows.flatten(-2).flatten(1, -2), matrix)  # (g, B·T, D)
-    return (y.movedim(0, 1).reshape(*gathered.shape[:-2], groups * width) + bias).movedim(-1, 1)
-
-
-def _sliced(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
-    """The tokens of all heads, one slice per head: (B, C, *tokens) → (B, *o, heads, C).  A compiler makes a loop for each."""
-    return torch.stack([_head_view(tokens, start, geometry).movedim(1, -1) for start in starts], dim=-2)
-
-
-def _looked_up(tokens: Tensor, starts: Starts, geometry: ConvGeometry) -> Tensor:
-    """As :func:`_sliced`, by indexing.  A compiler makes a single loop, which writes memory once, in order."""
-    places = []
-    for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
-        queries = torch.arange(0, tokens.shape[axis + 2] - span, step, device=tokens.device)
-        offsets = torch.tensor([start[axis] for start in starts], device=tokens.device)
-        places.append(queries.view(-1, *(1,) * (geometry.dims - axis)) + offsets)  # (o, 1, …, heads)
-    return tokens.movedim(1, -1)[(slice(None), *places)]
-
-
-def padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
+def _padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
     """The padded grid in traceable operations: (B, C, *n) → (B, C, *tokens)."""
-    for axis, stuff in enumerate(geometry.stuffing, start=2):
-        if stuff > 1:  # zeros after every input; those after the last are removed
-            x = nn.functional.pad(x.unsqueeze(axis + 1), (0, 0) * (x.dim() - axis - 1) + (0, stuff - 1)).flatten(
-                axis, axis + 1
-            )
-            x = x.narrow(axis, 0, x.shape[axis] - (stuff - 1))
+    x = plain.stuffed(x, geometry.stuffing)
     pads = [n for pair in reversed(geometry.pads) for n in pair]
     if not any(pads):
         return x
     return nn.functional.pad(x, pads, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode)
-
-
-def _head_view(tokens: Tensor, start: tuple[int, ...], geometry: ConvGeometry) -> Tensor:
-    """The tokens of one head, as a strided slice."""
-    for axis, (t, span, step) in enumerate(zip(start, geometry.span, geometry.query_stride, strict=True), start=2):
-        if span:
-            tokens = tokens.narrow(axis, t, tokens.shape[axis] - span)  # as many positions as the whole kernel fits
-        if step > 1:
-            tokens = tokens[(..., slice(None, None, step), *(slice(None),) * (tokens.dim() - axis - 1))]
-    return tokens

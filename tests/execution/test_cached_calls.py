@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.execution import cache
-from construct.execution.kernels import constants
-from runs import KERNELS, preferring
+from construct.execution.shifts import maps
+from runs import FORCED, forced
 from truths import exact
 from verify.strategies import Case, cases
 
@@ -72,17 +72,16 @@ def edited(layer: MHSA) -> None:
     cases(tokens=80, integers=[True], batches=[1, 2]),
     st.sampled_from(BATCHED),
     st.lists(st.sampled_from(LYING), min_size=1, max_size=4),
-    st.sampled_from(KERNELS),
+    st.sampled_from(sorted(FORCED)),
 )
 def test_a_prepared_call_is_the_convolution(
-    case: Case, batch: int, layouts: list[Callable[[Tensor], Tensor]], kernel: str | None
+    case: Case, batch: int, layouts: list[Callable[[Tensor], Tensor]], constants: str
 ) -> None:
-    """For inputs of one shape in different layouts, before and after editing all numbers of the factor and the bias, by every
-    kernel."""
+    """For inputs of one shape in different layouts, before and after editing all numbers of the factor and the bias."""
     if not case.x.numel():
         return
     layer, sign = conv_to_mhsa(case.conv).requires_grad_(False), 1
-    with preferring(kernel), torch.no_grad():
+    with forced(constants), torch.no_grad():
         for lie in layouts:
             x = lie(case.x[torch.arange(batch) % len(case.x)])
             expected = exact(case.conv, x.contiguous())
@@ -105,8 +104,8 @@ def test_any_number_of_images_is_laid_out_a_few_at_a_time(
         conv.weight.copy_((16 * conv.weight).round())
         conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
         layer = conv_to_mhsa(conv).requires_grad_(False)
-        monkeypatch.setattr(constants, "AT_ONCE", 5 * 9 * 27)
-        monkeypatch.setattr(constants, "QUERIES", 1)
+        monkeypatch.setattr(maps, "AT_ONCE", 5 * 9 * 27)
+        monkeypatch.setattr(maps, "MIN_QUERIES", 10)
         for images in range(1, 41):
             x = torch.randint(-4, 5, (images, 3, *(3 + (0 if outside else 2),) * 2)).float()
             x = x.contiguous(memory_format=torch.channels_last) if last else x

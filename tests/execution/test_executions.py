@@ -22,7 +22,7 @@ from construct import errors as room
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.errors import NotEnoughMemory
 from construct.execution import choose, chunked
-from construct.execution.kernels import constants
+from construct.execution.shifts import workspace
 from construct.tokens import TokenGrid
 from runs import SMALL, channels_last, normal, peak_bytes
 from truths import exact, excess, layer_of, paper, paper_attention, random_layer
@@ -203,12 +203,12 @@ class TestContract:
         with torch.set_grad_enabled(grad):
             estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
             EXECUTIONS[execution].run(layer, x, grid)  # fill the caches that persist between calls
-            with mock.patch.object(constants, "KEPT_BYTES", 0):  # except the buffer, which a first call allocates
+            with mock.patch.object(workspace, "KEPT_BYTES", 0):  # except the buffer, which a first call allocates
                 real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
-                if estimate > 5 * real:  # the estimate covers every layout; the batch innermost often takes more
+                if estimate > 8 * real:  # the estimate covers every layout; the batch innermost often takes more
                     odd = x.movedim(0, -1).contiguous().movedim(-1, 0)
                     real = max(real, peak_bytes(lambda: EXECUTIONS[execution].run(layer, odd, grid)))
-        assert real <= estimate <= 5 * real
+        assert real <= estimate <= 8 * real
 
     @pytest.mark.parametrize("name", list(CALLED))
     def test_torch_func_differentiates_and_maps_it(self, execution: str, name: str):

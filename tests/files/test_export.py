@@ -14,14 +14,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 
 import verify
 from commands import Command, contents, names, python
 from construct import conv_to_mhsa, convert, load
 from construct.attention import MHSA
 from construct.execution import traced
+from construct.execution.shifts.operator import shifted_sum, shifted_weights
 from construct.files.export import export_program, frozen_copy, to_onnx, to_pt2
-from runs import channels_last
+from runs import channels_last, kernel_gradient
 from truths import excess, permuted
 from verify.strategies import Case, cases
 
@@ -114,7 +116,7 @@ def test_axes_that_the_network_fixes_are_named():
 def test_what_is_traced_computes_the_convolution(case: Case, last: bool, learning: bool, order: random.Random):
     """For every geometry, both layouts and any head order, within the rounding bound; on integers bit for bit.
 
-    (Here it runs untraced, as ordinary tensor code.)  With gradients, the heads' inputs are assembled in another way.
+    (Here it runs untraced, as ordinary tensor code.)
     """
     assume(case.x.dim() == case.conv.weight.dim() and len(case.x))
     layer = conv_to_mhsa(case.conv)
@@ -132,52 +134,6 @@ def test_what_is_traced_computes_the_convolution(case: Case, last: bool, learnin
             again, wide = case.x.double().clone().requires_grad_(), copy.deepcopy(case.conv).double()
             (ours,), (theirs,) = (torch.autograd.grad(y.sum(), at) for y, at in ((output, x), (wide(again), again)))
             assert torch.equal(ours, theirs.to(x.dtype))
-
-
-def test_traced_layers_keep_channels_last():
-    """There is no copy into another layout at the end: a compiled product writes its outputs in place."""
-    x = torch.randn(2, 4, 5, 6).contiguous(memory_format=torch.channels_last)
-    few = nn.Conv2d(4, 2, 3, padding=1)
-    for conv in (nn.Conv2d(4, 6, 1), nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.Conv2d(4, 6, 3, groups=2), few):
-        layer = conv_to_mhsa(conv)
-        for image in (x, x.clone().requires_grad_()):
-            output = traced.run_traced(layer, image, layer.geometry)
-            assert output is not None
-            assert output.is_contiguous(memory_format=torch.channels_last)
-
-
-FEW_OUTPUTS: dict[str, Any] = {
-    "plain": lambda: nn.Conv2d(6, 2, 3, padding=1),
-    "one output": lambda: nn.Conv2d(6, 1, (2, 3), padding=(0, 2), padding_mode="circular"),
-    "stride": lambda: nn.Conv2d(6, 2, 3, stride=2, padding=1),
-    "dilated": lambda: nn.Conv2d(6, 3, 3, dilation=2, bias=False),
-    "groups": lambda: nn.Conv2d(12, 2, 3, groups=2),
-    "transposed": lambda: nn.ConvTranspose2d(6, 2, 3, stride=2, output_padding=1),
-    "1-D": lambda: nn.Conv1d(6, 2, 4),
-    "3-D": lambda: nn.Conv3d(6, 2, 2),
-}
-
-
-@pytest.mark.parametrize("learning", [False, True], ids=["no gradients", "gradients"])
-@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-@pytest.mark.parametrize("name", FEW_OUTPUTS)
-def test_few_outputs_are_traced_as_products_and_then_sums(name: str, last: bool, learning: bool):
-    """Outputs and gradients are exact on integers, with heads in no particular order."""
-    conv, generator = FEW_OUTPUTS[name](), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in conv.parameters():
-            p.copy_(torch.randint(-4, 5, p.shape, generator=generator))
-    layer = conv_to_mhsa(conv)
-    layer = permuted(layer, random.Random(0).sample(range(layer.heads), layer.heads))
-    x = torch.randint(-4, 5, (2, conv.in_channels, *(7, 8, 6)[: layer.geometry.dims]), generator=generator).float()
-    x = channels_last(x) if last else x
-    with torch.set_grad_enabled(learning):
-        output = traced.run_traced(layer, x.requires_grad_(learning), layer.geometry)
-    assert output is not None
-    assert torch.equal(output, conv(x))
-    if learning:
-        ours, theirs = (torch.autograd.grad((y * y.detach()).sum(), x)[0] for y in (output, conv(x)))
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.deep
@@ -372,6 +328,63 @@ def test_a_network_compiles_whole_and_its_gradients_are_right():
     theirs = torch.autograd.grad(converted(x).square().sum(), parameters)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+COMPILED: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "3x3": (lambda: nn.Conv2d(8, 6, 3, padding=1), (9, 8)),
+    "groups, a stride": (lambda: nn.Conv2d(8, 6, 3, stride=2, padding=1, groups=2), (9, 8)),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1), (5, 8)),
+    "reflect": (lambda: nn.Conv2d(8, 6, 3, padding=1, padding_mode="reflect"), (9, 8)),
+    "depthwise": (lambda: nn.Conv2d(8, 8, 3, groups=8), (9, 8)),
+    "1-D": (lambda: nn.Conv1d(8, 6, 5), (30,)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_layer_is_one_operator_with_gradients(name: str, last: bool, dynamic: bool):
+    """But for depthwise layers, whose slices a compiler fuses.  Exact on integers."""
+    make, size = COMPILED[name]
+    conv, operators = make(), list[str]()
+
+    def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return aot_eager(graph, inputs)
+
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_((8 * p).round())
+    layer, x = conv_to_mhsa(conv), torch.randint(-4, 5, (2, 8, *size)).float()
+    x = (channels_last(x) if last else x).requires_grad_()
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=noting, dynamic=dynamic)
+    output, expected = compiled(x), conv(x)
+    assert torch.equal(output, expected)
+    assert any("shifted_sum" in operator for operator in operators) == (name != "depthwise")
+    pull = torch.arange(expected.numel()).remainder(5).sub(2).view_as(expected).float()
+    ours = torch.autograd.grad(output, [x, layer.b_out, layer.w_val, layer.w_out], pull)
+    theirs = torch.autograd.grad(expected, [x, conv.bias, conv.weight], pull)
+    for one, other in zip((*ours[:2], kernel_gradient(layer, *ours[2:])), theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_the_operators_keep_the_rules_of_torch(last: bool):
+    """Their results alias no input, fake tensors have their shapes and strides, and derivatives of both orders are right."""
+    x, y = (torch.randn(2, n, 5, 6, dtype=torch.float64) for n in (4, 3))
+    x, y = (channels_last(t) if last else t for t in (x, y))
+    w, bias = torch.randn(2, 1, 4, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    where = [-1, 0, 0, 1], [1, 1], [5, 6], [5, 6]
+    x, y, w, bias = (t.requires_grad_() for t in (x, y, w, bias))
+    calls: tuple[tuple[Any, Any], ...] = (
+        (shifted_sum, (x, w, bias, *where, False, last)),
+        (shifted_sum, (y, w, None, *where, True, last)),
+        (shifted_weights, (x, y, *where, 1)),
+    )
+    for operator, arguments in calls:
+        torch.library.opcheck(operator, arguments)
+        assert torch.autograd.gradgradcheck(operator, arguments, fast_mode=True)
 
 
 @pytest.mark.deep

@@ -16,10 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import MHSA, ConvGeometry
-from construct.execution import kernels
 from construct.execution.head_matrices import is_identity
-from construct.execution.kernels import constants, gemm
-from construct.execution.kernels.byte_cache import RESULTS
 from verify.layers.fields import Geometry
 from verify.layers.reading import output_size, token_count
 
@@ -98,25 +95,20 @@ def peak_bytes(function: Any) -> int:
     return int(np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]).max())
 
 
-KERNELS = [None, *kernels.KERNELS]
-"""The kernels that :func:`preferring` can prefer for small inputs."""
+FORCED: dict[str, dict[str, int]] = {
+    "as they are": {},
+    "rows": {"maps.MIN_CHANNELS_LAST": 1, "maps.MIN_FLIPPED": 0, "maps.MOST_WIDER": 2**9, "depthwise.MIN_ROW": 1},
+    "columns": {"maps.MIN_CHANNELS_LAST": 2**9, "maps.MIN_QUERIES": 1, "maps.AT_ONCE": 2**9, "maps.MOST_WIDER": 0},
+    "oneDNN": {"gemm.ONEDNN_IS_FASTER": True, "gemm.MIN_ONEDNN": 1, "gemm.MIN_ONEDNN_TRANSPOSED": 1},
+    "BLAS": {"gemm.ONEDNN_IS_FASTER": False, "maps.AT_ONCE": 2**9},
+}
+"""Values of the constants of one-hot heads with which small inputs too are computed as large ones may be."""
 
 
 @contextmanager
-def preferring(name: str | None) -> Iterator[None]:
-    """Prefer this kernel inside the block, with blocks as for large inputs and BLAS; None changes nothing."""
-    RESULTS.forget()
+def forced(name: str) -> Iterator[None]:
+    """These constants inside the block."""
     with pytest.MonkeyPatch.context() as patch:
-        if name is not None:
-            patch.setattr(kernels, "KERNELS", {name: kernels.KERNELS[name]} | kernels.KERNELS)
-            small = {"ONEDNN": 1, "AT_ONCE": 2**9, "QUERIES": 4, "FEW_QUERIES": 3, "MIN_CONTIGUOUS": 1, "MIN_TERMS": 1}
-            small |= {"CACHED_PARTS": 2**3, "MIN_BATCHED_TERMS": 1, "MIN_SINGLE_CHANNELS": 3, "MIN_ROW": 1}
-            small |= {"MIN_PLANE": 1, "MIN_SUMMED_ROW": 1, "MIN_TRANSPOSED_HEADS": 1, "MIN_CHANNELS_LAST": 1}
-            small |= {"RECTANGLE": 2**6, "MIN_QUERIES_TRANSPOSED": 5}
-            if name == "gemm_scatter":
-                small |= {"SCATTER_NS": 0, "SUM_NS": 0}
-            for constant, number in small.items():
-                patch.setattr(constants, constant, number)
-            patch.setattr(gemm, "ONEDNN_IS_FASTER", False)
+        for constant, number in FORCED[name].items():
+            patch.setattr(f"construct.execution.shifts.{constant}", number)
         yield
-    RESULTS.forget()

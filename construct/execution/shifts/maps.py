@@ -1,0 +1,267 @@
+"""The three maps of one-hot heads on a CPU: im2col, one GEMM, and col2im for the adjoint, in blocks that fit into the cache.
+
+With X, the tokens that all heads see side by side, and Y, the outputs:
+
+    forward    Y = X W          adjoint    X = Y Wᵀ, added back head by head          weights    W = Xᵀ Y
+
+Tokens are the rows of X if images have channels last in memory.  With channels first all products are transposed.  No query is
+multiplied but those of the block, so NaN and infinity reach what sees them and nothing else.
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+import torch
+from torch import Tensor
+
+from construct.execution.blocks import most_queries, pieces
+from construct.execution.shifts.depthwise import MIN_ROW, depthwise, depthwise_weights
+from construct.execution.shifts.gemm import product
+from construct.execution.shifts.windows import Block, Box, Ints, Shifts, blocks, is_last
+from construct.execution.shifts.workspace import workspace
+
+AT_ONCE = 2**20
+"""Numbers of X at a time, for every thread (4 MiB in float32)."""
+MIN_QUERIES = 2**8
+"""Queries at a time, at least: every product reads all weights.  Smaller images are multiplied together."""
+MIN_CHANNELS_LAST = 2**3
+"""Adjacent numbers from which tokens are copied with channels last: those of a token, or of heads that look at neighbours."""
+
+MOST_WIDER, MIN_FLIPPED = 2, 2**2
+"""Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is faster as a forward map."""
+
+
+def new_images(like: Tensor, channels: int, size: Ints, last: bool) -> Tensor:
+    """Uninitialised images (B, channels, *size), with channels last or first in memory."""
+    if last:
+        return like.new_empty((len(like), *size, channels)).movedim(-1, 1)
+    return like.new_empty((len(like), channels, *size))
+
+
+def filled(images: Tensor, bias: Tensor | None) -> Tensor:
+    """Images filled with the bias."""
+    return images.zero_() if bias is None else images.copy_(bias.view(-1, *(1,) * (images.dim() - 2)))
+
+
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
+    """y[o] = b + Σ_h x[s·o + e_h] W_h: x (B, g·C, *n), w (heads, g, C, D), bias (g·D,) → (B, g·D, *o).
+
+    ``last`` asks for a result with channels last in memory, else first.
+    """
+    _, groups, channels, width = w.shape
+    if channels == width == 1 < groups:
+        return _depthwise(x, w, bias, shifts, last, adjoint=False)
+    if not (x.numel() and prod(shifts.output) and w.numel()):
+        return filled(new_images(x, groups * width, shifts.output, last), bias)
+    if shifts.pointwise:
+        return _pointwise(x, w[0], bias, last)
+    matrix, out = w.transpose(0, 1).flatten(1, 2), None  # (g, heads·C, D)
+    for at, few, images, block in _blocks(x, w.shape, shifts, last, shifts.adjacent):
+        window = block.window(images, at).unflatten(1, (groups, channels))
+        for part in block.parts:
+            y = _times(_columns(window, block, part, shifts, at), matrix, bias, at)
+            box = [queries.stop - queries.start for queries in part]
+            y = y.reshape(-1, *box, width).movedim(-1, 1) if at == 1 else y.reshape(-1, groups * width, *box)
+            if len(y) == len(x) and y.shape[2:] == shifts.output and last == (at == 1):
+                return y.data  # torch forbids in-place changes of a view that an autograd function returns
+            if out is None:
+                out = new_images(x, groups * width, shifts.output, last)
+            out[(few, slice(None), *part)] = y
+    assert out is not None
+    return out
+
+
+def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
+    """x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ: y (B, g·D, *o), w (heads, g, C, D), bias (g·C,) → (B, g·C, *n).
+
+    ``last`` as for :func:`forward`.
+    """
+    heads, groups, channels, width = w.shape
+    if shifts.pointwise:
+        return forward(y, w.mT, bias, shifts, last)
+    if channels == width == 1 < groups:
+        return _depthwise(y, w, bias, shifts, last, adjoint=True)
+    if max(shifts.step) == 1 and width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width:
+        return forward(y, w.flip(0).mT, bias, shifts.flipped, last)
+    out = filled(new_images(y, groups * channels, shifts.size, last), bias)
+    if not (y.numel() and out.numel() and heads):
+        return out
+    matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
+    for at, few, given, block in _blocks(y, w.shape, shifts, last, adjacent=1):
+        target = out[few]
+        place = target[(slice(None), slice(None), *block.source)]
+        window = place if block.lies_in(target, at) else block.zeros(target, at)
+        by_group = window.unflatten(1, (groups, channels))
+        for part in block.parts:
+            columns = _times(_outputs(given, part, at, groups), matrix, None, at)
+            sums = _by_head(columns, part, at, heads, groups)
+            for tokens, addend in zip(block.head_views(by_group, part, shifts), sums, strict=True):
+                tokens.add_(addend)
+        if window is not place:
+            place.add_(window[(slice(None), slice(None), *block.inside)])
+    return out
+
+
+def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
+    """W_h = Σ_o x[s·o + e_h]ᵀ y[o]: x (B, g·C, *n), y (B, g·D, *o) → (heads, g, C, D)."""
+    shape = (len(shifts.offsets), groups, x.shape[1] // groups, y.shape[1] // groups)
+    if not (x.numel() and y.numel() and shape[0]):
+        return x.new_zeros(shape)
+    if shifts.pointwise and groups == 1 and is_last(x) and is_last(y):
+        return _pointwise_weights(x, y)
+    if shape[2] == shape[3] == 1 < groups:
+        return depthwise_weights(x, y, shifts)
+    total: Tensor | None = None
+    for at, few, images, block in _blocks(x, shape, shifts, is_last(x), shifts.adjacent):
+        given = y[few]
+        window = block.window(images, at).unflatten(1, (groups, shape[2]))
+        for part in block.parts:
+            columns, outputs = _columns(window, block, part, shifts, at), _outputs(given, part, at, groups)
+            if at == 1:
+                both = product(outputs.mT, columns)[None]  # (1, D, heads·C)
+            elif groups == 1 == len(columns):
+                both = product(outputs[0, 0], columns[0, 0].mT)[None]
+            else:
+                both = torch.matmul(outputs, columns.mT).sum(0)  # (g, D, heads·C)
+            total = both if total is None else total.add_(both)
+    assert total is not None
+    return total.mT.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
+
+
+def _blocks(
+    x: Tensor, w_shape: Ints, shifts: Shifts, last: bool, adjacent: int
+) -> Iterator[tuple[int, slice, Tensor, Block]]:
+    """The axis of tokens in matrices, 1 for rows or 2 for columns; which images; these images; and a block of outputs.
+
+    ``adjacent`` is the number of heads whose tokens are copied in one run.
+    """
+    heads, groups, channels, _ = w_shape
+    together = last or (len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES)
+    at = 1 if together and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1) else 2
+    queries, least = _queries(prod(w_shape[:3]), most_queries())
+    planned = blocks(shifts, queries, least)
+    together = max(1, queries // prod(shifts.output)) if at == 1 and len(planned) == 1 else 1
+    for first in range(0, len(x), together):
+        few = slice(first, first + together)
+        images = x if together >= len(x) else x[few]
+        for block in planned:
+            yield at, few, images, block
+
+
+def _queries(columns: int, most: int | None) -> tuple[int, int]:
+    """How many queries are multiplied at a time, and the least rows of outputs in a window, 0 for as many as heads reach."""
+    queries = max(MIN_QUERIES, AT_ONCE * torch.get_num_threads() // columns)
+    return (queries, 0) if most is None else (min(most, queries), 1)
+
+
+def _columns(window: Tensor, block: Block, part: Box, shifts: Shifts, at: int) -> Tensor:
+    """im2col, the tokens of all heads side by side: (B, g, C, *size) → (B·M, heads·C), or (B, g, heads·C, M)."""
+    (batch, groups, channels), heads = window.shape[:3], len(shifts.offsets)
+    if heads == 1:
+        (tokens,) = block.head_views(window, part, shifts)
+        return tokens[:, 0].movedim(1, -1).reshape(-1, channels) if at == 1 else tokens.flatten(3)
+    queries = prod(one.stop - one.start for one in part)
+    shape = (batch * queries, heads * channels) if at == 1 else (batch, groups, heads * channels, queries)
+    columns = workspace("columns", window, *shape)
+    if shifts.rectangle is not None:
+        view = block.rectangle_view(window, part, shifts, rows=at == 1)
+        columns.view(view.shape).copy_(view)
+        return columns
+    for own, tokens in zip(
+        _by_head(columns, part, at, heads, groups), block.head_views(window, part, shifts), strict=True
+    ):
+        own.copy_(tokens)
+    return columns
+
+
+def _by_head(columns: Tensor, part: Box, at: int, heads: int, groups: int) -> tuple[Tensor, ...]:
+    """The columns of each head: (B·M, heads·C), or (B, g, heads·C, M) → (B, g, C, *part)."""
+    box = [queries.stop - queries.start for queries in part]
+    if at == 1:
+        return columns.reshape(-1, *box, heads, columns.shape[1] // heads).movedim(-1, 1).unsqueeze(1).unbind(-1)
+    return columns.reshape(-1, groups, heads, columns.shape[2] // heads, *box).unbind(2)
+
+
+def _outputs(images: Tensor, part: Box, at: int, groups: int) -> Tensor:
+    """The outputs of a part, of images (B, g·D, *o): (B·M, D), or (B, g, D, M)."""
+    outputs = images[(slice(None), slice(None), *part)]
+    if at == 1:
+        return outputs.movedim(1, -1).reshape(-1, images.shape[1])
+    return outputs.flatten(2).unflatten(1, (groups, -1))
+
+
+def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Tensor:
+    """(B·M, K) or (B, g, K, M), times (g, K, N) → (B·M, N) or (B, g, N, M)."""
+    if at == 1:
+        return product(columns, matrix[0], bias)
+    if len(matrix) == 1 == len(columns):
+        y = product(matrix[0].mT, columns[0, 0])[None, None]
+    else:
+        y = torch.matmul(matrix.mT, columns)
+    return y if bias is None else y.add_(bias.view(len(matrix), -1, 1))
+
+
+def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor | None, last: bool) -> Tensor:
+    """1 × 1 layers without a stride, tokens read in place: x (B, g·C, *n), matrix (g, C, D) → (B, g·D, *n)."""
+    groups, _, width = matrix.shape
+    if groups == 1 and last:
+        y = product(x.movedim(1, -1).reshape(-1, x.shape[1]), matrix[0], bias)
+        return (
+            y.view(len(x), *x.shape[2:], width).movedim(-1, 1).data
+        )  # torch forbids in-place changes of a function's view
+    tokens = x.flatten(2).unflatten(1, (groups, -1))
+    if len(x) == 1 and not last:
+        return _times(tokens, matrix, bias, 2).view(1, groups * width, *x.shape[2:]).data
+    out = new_images(x, groups * width, x.shape[2:], last)
+    if groups == 1 and prod(x.shape[2:]) < MIN_QUERIES:
+        y = product(tokens[:, 0].mT.flatten(0, 1), matrix[0], bias)
+        return out.copy_(y.view(len(x), *x.shape[2:], width).movedim(-1, 1))
+    for image, target in zip(tokens.split(1), out, strict=True):
+        target.copy_(_times(image, matrix, bias, 2).view(target.shape))
+    return out
+
+
+def _pointwise_weights(x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of the weights of a 1 × 1 layer, channels last, some tokens at a time: oneDNN copies what it multiplies."""
+    tokens, outputs = (images.movedim(1, -1).reshape(-1, images.shape[1]) for images in (x, y))
+    total = x.new_zeros(0)
+    for part in pieces(len(tokens), _queries(max(x.shape[1], y.shape[1]), most_queries())[0]):
+        both = product(outputs[part].mT, tokens[part])  # (D, C)
+        total = total.add_(both) if part.start else both
+    return total.mT[None, None]
+
+
+def _depthwise(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, adjoint: bool) -> Tensor:
+    """Either map of groups of one channel."""
+    rows = last or shifts.output[-1] < MIN_ROW  # a short row makes no loop
+    if rows:
+        images = images.movedim(1, -1).contiguous().movedim(-1, 1)
+    out = filled(new_images(images, images.shape[1], shifts.size if adjoint else shifts.output, rows), bias)
+    if images.numel() and out.numel():
+        depthwise(images, w, out, shifts, adjoint)
+    return out if rows == last else out.contiguous()
+
+
+def workspace_bytes(shifts: Shifts, w_shape: Ints, images: int, size: int, most: int | None) -> int:
+    """A bound on the bytes that a forward or an adjoint allocates besides its arguments and its result, in any memory layout.
+
+    Args:
+        shifts: where the heads look.
+        w_shape: (heads, g, C, D), as both maps take it.
+        images: B.
+        size: bytes of a number.
+        most: the most queries at a time; None for any number.
+    """
+    heads, groups, channels, width = w_shape
+    outer, inner = groups * channels, groups * width
+    if not (images and prod(w_shape) and prod(shifts.size) and prod(shifts.output)):
+        return 0
+    if shifts.pointwise or channels == width == 1 < groups:  # at most copies in another layout
+        return images * size * (prod(shifts.size) * outer + 2 * prod(shifts.output) * inner)
+    queries, least = _queries(heads * outer, most)
+    needed = 0
+    for block in blocks(shifts, queries, least):
+        computed = max(prod(queries.stop - queries.start for queries in part) for part in block.parts)
+        together = min(images, max(1, queries // prod(shifts.output))) if groups == 1 else 1
+        needed = max(needed, together * (prod(block.size) * outer + computed * (2 * heads * outer + 3 * inner)))
+    return size * (needed + heads * outer * width)

@@ -1,0 +1,265 @@
+"""The maps of one-hot heads are exact on integers, against plain sums, and layers against the convolution."""
+
+import copy
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from construct import conv_to_mhsa
+from construct.attention import smaller_blocks
+from construct.execution.head_matrices import is_identity
+from construct.execution.shifts import maps, plain
+from construct.execution.shifts.windows import Shifts
+from construct.execution.shifts.workspace import KEPT_BYTES, workspace
+from runs import FORCED, channels_last, forced, kernel_gradient
+
+EXAMPLES = settings().max_examples
+
+
+FIRST, LAST, OTHER = "channels first", "channels last", "other"
+"""Memory layouts."""
+
+
+@st.composite
+def aims(draw: st.DrawFn, dims: int) -> tuple[tuple[int, ...], ...]:
+    """Targets of heads: anywhere, or a rectangle in any order."""
+
+    def vector(least: int, most: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(least, most)) for _ in range(dims))
+
+    if draw(st.booleans()):
+        return tuple(vector(-4, 5) for _ in range(draw(st.integers(1, 4))))
+    corner, sizes = vector(-3, 3), vector(1, 3)
+    places = [tuple(c + n for c, n in zip(corner, place, strict=True)) for place in np.ndindex(sizes)]
+    return tuple(draw(st.permutations(places)))
+
+
+def in_layout(images: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same images in another memory layout."""
+    if layout == LAST:
+        return channels_last(images)
+    return images.repeat_interleave(2, -1)[..., ::2] if layout == OTHER else images.contiguous()
+
+
+@settings(max_examples=3 * EXAMPLES)
+@given(st.data())
+def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
+    """On integers, against plain sums over queries, for every block size and layout; the plain formulation too."""
+    d = data.draw(st.integers(1, 4))
+    groups, channels, width, images = (data.draw(st.integers(1, n)) for n in (3, 3, 3, 3))
+
+    def vector(least: int, most: int) -> tuple[int, ...]:
+        return tuple(data.draw(st.integers(least, most)) for _ in range(d))
+
+    offsets = data.draw(aims(d))
+    shifts, heads = Shifts(offsets, vector(1, 3), vector(1, 6), vector(1, 5 if d < 4 else 3)), len(offsets)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(-4, 5, shape)).to(dtype)
+
+    x, y = draw(images, groups * channels, *shifts.size), draw(images, groups * width, *shifts.output)
+    w, bias, back = draw(heads, groups, channels, width), draw(groups * width), draw(groups * channels)
+    ones = (1,) * d
+    forward, backward = torch.zeros_like(y) + bias.view(-1, *ones), torch.zeros_like(x) + back.view(-1, *ones)
+    weights = torch.zeros_like(w)
+    tokens, outputs = x.unflatten(1, (groups, channels)), y.unflatten(1, (groups, width))
+    for o in np.ndindex(shifts.output):
+        for head, offset in enumerate(shifts.offsets):
+            t = tuple(s * n + e for s, n, e in zip(shifts.step, o, offset, strict=True))
+            if all(0 <= p < n for p, n in zip(t, shifts.size, strict=True)):
+                query, key = (slice(None), slice(None), *o), (slice(None), slice(None), *t)
+                token, pulled = tokens[(..., *t)], outputs[(..., *o)]
+                forward[query] += torch.einsum("bgc,gcd->bgd", token, w[head]).flatten(1)
+                backward[key] += torch.einsum("bgd,gcd->bgc", pulled, w[head]).flatten(1)
+                weights[head] += torch.einsum("bgc,bgd->gcd", token, pulled)
+    x, y = (in_layout(tensor, data.draw(st.sampled_from([FIRST, LAST, OTHER]))) for tensor in (x, y))
+    blocks, constants = data.draw(st.sampled_from([1, 5, 30, 10**9])), data.draw(st.sampled_from(sorted(FORCED)))
+    if data.draw(st.booleans()):  # transposed matrices in memory
+        w = w.mT.contiguous().mT
+    with forced(constants), smaller_blocks(blocks):
+        for last in (False, True):
+            assert torch.equal(maps.forward(x, w, bias, shifts, last), forward)
+            assert torch.equal(maps.adjoint(y, w, back, shifts, last), backward)
+        assert torch.equal(maps.weights(x, y, shifts, groups), weights)
+    assert torch.equal(plain.forward(x, w, bias, shifts), forward)
+    assert torch.equal(plain.adjoint(y, w, back, shifts), backward)
+    assert torch.equal(plain.weights(x, y, shifts, groups), weights)
+
+
+def whole_numbers(conv: Any) -> Any:
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_((8 * p).round())
+    return conv
+
+
+CONVS = [
+    lambda: nn.Conv1d(16, 24, 5, padding=3, dilation=2),
+    lambda: nn.Conv1d(16, 16, 4, bias=False),
+    lambda: nn.Conv2d(3, 4, 3, padding=1),
+    lambda: nn.Conv2d(2, 3, (2, 5), stride=(2, 3), padding=(1, 4)),
+    lambda: nn.Conv2d(4, 6, (3, 5), padding=2, stride=3, groups=2),
+    lambda: nn.Conv2d(20, 20, 3, padding=1, groups=20),
+    lambda: nn.Conv2d(4, 4, (3, 5), padding=2, stride=2, groups=4),
+    lambda: nn.Conv2d(5, 10, (4, 1), padding=(3, 0), groups=5),
+    lambda: nn.Conv2d(18, 7, 1),
+    lambda: nn.Conv2d(6, 6, 1, groups=3),
+    lambda: nn.Conv2d(4, 6, 1, stride=2),
+    lambda: nn.Conv2d(40, 3, 3, padding=1, padding_mode="reflect"),
+    lambda: nn.ConvTranspose2d(24, 3, 5, stride=(3, 2), padding=1),
+    lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, groups=2, output_padding=1),
+    lambda: nn.ConvTranspose1d(4, 4, 2, stride=3, groups=4),
+    lambda: nn.Conv3d(8, 8, (2, 3, 3), stride=(1, 2, 2), padding=(0, 1, 2)),
+    lambda: nn.ConvTranspose3d(3, 2, 2, stride=2),
+]
+
+
+@pytest.mark.parametrize("constants", FORCED)
+@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
+def test_outputs_and_gradients_are_the_convolution_s(make: Any, constants: str, monkeypatch: pytest.MonkeyPatch):
+    """With no image and with three in small blocks, for any layout and order of the heads.
+
+    No uninitialised memory is read, whether new or a buffer: all of it holds NaN here.
+    """
+    new = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **o: new(*a, **o).fill_(torch.nan))
+    monkeypatch.setattr("construct.execution.shifts.workspace.KEPT_BYTES", 0)
+    conv = whole_numbers(make())
+    order = torch.randperm(conv.weight[0, 0].numel()).tolist()
+    for layer in (conv_to_mhsa(conv), conv_to_mhsa(conv, order=order)):
+        for images, queries in ((0, 10**9), (1, 10**9), (3, 13)):
+            x = torch.randint(-4, 5, (images, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
+            for layout in (FIRST, LAST, OTHER):
+                given = in_layout(x, layout).requires_grad_()
+                expected = conv(given)
+                pull = in_layout(torch.arange(expected.numel()).view_as(expected).remainder(7).float() - 3, layout)
+                with forced(constants), smaller_blocks(queries):
+                    output = layer(given)
+                    ours = torch.autograd.grad(output, [given, layer.w_val, layer.w_out], pull)
+                    with torch.no_grad():
+                        assert torch.equal(layer(given), expected)
+                theirs = torch.autograd.grad(expected, [given, conv.weight], pull)
+                assert torch.equal(output, expected)
+                assert torch.equal(ours[0], theirs[0])
+                assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
+
+
+@pytest.mark.parametrize("layout", [FIRST, LAST])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Conv2d(64, 64, 1), lambda: nn.Conv2d(64, 64, 3, padding=1)], ids=["1x1", "3x3"]
+)
+def test_outputs_may_be_changed_in_place(make: Any, layout: str):
+    """As a convolution's, by ``ReLU(inplace=True)`` say; torch forbids that for views that an autograd function returns."""
+    layer = conv_to_mhsa(make())
+    for shape in ((1, 64, 4, 4), (1, 64, 9, 9), (2, 64, 9, 9), (1, 64, 24, 24)):
+        x = in_layout(torch.ones(shape), layout)
+        layer(x).relu_().sum().backward()
+        with torch.no_grad():
+            outputs = [layer(x), layer(x)]
+        for output in outputs:
+            output.mul_(torch.ones(output.shape, requires_grad=True)).sum().backward()
+
+
+def test_a_rectangle_of_heads_is_recognised_in_row_major_order_alone():
+    for offsets, rectangle in (
+        (((0,),), ((1,), (1,))),
+        (((-2,), (1,), (4,)), ((3,), (3,))),
+        (((1,), (-2,), (4,)), None),
+        (((0,), (1,), (3,)), None),
+        (((0,), (0,)), None),
+        (((-1, 0), (-1, 2), (0, 0), (0, 2)), ((2, 2), (1, 2))),
+        (((-1, 0), (0, 0), (-1, 2), (0, 2)), None),
+    ):
+        assert Shifts(offsets, (1, 1)[: len(offsets[0])], (5, 5), (5, 5)).rectangle == rectangle
+
+
+def test_a_buffer_belongs_to_a_thread_and_a_role():
+    like, addresses = torch.zeros(1), list[int]()
+
+    def elsewhere() -> None:
+        addresses.append(workspace("columns", like, 2, 4).data_ptr())
+
+    here = workspace("columns", like, 3, 5)
+    assert workspace("columns", like.double(), 2, 4).data_ptr() == here.data_ptr()
+    assert workspace("window", like, 3, 5).data_ptr() != here.data_ptr()
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert addresses != [here.data_ptr()]
+
+
+def test_a_buffer_of_one_mode_is_good_in_every_other():
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            buffer = workspace(f"first in {mode}", torch.zeros(1, dtype=torch.float64), 9)
+            torch.add(torch.ones(9, dtype=torch.float64), 1, out=buffer)
+
+
+def test_what_is_too_large_is_not_kept():
+    most = KEPT_BYTES * torch.get_num_threads()
+    for size, kept in ((most + 1, False), (most, True)):
+        first, second = (workspace("large", torch.zeros(1, dtype=torch.uint8), size) for _ in range(2))
+        assert (first.data_ptr() == second.data_ptr()) == kept
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
+def test_what_is_no_number_spreads_to_those_that_see_it(make: Any, value: float):
+    """And no farther, in all layers including transposed ones."""
+    conv = make()
+    layer = conv_to_mhsa(conv).requires_grad_(False)
+    x = torch.randn(1, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])
+    marked = torch.zeros_like(x, dtype=torch.float64)
+    spot = (0, 0, *(3,) * (x.dim() - 2))
+    x[spot], marked[spot] = value, 1.0
+    with torch.no_grad():
+        conv.weight.abs_().add_(0.1)
+        for factor in (layer.w_val, layer.w_out):
+            if not is_identity(factor):
+                factor.abs_().add_(0.1)
+        counted = copy.deepcopy(conv).double()
+        counted.bias = None
+        reached = counted(marked) > 0
+        for constants in FORCED:
+            for given in (x, in_layout(x, LAST)):
+                with forced(constants):
+                    assert torch.equal(~layer(given).isfinite(), reached)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
+def test_what_is_no_number_reaches_the_gradients_of_those_taps_that_multiply_it(make: Any, value: float):
+    """And no others, except in a transposed layer those that torch's own gradient loses too: zeros around it are multiplied."""
+    conv = make()
+    layer = conv_to_mhsa(conv)
+    name, other = ("w_val", "w_out") if is_identity(layer.w_out) else ("w_out", "w_val")
+    getattr(layer, other).requires_grad_(False)
+    x = torch.randn(1, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])
+    for place in (-1, 3):
+        spot = (0, 0, *(place,) * (x.dim() - 2))
+        given, marked, counted = x.clone(), torch.zeros_like(x, dtype=torch.float64), copy.deepcopy(conv).double()
+        given[spot], marked[spot] = value, 1.0
+        counted(marked).sum().backward()
+        reached = counted.weight.grad != 0
+        torch._C._set_mkldnn_enabled(False)  # whose kernels skip zeros
+        try:
+            (theirs,) = torch.autograd.grad(conv(given).sum(), conv.weight)
+        finally:
+            torch._C._set_mkldnn_enabled(True)
+        for constants, image in itertools.product(FORCED, (given, in_layout(given, LAST))):
+            with forced(constants):
+                (gradient,) = torch.autograd.grad(layer(image).sum(), getattr(layer, name))
+            holder = copy.deepcopy(layer).requires_grad_(False)
+            getattr(holder, name).copy_(gradient.isfinite())
+            lost = holder.weight == 0
+            assert (lost | ~reached).all()
+            assert (~lost | reached | (~theirs.isfinite() & layer.transposed)).all()
