@@ -40,13 +40,13 @@ def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None
 
 
 def wrong_in_checker(content: Any, place: Path) -> list[str] | None:
-    """Where the checker has other tensors than torch; None if it refuses the file."""
+    """Where the checker has other tensors than torch; None if it refuses the file, or something stands for a class unknown to torch."""
     try:
         layers = layers_in(place).layers
     except Rejected as error:
         return None if str(error).isprintable() else [f"the checker says {error!r}"]
     if isinstance(content, Exception):
-        return [f"the checker read it, torch {content!r:.300}"]
+        return None if "was not an allowed global" in str(content) else [f"the checker read it, torch {content!r:.300}"]
     content = unwrapped(content)
     state = content.state_dict() if isinstance(content, torch.nn.Module) else content
     wrong = []
