@@ -40,7 +40,7 @@ def wrong_in_command(content: Any, data: bytes, place: Path) -> list[str] | None
 
 
 def wrong_in_checker(content: Any, place: Path) -> list[str] | None:
-    """Where the checker has other tensors than torch; None if it refuses the file, or something stands for a class unknown to torch."""
+    """Where the checker has other tensors than torch; None if it refuses the file, or stands something in for an unknown class."""
     try:
         layers = layers_in(place).layers
     except Rejected as error:
