@@ -99,7 +99,7 @@ FORCED: dict[str, dict[str, int]] = {
     "as they are": {},
     "rows": {"maps.MIN_CHANNELS_LAST": 1, "maps.MIN_FLIPPED": 0, "maps.MOST_WIDER": 2**9, "depthwise.MIN_ROW": 1},
     "columns": {"maps.MIN_CHANNELS_LAST": 2**9, "maps.MIN_QUERIES": 1, "maps.AT_ONCE": 2**9, "maps.MOST_WIDER": 0},
-    "oneDNN": {"gemm.ONEDNN_IS_FASTER": True, "gemm.MIN_ONEDNN": 1, "gemm.MIN_ONEDNN_TRANSPOSED": 1},
+    "oneDNN": {"gemm.ONEDNN_IS_FASTER": True, "gemm.MIN_ONEDNN": 1},
     "BLAS": {"gemm.ONEDNN_IS_FASTER": False, "maps.AT_ONCE": 2**9},
 }
 """Values of the constants of one-hot heads with which small inputs too are computed as large ones may be."""

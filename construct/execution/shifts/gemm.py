@@ -32,14 +32,13 @@ def _is_onednn_faster() -> bool:
 ONEDNN_IS_FASTER = _is_onednn_faster()
 """Whether oneDNN is faster on this processor."""
 
-MIN_ONEDNN, MIN_ONEDNN_TRANSPOSED = 2**21, 2**23
-"""Multiplications from which that is so; and if the left matrix is contiguous by columns, as for gradients of weights."""
+MIN_ONEDNN = 2**21
+"""Multiplications from which that is so."""
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b + bias: (M, K), (K, N), (N,) → (M, N)."""
-    least = MIN_ONEDNN if a.is_contiguous() else MIN_ONEDNN_TRANSPOSED
-    usable = INNER is not None and a.dtype == torch.float32 and a.is_cpu and a.numel() * b.shape[1] >= least
+    usable = INNER is not None and a.dtype == torch.float32 and a.is_cpu and a.numel() * b.shape[1] >= MIN_ONEDNN
     if not (usable and ONEDNN_IS_FASTER and torch._C._get_mkldnn_enabled()):
         return torch.mm(a, b) if bias is None else torch.mm(a, b).add_(bias)  # addmm would first copy the bias
     assert INNER is not None

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution.blocks import most_queries, pieces
+from construct.execution.blocks import most_queries
 from construct.execution.shifts.depthwise import MIN_ROW, depthwise, depthwise_weights
 from construct.execution.shifts.gemm import product
 from construct.execution.shifts.windows import Block, Box, Ints, Shifts, blocks, is_last
@@ -107,8 +107,6 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     shape = (len(shifts.offsets), groups, x.shape[1] // groups, y.shape[1] // groups)
     if not (x.numel() and y.numel() and shape[0]):
         return x.new_zeros(shape)
-    if shifts.pointwise and groups == 1 and is_last(x) and is_last(y):
-        return _pointwise_weights(x, y)
     if shape[2] == shape[3] == 1 < groups:
         return depthwise_weights(x, y, shifts)
     total: Tensor | None = None
@@ -219,16 +217,6 @@ def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor | None, last: bool) -> Te
     for image, target in zip(tokens.split(1), out, strict=True):
         target.copy_(_times(image, matrix, bias, 2).view(target.shape))
     return out
-
-
-def _pointwise_weights(x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of the weights of a 1 × 1 layer, channels last, some tokens at a time: oneDNN copies what it multiplies."""
-    tokens, outputs = (images.movedim(1, -1).reshape(-1, images.shape[1]) for images in (x, y))
-    total = x.new_zeros(0)
-    for part in pieces(len(tokens), _queries(max(x.shape[1], y.shape[1]), most_queries())[0]):
-        both = product(outputs[part].mT, tokens[part])  # (D, C)
-        total = total.add_(both) if part.start else both
-    return total.mT[None, None]
 
 
 def _depthwise(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, adjoint: bool) -> Tensor:

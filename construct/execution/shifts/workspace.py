@@ -12,15 +12,8 @@ KEPT_BYTES = 2**23
 """The largest buffer that a thread keeps for a role, for every thread of torch (8 MiB)."""
 
 
-class _Kept(threading.local):
-    """Buffers, and the tensors that were requested last, by role."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[str, Tensor] = {}
-        self.last: dict[str, Tensor] = {}
-
-
-_KEPT = _Kept()
+_KEPT = threading.local()
+"""Buffers by role, as attributes."""
 
 
 def workspace(role: str, like: Tensor, *shape: int) -> Tensor:
@@ -33,12 +26,8 @@ def workspace(role: str, like: Tensor, *shape: int) -> Tensor:
     too_large = size > KEPT_BYTES * torch.get_num_threads()
     if not like.is_cpu or too_large or type(like) not in (Tensor, Parameter) or is_in_torch_dispatch_mode():
         return like.new_empty(shape)
-    last = _KEPT.last.get(role)
-    if last is not None and last.shape == shape and last.dtype == like.dtype:
-        return last
-    buffer = _KEPT.buffers.get(role)
-    with torch.inference_mode(False):  # an inference tensor could not be written elsewhere
-        if buffer is None or len(buffer) < size:
-            buffer = _KEPT.buffers[role] = torch.empty(max(size, 2**20), dtype=torch.uint8, device="cpu")
-        _KEPT.last[role] = buffer[:size].view(like.dtype).view(shape)
-    return _KEPT.last[role]
+    buffer = vars(_KEPT).get(role)
+    if buffer is None or len(buffer) < size:
+        with torch.inference_mode(False):  # an inference tensor could not be written elsewhere
+            buffer = vars(_KEPT)[role] = torch.empty(max(size, 2**20), dtype=torch.uint8, device="cpu")
+    return buffer[:size].view(like.dtype).view(shape)
