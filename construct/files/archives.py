@@ -57,6 +57,12 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
         file.seek(0)
         reader = torch._C.PyTorchFileReader(file)
         _check_unpacked(size, [reader.get_record_size(name) for name in reader.get_all_records()])
+        places = {entry.filename.partition("/")[2]: entry.header_offset for entry in archive.infolist()}
+        # An archive behind another one: zipfile finds its records, and torch those of the first.
+        if any(
+            not 0 < reader.get_record_offset(name) - places.get(name, 0) < 2**18 for name in reader.get_all_records()
+        ):
+            raise BadModelFile("a malformed archive: its records are not where its directory says", RESAVE)
         pickled = reader.get_record_size("data.pkl")
     except BadModelFile:
         raise

@@ -108,7 +108,18 @@ def test_what_could_be_read_in_two_ways_is_refused_or_read_as_torch_reads_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole, other = saved({"weight": torch.ones(1, 1, 2)}), saved({"weight": torch.zeros(1, 1, 2)})
-    for data in (whole + other, whole[:99] + other, whole[:-22] + other[-22:], with_pickle(program(TWICE), bytes(16))):
+    behind = bytearray(whole + whole)
+    flags = (
+        whole.index(b"PK\1\2") + 38
+    )  # in the directory of the first, where torch looks: all are folders, and not filled
+    behind[flags : flags + 4] = b"\xff" * 4
+    for data in (
+        bytes(behind),
+        whole + other,
+        whole[:99] + other,
+        whole[:-22] + other[-22:],
+        with_pickle(program(TWICE), bytes(16)),
+    ):
         content = reading(lambda data=data: by_torch(data))
         assert wrong_in_command(content, data, Path("m.pt")) in (None, [])
 
