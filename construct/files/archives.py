@@ -3,7 +3,7 @@
 import io
 import zipfile
 from collections.abc import Iterable
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -55,7 +55,7 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
     try:
         notes = _check_sums(archive)
         file.seek(0)
-        reader = torch._C.PyTorchFileReader(file)
+        reader: Any = torch._C.PyTorchFileReader(file)
         _check_unpacked(size, [reader.get_record_size(name) for name in reader.get_all_records()])
         places = {entry.filename.partition("/")[2]: entry.header_offset for entry in archive.infolist()}
         # An archive behind another one: zipfile finds its records, and torch those of the first.
