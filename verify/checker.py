@@ -86,7 +86,8 @@ def check(
     try:
         certificates, digests = read_document(certificate_path)
         files = layers_in(conv_path, digests[0], key), layers_in(mhsa_path, digests[1])
-        named = [f.named({c.name: c.digests[side] for c in certificates}, notes) for side, f in enumerate(files)]
+        stated_of = [{c.name: (c.geometries[side], c.digests[side]) for c in certificates} for side in (0, 1)]
+        named = [file.named(stated_of[side], notes) for side, file in enumerate(files)]
         for stated in certificates:
             stored = [layers_of[stated.name] for layers_of in named]
             second(pair := LayerPair.read(stated, *stored))
@@ -101,7 +102,7 @@ def check(
     uncovered = dict.fromkeys(path for file in files for path in file.beside(covered))
     notes += [f"{file.name}: {note}" for file in files for note in file.notes]
     notes += [f"{count} of {len(layers)} layers: {remark}" for remark, count in remarks.items()]
-    notes += [f"no certificate covers {name!r}" for name in uncovered]
+    notes += [f"no certificate covers {name!r}, which may be a convolution or attention" for name in uncovered]
     names = [verdict.name for verdict in layers.values()]
     summary = f"{names.count('PROVED')} of {len(names)} layers PROVED and recomputed, {len(uncovered)} not covered"
     summary += f"; of {assumed} the files state no geometry, so it is taken from the certificate" if assumed else ""

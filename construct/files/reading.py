@@ -10,7 +10,7 @@ import shlex
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from io import BufferedReader
@@ -30,7 +30,7 @@ from construct.files.destination import FilePath, regular_file
 from construct.files.formats import kind_of, read_safetensors
 from construct.files.torch_files import Loaded, StandIn, StandInTensor, is_module, load
 from construct.geometry import ConvGeometry
-from construct.modules.traversal import checked_modules
+from construct.modules.traversal import checked_modules, every_module
 from construct.weights import NAMES, MHSAWeights, encoding_of
 
 
@@ -46,7 +46,7 @@ class ModelFile:
         allowed: what the user allowed it to hold; None if ``trust`` allowed anything.
         foreign: the names in it for which stand-ins were read.
         values: what a state dict holds beside tensors, as modules' extra state.
-        modules: every module that was made of it, reached by a path or not.
+        modules: every module that was made of it, reached by a path or not, but those of other models in a checkpoint.
     """
 
     path: Path
@@ -113,8 +113,22 @@ def read(
         checked = _checked_content(content, loaded)
     admitted = None if trust else allowed
     values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
-    rest = (*notes, *unwrapped), metadata, admitted, loaded.foreign, values, tuple(loaded.modules)
+    others = {id(module) for module in _others(loaded.content, content)}
+    modules = tuple(module for module in loaded.modules if id(module) not in others)
+    rest = (*notes, *unwrapped), metadata, admitted, loaded.foreign, values, modules
     return ModelFile(place, digest, checked, kind, *rest)
+
+
+def _others(container: object, content: object, depth: int = 4) -> Iterator[nn.Module]:
+    """The modules of the models that a checkpoint holds beside the one that was chosen."""
+    if container is content:
+        return
+    if isinstance(container, nn.Module):
+        with suppress(Exception):  # what cannot be gone through is not left out
+            yield from [module for _, module in every_module(container)]
+    elif isinstance(container, dict) and depth:
+        for value in dict.values(container):
+            yield from _others(value, content, depth - 1)
 
 
 def read_inputs(path: FilePath) -> Any:

@@ -181,8 +181,10 @@ def _failure(error: Exception, broken: Exception | None, data: Any, at_end: bool
     if "Unsupported operand" in text and data[:2] != b"\x80\x02":
         protocol = f"protocol {data[1]}" if data[:1] == b"\x80" else "protocol 0 or 1"
         what = f"its pickle is of {protocol}, and without running code torch reads only protocol 2"
-        advice = f"save it with torch.save and without pickle_protocol; {trusting}"
-        return BadModelFile(what, f"{advice} trust=True", option=f"{advice} --trust")
+        advice = "save it with torch.save and without pickle_protocol"
+        if data.find(b"P('storage'") >= 0:  # protocol 0, of which torch reads nothing
+            return BadModelFile(what, advice)
+        return BadModelFile(what, f"{advice}; {trusting} trust=True", option=f"{advice}; {trusting} --trust")
     if at_end or "unexpected EOF" in text or isinstance(broken, EOFError):
         return BadModelFile("the file is truncated: its pickle or a storage has no end", AGAIN)
     if "but got <class 'list'>" in text:

@@ -1,5 +1,6 @@
 """From every file that the command certifies, the checker reads the same kernels, or says in one line why not."""
 
+import contextlib
 import copy
 import json
 from collections.abc import Callable
@@ -267,3 +268,51 @@ def test_every_layer_of_a_file_is_covered_or_named() -> None:
     torch.save(net, "m.pt")
     with pytest.raises(Rejected, match="two modules have the path"):
         verify.check("o.json", "m.pt", "o.pt")
+
+
+def test_no_word_of_a_file_hides_a_layer() -> None:
+    """Neither a kind that it states, nor a class that is called as one of torch's, nor a shape that a norm has."""
+    net: Any = nn.Sequential(nn.Conv2d(1, 2, 3))
+    mhsa: Any = construct.convert(net)
+    save_file({**net.state_dict(), "2.weight": torch.ones(2, 2, 3, 3)}, "m.safetensors")
+    torch.save(mhsa, "o.pt")
+    write_document("o.json", [("0", verify.certify(net[0], mhsa[0], grid=(6, 6)))], "m.safetensors", "o.pt")
+    assert verify.check("o.json", "m.safetensors", "o.pt").uncovered == ("2",)
+    for kind in ("other", "unknown", "Linear"):
+        geometry = json.dumps({"2": {"kind": kind}})
+        save_file({**net.state_dict(), "2.weight": torch.ones(2, 2, 3, 3)}, "m.safetensors", {"geometry": geometry})
+        assert verify.check("o.json", "m.safetensors", "o.pt").uncovered == ("2",)
+    named = type("Conv2dNew", (nn.Module,), {"__module__": "torch.nn.modules.conv"})
+    module = named()
+    module.weight = nn.Parameter(torch.ones(2, 2, 3, 3))
+    odd = nn.Conv2d(2, 2, 3)
+    odd.bias = nn.Parameter(torch.ones(2, 2, 3, 3))
+    setattr(nn.modules.conv, "Conv2dNew", named)  # noqa: B010
+    try:
+        for hidden in (module, odd):
+            net.hidden = hidden
+            torch.save(net, "m.pt")
+            with contextlib.suppress(Rejected):
+                assert verify.check("o.json", "m.pt", "o.pt").uncovered == ("hidden",)
+    finally:
+        delattr(nn.modules.conv, "Conv2dNew")
+
+
+def test_other_networks_in_a_checkpoint_do_not_matter() -> None:
+    net, other = built("net"), built("net")
+    torch.save(
+        {"model": net, "ema": other, "epoch": 3, "parts": {"criterion": nn.Sequential(nn.Conv2d(1, 1, 3))}}, "m.pt"
+    )
+    assert main(["m.pt", "-o", "o.pt"]) == 0
+    for key in (None, "model"):
+        assert verify.check("o.json", "m.pt", "o.pt", key=key).verdict.name == "PROVED"
+
+
+def test_a_header_with_a_name_twice_is_refused() -> None:
+    data = save({"weight": torch.ones(1, 1, 3)})
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].rstrip()
+    twice = header[:-1] + b"," + header[1:]
+    Path("m.safetensors").write_bytes(len(twice).to_bytes(8, "little") + twice + data[8 + length :])
+    with pytest.raises(Rejected, match="stands twice"):
+        layers_in("m.safetensors")

@@ -287,12 +287,12 @@ def test_odd_safetensors_are_refused(tmp_path):
     path, four = tmp_path / "f.safetensors", {"dtype": "F32", "shape": [1, 1, 1], "data_offsets": [0, 4]}
     assert list(read(safetensors_file(path, {"a.weight": four}, b"\0" * 4))) == ["a"]
     for header, data, words in (
-        ({"a.weight": four}, b"\0" * 5, "header"),
-        ({"a.weight": four}, b"\0" * 3, "header"),
-        ({"a": four | {"data_offsets": [4, 8]}}, b"\0" * 8, "header"),
-        ({"a": four | {"shape": [2]}}, b"\0" * 4, "header"),
-        ({"a": four | {"dtype": "F31"}}, b"\0" * 4, "header"),
-        ({"__metadata__": {"a": 1}}, b"", "header"),
+        ({"a.weight": four}, b"\0" * 5, "deserializing"),
+        ({"a.weight": four}, b"\0" * 3, "deserializing"),
+        ({"a": four | {"data_offsets": [4, 8]}}, b"\0" * 8, "deserializing"),
+        ({"a": four | {"shape": [2]}}, b"\0" * 4, "deserializing"),
+        ({"a": four | {"dtype": "F31"}}, b"\0" * 4, "deserializing"),
+        ({"__metadata__": {"a": 1}}, b"", "deserializing"),
         ({".weight": four}, b"\0" * 4, "which no path is"),
         ({"__metadata__": {"geometry": "{"}}, b"", "no strict JSON"),
         ({"__metadata__": {"geometry": "[]"}}, b"", "no JSON object"),

@@ -6,7 +6,7 @@ classes that it does not know are not imported.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from construct.attention import MHSA
 from construct.errors import BadModelFile
+from construct.files.allowed import allowed_classes
 from construct.files.layer_files import records_in
 from construct.files.reading import ModelFile, read
 from construct.modules.traversal import every_module
@@ -21,19 +22,22 @@ from verify.layers.fields import TENSORS, read_convolution
 from verify.layers.overrides import Unreadable, require_plain_attention
 from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, plain_convolution
 
+Tensors = dict[str, tuple[str, tuple[int, ...], Any]]
+"""Type, shape and little-endian bytes of tensors, by name."""
+
 
 def contents(
     path: str | os.PathLike[str], key: str | None = None
-) -> tuple[dict[str, tuple[str, tuple[int, ...], Any]], dict[str, Any], tuple[str, ...]]:
-    """The tensors of a file by name, what it states of layers by path, and notes.
+) -> tuple[dict[str, Tensors], dict[str, Any], tuple[str, ...]]:
+    """The tensors of a file and what it states, both by the path of a layer, and notes.
 
     Args:
         path: a file of ``torch.save``: a module, a state dict, or a checkpoint with one.
         key: the key of the network in a checkpoint of several.
 
     Returns:
-        ``{name: (dtype, shape, little-endian bytes)}`` and ``{path: {"kind": …, **geometry}}``; the kind is "unknown" if
-        class or attributes are not torch's own, and "other" for torch's other layers.
+        The tensors of each layer, but those of torch's own modules that are no convolutions; and kind and geometry, ``{"kind":
+        …, **geometry}``.  The kind is "unknown" if class or attributes are not torch's own.
 
     Raises:
         ValueError: it cannot be read without running its code, or holds no network.
@@ -42,16 +46,23 @@ def contents(
         file = read(path, inert=True, key=key)
     except BadModelFile as error:
         # What a conversion would allow is no remedy here.
-        own = "" if re.search(r"\b(trust|allow|model|layers)=", error.remedy) else f"{error.remedy}; or "
-        raise ValueError(f"{error.what} ({own}any .pt or .safetensors file with the same tensors will do)") from error
+        advice = "" if re.search(r"\b(trust|allow|model|layers)=", error.remedy) else error.remedy
+        advice += "; or any" if advice else "any"
+        raise ValueError(f"{error.what} ({advice} .pt or .safetensors file with the same tensors will do)") from error
+    groups: dict[str, Tensors] = {}
+    stated: dict[str, Any] = {}
     if isinstance(file.content, nn.Module):
-        modules = _modules(file)
-        tensors = {name: tensor for path, module in modules.items() for name, tensor in _tensors(path, module)}
-        stated = {path: _stated(module) for path, module in modules.items() if module._parameters or module._buffers}
+        for path_of, module in _modules(file).items():
+            held = {**module._parameters, **module._buffers}
+            if held and not _is_torchs_other(module):
+                groups[path_of] = {name: _plain(tensor) for name, tensor in held.items() if tensor is not None}
+                stated[path_of] = _stated(module)
     else:
-        tensors, stated = file.content, records_in(file.content, {})
-    held = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), _bytes(t)) for name, t in tensors.items()}
-    return held, stated, (*file.notes, "read by torch's own loader (torch.load with weights_only=True)")
+        for name, tensor in file.content.items():
+            of, _, last = name.rpartition(".")
+            groups.setdefault(of, {})[last] = _plain(tensor)
+        stated = records_in(file.content, {})
+    return groups, stated, (*file.notes, "read by torch's own loader (torch.load with weights_only=True)")
 
 
 def _modules(file: ModelFile) -> dict[str, nn.Module]:
@@ -66,19 +77,17 @@ def _modules(file: ModelFile) -> dict[str, nn.Module]:
     return modules | {f"({n}: reached by no path)": module for n, module in enumerate(hidden)}
 
 
-def _tensors(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for registry in (module._parameters, module._buffers):
-        for name, tensor in registry.items():
-            if tensor is not None:
-                yield f"{path}.{name}".removeprefix("."), tensor
-
-
-def _bytes(tensor: torch.Tensor) -> Any:
-    """The little-endian bytes of its numbers, row-major; not by the certifier's code."""
+def _plain(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], Any]:
+    """Type, shape and the little-endian bytes of the numbers, row-major; not by the certifier's code."""
     if tensor.is_meta:
         raise ValueError("a tensor is on the meta device, and has no numbers")
-    plain = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
-    return plain.view(torch.uint8).numpy().data
+    numbers = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), numbers.view(torch.uint8).numpy().data
+
+
+def _is_torchs_other(module: nn.Module) -> bool:
+    """Whether a module is of torch's own and no convolution; a class of the same name in a file is not."""
+    return type(module) in allowed_classes() and not isinstance(module, (*CONVOLUTIONS, MHSA))
 
 
 def _stated(module: nn.Module) -> Mapping[str, Any]:
@@ -93,9 +102,8 @@ def _stated(module: nn.Module) -> Mapping[str, Any]:
             read_convolution(module)
             return {"kind": base_of(module).__name__, **_geometry(layer)}
     except Unreadable:
-        return {"kind": "unknown"}
-    torchs = type(module).__module__.startswith("torch.nn.modules.")
-    return {"kind": "other" if torchs and not isinstance(module, tuple(CONVOLUTIONS)) else "unknown"}
+        pass
+    return {"kind": "unknown"}
 
 
 def _geometry(layer: Any) -> dict[str, Any]:

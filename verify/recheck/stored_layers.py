@@ -51,6 +51,10 @@ class StoredLayer(NamedTuple):
     geometry: dict[str, Any] | None
     tensors: dict[str, StoredTensor]
 
+    def fits(self, geometry: Any, digests: Mapping[str, str]) -> bool:
+        """Whether its tensors are these, and its geometry, if the file states one."""
+        return self.geometry in (None, geometry) and self.digests() == digests
+
     def digests(self) -> dict[str, str]:
         """The digest of each tensor."""
         return {name: tensor.sha256() for name, tensor in self.tensors.items()}
@@ -63,24 +67,28 @@ class StoredLayers(NamedTuple):
     layers: dict[str, StoredLayer]
     notes: tuple[str, ...]
 
-    def named(self, digests: Mapping[str, Mapping[str, str]], notes: list[str]) -> Mapping[str, StoredLayer]:
-        """The layers under the certified names; or all of them below one path, or in wrappers, with exactly these tensors.
+    def named(self, stated: Mapping[str, tuple[Any, Any]], notes: list[str]) -> Mapping[str, StoredLayer]:
+        """The layers under the certified names; or all of them below one path, or in wrappers, exactly as they are stated.
+
+        Args:
+            stated: geometry and digests of each layer.
+            notes: one is added if the names are others.
 
         Raises:
             Rejected: there are none.
         """
-        missing = next((name for name in digests if name not in self.layers), None)
+        missing = next((name for name in stated if name not in self.layers), None)
         if missing is None:
             return self.layers
         bare = {".".join(part for part in path.split(".") if part not in WRAPPERS): path for path in self.layers}
         ends = [path for path in bare if f".{path}".endswith(f".{missing}" if missing else "")]
         for place in sorted({path.removesuffix(missing).strip(".") for path in ends}, key=len):
-            paths = {name: bare.get(f"{place}.{name}".strip(".")) for name in digests}
+            paths = {name: bare.get(f"{place}.{name}".strip(".")) for name in stated}
             layers = {name: self.layers[path] for name, path in paths.items() if path is not None}
-            if all(name in layers and layers[name].digests() == digests[name] for name in digests):
+            if all(name in layers and layers[name].fits(*stated[name]) for name in stated):
                 notes.append(f"{self.name}: {missing!r} is there as {paths[missing]!r}, and so on")
                 return layers
-        hint = "".join(f" ({note})" for note in (FOLDED, *self.notes))
+        hint = "".join(f" ({note})" for note in (RENAMED, *self.notes) if note != VERY_FILE)
         raise Rejected(f"layer {missing!r} is missing in {self.name}, and no other names there fit its tensors{hint}")
 
     def beside(self, covered: Collection[StoredLayer]) -> list[str]:
@@ -93,7 +101,7 @@ class StoredLayers(NamedTuple):
 
 VERY_FILE = "not the very file that was certified, but it has the tensors of all these layers"
 WRAPPERS = ("module", "_orig_mod")  # of DataParallel and torch.compile
-FOLDED = "of a parametrized layer, it takes a file with the folded weights"
+RENAMED = "of a parametrized layer, or a network that renames what it loads, it takes the network's state dict, folded"
 
 
 def layers_in(path: str | os.PathLike[str], certified: str | None = None, key: str | None = None) -> StoredLayers:
@@ -117,43 +125,45 @@ def layers_in(path: str | os.PathLike[str], certified: str | None = None, key: s
         if start[8:] == b"{" and not start.startswith(b"PK\3\4"):  # as the project's reader decides
             if key is not None:
                 raise Rejected("a safetensors file has one network, and no key")
-            tensors, stated = _of_safetensors(path)
+            groups, stated = _of_safetensors(path)
         else:
             from verify.layers.torch_file import contents  # imports torch
 
-            tensors, stated, remarks = contents(path, key)
+            groups, stated, remarks = contents(path, key)
             notes += remarks
-        return StoredLayers(name, _by_path(tensors, stated), tuple(notes))
+        return StoredLayers(name, _layers(groups, stated), tuple(notes))
     except Exception as error:  # whatever a library raises on a damaged file
         message = str(error) or type(error).__name__
         raise Rejected(f"{name}: {' '.join(message.removeprefix(f'{path}: ').split())}"[:1000]) from None
 
 
-def _of_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors by name, and kind and geometry of layers by path, as `verify.layers.torch_file.contents` returns them."""
-    from safetensors import deserialize, safe_open
+def _of_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Tensors, and kind and geometry, by the path of their layer, as `verify.layers.torch_file.contents` returns them."""
+    from safetensors import deserialize
 
-    with safe_open(path, framework="numpy") as file:
-        stated = strict_json((file.metadata() or {}).get("geometry", "{}").encode(), "the metadata's geometry")
-    if not isinstance(stated, dict):
-        raise Rejected("the metadata's geometry is no JSON object")
-    content = deserialize(Path(path).read_bytes())
-    return {
-        name: (_SAFETENSORS.get(t["dtype"], t["dtype"]), tuple(t["shape"]), t["data"]) for name, t in content
-    }, stated
-
-
-def _by_path(tensors: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, StoredLayer]:
-    """Group tensors named ``<layer>.<tensor>`` into the layers that may be convolutions or attention."""
-    groups: dict[str, dict[str, StoredTensor]] = {}
-    for name, tensor in tensors.items():
+    data = Path(path).read_bytes()
+    groups: dict[str, dict[str, Any]] = {}
+    for name, tensor in deserialize(data):
         if not all(name.split(".")):
             raise Rejected(f"a tensor is named {name!r}, which no path is")
-        path, _, last = name.rpartition(".")
-        groups.setdefault(path, {})[last] = StoredTensor(*tensor)
+        of, _, last = name.rpartition(".")
+        dtype = _SAFETENSORS.get(tensor["dtype"], tensor["dtype"])
+        groups.setdefault(of, {})[last] = (dtype, tuple(tensor["shape"]), tensor["data"])
+    header = strict_json(
+        data[8 : 8 + int.from_bytes(data[:8], "little")], "the header"
+    )  # the library takes a key twice
+    stated = strict_json(header.get("__metadata__", {}).get("geometry", "{}").encode(), "the metadata's geometry")
+    if not isinstance(stated, dict):
+        raise Rejected("the metadata's geometry is no JSON object")
+    return groups, stated
+
+
+def _layers(groups: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]) -> dict[str, StoredLayer]:
+    """Those groups of tensors that may be convolutions or attention."""
     known = {tuple(sorted(TENSORS)): "MHSA", ("weight",): "Conv", ("bias", "weight"): "Conv"}
     layers = {}
-    for path, group in groups.items():
+    for path, tensors in groups.items():
+        group = {name: StoredTensor(*tensor) for name, tensor in tensors.items()}
         record: Any = stated.get(path)
         by_names = known.get(tuple(sorted(group)), "unknown")
         kind = record.get("kind") if isinstance(record, dict) else None
@@ -163,12 +173,13 @@ def _by_path(tensors: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str,
             # Of a bias it only says whether b_out is a parameter or a buffer of zeros.
             geometry = {name: value for name, value in record.items() if name not in ("kind", "bias")}
             layers[path] = StoredLayer(kind, geometry, group)
-        elif kind != "other" and ("w_key_pos" in group or _has_kernel(group)):
+        elif "w_key_pos" in group or _may_be_a_kernel(group, kind):
             layers[path] = StoredLayer("unknown" if kind else by_names, None, group)
     return layers
 
 
-def _has_kernel(group: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor has more than two axes and a kernel's name, parametrized or not; a LayerNorm's bias has as many."""
+def _may_be_a_kernel(group: Mapping[str, StoredTensor], kind: str | None) -> bool:
+    """Whether a tensor has a kernel's name, parametrized or not, and more than two axes; so has a LayerNorm's bias."""
     kernels = [name for name, t in group.items() if len(t.shape) > 2 and name.startswith(("weight", "original"))]
-    return bool(kernels) and not ("bias" in group and group["bias"].shape == group[kernels[0]].shape)
+    norm = kind is None and {*group} == {"weight", "bias"} and group["bias"].shape == group["weight"].shape
+    return bool(kernels) and not norm
