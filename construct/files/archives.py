@@ -18,6 +18,8 @@ torch reads them in 2 to 10 s, and the worst in a minute and 4 GB.
 """
 LARGEST_RATIO, SLACK = 20, 2**22
 """An archive may unpack to so many times its own size, and a little more."""
+_LONGEST_HEADER = 2**18
+"""Bytes from where a record begins to its content: a header, its name and its padding have at most 2^16 each."""
 _FOLDER = 0x10
 """The flag of a folder: of such a record torch returns memory that it has not filled."""
 
@@ -59,9 +61,8 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
         _check_unpacked(size, [reader.get_record_size(name) for name in reader.get_all_records()])
         places = {entry.filename.partition("/")[2]: entry.header_offset for entry in archive.infolist()}
         # An archive behind another one: zipfile finds its records, and torch those of the first.
-        if any(
-            not 0 < reader.get_record_offset(name) - places.get(name, 0) < 2**18 for name in reader.get_all_records()
-        ):
+        gaps = [reader.get_record_offset(name) - places.get(name, 0) for name in reader.get_all_records()]
+        if not all(0 < gap < _LONGEST_HEADER for gap in gaps):
             raise BadModelFile("a malformed archive: its records are not where its directory says", RESAVE)
         pickled = reader.get_record_size("data.pkl")
     except BadModelFile:

@@ -115,8 +115,18 @@ def read(
     values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
     others = {id(module) for module in _others(loaded.content, content)}
     modules = tuple(module for module in loaded.modules if id(module) not in others)
-    rest = (*notes, *unwrapped), metadata, admitted, loaded.foreign, values, modules
-    return ModelFile(place, digest, checked, kind, *rest)
+    return ModelFile(
+        path=place,
+        sha256=digest,
+        content=checked,
+        kind=kind,
+        notes=(*notes, *unwrapped),
+        metadata=metadata,
+        allowed=admitted,
+        foreign=loaded.foreign,
+        values=values,
+        modules=modules,
+    )
 
 
 def _others(container: object, content: object, depth: int = 4) -> Iterator[nn.Module]:

@@ -270,6 +270,18 @@ def test_every_layer_of_a_file_is_covered_or_named() -> None:
         verify.check("o.json", "m.pt", "o.pt")
 
 
+def test_below_another_path_the_geometry_decides_too() -> None:
+    """A twin with the same tensors, another padding and a shorter path is not taken for the layer."""
+    conv, twin = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3, padding=1)
+    twin.load_state_dict(conv.state_dict())
+    mhsa: Any = construct.convert(nn.Sequential(conv))
+    torch.save(mhsa, "o.pt")
+    torch.save(nn.ModuleDict({"a": nn.Sequential(twin), "bb": nn.Sequential(conv)}), "m.pt")
+    write_document("o.json", [("0", verify.certify(conv, mhsa[0], grid=(6, 6)))], "m.pt", "o.pt")
+    result = verify.check("o.json", "m.pt", "o.pt")
+    assert (result.layers["0"].name, result.uncovered) == ("PROVED", ("a.0",))
+
+
 def test_no_word_of_a_file_hides_a_layer() -> None:
     """Neither a kind that it states, nor a class that is called as one of torch's, nor a shape that a norm has."""
     net: Any = nn.Sequential(nn.Conv2d(1, 2, 3))

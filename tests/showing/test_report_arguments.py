@@ -32,6 +32,9 @@ def test_a_certificate_of_numbers_that_have_changed_is_refused(tmp_path: Path) -
         layer.v[4] = layer.v[0]
     with pytest.raises(ValueError, match=r"'the model' is of another attention layer: its v is another one"):
         verify.write_report(tmp_path / "page.html", conv, layer, certificates=old)
+    conv.dilation = (2, 2)  # the same tensors
+    with pytest.raises(ValueError, match="'the model' is of another convolution: its geometry is another one"):
+        verify.write_report(tmp_path / "page.html", conv, layer, certificates=old)
     other, its = pair()
     with pytest.raises(ValueError, match="is of another convolution"):
         verify.write_report(tmp_path / "page.html", other, its, certificates={"": old})

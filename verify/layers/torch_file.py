@@ -107,7 +107,10 @@ def _stated(module: nn.Module) -> Mapping[str, Any]:
 
 
 def _geometry(layer: Any) -> dict[str, Any]:
-    """The geometry as JSON types; torch takes a single number, even in a list, for all axes."""
+    """The geometry as JSON types; torch takes a single number, even in a list, for all axes.
+
+    `verify.layers.fields.stated_geometry` does the same for the certifier: here it stands again, so that no error is shared.
+    """
     stated = {name: getattr(layer, name) for name in GEOMETRY}
     stated = {name: list(value) if isinstance(value, tuple | list) else value for name, value in stated.items()}
     dims = len(stated["kernel_size"])

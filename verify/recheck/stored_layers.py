@@ -149,9 +149,8 @@ def _of_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, dict[str, A
         of, _, last = name.rpartition(".")
         dtype = _SAFETENSORS.get(tensor["dtype"], tensor["dtype"])
         groups.setdefault(of, {})[last] = (dtype, tuple(tensor["shape"]), tensor["data"])
-    header = strict_json(
-        data[8 : 8 + int.from_bytes(data[:8], "little")], "the header"
-    )  # the library takes a key twice
+    length = int.from_bytes(data[:8], "little")
+    header = strict_json(data[8 : 8 + length], "the header")  # the library takes a key that stands twice
     stated = strict_json(header.get("__metadata__", {}).get("geometry", "{}").encode(), "the metadata's geometry")
     if not isinstance(stated, dict):
         raise Rejected("the metadata's geometry is no JSON object")
@@ -179,7 +178,7 @@ def _layers(groups: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]) 
 
 
 def _may_be_a_kernel(group: Mapping[str, StoredTensor], kind: str | None) -> bool:
-    """Whether a tensor has a kernel's name, parametrized or not, and more than two axes; so has a LayerNorm's bias."""
+    """Whether a tensor has a kernel's name, parametrized or not, and more than two axes; a LayerNorm's has, but its bias, too."""
     kernels = [name for name, t in group.items() if len(t.shape) > 2 and name.startswith(("weight", "original"))]
     norm = kind is None and {*group} == {"weight", "bias"} and group["bias"].shape == group["weight"].shape
     return bool(kernels) and not norm

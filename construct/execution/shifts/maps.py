@@ -134,8 +134,8 @@ def _blocks(
     ``adjacent`` is the number of heads whose tokens are copied in one run.
     """
     heads, groups, channels, _ = w_shape
-    together = last or (len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES)
-    at = 1 if together and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1) else 2
+    rows = last or (len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES)
+    at = 1 if rows and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1) else 2
     queries, least = _queries(prod(w_shape[:3]), most_queries())
     planned = blocks(shifts, queries, least)
     together = max(1, queries // prod(shifts.output)) if at == 1 and len(planned) == 1 else 1
@@ -204,9 +204,8 @@ def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor | None, last: bool) -> Te
     groups, _, width = matrix.shape
     if groups == 1 and last:
         y = product(x.movedim(1, -1).reshape(-1, x.shape[1]), matrix[0], bias)
-        return (
-            y.view(len(x), *x.shape[2:], width).movedim(-1, 1).data
-        )  # torch forbids in-place changes of a function's view
+        y = y.view(len(x), *x.shape[2:], width).movedim(-1, 1)
+        return y.data  # torch forbids in-place changes of a function's view
     tokens = x.flatten(2).unflatten(1, (groups, -1))
     if len(x) == 1 and not last:
         return _times(tokens, matrix, bias, 2).view(1, groups * width, *x.shape[2:]).data
