@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import executions, layers, networks, rows
+from benchmarks import layers, networks, rows
 from benchmarks.timing import Floor, clock_of
 
-SECTIONS: dict[str, Callable[[Floor], rows.Section]] = layers.SECTIONS | networks.SECTIONS | executions.SECTIONS
+SECTIONS: dict[str, Callable[[Floor], rows.Section]] = layers.SECTIONS | networks.SECTIONS
 WITH_MORE_THREADS = ("single", "networks")
 """Sections that are repeated for every further number of threads, unless sections are named."""
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import construct
 import verify
-from benchmarks.published import GatedAttention, GaussianAttention
+from published_layers import GatedAttention, GaussianAttention
 from verify.oracle import Convolution
 from verify.strategies import convolutions, least_size
 
