@@ -70,7 +70,7 @@ class MHSA(nn.Module):
         execution: a key of ``EXECUTIONS``; assign to the attribute of that name to change it.
         encoding: the encoding r_δ, instead of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative
             encoding become the layer's parameters ``offsets_1``, …, ``offsets_d``.  An encoding of a class of your own is kept as
-            ``own_encoding``: only ``dense`` and ``chunked`` evaluate it, and no certificate covers it.
+            ``own_encoding``: its attention does not factorise, and no certificate covers it.
         bias: without a bias, ``b_out`` is a buffer of zeros, which no optimizer changes, and ``bias`` is None.
 
     Raises:

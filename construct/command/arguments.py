@@ -43,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 FORMATS = ("pt", "safetensors", "pt2", "onnx")
-EXECUTIONS = ("dense", "chunked", "axial", "sdpa", "auto")
+EXECUTIONS = ("dense", "axial", "auto")
 """The names of :data:`construct.execution.EXECUTIONS`, which would import torch."""
 
 

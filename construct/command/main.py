@@ -23,7 +23,7 @@ from verify.report.seal import is_page
 if TYPE_CHECKING:
     from construct.command.report import Report
 
-LESS_MEMORY = "try --execution chunked, a smaller --input-size, or fewer --samples"
+LESS_MEMORY = "try --execution auto, a smaller --input-size, or fewer --samples"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from construct.tokens import TokenGrid
 
 
 class Encoding(ABC):
-    """One relative positional encoding.  A subclass of your own is evaluated by the executions ``dense`` and ``chunked``.
+    """One relative positional encoding.  A subclass of your own is evaluated, but not factorised.
 
     Attributes:
         name: in files and messages; the qualified name of a class outside this module.
@@ -227,6 +227,6 @@ class Relative(Encoding):
 
 
 CLASSICAL = (Quadratic, Parabola)
-"""The theorem's encodings, the only ones that certificates, stock layers, exported programs and ``sdpa`` support."""
+"""The theorem's encodings, the only ones that certificates, stock layers and exported programs support."""
 LEARNED = (Covariance, Relative)
 """The other encodings of which files tell the layer."""

@@ -10,7 +10,7 @@ from construct.tokens import TokenGrid
 
 
 class Scores:
-    """The scores A of Eq. 6 for one call, by blocks of queries and heads; tokens X are (B, T, D_in), in the working type."""
+    """The scores A of Eq. 6 for one call, by blocks of queries; tokens X are (B, T, D_in), in the working type."""
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
         self.tokens, self.grid = tokens, grid
@@ -22,21 +22,35 @@ class Scores:
         r = self.encoding.r(grid).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
         self.table = layer.position_vector() @ r
-        self.r = r if layer.has_content() else None
+        self.r, self.content = r, layer.has_content()
 
-    def __call__(self, queries: slice = slice(None), heads: slice = slice(None)) -> Tensor:
-        """The scores of a block, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
-        tokens = self.tokens
-        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)  # (queries, T)
-        total = self.table[heads][None, :, delta]  # vᵀ Ŵ_key r_δ
-        if self.r is None:
-            return total
-        w_qry, w_key, u = (w[heads].to(tokens.dtype) for w in (self.w_qry, self.w_key, self.u))
-        query = torch.einsum("bqi,hik->bhqk", tokens[:, self.query_tokens[queries].to(tokens.device)], w_qry)
-        key = torch.einsum("bti,hik->bhtk", tokens, w_key)
+    def __call__(self, queries: slice = slice(None)) -> Tensor:
+        """The scores of a block of queries, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
+        if not self.content:
+            return self.of_positions(queries)
+        query, key = self.projected()
+        query = query[:, :, queries]
+        total = self.of_positions(queries, query)
         total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
-        total = total + torch.einsum("hk,bhtk->bht", u, key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
-        places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos[heads].double())
+        return total + torch.einsum("hk,bhtk->bht", self.u.to(key.dtype), key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
+
+    def projected(self) -> tuple[Tensor, Tensor]:
+        """X_q W_qry (B, heads, queries, D_k) and X_k W_key (B, heads, T, D_k), in the working type."""
+        tokens = self.tokens
+        asking = tokens[:, self.query_tokens.to(tokens.device)]
+        query = torch.einsum("bqi,hik->bhqk", asking, self.w_qry.to(tokens.dtype))
+        return query, torch.einsum("bti,hik->bhtk", tokens, self.w_key.to(tokens.dtype))
+
+    def of_positions(self, queries: slice, query: Tensor | None = None) -> Tensor:
+        """The two terms with r_δ for a block of queries, float64 (B or 1, heads, queries, T).
+
+        ``query`` is X_q W_qry of the block, (B, heads, queries, D_k); without it, the term that depends on it is left out.
+        """
+        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)  # (queries, T)
+        total = self.table[None, :, delta]  # vᵀ Ŵ_key r_δ
+        if query is None:
+            return total
+        places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos.double())
         if type(self.encoding) is Relative:
             return total + self._by_axis(self.encoding, places, delta)
         for p, component in enumerate(self.r):  # X_q W_qry Ŵ_key r_δ, one component of r at a time

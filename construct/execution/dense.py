@@ -43,65 +43,34 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Peak bytes of the attention maps, the values of all heads and the output together."""
-    output = 2 * batch * grid.query_count * layer.out_channels * working_dtype(layer.w_val.dtype).itemsize
-    return of_block(layer, batch, grid.query_count, layer.heads, grid, layer.has_content()) + output
+    """A bound on the bytes of the attention maps, the values of all heads and the output together."""
+    return attention_bytes(layer, batch, grid, grid.query_count)
 
 
-# ---- estimates that all executions of attention over all pairs of tokens share
+def attention_bytes(layer: Layer, batch: int, grid: TokenGrid, rows: int) -> int:
+    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at a time."""
+    content, size = layer.has_content(), working_dtype(layer.w_val.dtype).itemsize
+    queries, keys, heads = grid.query_count, grid.token_count, layer.heads
+    key_dim, pos_dim = layer.w_key_pos.shape[1:]
+    # Scores, softmax and a temporary in float64, probabilities in the working type; the shifts, as indices.
+    maps = (batch if content else 1) * heads * rows * keys * (24 + size) + 16 * rows * keys
+    # Values, attended values and projections of all heads, each with a copy for its batched product.
+    width = layer.groups * layer.w_val.shape[3] + (2 * key_dim if content else 0)
+    of_heads = 2 * batch * heads * (keys + queries) * width * size
+    tokens = batch * (3 * keys * layer.in_channels + 2 * queries * (layer.in_channels + layer.out_channels)) * size
+    weights = 2 * size * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
+    table = 8 * (heads + 4 * pos_dim) * grid.box_size
+    return maps + of_heads + tokens + weights + table + _of_tables(layer, batch, grid, rows, content)
 
 
-def of_block(layer: Layer, batch: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
-    """Bytes of the attention of ``rows`` queries and ``heads`` heads, its values and operands, and the table of scores."""
-    size = working_dtype(layer.w_val.dtype).itemsize
-    maps = batch if content else 1
-    # Scores and softmax in float64, the probabilities in the working type; content terms add one float64 temporary.
-    attention = maps * heads * rows * grid.token_count * (8 + 8 + size + (8 if content else 0))
-    lookup = 8 * (rows * grid.token_count + (layer.heads + layer.w_key_pos.shape[2]) * grid.box_size)
-    extra = _of_offsets(layer, maps, rows, heads, grid, content)
-    extra += operands(layer, batch, rows, grid.token_count, heads, content)
-    return attention + lookup + extra + of_values(layer, batch, grid.token_count + rows, heads)
-
-
-def of_values(layer: Layer, batch: int, tokens: int, heads: int) -> int:
-    """Bytes of values and attended values, each with the copy that aligns heads and batch for the batched product."""
-    width = layer.groups * layer.w_val.shape[3]
-    return 2 * batch * heads * tokens * width * working_dtype(layer.w_val.dtype).itemsize
-
-
-def operands(layer: Layer, batch: int, rows: int, keys: int, heads: int, content: bool) -> int:
-    """Bytes of operands for a block of ``rows`` queries and ``heads`` heads: the tokens, gathered and in the working type, and
-    for the batched products tokens and weights, cast and copied, and projections.
-    """
-    size = working_dtype(layer.w_val.dtype).itemsize
-    tokens = batch * keys * layer.in_channels * 2
-    weights = 2 * heads * (layer.w_val[0].numel() + layer.w_out[0].numel())
-    if not content:
-        return size * (tokens + weights)
-    key_dim = layer.w_key_pos.shape[1]
-    queries, projected = batch * rows * layer.in_channels, batch * heads * (rows + keys) * key_dim
-    weights += 2 * heads * (layer.w_qry[0].numel() + layer.w_key[0].numel())
-    # Projected queries and keys, each copied for their product, and queries again in float64.
-    return size * (tokens + weights + queries + 2 * projected) + 8 * batch * heads * rows * key_dim
-
-
-def _of_offsets(layer: Layer, maps: int, rows: int, heads: int, grid: TokenGrid, content: bool) -> int:
-    """Additional bytes of a learned relative encoding: its rows for every shift, and the products with them.
-
-    ``maps`` is the number of images with their own attention; ``rows`` (queries) and ``heads`` are those of a block.
-    """
+def _of_tables(layer: Layer, batch: int, grid: TokenGrid, rows: int, content: bool) -> int:
+    """Additional bytes of a learned relative encoding: with content, its rows picked for every pair, axis by axis."""
     encoding = layer.encoding
-    if not isinstance(encoding, Relative):
+    if not isinstance(encoding, Relative) or not content:
         return 0
-    tables = sum(table.numel() for table in encoding.tables)
-    # The rows per axis and concatenated, in the tables' type and in float64; and the row numbers.
-    needed = 8 * grid.box_size * (3 * layer.w_key_pos.shape[2] + 3 * len(encoding.tables)) + 16 * tables
-    if content:
-        longest = max(len(table) for table in encoding.tables)
-        picked = (len(encoding.tables) + 2) * rows * grid.token_count
-        places = layer.w_key_pos.shape[2] * (rows + longest)
-        needed += 8 * maps * heads * (picked + rows * longest + 2 * places) + 16 * rows * grid.token_count
-    return needed
+    axes, longest = len(encoding.tables), max(len(table) for table in encoding.tables)
+    picked = (axes + 1) * grid.token_count + longest + 2 * layer.w_key_pos.shape[2]
+    return 8 * batch * layer.heads * rows * picked + 16 * rows * grid.token_count
 
 
 def multiplications(layer: Layer, batch: int, grid: TokenGrid) -> int:

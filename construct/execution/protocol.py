@@ -52,7 +52,6 @@ class Execution:
         meaning: a description in one line.
         cost: (layer, batch, grid) → approximate multiplications of a call.
         picks: (layer, batch, grid) → the name of the execution that does the work; None if it is this one.
-        refuses: (layer) → why this execution cannot run a layer on any input, in a few words; None if it can.
     """
 
     run: Callable[[Any, Tensor, TokenGrid], Tensor]
@@ -60,7 +59,6 @@ class Execution:
     meaning: str
     cost: Callable[[Any, int, TokenGrid], int]
     picks: Callable[[Any, int, TokenGrid], str] | None = None
-    refuses: Callable[[Any], str | None] = lambda layer: None
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ from torch import nn
 
 from broken import break_execution
 from construct import conv_to_mhsa
+from construct.attention import EXECUTIONS
 from rechecked import Files
 from runs import is_quick
 from verify.argument.certification import certify
@@ -161,19 +162,17 @@ def test_what_float64_keeps_of_weights_that_float32_has_no_number_for_refutes_no
     assert certificate.verdict.name == "PROVED", certificate.verdict
     x = np.zeros((1, 2, 6, 6))
     x[:, :, 3, 3] = 1e6
-    probes = {probe.execution: probe for probe in run_executions(conv, layer, x, certificate.bound)}
-    assert 0 < probes["sdpa"].worst < 1
-    layer.execution = "sdpa"
-    with torch.no_grad():
-        kept = layer(torch.from_numpy(x).float())
-        nothing = conv(torch.from_numpy(x).float()) == 0
-    assert (kept[nothing] != 0).any()
+    for probe in run_executions(conv, layer, x, certificate.bound):
+        assert probe.worst < 1, probe
+    nothing = conv(torch.from_numpy(x).float()) == 0
+    for layer.execution in EXECUTIONS:
+        assert not layer(torch.from_numpy(x).float())[nothing].any()
 
 
-def test_at_full_sharpness_a_zero_is_still_a_zero(monkeypatch: pytest.MonkeyPatch):
-    """At full sharpness float64 keeps nothing either, so a remainder allowed for heads of α = 104 exceeds the bound."""
-    for alpha, verdict in ((1024.0, "REFUTED"), (104.0, "PROVED")):
-        conv, layer = heavy(alpha)
-        with monkeypatch.context() as patch:
-            break_execution(patch, "sdpa", lambda run, *args: run(*args) + 1e-32)
-            assert certify(conv, layer, grid=(6, 6), input_bound=1e6).verdict.name == verdict
+@pytest.mark.parametrize("alpha", [104.0, 1024.0])
+@pytest.mark.parametrize("execution", list(EXECUTIONS))
+def test_a_zero_is_a_zero(execution: str, alpha: float, monkeypatch: pytest.MonkeyPatch):
+    """Where float32 has no number for e^−α, an execution that keeps the least remainder is found."""
+    conv, layer = heavy(alpha)
+    break_execution(monkeypatch, execution, lambda run, *args: run(*args) + 1e-32)
+    assert certify(conv, layer, grid=(6, 6), input_bound=1e6).verdict.name == "REFUTED"

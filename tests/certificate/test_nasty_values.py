@@ -135,6 +135,6 @@ def test_row_49_every_head_finds_its_pixel_across_a_long_image() -> None:
     conv = nn.Conv1d(1, 1, 3, padding=1)
     layer = conv_to_mhsa(conv)
     x = noise(1, 1, 4096)
-    for execution in ("chunked", "axial"):
+    for execution in ("dense", "axial"):
         layer.execution = execution
         assert check_call(conv, layer, x, "noise").verdict.name == "CHECKED"

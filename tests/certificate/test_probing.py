@@ -70,7 +70,7 @@ def allowed(conv: Any, layer: Any, inputs: np.ndarray) -> np.ndarray | None:
     attention = Attention.read(layer)
     tokens = token_count(Geometry.read(layer), inputs.shape[2:])
     fmt = Format.of(conv.weight.dtype)
-    return impulse_bound(Convolution.read(conv), attention, inputs, fmt, tokens, np.zeros(layer.heads))
+    return impulse_bound(Convolution.read(conv), attention, inputs, fmt, tokens)
 
 
 @given(convolutions(dtypes=[torch.float32, torch.float64], padding_modes=["zeros"]), st.data())

@@ -193,7 +193,7 @@ def test_the_seed_repeats_a_run_and_matters(from_conv: Command, saved: Path) -> 
 
 def test_a_bare_convolution_and_every_execution(from_conv: Command) -> None:
     torch.save(nn.ConvTranspose1d(2, 3, 4, 3, padding=1, output_padding=2, dtype=torch.float64), "conv.pth")
-    for execution in ("auto", "dense", "chunked"):
+    for execution in ("auto", "dense", "axial"):
         out = from_conv.prints("conv.pth", "--input-size", 2, 7, "--execution", execution)
         assert "ConvTranspose1d 2->3 4 s3 p1 op2" in out
         assert "(the model)" in out

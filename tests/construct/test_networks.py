@@ -514,7 +514,7 @@ def test_attributes_in_other_spelling_are_no_lies(stride, padding, dilation):
 # ---- using a converted network ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("execution", ["dense", "chunked"])
+@pytest.mark.parametrize("execution", ["dense", "axial"])
 def test_a_converted_network_trains(execution):
     net, x, target = convert(small().train(), execution=execution), image(8), torch.arange(8) % 2
     layers = [layer for layer in net.modules() if isinstance(layer, MHSA)]
@@ -541,16 +541,16 @@ def test_a_converted_network_trains(execution):
 
 def test_deepcopy_pickle_and_state_dict_round_trips():
     model, x = small().eval(), image()
-    net = convert(model, execution="chunked")
+    net = convert(model, execution="dense")
     expected = net(x)
-    fresh = convert(small(seed=5).eval(), execution="chunked")
+    fresh = convert(small(seed=5).eval(), execution="dense")
     assert not torch.equal(fresh(x), expected)
     fresh.load_state_dict(net.state_dict())
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), fresh):
         assert torch.equal(other(x), expected)
         assert not storages(other) & storages(net)
         assert other.state_dict().keys() == net.state_dict().keys()
-    assert pickle.loads(pickle.dumps(net))[0].execution == "chunked"
+    assert pickle.loads(pickle.dumps(net))[0].execution == "dense"
     assert {name.removeprefix("0.") for name in net.state_dict() if name.startswith("0.")} == {*HEADS_FIRST, "b_out"}
 
 

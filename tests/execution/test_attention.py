@@ -279,6 +279,6 @@ def test_what_is_no_shape_of_an_input_is_said():
 
 @pytest.mark.filterwarnings("ignore:Complex modules:UserWarning")  # torch's own
 def test_a_layer_is_not_made_complex():
-    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3), execution="sdpa")
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3), execution="axial")
     with pytest.raises(TypeError, match="complex"):
         layer.to(torch.complex64)

@@ -168,7 +168,7 @@ def test_calls_of_every_mode_follow_each_other(conv: nn.Conv2d, first: Callable)
     assert layer.w_val.grad is not None
 
 
-@pytest.mark.parametrize("execution", ["auto", "dense", "chunked", "sdpa"])
+@pytest.mark.parametrize("execution", ["auto", "dense", "axial"])
 def test_content_learns_after_a_call_in_inference_mode(execution: str) -> None:
     """A grid's cached data serve every later call, also of other layers."""
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), alpha=1.0, execution=execution)

@@ -28,14 +28,14 @@ from verify.samples.sampling import check_call
     ],
     ids=["1d", "transposed", "3d", "replicate"],
 )
-@pytest.mark.parametrize("execution", ["auto", "dense", "chunked"])
+@pytest.mark.parametrize("execution", ["auto", "dense", "axial"])
 def test_a_grid_that_cannot_fit_is_refused_before_it_is_laid_out(conv: Any, execution: str) -> None:
     layer = conv_to_mhsa(conv, execution=execution)
     with pytest.raises(NotEnoughMemory, match=r"MHSA: .* GiB"):
         layer(torch.zeros(1, 1, *[4] * layer.geometry.dims))
 
 
-@pytest.mark.parametrize("execution", ["auto", "dense", "chunked"])
+@pytest.mark.parametrize("execution", ["auto", "dense", "axial"])
 def test_an_empty_batch_with_content(execution: str) -> None:
     layer = conv_to_mhsa(nn.Conv2d(4, 6, 3), execution=execution)
     layer.w_qry.requires_grad_()

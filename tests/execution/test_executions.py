@@ -21,7 +21,7 @@ from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct import errors as room
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.errors import NotEnoughMemory
-from construct.execution import choose, chunked
+from construct.execution import choose, fused
 from construct.execution.shifts import workspace
 from construct.tokens import TokenGrid
 from runs import SMALL, channels_last, normal, peak_bytes
@@ -78,8 +78,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "usual blocks":
         yield
         return
-    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**10)
-    monkeypatch.setattr(chunked, "HEADS_BYTES", 2**10)
+    monkeypatch.setattr(fused, "BLOCK_BYTES", 2**10)
     with smaller_blocks(2):
         yield
 
@@ -227,11 +226,6 @@ class TestContract:
 
         same(grad(loss)(ours, x[0], layer)["b_out"], grad(loss)(theirs, x[0], conv)["bias"])
         same(grad(loss, 1)(ours, x[0], layer), grad(loss, 1)(theirs, x[0], conv))
-        if execution == "sdpa":  # torch has no rules for its fused kernel
-            for call in (lambda: vmap(layer)(x), lambda: jvp(layer, (x[0],), (x[1],))):
-                with pytest.raises(NotImplementedError, match=r"^MHSA: sdpa has no vmap and no forward mode"):
-                    call()
-            return
         same(jacrev(first)(x[0], layer), jacrev(first)(x[0], conv))
         same(jacfwd(first)(x[0], layer), jacrev(first)(x[0], conv))
         for a, b in zip(jvp(layer, (x[0],), (x[1],)), jvp(conv, (x[0],), (x[1],)), strict=True):
@@ -298,11 +292,7 @@ class TestContract:
 
 
 @pytest.fixture(
-    params=[
-        (execution, kind)
-        for execution, kind in product(EXECUTIONS, ("quadratic", "covariance", "relative"))
-        if execution != "sdpa" or kind == "quadratic"
-    ],
+    params=list(product(EXECUTIONS, ("quadratic", "covariance", "relative"))),
     ids="-".join,
 )
 def execution_and_kind(request: pytest.FixtureRequest) -> tuple[str, str]:
@@ -360,7 +350,7 @@ class TestEncodings:
         assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
 
 
-def test_auto_is_axial_where_attention_factorises_and_else_dense_while_small_and_else_sdpa():
+def test_auto_is_axial_except_for_small_attention_that_does_not_factorise():
     layer = conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1))
     small, large = (TokenGrid.of(layer.geometry, (side, side)) for side in (16, 96))
     assert choose(layer, 1, small) == choose(layer, 1, large) == "axial"
@@ -368,13 +358,8 @@ def test_auto_is_axial_where_attention_factorises_and_else_dense_while_small_and
         layer.u.fill_(1.0)
         layer.w_key.fill_(1.0)
     assert choose(layer, 1, small) == "dense"
-    assert choose(layer, 1, large) == "sdpa"
+    assert choose(layer, 1, large) == "axial"
     assert layer.explain((1, 1, 16, 16)).splitlines()[-1].startswith("auto")
     assert " dense here: " in layer.explain((1, 1, 16, 16)).splitlines()[-1]
-    assert " sdpa here: " in layer.explain((1, 1, 96, 96)).splitlines()[-1]
+    assert " axial here: " in layer.explain((1, 1, 96, 96)).splitlines()[-1]
     assert math.isfinite(EXECUTIONS["auto"].memory(layer, 1, large))
-    with torch.no_grad():
-        layer.v[0] *= 2.0**40
-        layer.v[0, 1] += layer.v[0, 0]  # half a pixel aside: two keys tie, and rounding would decide
-    assert choose(layer, 1, small) == "dense"
-    assert choose(layer, 1, large) == "chunked"

@@ -15,7 +15,8 @@ from torch.nn.utils import parametrize
 from broken import break_execution
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
-from construct.execution import chunked
+from construct.execution.shifts import maps
+from construct.execution.shifts.windows import Block
 from rechecked import Files
 from truths import permuted, sharp_bound
 from verify.argument.certification import certify
@@ -632,14 +633,15 @@ def test_in_half_precision_what_rounding_would_excuse_is_still_seen(monkeypatch:
 
 @pytest.mark.parametrize("grid", [(4, 4), (16, 16), (500, 500)])
 def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
-    """A block holds 32 MiB; on grids that fit into one block, blocks are made smaller."""
-    right = chunked.some_heads
+    """On grids that fit into one block, blocks are made smaller."""
+    right = maps.blocks
 
-    def late(w_val: Any, w_out: Any, scores: Any, heads: Any, queries: slice, values: Any) -> torch.Tensor:
-        back, stop = min(1, queries.start), min(queries.stop, scores.grid.query_count)
-        return right(w_val, w_out, scores, heads, slice(queries.start - back, stop - back), values)
+    def late(*args: Any) -> tuple[Block, ...]:
+        first, *others = right(*args)
+        moved = [replace(b, source=(slice(b.source[0].start - 1, b.source[0].stop - 1), *b.source[1:])) for b in others]
+        return first, *(new if new.source[0].start >= 0 else old for new, old in zip(moved, others, strict=True))
 
-    monkeypatch.setattr(chunked, "some_heads", late)
+    monkeypatch.setattr(maps, "blocks", late)
     assert certify(*pair(2), grid=grid).verdict.name == "REFUTED"
 
 

@@ -25,8 +25,6 @@ MOST_MULTIPLICATIONS = 2**33
 """An execution that takes more is not run, and a note says so (about ten seconds of one core)."""
 SOFTMAX_COST = 64
 """Cost of the softmax in multiplications, for each pair of a query and a key."""
-PAIRWISE = ("dense", "chunked", "sdpa")
-"""Executions that form a score for each pair of a query and a key."""
 CHEAP = 2**24
 """The most multiplications that a run on the whole grid may cost."""
 HEAVY = 2**16
@@ -85,7 +83,7 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
     alone = impulses(conv, other, bound)  # these show what each head carries
     allowed, local, leaks, kernel = total, None, argument.leaks, argument.kernel
     if leaks is not None and kernel is not None and leaks.one_hot and kernel.same:
-        local = impulse_bound(conv, problem.attention, alone, problem.fmt, problem.tokens, leaks.float64)
+        local = impulse_bound(conv, problem.attention, alone, problem.fmt, problem.tokens)
     if local is not None:
         whole = total.reshape(-1, *(1,) * len(other))
         allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
@@ -134,8 +132,7 @@ def run_executions(
             layer.execution = name
             try:
                 multiplications = layer.multiplications(x.shape, name)
-                # This execution is, or selects, a pairwise one.
-                if multiplications in (layer.multiplications(x.shape, other) for other in PAIRWISE):
+                if multiplications == layer.multiplications(x.shape, "dense"):  # a score for each query and key
                     multiplications += SOFTMAX_COST * pairs
                 if multiplications > MOST_MULTIPLICATIONS:
                     raise MemoryError(f"{multiplications:.2g} multiplications are too many to run")

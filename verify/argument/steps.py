@@ -37,7 +37,7 @@ from verify.layers.targets import (
 from verify.oracle import Convolution
 from verify.rounding.channels import largest_intermediate, leakage_part, rounding_part, taps_part
 from verify.rounding.leakage import cached_leakage
-from verify.rounding.model import FORMATS, Format
+from verify.rounding.model import Format
 from verify.verdict import from_above
 
 
@@ -112,12 +112,10 @@ class Leaks:
 
     Attributes:
         working: after the softmax is rounded to the working type; exactly 0 where every other weight rounds to zero.
-        float64: in float64, in which the softmax is evaluated.
         sharp_from: the α from which no head leaks.
     """
 
     working: np.ndarray
-    float64: np.ndarray
     sharp_from: float
 
     @property
@@ -282,24 +280,22 @@ def _within_kernel(g: Geometry, shift: Shift) -> bool:
 
 def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[Step, Leaks]:
     """Step 3: the leakage of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
-    working, float64, sharp_from = np.zeros(len(targets.heads)), np.zeros(len(targets.heads)), 0.0
+    working, sharp_from = np.zeros(len(targets.heads)), 0.0
     needed = problem.fmt.one_hot_gap
     for h, at in enumerate(targets.heads):
         if at is None:
             continue
         slack = 2 * score_rounding(problem.attention, at, targets.box)
         gap = at.gap - slack
-        if gap > FORMATS["float64"].one_hot_gap:
+        if gap > needed:
             continue
         ideal = cached_leakage(at.sharpness, at.offset)
         # Score errors of ±slack/2 change the odds by a factor of at most exp(slack), which is ≤ 1 + 2·slack for slack ≤ ½.
         leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
-        float64[h] = math.nextafter(leak, math.inf)
-        if not gap > needed:
-            working[h] = float64[h]
-            # The gap and the scores' rounding are both proportional to α.
-            sharp_from = max(sharp_from, float(needed * at.sharpness / gap) if gap > 0 else math.inf)
-    leaks, fmt = Leaks(working, float64, sharp_from), problem.fmt
+        working[h] = math.nextafter(leak, math.inf)
+        # The gap and the scores' rounding are both proportional to α.
+        sharp_from = max(sharp_from, float(needed * at.sharpness / gap) if gap > 0 else math.inf)
+    leaks, fmt = Leaks(working, sharp_from), problem.fmt
     if leaks.one_hot:
         sentence = f"every other weight is below half of {fmt.eta:.3g}, the smallest number: exactly one-hot"
         return Step(3, "leakage", True, sentence), leaks

@@ -15,7 +15,7 @@ from verify.layers.reading import tap_of_shift
 from verify.layers.taps import head_product
 from verify.layers.targets import target
 from verify.oracle import Convolution, float64
-from verify.rounding.channels import leakage_part, working_rounding
+from verify.rounding.channels import working_rounding
 from verify.rounding.model import (
     WIDEN,
     Format,
@@ -80,17 +80,11 @@ def impulse_bound(
     inputs: np.ndarray,
     fmt: Format,
     tokens: int,
-    remainders: np.ndarray,
 ) -> np.ndarray | None:
     """A bound on |attention − convolution| on impulses, if one-hot heads carry exactly the kernel: float64 (N, D_out, *output).
 
-    It covers the rounding of the terms that an output reads; an output that reads none is 0, or the bias, in both layers.  But
-    heads that are one-hot in the working type may not be so in float64, in which the softmax is evaluated: if the gap is
-    between ln(2/η) of the two types (104 and 745 for float32), a weight e^−gap that float32 rounds to 0 is nonzero in float64,
-    and an execution that multiplies by it there (``sdpa``) keeps e^−gap·x, which float32 can hold if x is large.  A head of
-    sharpness α that leaks ε = 1 − Π 1/(1 + s_i) over the reals moves any output by at most 2ε·max|x|·Σ|W_val||W_out|.  This is
-    added; it is exactly 0 if the gap exceeds float64's threshold too, as at the default α.  An execution that first rounds the
-    weights to the working type also stays within this bound.
+    It covers the rounding of the terms that an output reads; an output that reads none is 0, or the bias, in both layers.  Every
+    execution rounds the weights of attention to the working type before it multiplies by them, so that there are no others.
 
     Args:
         conv: the convolution's fields.
@@ -98,7 +92,6 @@ def impulse_bound(
         inputs: (N, D_in, *grid), with equal magnitudes in all channels of a position.
         fmt: the format of both layers.
         tokens: at least T.
-        remainders: ε of each head, (heads,), for a softmax in float64.
 
     Returns:
         None if a head that carries something looks at no tap.
@@ -117,9 +110,8 @@ def impulse_bound(
     carried = terms if np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
     size_c, size_a = terms + bias, carried + np.abs(attention.b_out).reshape(by_channel)
     roundings = _taps_met(conv, (x > 0).astype(float)) + 2
-    left = leakage_part(attention, largest, remainders).reshape(by_channel)
-    total = working_rounding(conv, attention, size_c, size_a, fmt, largest) + tokens * fmt.eta * size_a + left
-    return stored_rounding(total, [(size_c, roundings), (size_a + left, 1)], fmt) * WIDEN
+    total = working_rounding(conv, attention, size_c, size_a, fmt, largest) + tokens * fmt.eta * size_a
+    return stored_rounding(total, [(size_c, roundings), (size_a, 1)], fmt) * WIDEN
 
 
 # ---- what the heads carry ----------------------------------------------------------------------------------------------
