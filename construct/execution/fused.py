@@ -10,6 +10,7 @@ in float64, as in ``dense``.
 """
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor
@@ -63,9 +64,9 @@ def _attended(scores: Scores, query: Tensor | None, key: Tensor | None, values: 
         return averaged(torch.softmax(query @ key.mT + bias, dim=-1), values)
     flat = values.flatten(3)
     width = max(query.shape[3], flat.shape[3])  # torch's fused kernels want one head size
-    query, key, padded = (pad(t, (0, width - t.shape[3])) for t in (query, key, flat))
-    attended = scaled_dot_product_attention(query, key, padded, attn_mask=bias, scale=1.0)
-    return attended[..., : flat.shape[3]].unflatten(3, values.shape[3:])
+    wide_query, wide_key, wide_values = (pad(t, (0, width - t.shape[3])) for t in (query, key, flat))
+    attended = scaled_dot_product_attention(wide_query, wide_key, wide_values, attn_mask=bias, scale=1.0)
+    return attended[..., : prod(values.shape[3:])].unflatten(3, values.shape[3:])
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
