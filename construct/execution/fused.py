@@ -63,9 +63,12 @@ def _attended(scores: Scores, query: Tensor | None, key: Tensor | None, values: 
     if transformed():  # which has rules for plain operations, not for the fused kernels
         return averaged(torch.softmax(query @ key.mT + bias, dim=-1), values)
     flat = values.flatten(3)
-    width = max(query.shape[3], flat.shape[3])  # torch's fused kernels want one head size
-    wide_query, wide_key, wide_values = (pad(t, (0, width - t.shape[3])) for t in (query, key, flat))
-    attended = scaled_dot_product_attention(wide_query, wide_key, wide_values, attn_mask=bias, scale=1.0)
+    width = max(query.shape[3], flat.shape[3])
+
+    def widened(t: Tensor) -> Tensor:  # torch's fused kernels want one head size
+        return pad(t, (0, width - t.shape[3]))
+
+    attended = scaled_dot_product_attention(widened(query), widened(key), widened(flat), attn_mask=bias, scale=1.0)
     return attended[..., : prod(values.shape[3:])].unflatten(3, values.shape[3:])
 
 
