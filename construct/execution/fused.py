@@ -59,16 +59,16 @@ def _attended(scores: Scores, query: Tensor | None, key: Tensor | None, values: 
     query = query[:, :, queries]
     bias = scores.of_positions(queries, query)
     bias = (bias - bias.detach().amax(-1, keepdim=True)).to(values.dtype)
-    query = query + scores.u[:, None].to(query.dtype)
+    asking: Tensor = query + scores.u[:, None].to(query.dtype)
     if transformed():  # which has rules for plain operations, not for the fused kernels
-        return averaged(torch.softmax(query @ key.mT + bias, dim=-1), values)
+        return averaged(torch.softmax(asking @ key.mT + bias, dim=-1), values)
     flat = values.flatten(3)
-    width = max(query.shape[3], flat.shape[3])
+    width = max(asking.shape[3], flat.shape[3])
 
     def widened(t: Tensor) -> Tensor:  # torch's fused kernels want one head size
         return pad(t, (0, width - t.shape[3]))
 
-    attended = scaled_dot_product_attention(widened(query), widened(key), widened(flat), attn_mask=bias, scale=1.0)
+    attended = scaled_dot_product_attention(widened(asking), widened(key), widened(flat), attn_mask=bias, scale=1.0)
     return attended[..., : prod(values.shape[3:])].unflatten(3, values.shape[3:])
 
 
