@@ -19,8 +19,7 @@ from construct.execution.head_matrices import is_identity
 from construct.execution.plan import plan_for
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
 from construct.execution.shifts import plain
-from construct.execution.shifts.autograd import shifted
-from construct.execution.shifts.operator import shifted_sum
+from construct.execution.shifts.operator import shifted, shifted_sum
 from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import abstract, eagerly, transformed
 from construct.geometry import ConvGeometry

@@ -16,6 +16,7 @@ from torch import nn
 
 import verify
 from construct import conv_to_mhsa
+from construct.execution.shifts import operator
 from truths import excess, permuted, sharp_bound
 from verify.layers.fields import Attention
 from verify.layers.taps import scaled_permutation_product
@@ -344,6 +345,22 @@ def test_calls_are_counted_wherever_they_come_from():
     assert convolution_calls(nn.functional.conv_transpose1d, x, w).total() >= 1
     assert convolution_calls(torch.fft.rfft, x).total() >= 1
     assert not convolution_calls(lambda: (x @ x.mT, x.double(), x.to(torch.float16)))
+
+
+def test_convolutions_within_an_operator_of_python_code_are_counted_too() -> None:
+    """Where gradients are recorded, one-hot heads are such an operator."""
+
+    @torch.library.custom_op("tests::hidden", mutates_args=())
+    def hidden(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv1d(x, w)
+
+    x, w = torch.ones(1, 2, 8), torch.ones(3, 2, 3)
+    assert convolution_calls(hidden, x, w).total() >= 1
+    layer = conv_to_mhsa(nn.Conv1d(2, 3, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operator.maps, "forward", lambda x, w, *_: nn.functional.conv1d(x, layer.weight))
+        assert convolution_calls(layer, x.requires_grad_()).total() >= 1
+    assert not convolution_calls(lambda: layer(x).sum().backward())
 
 
 def test_complex_outputs_are_not_compared():

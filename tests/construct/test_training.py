@@ -138,7 +138,7 @@ def test_a_call_is_one_node_of_the_graph(name: str) -> None:
     _, layer, x = whole_numbers(name, 9, 1, alone=True)
     y = layer(x.requires_grad_())
     into = {type(node).__name__ for node, _ in y.grad_fn.next_functions if node is not None}
-    assert type(y.grad_fn).__name__ == "ShiftedSumBackward"
+    assert "construct_shifted_sum" in type(y.grad_fn).__name__
     padded = {"IndexBackward0", "IndexSelectBackward0"} if name == "reflect" else set()
     assert into - padded <= {"AccumulateGrad", "TransposeBackward0"}, "a node before, or after"
 

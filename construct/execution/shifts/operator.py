@@ -1,4 +1,7 @@
-"""The maps of :mod:`construct.execution.shifts.maps` as torch operators, which a compiler calls as they are on a CPU."""
+"""What one-hot heads compute, with derivatives of any order: two torch operators, which a compiler calls as they are on a CPU.
+
+The derivatives of each of the three maps are the other two, as each is linear in both of its tensors.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,8 +10,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from construct.execution.shifts import maps
+from construct.execution.shifts import maps, plain
 from construct.execution.shifts.windows import Ints, Shifts, is_last
+from construct.execution.transforms import abstract, faked, nonzero, traced, transformed
+
+
+def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool = False) -> Tensor:
+    """What one-hot heads compute, y[o] = b + Σ_h x[s·o + e_h] W_h, or the adjoint, x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ.
+
+    Args:
+        images: (B, g·C, *n), or (B, g·D, *o) for the adjoint.
+        w: (heads, g, C, D), of the images' type.
+        bias: (g·D,), or (g·C,) for the adjoint; None for none.
+        shifts: where the heads look.
+        adjoint: which of the two maps.
+
+    Returns:
+        (B, g·D, *o), or (B, g·C, *n) for the adjoint, with channels last in memory where the images have them.
+    """
+    if transformed() or traced() or faked() or abstract(images, w):  # which must see plain operations
+        return (plain.adjoint if adjoint else plain.forward)(images, w, bias, shifts)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias)):
+        return shifted_sum(images, w, bias, *shifts.numbers, adjoint, is_last(images))
+    return evaluate(images, w, _unless_zero(bias), shifts, adjoint, is_last(images))
+
+
+def evaluate(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool) -> Tensor:
+    """As :func:`shifted`, without derivatives; ``last`` asks for channels last in memory."""
+    if not images.is_cpu:
+        few = max(1, plain.AT_ONCE // plain.image_bytes(shifts, tuple(w.shape), images.itemsize))
+        of_part = plain.adjoint if adjoint else plain.forward
+        return torch.cat([of_part(part, w, bias, shifts) for part in images.split(few)])
+    return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
+
+
+def _unless_zero(bias: Tensor | None) -> Tensor | None:
+    """The bias, or None if that is the same."""
+    return bias if bias is not None and nonzero(bias) else None
 
 
 @lru_cache(maxsize=1024)
@@ -30,9 +68,9 @@ def shifted_sum(
     adjoint: bool,
     last: bool,
 ) -> Tensor:
-    """:func:`maps.forward` or :func:`maps.adjoint`; the offsets of all heads follow each other."""
+    """:func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
-    return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
+    return evaluate(images, w, _unless_zero(bias), shifts, adjoint, last)
 
 
 @shifted_sum.register_fake
@@ -54,7 +92,8 @@ def shifted_weights(
     groups: int,
 ) -> Tensor:
     """:func:`maps.weights`, contiguous."""
-    return maps.weights(x, y, _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output)), groups).contiguous()
+    shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
+    return (maps if x.is_cpu else plain).weights(x, y, shifts, groups).contiguous()
 
 
 @shifted_weights.register_fake

@@ -41,6 +41,11 @@ class Shifts:
         return hash((self.offsets, self.step, self.size, self.output))
 
     @cached_property
+    def numbers(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """The same as arguments of an operator: the offsets of all heads one after the other, step, size and output."""
+        return sum(self.offsets, ()), self.step, self.size, self.output
+
+    @cached_property
     def pointwise(self) -> bool:
         """Whether there is one head, and every output sees the input at its own position."""
         return self.offsets == ((0,) * len(self.step),) and set(self.step) == {1} and self.output == self.size
