@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from torch.profiler import ProfilerActivity, profile
 from torch._library.custom_ops import OPDEFS
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import MHSA, ConvGeometry
