@@ -213,9 +213,9 @@ def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pyte
 
 def run_of(seed: int, before: float, after: float, null: float | None = None, **more: Any) -> dict[str, Any]:
     """A result of one layer."""
-    layer: dict[str, Any] = {"anywhere": after, "moved": 0.5, "log_alpha_moved": 0.25}
+    layer: dict[str, Any] = {"anywhere": after, "moved": 0.5, "log_alpha_moved": 0.25, "width": 3.0}
     layer |= {} if null is None else {"anywhere_sharp": null}
-    trained = {"layers": [layer] * 6, "untrained": [{"anywhere": before}] * 6}
+    trained = {"layers": [layer] * 6, "untrained": [{"anywhere": before, "width": 2.0}] * 6}
     result = {
         "seed": seed,
         "test_accuracy": 0.5,
@@ -243,6 +243,9 @@ def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
     assert "| – | – | – | 0 | 50.00 | 0.60 → 0.60 (0.40) |" in lines[VARIANTS["frozen"].label]
     assert lines["ResNet-18"].endswith("| – | – | – | – | – | – |")
     assert len(rows.by_layer(rows.by_seed(shown))) == 2 + 5
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:3] for line in rows.looks(shown)}
+    assert cells[VARIANTS["quadratic"].label] == ["0, 1", "–, 2.00 → 3.00, –"]
+    assert VARIANTS["frozen"].label not in cells
     quadratic, relative = rows.facts(shown)
     layers = "layers 1, 2, 3, 4, 5, 6"
     assert quadratic.endswith(f"than before: {layers}; nearer than the null: {layers}; further than before: no layer.")

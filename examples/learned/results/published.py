@@ -116,6 +116,7 @@ def blocks() -> dict[str, list[str]]:
         "cifar-seeds": lambda: rows.by_layer(rows.by_seed(trained)),
         "cifar-accuracy": lambda: rows.accuracy(trained),
         "cifar-heads": lambda: rows.heads(trained),
+        "cifar-looks": lambda: rows.looks(trained),
         "cifar-substitution": lambda: rows.substitution(trained, (3, 9)),
         "cifar-runs": lambda: table.stated([run for row in trained for run in row.runs]),
     }
@@ -126,6 +127,7 @@ def blocks() -> dict[str, list[str]]:
         "facts": ["What holds in every seed:", "", *rows.facts(trained)] if trained else [],
         "digits": rows.by_layer(digits),
         "heads": rows.heads(digits),
+        "looks": rows.looks(digits),
         "substitution": rows.substitution(digits, (3,)),
         "digits-runs": table.stated([run for row in digits for run in row.runs]),
         **{name: lines() if trained else NONE for name, lines in of_cifar.items()},

@@ -117,18 +117,40 @@ def _where_less(less: Sequence[Sequence[float]], more: Sequence[Sequence[float]]
 
 
 def heads(all_rows: Sequence[Row]) -> list[str]:
-    """Where the heads of the first and of the last layer are after training, and the nulls; means over seeds."""
+    """The heads of the first and of the last layer after training (before → after), and the nulls; means over seeds."""
     lines = [
         "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
         "|---|---:|" + "---:|" * 7,
     ]
-    names = ("anywhere", "anywhere_sharp", "anywhere_orders", "distinct", "near", "alpha")
     for label, _, _, runs in _with_attention(all_rows):
         for layer in ENDS:
-            cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in names]
+            nulls = ("anywhere", "anywhere_sharp", "anywhere_orders")
+            cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in nulls]
+            cells += [_paired(runs, layer - 1, name) for name in ("distinct", "near", "alpha")]
             moved = [table.cell(runs, "layers", layer - 1, name, _mean) for name in ("moved", "moved_most")]
             lines.append(f"| {label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |")
     return lines
+
+
+def looks(all_rows: Sequence[Row]) -> list[str]:
+    """How far, how widely and how sharply the heads of every layer look, before → after; means over heads and seeds."""
+    lines = [
+        "| start | seeds | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
+        "|---|---|" + "---:|" * len(LAYERS),
+    ]
+    for label, _, variant, runs in _with_attention(all_rows):
+        if not VARIANTS[variant].frozen:
+            cells = [
+                ", ".join(_paired(runs, layer, name) for name in ("reach", "width", "peak"))
+                for layer in range(len(LAYERS))
+            ]
+            lines.append(f"| {label} | {_seeds(runs)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _paired(runs: Sequence[dict[str, Any]], layer: int, name: str) -> str:
+    before, after = (table.cell(runs, when, layer, name, _mean) for when in ("untrained", "layers"))
+    return after if before == after else f"{before} → {after}"
 
 
 def substitution(all_rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
