@@ -305,6 +305,18 @@ def test_the_terminal_is_spared_what_a_tracer_says(capfd: pytest.CaptureFixture[
 # ---- torch.compile ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("last", [False, True], ids=["to channels first", "to channels last"])
+@pytest.mark.parametrize("given", [False, True], ids=["from channels first", "from channels last"])
+def test_the_operator_has_the_strides_of_its_fake_tensor(given: bool, last: bool, step: int):
+    """Where a product comes transposed, a compiled ResNet-50 failed: with more output channels than queries, or fewer."""
+    for side in (16, 64):
+        size = [side * step, side * step]
+        x, w = torch.randn(1, 128, *size), torch.randn(1, 1, 128, 512)
+        arguments = (channels_last(x) if given else x, w, None, [0, 0], [step, step], size, [side, side], False, last)
+        torch.library.opcheck(shifted_sum, arguments, test_utils="test_faketensor")
+
+
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")

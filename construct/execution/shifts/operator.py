@@ -70,7 +70,10 @@ def shifted_sum(
 ) -> Tensor:
     """:func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
-    return evaluate(images, w, _unless_zero(bias), shifts, adjoint, last)
+    sums = evaluate(images, w, _unless_zero(bias), shifts, adjoint, last)
+    if last:  # a product may come transposed, and compilers rely on the strides
+        return sums.movedim(1, -1).contiguous().movedim(-1, 1)
+    return sums.contiguous()
 
 
 @shifted_sum.register_fake
