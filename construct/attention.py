@@ -24,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from construct import tokens
 from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution import EXECUTIONS, execution_named, explained
+from construct.execution import EXECUTIONS, execution_named, explained, reads
 from construct.execution.blocks import smaller_blocks
 from construct.execution.cache import cached
 from construct.execution.protocol import memory_format, working_dtype
@@ -212,11 +213,12 @@ class MHSA(nn.Module):
 
     def has_content(self) -> bool:
         """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
-        if torch.is_grad_enabled() and any(p.requires_grad for p in (self.w_qry, self.w_key, self.u)):
-            return True
-        if nonzero(self.w_qry):
-            return nonzero(self.w_key) or nonzero(self.w_key_pos)
-        return nonzero(self.u) and nonzero(self.w_key)
+        if any(p.requires_grad for p in (self.w_qry, self.w_key, self.u)):
+            if torch.is_grad_enabled() or tokens.host_waits(self.w_qry.device):
+                return True
+        if reads.once(self, "w_qry", nonzero):
+            return reads.once(self, "w_key", nonzero) or reads.once(self, "w_key_pos", nonzero)
+        return reads.once(self, "u", nonzero) and reads.once(self, "w_key", nonzero)
 
     def attention_probabilities(self, x: Tensor) -> Tensor:
         """The attention P of every head over all tokens of the padded grid, as in ``dense``; for inspection.

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,11 @@ from torch import Tensor, constant_pad_nd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from construct.geometry import ConvGeometry
+
+
+def host_waits(device: torch.device) -> bool:
+    """Whether the host waits for copies to and from a device; then what does not change is copied once."""
+    return device.type != "cpu"
 
 
 def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) -> Tensor:
@@ -153,17 +159,15 @@ class TokenGrid:
         if self.affine is not None and set(self.stuffing) == {1}:
             pads = [n for pair in reversed(self.pads) for n in pair]
             return constant_pad_nd(x, pads) if any(pads) else x  # torch would copy even without padding
-        for axis, source in enumerate(self.sources, start=2):
-            if (self.stuffing[axis - 2], *self.pads[axis - 2]) == (1, 0, 0):
+        for axis, (n, stuff, pads) in enumerate(zip(self.size, self.stuffing, self.pads, strict=True), start=2):
+            if (stuff, *pads) == (1, 0, 0):
                 continue  # nothing to pad on this axis
-            with torch._C._DisableFuncTorch():
-                places = source.numpy()
-            absent = places < 0
-            x = x.index_select(axis, torch.from_numpy(places.clip(min=0)).to(x.device))
-            if absent.any():
+            placed = _placed if host_waits(x.device) else _placed.__wrapped__
+            places, absent = placed(sources_along_axis, n, stuff, pads, self.mode, x.device)
+            x = x.index_select(axis, places)
+            if absent is not None:
                 # Filled, not multiplied by 0: the copied number may be inf or NaN.
-                mask = torch.from_numpy(absent).to(x.device).view(-1, *(1,) * (x.dim() - axis - 1))
-                x = x.masked_fill(mask, 0)
+                x = x.masked_fill(absent.view(-1, *(1,) * (x.dim() - axis - 1)), 0)
         return x
 
     @property
@@ -248,6 +252,18 @@ def _numbers(axes: Sequence[np.ndarray], shape: Sequence[int]) -> Tensor:
     """The row-major numbers in an array of this shape of all points with these coordinates, (n_1,), …, (n_d,) → (n_1·…·n_d,)."""
     parts = [prod(shape[axis + 1 :]) * positions for axis, positions in enumerate(axes)]
     return _to_tensor(reduce(np.add.outer, parts).ravel())
+
+
+@lru_cache(maxsize=32)
+def _placed(
+    sources: Any, n: int, stuffing: int, pads: tuple[int, int], mode: str, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """The input position that each token of an axis copies, 0 for zeros; and which are zeros, None if none is."""
+    with torch._C._DisableFuncTorch():
+        places = sources(n, stuffing, pads, mode).numpy()
+    absent = places < 0
+    mask = _to_tensor(absent).to(device) if absent.any() else None
+    return _to_tensor(places.clip(min=0)).to(device), mask
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:

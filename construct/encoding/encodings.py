@@ -10,7 +10,6 @@ If it is a sum over the axes, its exponential is a product and the softmax facto
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,10 +67,6 @@ class Encoding(ABC):
     def components(self, axis: int) -> list[int]:
         """The components of c that an axis's summand depends on."""
         raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
-
-    def numbers(self) -> Hashable:
-        """A cache key of the encoding's own parameters; None if it has none."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -219,11 +214,6 @@ class Relative(Encoding):
         """The components of c that belong to the axis's table."""
         first = sum(table.shape[1] for table in self.tables[:axis])
         return list(range(first, first + self.tables[axis].shape[1]))
-
-    def numbers(self) -> Hashable:
-        """The bytes of every table; of copies, for ``numpy()`` forbids that a storage is resized."""
-        plain = [table.detach().to("cpu", torch.float64, copy=True) for table in self.tables]
-        return tuple((tuple(table.shape), table.numpy().tobytes()) for table in plain)
 
 
 CLASSICAL = (Quadratic, Parabola)

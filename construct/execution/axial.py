@@ -49,7 +49,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     what = f"axial attention of {layer.heads} heads over {grid.query_count} queries and {grid.token_count} keys"
     require(memory_of(layer, len(x), grid, plan), x.device, what)
     dtype = working_dtype(x.dtype)
-    w, b_out = merged(layer.w_val.to(dtype), layer.w_out.to(dtype)), layer.b_out.to(dtype)
+    w, b_out = merged(layer, dtype), layer.b_out.to(dtype)
     positional = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
     learned = torch.is_grad_enabled() and any(t.requires_grad for t in positional)
     recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *positional)))
@@ -73,9 +73,10 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
 
 
 def _prepared(grid: TokenGrid, sight: Sight, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:
-    """The call on a CPU, if all heads are shifts and no gradient is recorded; it reads w and b_out."""
-    array, zeros = shared_array(b_out), bytearray(b_out.nbytes)
+    """The call, if all heads are shifts and no gradient is recorded; it reads w and b_out."""
     matrices = w.mT if sight.stuffed else w
+    # On a CPU a bias of zeros, as of most layers without one, is not added.
+    array, zeros = shared_array(b_out) if b_out.is_cpu else (), bytearray(b_out.nbytes)
 
     def run(x: Tensor) -> Tensor:
         images = grid.padded(x) if sight.padded else x

@@ -1,12 +1,12 @@
-"""Cache of prepared calls of each layer, valid while the parameters' bytes are unchanged.
+"""Cache of prepared calls of each layer, valid while the parameters are unchanged.
 
-Preparing a call takes longer than a small product: it finds out whether content is off, where the heads look, which factor is
-the identity and which kernel is fast.  Edits through ``.data`` or from outside torch leave no trace, so every call compares,
-bit by bit, the numbers that it was prepared from.  Only the bias and the factor that is not the identity may change.
+Preparing a call takes longer than a small product: it finds out whether content is off, where the heads look and which factor is
+the identity.  Edits through ``.data`` or from outside torch leave no trace, so on a CPU every call compares, number by number,
+what it was prepared from; elsewhere :mod:`construct.execution.reads` says what is compared.  Only the bias and the factor that is
+not the identity may change.
 """
 
 from collections.abc import Callable
-from operator import attrgetter, eq
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from construct import tokens
 from construct.encoding import quadratic
+from construct.execution import reads
 from construct.execution.blocks import most_queries
 from construct.execution.byte_cache import BoundedCache
-from construct.execution.head_matrices import as_bits, identity_parts
+from construct.execution.head_matrices import are_identities
 from construct.execution.transforms import faked, plain, shared_array, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
 MOST_BYTES = 2**20
 """What the prepared calls of one layer keep (1 MiB): one for each shape and memory layout of the input."""
-SHAPE = attrgetter("shape")
-LOOKED_AT = ("w_qry", "w_key", "u", "w_key_pos", "v")
+POSITIONAL = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
 Run = Callable[[Any, Tensor, TokenGrid], Tensor]
 """How an execution evaluates Eq. 3.  An execution may be any code, so it reuses only its own prepared calls."""
@@ -34,32 +35,32 @@ Call = Callable[[Tensor], Tensor]
 
 
 class PreparedCalls:
-    """The prepared calls of one layer on the CPU: no content, all heads shifts, one factor ``whole``, the other an identity."""
+    """The prepared calls of one layer: no content, all heads shifts, one factor ``whole``, the other an identity."""
 
     def __init__(self, layer: Any, whole: str):
-        self.whole, other = whole, "w_out" if whole == "w_val" else "w_val"
-        held = tensors_held_by(layer)
-        self.names, self.tensors = list(held), list(held.values())
-        self.ids, self.memory, self.code = list(map(id, self.tensors)), _memory(self.tensors), _code(layer)
-        identity: Tensor = getattr(layer, other)
-        self.dtype = identity.dtype
-        self.views = [shared_array(getattr(layer, name).detach()) for name in LOOKED_AT]
-        self.kept = [bytearray(view.tobytes()) for view in self.views]
-        for like, view in identity_parts(as_bits(identity), identity.shape[-1], identity.dtype):
-            self.kept.append(like)
-            self.views.append(view)
+        self.whole, held = whole, tensors_held_by(layer)
+        self.ids, self.code = _ids(held), _code(layer)
+        self.tensors = list(held.values())
+        self.memory = _memory(self.tensors)
+        self.read: list[Tensor] = [held[name] for name in (*POSITIONAL, "w_out" if whole == "w_val" else "w_val")]
+        self.dtype, self.device = self.read[-1].dtype, self.read[-1].device
+        self.waits = tokens.host_waits(self.device)
+        self.states = [reads.state_of(tensor) for tensor in self.read] if self.waits else []
+        *self.views, self.matrices = [[] if self.waits else shared_array(tensor.detach()) for tensor in self.read]
+        self.kept = [bytearray(view) for view in self.views]  # which compares itself with memory
         self.calls = BoundedCache(MOST_BYTES)
 
     def valid(self, layer: Any) -> bool:
         """Whether the parameters are the same tensors, at the same addresses, with the same numbers."""
-        now = tensors_held_by(layer)
-        return (
-            list(now) == self.names
-            and list(map(id, now.values())) == self.ids
-            and _memory(self.tensors) == self.memory
-            and _code(layer) == self.code
-            and all(map(eq, self.kept, self.views))  # compares memory
-        )
+        if (
+            _ids(tensors_held_by(layer)) != self.ids
+            or _memory(self.tensors) != self.memory
+            or _code(layer) != self.code
+        ):
+            return False
+        if self.waits:
+            return None not in self.states and self.states == [reads.state_of(tensor) for tensor in self.read]
+        return self.kept == self.views and are_identities(self.matrices)
 
 
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
@@ -89,14 +90,20 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, prepare: C
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
     """The prepared call for inputs like x, (B, D_in, *n); None while gradients are recorded, or if anything has changed."""
     entry = ENTRIES.get(layer)
-    if entry is None or type(x) is not Tensor or torch.is_autocast_enabled("cpu"):
+    if entry is None or type(x) is not Tensor:
         return None
-    if not x.is_cpu or x.dtype != entry.dtype:
+    if x.device != entry.device or x.dtype != entry.dtype:
         if entry.memory != _memory(entry.tensors):  # the layer was cast or moved: release its old numbers
             ENTRIES.pop(layer, None)
         return None
     call = entry.calls.get((run, x.shape, x.stride()))
-    if call is None or most_queries() is not None or transformed() or faked():
+    if (
+        call is None
+        or most_queries() is not None
+        or transformed()
+        or faked()
+        or torch.is_autocast_enabled(x.device.type)
+    ):
         return None
     if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in entry.tensors)):
         return None
@@ -114,13 +121,16 @@ def tensors_held_by(layer: Any) -> dict[str, Any]:
 def _plain(p: Tensor | None) -> bool:
     if p is None or type(p) not in (Parameter, Tensor) or p.is_neg():
         return False
-    return p.is_cpu and p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
+    return p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
 
 
-def _memory(tensors: list[Tensor]) -> list[Any]:
+def _ids(tensors: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(name, id(tensor)) for name, tensor in tensors.items()]
+
+
+def _memory(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
     """The tensors' addresses and shapes, whether they are contiguous, and whether the memory holds the negatives."""
-    layout = (*map(Tensor.is_contiguous, tensors), *map(Tensor.is_neg, tensors))
-    return [*map(Tensor.data_ptr, tensors), *map(SHAPE, tensors), *layout]
+    return [(t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for t in tensors]
 
 
 def _code(layer: Any) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic
+from construct.execution import reads
 from construct.execution.byte_cache import BoundedCache, bounded_cache
 from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
@@ -53,16 +54,12 @@ def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
 
 
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
-    """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos``, so never stale."""
-    v, w_key_pos, encoding = common(layer.v), common(layer.w_key_pos), layer.encoding
-    assert v is not None
-    assert w_key_pos is not None
-    with nullcontext() if plain() else eagerly():
-        bits = _bytes(v), _bytes(w_key_pos)
+    """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned encoding's tables."""
+    encoding = layer.encoding
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
-    numbers = (*bits, v.dtype, w_key_pos.dtype, layer.heads, layer.radix, encoding.name, encoding.numbers())
-    key = (numbers, grid.box, grid.common_box, code)
+    numbers = [reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets)]
+    key = (*numbers, layer.heads, layer.radix, encoding.name, grid.box, grid.common_box, code)
     plan = _PLANS.get(key)
     if plan is None:
         c = common(layer.position_vector())
@@ -73,10 +70,14 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     return plan
 
 
-def _bytes(t: Tensor) -> bytes:
-    if t.device.type != "cpu" or t.dtype not in (torch.float32, torch.float64):
-        t = t.cpu().view(torch.uint8)
-    return shared_array(t).tobytes()
+def _numbers(t: Tensor) -> tuple[object, ...]:
+    """The bytes, type and shape of the values that all members of a tensor share."""
+    values = common(t)
+    assert values is not None
+    with nullcontext() if plain() else eagerly():
+        values = values.cpu()
+        bits = values if values.dtype in (torch.float32, torch.float64) else values.view(torch.uint8)
+        return shared_array(bits).tobytes(), values.dtype, values.shape
 
 
 @np.errstate(divide="ignore", over="ignore", invalid="ignore")  # a head whose scores overflow is not a shift

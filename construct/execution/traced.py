@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
-from construct.execution.head_matrices import is_identity
+from construct.execution.head_matrices import whole_factor
 from construct.execution.plan import plan_for
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
 from construct.execution.shifts import plain
@@ -79,8 +79,7 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
     inside = all(0 <= t <= span for start in starts for t, span in zip(start, geometry.span, strict=True))
     if plan.soft or not inside:
         raise ValueError("MHSA: a head that is no shift within the kernel's reach cannot be traced for every size")
-    whole = "w_val" if is_identity(layer.w_out) else "w_out" if is_identity(layer.w_val) else ""
-    return starts, whole
+    return starts, whole_factor(layer)
 
 
 def frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:

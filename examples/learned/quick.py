@@ -50,7 +50,7 @@ def by_axes(layer: MHSA, x: Tensor) -> Tensor:
         factors.append(p.masked_fill(p < torch.finfo(x.dtype).eps ** 2, 0).to(x.dtype))
     down, across = factors  # (heads, queries, keys)
     tokens = x.permute(2, 3, 0, 1).flatten(0, 2)
-    weights = merged(layer.w_val, layer.w_out)[:, 0]
+    weights = merged(layer)[:, 0]
     values = torch.bmm(tokens.expand(len(weights), -1, -1), weights)  # (heads, rows · columns · B, D_out)
     attended = across[:, None] @ values.view(len(across), *x.shape[2:], -1)  # (heads, rows, columns, B · D_out)
     y = down.movedim(0, 1).flatten(1) @ attended.flatten(0, 1).flatten(1)
@@ -62,7 +62,7 @@ def by_map(layer: MHSA, x: Tensor) -> Tensor:
     grid = TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
     tokens = grid.gather(x)  # (B, T, D_in)
     p = torch.softmax(Scores(layer, tokens, grid)()[0], 2).to(x.dtype)  # (heads, queries, T)
-    weights = merged(layer.w_val, layer.w_out)[:, 0]
+    weights = merged(layer)[:, 0]
     values = torch.bmm(tokens.movedim(0, 1).flatten(0, 1).expand(len(p), -1, -1), weights)  # (heads, T · B, D_out)
     y = p.movedim(0, 1).flatten(1) @ values.view(p.shape[0] * p.shape[2], -1)  # (queries, B · D_out)
     return y.view(*x.shape[2:], len(x), -1).permute(2, 3, 0, 1) + layer.b_out[:, None, None]

@@ -3,7 +3,6 @@
 import math
 from itertools import permutations
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 from construct import MHSA, conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.encoding.encodings import Quadratic
-from construct.execution import axial, head_matrices
+from construct.execution import axial
 from construct.execution.head_matrices import is_identity
 from construct.execution.plan import _peak, _peak_of_parabola, plan_for
 from construct.tokens import TokenGrid
@@ -203,21 +202,17 @@ def test_it_needs_no_attention_map_and_no_convolution():
 @given(
     st.integers(1, 9),
     st.data(),
-    st.sampled_from([0.0, -0.0, 0.5, 1.0, 2.0, 2.0**-149, 1 + 2.0**-23]),
+    st.sampled_from([0.0, -0.0, torch.nan, 0.5, 1.0, 2.0, 2.0**-149, 1 + 2.0**-23]),
     st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
 )
 @settings(max_examples=2 * EXAMPLES)
-def test_the_identity_is_known_bit_for_bit(n: int, data: st.DataObject, number: float, dtype: torch.dtype):
-    """With one number overwritten, possibly by itself; −0 differs from 0 here, so the product is computed."""
+def test_the_identity_is_known_number_by_number(n: int, data: st.DataObject, number: float, dtype: torch.dtype):
+    """With one number overwritten, possibly by itself."""
     blocks = torch.eye(n, dtype=dtype).repeat(3, 2, 1, 1)
     identity = blocks.clone()
     blocks[data.draw(st.tuples(*(st.integers(0, k - 1) for k in blocks.shape)))] = number
-    size = blocks[0, 0].nbytes
-    # All at once, four and two, two at a time, by one period of each and by two.
-    for at_once in (head_matrices.AT_ONCE, 4 * size, 2 * size, 1, 2 * (n + 1) * dtype.itemsize):
-        with mock.patch.object(head_matrices, "AT_ONCE", at_once):
-            assert is_identity(identity)
-            assert is_identity(blocks) == torch.equal(blocks.view(torch.uint8), identity.view(torch.uint8))
+    assert is_identity(identity)
+    assert is_identity(blocks) == torch.equal(blocks, identity)
 
 
 def test_what_each_execution_takes_is_told_before_it_runs():

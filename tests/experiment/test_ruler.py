@@ -125,7 +125,7 @@ def test_attention_without_a_grid_is_its_own_null():
 def test_the_null_keeps_the_spectrum_and_loses_the_grid():
     net = network("local")
     (p, *_) = maps_of(net, torch.randn(1, 1, 20, 20))
-    w = merged(net.attentions()[0].w_val, net.attentions()[0].w_out)[:, 0].detach().double().numpy()
+    w = merged(net.attentions()[0])[:, 0].detach().double().numpy()
     order = np.random.default_rng(1).permutation(100)
     moved = p[0][:, order]
     before, after = (np.linalg.svd(q, compute_uv=False) for q in (p[0], moved))

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from construct.execution.shifts import maps, plain
+from construct import tokens
+from construct.execution.shifts import indexed, maps, plain
 from construct.execution.shifts.windows import Ints, Shifts, is_last
-from construct.execution.transforms import abstract, faked, nonzero, traced, transformed
+from construct.execution.transforms import abstract, faked, traced, transformed
 
 
 def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool = False) -> Tensor:
@@ -32,21 +33,14 @@ def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjo
         return (plain.adjoint if adjoint else plain.forward)(images, w, bias, shifts)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias)):
         return shifted_sum(images, w, bias, *shifts.numbers, adjoint, is_last(images))
-    return evaluate(images, w, _unless_zero(bias), shifts, adjoint, is_last(images))
+    return evaluate(images, w, bias, shifts, adjoint, is_last(images))
 
 
 def evaluate(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool) -> Tensor:
     """As :func:`shifted`, without derivatives; ``last`` asks for channels last in memory."""
-    if not images.is_cpu:
-        few = max(1, plain.AT_ONCE // plain.image_bytes(shifts, tuple(w.shape), images.itemsize))
-        of_part = plain.adjoint if adjoint else plain.forward
-        return torch.cat([of_part(part, w, bias, shifts) for part in images.split(few)])
+    if tokens.host_waits(images.device):
+        return (indexed.adjoint if adjoint else indexed.forward)(images, w, bias, shifts, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
-
-
-def _unless_zero(bias: Tensor | None) -> Tensor | None:
-    """The bias, or None if that is the same."""
-    return bias if bias is not None and nonzero(bias) else None
 
 
 @lru_cache(maxsize=1024)
@@ -70,7 +64,7 @@ def shifted_sum(
 ) -> Tensor:
     """:func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
-    sums = evaluate(images, w, _unless_zero(bias), shifts, adjoint, last)
+    sums = evaluate(images, w, bias, shifts, adjoint, last)
     if last:  # a product may come transposed, and compilers rely on the strides
         return sums.movedim(1, -1).contiguous().movedim(-1, 1)
     return sums.contiguous()
@@ -96,7 +90,7 @@ def shifted_weights(
 ) -> Tensor:
     """:func:`maps.weights`, contiguous."""
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
-    return (maps if x.is_cpu else plain).weights(x, y, shifts, groups).contiguous()
+    return (indexed if tokens.host_waits(x.device) else maps).weights(x, y, shifts, groups).contiguous()
 
 
 @shifted_weights.register_fake

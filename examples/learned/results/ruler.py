@@ -81,7 +81,7 @@ def _of_centres(layer: MHSA, first: MHSA, grid: tuple[int, int]) -> dict[str, An
 
 def matrices_of(layer: MHSA) -> np.ndarray:
     """W_val W_out of every head, float64 (heads, D_in, D_out)."""
-    return merged(layer.w_val, layer.w_out)[:, 0].detach().double().cpu().numpy()
+    return merged(layer)[:, 0].detach().double().cpu().numpy()
 
 
 def middle(grid: tuple[int, int]) -> np.ndarray:

@@ -1,0 +1,64 @@
+"""What was read from a layer's tensors, kept while they are unchanged: for devices where the host waits for what it reads.
+
+On a CPU every call compares numbers.  Elsewhere it compares what torch says of a tensor: which one it is, where its memory is, and
+how many in-place changes torch has counted (``_version``).  Fused optimizers are not counted, so an optimizer step that may have
+changed a tensor counts too.  Training loops may write into ``.data``, which leaves no trace: what is learned is read in every call.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from construct import tokens
+
+T = TypeVar("T")
+
+_RESULTS: WeakKeyDictionary[Any, dict[Any, tuple[Any, Tensor, Any]]] = WeakKeyDictionary()
+"""For each layer, by name and function: the tensor's state, the tensor (so that its id is not reused) and what was read."""
+_IDS: set[int] = set()
+"""The tensors with a state since ``_STEPS`` was last counted up."""
+_STEPS = [0]
+"""How many optimizer steps may have changed one of them."""
+
+
+def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
+    """Call ``function``, which reads values, on the layer's tensor of this name; where that waits, only if it may have changed."""
+    tensor = getattr(layer, name)
+    state = state_of(tensor) if tokens.host_waits(tensor.device) else None
+    if state is None:
+        return function(tensor)
+    results = _RESULTS.setdefault(layer, {})
+    entry = results.get((name, function))
+    if entry is None or entry[0] != state:
+        entry = results[name, function] = state, tensor, function(tensor)
+    return entry[2]
+
+
+def state_of(tensor: Tensor) -> Any:
+    """What differs after a tensor has changed; None for one that is learned, that is no parameter, or that counts no changes."""
+    if type(tensor) is not Parameter or tensor.requires_grad or tensor.is_inference():
+        return None
+    _watch_optimizers()
+    _IDS.add(id(tensor))
+    storage = StorageWeakRef(tensor.untyped_storage())  # while it exists, no other storage gets this number
+    layout = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
+    return _STEPS[0], id(tensor), storage, tensor._version, layout
+
+
+@cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    """Invalidate all states if the step may have changed a tensor that has one, unlike a frozen one without a gradient."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not _IDS.isdisjoint({id(p) for p in parameters if p.requires_grad or p.grad is not None}):
+        _IDS.clear()
+        _STEPS[0] += 1

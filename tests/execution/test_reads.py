@@ -1,0 +1,401 @@
+"""On a GPU a call reads no values that it has read before, starts few operations, and never uses numbers that have changed.
+
+The same code runs here, on a CPU that counts as such a device.
+"""
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from construct import MHSA, conv_to_mhsa, tokens
+from construct.execution import cache, reads
+from construct.execution.shifts import indexed
+from runs import channels_last
+from truths import exact
+from verify.strategies import Case, cases
+
+CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1x1": (lambda: nn.Conv2d(3, 5, 1), (2, 3, 4, 5)),
+    "1x1, stride": (lambda: nn.Conv2d(3, 5, 1, stride=2), (2, 3, 4, 5)),
+    "3x3": (lambda: nn.Conv2d(4, 3, 3, padding=1), (2, 4, 6, 5)),
+    "3x3, stride, groups": (lambda: nn.Conv2d(4, 6, 3, 2, 1, groups=2), (2, 4, 6, 5)),
+    "depthwise 7x7": (lambda: nn.Conv2d(3, 3, 7, padding=3, groups=3), (2, 3, 9, 8)),
+    "1-D": (lambda: nn.Conv1d(2, 4, 64, bias=False), (2, 2, 99)),
+    "3-D": (lambda: nn.Conv3d(2, 3, 3, 2, 1), (2, 2, 5, 5, 5)),
+    "reflected": (lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), (2, 2, 5, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2), (2, 2, 4, 4)),
+    "transposed 3-D": (lambda: nn.ConvTranspose3d(3, 2, 3, stride=2, padding=1), (2, 3, 3, 3, 3)),
+}
+POSITIONAL = ("w_qry", "w_key", "w_key_pos", "u", "v")
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """The CPU counts as a device where reading makes the host wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "host_waits", lambda device: True)
+        yield
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with elsewhere():
+        yield
+
+
+def called(
+    name: str, dtype: torch.dtype = torch.float64, layout: Callable[[Tensor], Tensor] = lambda x: x
+) -> tuple[MHSA, Tensor]:
+    """A layer, frozen and called, whose kernel is in one factor."""
+    make, size = CONVOLUTIONS[name]
+    torch.manual_seed(1)
+    layer = conv_to_mhsa(make().to(dtype)).requires_grad_(False)
+    x = layout(torch.randn(size, dtype=dtype))
+    layer(x)
+    return layer, x
+
+
+def expected(layer: MHSA, x: Tensor) -> Tensor:
+    """The output by the paper's equations, from a layer that was never called."""
+    fresh = copy.deepcopy(layer)
+    fresh.execution = "dense"
+    return fresh(x).detach()
+
+
+class Launches(TorchDispatchMode):
+    """Records the operators that compute something, by name, and the bytes of the largest tokens gathered; none reads a value."""
+
+    FORBIDDEN = ("item", "_local_scalar_dense", "equal", "is_nonzero", "nonzero", "lift_fresh", "unique")
+    ATOMIC = ("index_add", "scatter", "index_put", "put", "embedding", "bincount", "histc")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names, self.gathered = list[str](), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        assert name not in self.FORBIDDEN, f"{name} makes the host wait"
+        assert not name.strip("_").startswith(self.ATOMIC), f"{name} adds in no fixed order"
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and name not in ("new_empty", "empty", "_unsafe_view", "empty_strided"):
+            self.names += [name] * (2 if name == "constant_pad_nd" else 1)  # which fills and copies
+        if name == "index":
+            self.gathered = max(self.gathered, result.nbytes)
+        return result
+
+
+@contextmanager
+def without_reads() -> Iterator[Launches]:
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a value was read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for reading in ("cpu", "numpy", "tolist", "item", "__dlpack__", "__bool__", "__int__", "__float__"):
+            patch.setattr(Tensor, reading, refused)
+        patch.setattr(torch, "from_numpy", refused)
+        patch.setattr(np, "from_dlpack", refused)
+        with Launches() as launches:
+            yield launches
+
+
+# ---- never slow ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("layout", [lambda x: x, channels_last], ids=["first", "last"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_second_call_reads_nothing_and_starts_few_operations(
+    name: str, dtype: torch.dtype, layout: Callable[[Tensor], Tensor]
+) -> None:
+    layer, x = called(name, dtype, layout)
+    first = layer(x)
+    with without_reads() as launches:
+        again = layer(x)
+    assert torch.equal(again, first)
+    assert len(launches.names) <= 10 + 5 * (dtype == torch.float16)  # which casts its tensors in every call
+    if dtype != torch.float16:
+        assert cache.cached(layer, cache.ENTRIES[layer].calls.copy().popitem()[0][0], x) is not None
+    torch.testing.assert_close(
+        first, expected(layer, x), check_stride=True, rtol=1e-2 if dtype == torch.float16 else 1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name != "reflected"])
+def test_a_second_step_of_training_reads_nothing(name: str) -> None:
+    layer, x = called(name)
+    kernel = layer.w_val if layer.out_channels <= layer.in_channels else layer.w_out
+    learned = [kernel.requires_grad_(), x.requires_grad_()]
+    optimizer = torch.optim.Adam([*layer.parameters()], fused=True)
+    for _ in range(2):
+        loss = layer(x).square().sum()
+        loss.backward()
+        optimizer.step()
+    with without_reads():
+        torch.autograd.grad(layer(x).square().sum(), learned)
+
+
+def outcomes(layer: MHSA, x: Tensor) -> list[Tensor | None]:
+    """The output, and gradients of both orders; the sums of both need gradients of every map."""
+    learned = [x.requires_grad_(), layer.w_val, layer.w_out, layer.b_out.requires_grad_()]
+    y = layer(x)
+    gradients = torch.autograd.grad(y.square().sum(), learned, create_graph=True, allow_unused=True)
+    again = torch.autograd.grad(sum(g.sum() for g in gradients if g is not None), learned, allow_unused=True)  # type: ignore[union-attr]
+    return [y, *gradients, *again]
+
+
+@pytest.mark.parametrize("layout", [lambda x: x, channels_last], ids=["first", "last"])
+@given(case=cases(tokens=60, integers=[True], batches=[1, 3]), numbers=st.sampled_from([1, 40, 400, 2**28]))
+def test_blocks_are_the_convolution_bit_for_bit(layout: Callable[[Tensor], Tensor], case: Case, numbers: int) -> None:
+    """However few tokens fit, forward and in all gradients of both orders, and without atomic additions."""
+    if not case.x.numel():
+        return
+    conv, x = copy.deepcopy(case.conv).double(), layout(case.x.double() % 7)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.remainder_(5)
+    layer = conv_to_mhsa(conv)
+    layer(x)
+    wanted = outcomes(layer, x)
+    with elsewhere(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexed, "AT_ONCE", 8 * numbers)
+        actual = outcomes(layer, x)
+        if layer.padding_mode == "zeros":
+            with Launches() as launches:
+                outcomes(layer, x)
+            assert launches.gathered <= 8 * max(numbers, max(layer.in_channels, layer.out_channels) * layer.heads)
+    assert torch.equal(actual[0], exact(conv, x.detach()))  # type: ignore[arg-type]
+    for ours, theirs in zip(actual, wanted, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours, theirs)  # type: ignore[arg-type]
+
+
+# ---- never stale -----------------------------------------------------------------------------------------------------
+
+FUSED = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=1e4, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=1e4, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e4, fused=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1e4, fused=True),
+    "SGD, not fused": lambda p: torch.optim.SGD(p, lr=1e4),
+}
+
+
+def stepped(tensor: Tensor, optimizer: str = "SGD", learned: bool = True) -> None:
+    """A step for a tensor that is learned for a moment, or for a frozen one that has a gradient."""
+    tensor.requires_grad_(learned)
+    tensor.grad = torch.linspace(-1, 1, tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    FUSED[optimizer]([tensor]).step()
+    tensor.grad = None
+    tensor.requires_grad_(False)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("optimizer", FUSED)
+@pytest.mark.parametrize("part", ["v", "w_key_pos", "w_qry", "w_val", "w_out"])
+def test_a_step_of_a_fused_optimizer_counts(part: str, optimizer: str, learned: bool) -> None:
+    layer, x = called("3x3")
+    if part == "w_qry":
+        with torch.no_grad():
+            layer.w_key.normal_()
+    before, tensor = layer(x), getattr(layer, part)
+    version = tensor._version
+    stepped(tensor, optimizer, learned)
+    assert tensor._version == version or "not" in optimizer  # torch counts no change
+    assert not torch.allclose(layer(x), before)
+    torch.testing.assert_close(layer(x), expected(layer, x))
+
+
+def in_place(layer: MHSA, part: str, x: Tensor) -> None:
+    with torch.no_grad():
+        getattr(layer, part).mul_(0.5).add_(0.25)
+
+
+def by_a_step(layer: MHSA, part: str, x: Tensor) -> None:
+    stepped(getattr(layer, part), "AdamW")
+
+
+def through_data_while_learned(layer: MHSA, part: str, x: Tensor) -> None:
+    """As a training loop without an optimizer; the tensor stays learned."""
+    getattr(layer, part).requires_grad_()
+    with torch.no_grad():
+        layer(x)
+    getattr(layer, part).data.mul_(0.5)
+
+
+def loaded(layer: MHSA, part: str, x: Tensor) -> None:
+    layer.load_state_dict({name: tensor * (0.5 if name == part else 1) for name, tensor in layer.state_dict().items()})
+
+
+def replaced(layer: MHSA, part: str, x: Tensor) -> None:
+    """By a parameter in the same memory, whose changes are counted from 0 again."""
+    tensor = getattr(layer, part)
+    in_place(layer, part, x)
+    setattr(layer, part, nn.Parameter(tensor.data, requires_grad=False))
+
+
+def other_memory(layer: MHSA, part: str, x: Tensor) -> None:
+    """Freed and allocated again, perhaps at the same address."""
+    tensor = getattr(layer, part)
+    kept = tensor.detach() * 0.5
+    tensor.data = torch.empty(0, dtype=tensor.dtype)
+    tensor.data = kept.clone()
+
+
+def moved(layer: MHSA, part: str, x: Tensor) -> None:
+    layer.to(torch.float32)
+    getattr(layer, part).data.mul_(0.5)
+    layer.to(torch.float64)
+
+
+def swapped(layer: MHSA, part: str, x: Tensor) -> None:
+    tensor = getattr(layer, part)
+    torch.utils.swap_tensors(tensor, nn.Parameter(tensor * 0.5, requires_grad=False))
+
+
+def called_functionally(layer: MHSA, part: str, x: Tensor) -> None:
+    for other in (nn.Parameter(getattr(layer, part) * 0.5, requires_grad=False), getattr(layer, part) * 0.5):
+        for _ in range(2):
+            output = torch.func.functional_call(layer, {part: other}, (x,))
+            changed = copy.deepcopy(layer)
+            getattr(changed, part).data.copy_(other)
+            torch.testing.assert_close(output, expected(changed, x), rtol=1e-4, atol=1e-4)
+
+
+def other_geometry(layer: MHSA, part: str, x: Tensor) -> None:
+    vars(layer.geometry)["padding_mode"] = "replicate" if layer.geometry.padding_mode == "zeros" else "zeros"
+
+
+def through_the_kernel(layer: MHSA, part: str, x: Tensor) -> None:
+    try:
+        weight = layer.weight
+    except ValueError:  # heads look at no kernel any more
+        return
+    with torch.no_grad():
+        weight[0] += 1
+
+
+EDITS = (
+    in_place, by_a_step, through_data_while_learned, loaded, replaced, other_memory, moved, swapped, called_functionally,
+    other_geometry, through_the_kernel,
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(["1x1", "3x3", "depthwise 7x7", "transposed"]),
+    st.lists(
+        st.tuples(st.sampled_from(EDITS), st.sampled_from((*POSITIONAL, "w_val", "w_out", "b_out"))),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_every_edit_counts(name: str, edits: list[tuple[Callable[[MHSA, str, Tensor], None], str]]) -> None:
+    with elsewhere(), torch.no_grad():
+        layer, x = called(name)
+        for edit, part in edits:
+            if edit is other_geometry and layer.transposed:
+                continue
+            edit(layer, part, x)
+            for _ in range(2):  # the second remembers again, if possible
+                torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-4, atol=1e-4)
+            twin = copy.deepcopy(layer)
+            in_place(twin, part, x)
+            torch.testing.assert_close(twin(x), expected(twin, x), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("part", ["w_val", "b_out"])
+def test_what_is_multiplied_is_read_in_every_call(part: str) -> None:
+    layer, x = called("3x3")
+    whole = getattr(layer, cache.ENTRIES[layer].whole if part == "w_val" else part)
+    whole.data.add_(1)  # unseen by torch
+    torch.testing.assert_close(layer(x), expected(layer, x))
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("part", POSITIONAL)
+def test_a_write_that_leaves_no_trace_is_seen_after_one_call(part: str) -> None:
+    """docs/limits.md names the call; this fails if the limit is none any more."""
+    layer, x = called("3x3")
+    with torch.no_grad():
+        for name in ("w_key", "w_key_pos"):  # so that every tensor counts
+            getattr(layer, name).add_(0.01)
+    before = layer(x)
+    getattr(layer, part).data.add_(0.5)
+    assert torch.equal(layer(x), before)
+    layer.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x), expected(layer, x))
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("make", ["inside", "moved"])
+def test_tensors_that_count_no_changes_are_read_in_every_call(make: str) -> None:
+    conv, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5)
+    with torch.inference_mode():
+        layer = (
+            conv_to_mhsa(conv)
+            if make == "inside"
+            else copy.deepcopy(conv_to_mhsa(conv)).to(torch.float64).to(torch.float32)
+        )
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), conv(x))
+        for part in (layer.v, layer.w_key_pos, layer.w_val):
+            part.data.mul_(0.5)
+            for _ in range(2):
+                torch.testing.assert_close(layer(x), expected(layer, x))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_layer_leaves_nothing_behind_and_another_is_not_taken_for_it() -> None:
+    """Objects that were freed give their addresses to others."""
+    gc.collect()
+    before = len(reads._RESULTS), len(cache.ENTRIES)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        conv = nn.Conv2d(2, 3, 3, padding=seed % 3, dilation=1 + seed % 2)
+        layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(1, 2, 6, 6)
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), conv(x).detach())
+        del layer
+    gc.collect()
+    assert (len(reads._RESULTS), len(cache.ENTRIES)) == before
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_identity_is_skipped_only_while_it_is_frozen() -> None:
+    layer, x = called("3x3")
+    identity = layer.w_out if cache.ENTRIES[layer].whole == "w_val" else layer.w_val
+    identity.requires_grad_()
+    with torch.no_grad():
+        layer(x)
+        identity.data.mul_(2)  # as by a training loop
+        torch.testing.assert_close(layer(x), expected(layer, x))
+    identity.data.mul_(2)
+    torch.testing.assert_close(layer(x), expected(layer, x))
+    layer(x).sum().backward()
+    assert identity.grad is not None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_other_networks_may_be_trained_meanwhile() -> None:
+    """Only a step that may have changed a layer's frozen tensors makes it read them again."""
+    layer, x = called("3x3")
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam([*other.parameters(), *layer.parameters()])
+    other(torch.randn(1, 2)).sum().backward()
+    optimizer.step()
+    with without_reads():
+        layer(x)
