@@ -27,9 +27,9 @@ from construct.execution.dense import multiplications
 from construct.execution.head_matrices import merged
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
+from construct.execution.shifts.indexed import AT_ONCE, image_bytes
 from construct.execution.shifts.maps import workspace_bytes
 from construct.execution.shifts.operator import evaluate, shifted
-from construct.execution.shifts.plain import AT_ONCE, image_bytes
 from construct.execution.transforms import shared_array, transformed
 from construct.tokens import TokenGrid
 

@@ -46,7 +46,8 @@ class PreparedCalls:
         self.dtype, self.device = self.read[-1].dtype, self.read[-1].device
         self.waits = tokens.host_waits(self.device)
         self.states = [reads.state_of(tensor) for tensor in self.read] if self.waits else []
-        *self.views, self.matrices = [[] if self.waits else shared_array(tensor.detach()) for tensor in self.read]
+        arrays = [] if self.waits else [shared_array(tensor.detach()) for tensor in self.read]
+        self.views, self.matrices = arrays[:-1], arrays[-1:]
         self.kept = [bytearray(view) for view in self.views]  # which compares itself with memory
         self.calls = BoundedCache(MOST_BYTES)
 
@@ -60,7 +61,7 @@ class PreparedCalls:
             return False
         if self.waits:
             return None not in self.states and self.states == [reads.state_of(tensor) for tensor in self.read]
-        return self.kept == self.views and are_identities(self.matrices)
+        return self.kept == self.views and all(map(are_identities, self.matrices))
 
 
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()

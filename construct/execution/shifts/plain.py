@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from math import prod
 from typing import Any
 
 import torch
@@ -10,15 +9,6 @@ from torch import Tensor
 
 from construct.execution.shifts.windows import Ints, Shifts
 from construct.execution.transforms import eagerly, jit_traced
-
-AT_ONCE = 2**28
-"""Bytes of the tokens of all heads at a time, outside of a trace (256 MiB); a single image may take more."""
-
-
-def image_bytes(shifts: Shifts, w_shape: Ints, size: int) -> int:
-    """A bound on the bytes of the tokens of all heads for one image, in numbers of ``size`` bytes; w_shape is (heads, g, C, D)."""
-    heads, groups, channels, width = w_shape
-    return max(1, size * heads * groups * max(channels, width) * max(prod(shifts.output), prod(shifts.size)))
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts) -> Tensor:
