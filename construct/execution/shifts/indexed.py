@@ -120,8 +120,8 @@ def _positions(
     batch = torch.arange(images, device=device).view(-1, *(1,) * dims)
     starts, queries = list[Tensor](), list[Tensor]()
     for axis, first in enumerate(origin):
-        seen = [first + offset[axis] for offset in shifts.offsets]
-        starts.append(torch.tensor(seen, device=device).view(-1, *(1,) * (dims + 1)))
+        start = [first + offset[axis] for offset in shifts.offsets]
+        starts.append(torch.tensor(start, device=device).view(-1, *(1,) * (dims + 1)))
         places = shifts.step[axis] * torch.arange(shifts.output[axis], device=device)
         queries.append(places.view(-1, *(1,) * (dims - 1 - axis)))
     return batch, starts, queries
