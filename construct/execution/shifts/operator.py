@@ -65,9 +65,9 @@ def shifted_sum(
     """:func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
     sums = evaluate(images, w, bias, shifts, adjoint, last)
-    if last:  # a product may come transposed, and compilers rely on the strides
-        return sums.movedim(1, -1).contiguous().movedim(-1, 1)
-    return sums.contiguous()
+    axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
+    sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
+    return sums.data  # torch forbids in-place changes of a view that an operator returns
 
 
 @shifted_sum.register_fake
