@@ -12,8 +12,12 @@ MOST_BYTES = 2**26
 """What all cached functions together keep (64 MiB); beyond it, everything is forgotten."""
 
 
+KEY_BYTES = 2**12
+"""What is counted for what a key's parts hold."""
+
+
 class BoundedCache(dict[Any, Any]):
-    """A dictionary that is emptied before its keys and values take more than ``most`` bytes."""
+    """A dictionary that is emptied before its values, and about as much for its keys, take more than ``most`` bytes."""
 
     def __init__(self, most: int):
         super().__init__()
@@ -21,7 +25,8 @@ class BoundedCache(dict[Any, Any]):
 
     def keep(self, key: Any, value: Any) -> None:
         """Add an entry; it is kept alone if it is larger than ``most``."""
-        size = bytes_of(key, value)
+        # Parts of keys are mostly shared, and a walk through them would take longer than many a call.
+        size = KEY_BYTES + sum(map(sys.getsizeof, key)) + bytes_of(value)
         if self.bytes + size > self.most:
             self.forget()
         self[key] = value

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import add
 
 import numpy as np
@@ -58,8 +59,8 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     encoding = layer.encoding
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
-    numbers = [reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets)]
-    key = (*numbers, layer.heads, layer.radix, encoding.name, grid.box, grid.common_box, code)
+    numbers = (reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets))
+    key = (*chain.from_iterable(numbers), layer.heads, layer.radix, encoding.name, grid.box, grid.common_box, code)
     plan = _PLANS.get(key)
     if plan is None:
         c = common(layer.position_vector())

@@ -175,7 +175,7 @@ def test_caches_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(layer(x), conv(x).detach())
         results, calls = byte_cache.RESULTS, cache.ENTRIES[layer].calls
         assert 0 < results.bytes <= 2**18
-        assert sum(byte_cache.bytes_of(*item) for item in results.items()) < 1.1 * results.bytes
+        assert sum(byte_cache.bytes_of(*item) for item in results.items()) < 2 * results.bytes
         assert 0 < calls.bytes <= 2**16
 
 
