@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import wraps
+from gc import get_referents
 from types import FunctionType
 from typing import Any
 
@@ -66,15 +67,5 @@ def bytes_of(*things: Any) -> int:
             continue
         counted.add(id(thing))
         total += sys.getsizeof(thing)
-        if isinstance(thing, tuple | list):
-            waiting.extend(thing)
-        elif isinstance(thing, dict):
-            waiting.extend(thing)
-            waiting.extend(thing.values())
-        elif isinstance(thing, slice):
-            waiting.extend((thing.start, thing.stop))
-        elif isinstance(thing, FunctionType):
-            waiting.extend(cell.cell_contents for cell in thing.__closure__ or ())
-        else:
-            waiting.append(getattr(thing, "__dict__", ()))
+        waiting += (thing.__closure__ or ()) if isinstance(thing, FunctionType) else get_referents(thing)
     return total

@@ -221,26 +221,17 @@ def _gathered(tokens: Tensor, w: Tensor, starts: list[Tensor], bias: Tensor, geo
     (n − span − 1)//step + 1, in which a stride of a stride is one division, not two, and is known to be at least 1.
     """
     if len(starts[0]) == 1 and not any(geometry.span) and set(geometry.query_stride) == {1}:
-        gathered, rows = tokens, tokens.flatten(2)
-    else:
-        places = []
-        for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
-            count = tokens.shape[axis + 2] - span
-            queries = torch.arange((count - 1) // step + 1 if step > 1 else count, device=tokens.device)
-            if step > 1:
-                queries = step * queries
-            if later := geometry.dims - 1 - axis:
-                queries = queries.view(-1, *(1,) * later)
-            places.append(starts[axis] + queries)  # (heads, …, o, …)
-        gathered = tokens[(..., *places)]  # (B, g·C, heads, *o)
-        rows = gathered.flatten(1, 2).flatten(2)
-    groups = w.shape[1]
-    if groups > 1:
-        matrix = w.permute(1, 3, 2, 0).flatten(2)  # (g, D, C·heads)
-        y = torch.matmul(matrix, rows.unflatten(1, (groups, -1))).flatten(1, 2)
-    else:
-        y = torch.matmul(w.permute(3, 2, 0, 1).flatten(1), rows)
-    return (y + bias[:, None]).unflatten(2, gathered.shape[-geometry.dims :])
+        return plain.product(tokens.unsqueeze(2), w, bias)
+    places = []
+    for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
+        count = tokens.shape[axis + 2] - span
+        queries = torch.arange((count - 1) // step + 1 if step > 1 else count, device=tokens.device)
+        if step > 1:
+            queries = step * queries
+        if later := geometry.dims - 1 - axis:
+            queries = queries.view(-1, *(1,) * later)
+        places.append(starts[axis] + queries)  # (heads, …, o, …)
+    return plain.product(tokens[(..., *places)], w, bias)  # of (B, g·C, heads, *o)
 
 
 def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 from construct import conv_to_mhsa
 from construct.attention import smaller_blocks
 from construct.execution.head_matrices import is_identity
-from construct.execution.shifts import maps, plain
+from construct.execution.shifts import indexed, maps, plain
 from construct.execution.shifts.windows import Shifts
 from construct.execution.shifts.workspace import KEPT_BYTES, workspace
 from runs import FORCED, channels_last, forced, kernel_gradient
@@ -89,10 +89,12 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
         for last in (False, True):
             assert torch.equal(maps.forward(x, w, bias, shifts, last), forward)
             assert torch.equal(maps.adjoint(y, w, back, shifts, last), backward)
+            assert torch.equal(indexed.forward(x, w, bias, shifts, last), forward)
+            assert torch.equal(indexed.adjoint(y, w, back, shifts, last), backward)
         assert torch.equal(maps.weights(x, y, shifts, groups), weights)
     assert torch.equal(plain.forward(x, w, bias, shifts), forward)
     assert torch.equal(plain.adjoint(y, w, back, shifts), backward)
-    assert torch.equal(plain.weights(x, y, shifts, groups), weights)
+    assert torch.equal(indexed.weights(x, y, shifts, groups), weights)
 
 
 def whole_numbers(conv: Any) -> Any:

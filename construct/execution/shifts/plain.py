@@ -24,29 +24,27 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts) -> Tensor
     return forward(y, w.mT, bias, Shifts(flipped, (1,) * len(shifts.step), tuple(y.shape[2:]), shifts.size))
 
 
-def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
-    """W_h = Σ_o x[s·o + e_h]ᵀ y[o]: x (B, g·C, *n), y (B, g·D, *o) → (heads, g, C, D)."""
-    tokens, starts = _padded(x, shifts)
-    outputs = y.flatten(2).unflatten(1, (groups, -1)).mT  # (B, g, queries, D)
-    views = (head_view(tokens, start, shifts.step, shifts.output) for start in starts)
-    return torch.stack([torch.matmul(view.flatten(2).unflatten(1, (groups, -1)), outputs).sum(0) for view in views])
-
-
-def products(views: Sequence[Tensor], w: Tensor, bias: Tensor | None) -> Tensor:
+def products(views: list[Tensor], w: Tensor, bias: Tensor | None) -> Tensor:
     """b + Σ_h X_h W_h: the tokens of each head (B, g·C, *o) → (B, g·D, *o)."""
     with eagerly() if jit_traced() else nullcontext():  # sizes as numbers
-        _, groups, channels, width = w.shape
-    ones = (1,) * (views[0].dim() - 2)
+        channels, width = w.shape[2:]
     if channels == width == 1:  # which a compiler fuses into one loop
+        ones = (1,) * (views[0].dim() - 2)
         start: Any = 0 if bias is None else bias.view(-1, *ones)
         factors = (matrix.reshape(-1, *ones) for matrix in w.unbind())
         return sum((view * factor for view, factor in zip(views, factors, strict=True)), start=start)
-    parts = [view.unflatten(1, (groups, channels)).flatten(3) for view in views]
-    columns = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]  # (B, g, heads·C, queries)
-    y = torch.matmul(w.transpose(0, 1).flatten(1, 2).mT, columns).flatten(1, 2)
+    return product(torch.stack(views, 2) if len(views) > 1 else views[0].unsqueeze(2), w, bias)
+
+
+def product(columns: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """As :func:`products`, from the tokens of all heads side by side, (B, g·C, heads, *o)."""
+    with eagerly() if jit_traced() else nullcontext():  # sizes as numbers
+        groups = w.shape[1]
+    rows = columns.flatten(1, 2).flatten(2).unflatten(1, (groups, -1))  # (B, g, C·heads, queries)
+    y = torch.matmul(w.permute(1, 3, 2, 0).flatten(2), rows).flatten(1, 2)
     if bias is not None:
         y = y + bias[:, None]
-    return y.unflatten(2, views[0].shape[2:])
+    return y.unflatten(2, columns.shape[3:])
 
 
 def head_view(tokens: Tensor, start: Ints, step: Ints, output: Sequence[Any]) -> Tensor:
