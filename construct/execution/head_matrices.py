@@ -70,13 +70,13 @@ class Merge(torch.autograd.Function):
 
 def merged(layer: Any, dtype: torch.dtype | None = None) -> Tensor:
     """W_val W_out for every head and group, (heads, groups, C, D); a factor itself if the other is the identity."""
-    w_val, w_out = (factor if dtype is None else factor.to(dtype) for factor in (layer.w_val, layer.w_out))
+    dtype = dtype or layer.w_val.dtype
     whole = "" if transformed() else whole_factor(layer)
-    if not whole:
-        return w_val @ w_out
-    identity = w_out if whole == "w_val" else w_val
-    if torch.is_grad_enabled() and identity.requires_grad:
-        product = Merge.apply(w_val, w_out, whole)
-        assert isinstance(product, Tensor)
-        return product
-    return w_val if whole == "w_val" else w_out
+    if whole:
+        identity = layer.w_out if whole == "w_val" else layer.w_val
+        if not (torch.is_grad_enabled() and identity.requires_grad):
+            return getattr(layer, whole).to(dtype)
+    w_val, w_out = layer.w_val.to(dtype), layer.w_out.to(dtype)
+    product = Merge.apply(w_val, w_out, whole) if whole else w_val @ w_out
+    assert isinstance(product, Tensor)
+    return product

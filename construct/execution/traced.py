@@ -51,8 +51,8 @@ class FrozenHeads(nn.Module):
     def __init__(self, layer: Layer):
         super().__init__()
         starts, self.whole = freeze(layer)
-        for axis, start in enumerate(_by_axis(starts, layer.v.device), start=1):
-            self.register_buffer(f"start_{axis}", start, persistent=False)
+        for axis, start in enumerate(torch.tensor(starts, device=layer.v.device).unbind(1), start=1):
+            self.register_buffer(f"start_{axis}", start.view(-1, *(1,) * len(starts[0])).clone(), persistent=False)
 
 
 def freeze(layer: Layer) -> tuple[Starts, str]:
@@ -206,12 +206,6 @@ def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any
         )
     options = {} if output_size is None else {"output_size": output_size}
     return tracer.create_proxy("call_module", tracer.path_of_module(layer), (input,), options)
-
-
-def _by_axis(starts: Starts, device: torch.device) -> list[Tensor]:
-    """Per axis, the token that output 0 sees, (heads, 1, …)."""
-    dims = len(starts[0])
-    return [torch.tensor(along, device=device).view(-1, *(1,) * dims) for along in zip(*starts, strict=True)]
 
 
 def _gathered(tokens: Tensor, w: Tensor, starts: list[Tensor], bias: Tensor, geometry: ConvGeometry) -> Tensor:
