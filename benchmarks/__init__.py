@@ -1,1 +1,5 @@
 """Benchmarks, which measure and assert nothing: run as ``python -m benchmarks.<name>``."""
+
+import os
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of torch.profiler, which otherwise prints a line for each thread

@@ -2,8 +2,8 @@
 
     python -m benchmarks.compare OLD_TREE [--networks NAME ...] [--threads N] [--rounds N]
 
-Each checkout has its own process (:mod:`benchmarks.worker`); they take turns call by call.  A network's time is the sum over its
-convolutions, each in its faster memory layout; its ratio is new divided by old, the median over the rounds with its quartiles.
+Each checkout has its own process (:mod:`benchmarks.worker`).  A network's time is the sum over its convolutions, each in its faster
+memory layout; its ratio is new divided by old, the median over the rounds with its quartiles.
 """
 
 import argparse
@@ -14,31 +14,43 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from benchmarks.rows import machine
+from benchmarks.results import machine
 from benchmarks.shapes import NETWORKS
-from benchmarks.timing import quartiles
+from benchmarks.timing import CPU, quartiles
 
 ROOT = Path(__file__).parents[1]
-KINDS = {"forward": "forward", "both": "forward + backward"}
+KINDS = {"forward": "forward", "both": "forward and backward", "graph": "forward as a CUDA graph"}
 Rounds = list[list[float]]
-"""Seconds, for each worker and each round."""
+"""Seconds, for each side and each round."""
+
+
+class Side(Protocol):
+    """What is compared: the calls of a network's layers, see ``benchmarks.timing.Layers``."""
+
+    def prepare(self, network: str, number: int) -> list[str]:
+        """Prepare the calls of one layer, and return their names."""
+        ...
+
+    def seconds(self, call: str) -> float:
+        """Seconds of one call."""
+        ...
 
 
 class Worker:
-    """One process, with ``construct`` from that tree."""
+    """A side in its own process, with ``construct`` from that tree."""
 
     def __init__(self, tree: Path, threads: int):
-        words = [sys.executable, str(ROOT / "benchmarks" / "worker.py")]
+        words = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), str(threads)]
         environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment
         )
-        self.ask(threads=threads)
 
-    def ask(self, **question: object) -> object:
+    def ask(self, *question: object) -> object:
         """Send one question, and return its answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -48,6 +60,14 @@ class Worker:
             raise SystemExit(f"a worker ended: exit code {self.process.wait()}")
         return json.loads(line)
 
+    def prepare(self, network: str, number: int) -> list[str]:
+        """Prepare the calls of one layer, and return their names."""
+        return self.ask("prepare", network, number)  # type: ignore[return-value]
+
+    def seconds(self, call: str) -> float:
+        """Seconds of one call."""
+        return self.ask("seconds", call)  # type: ignore[return-value]
+
     def close(self) -> None:
         """End the process."""
         assert self.process.stdin is not None
@@ -55,11 +75,11 @@ class Worker:
         self.process.wait()
 
 
-def measured(workers: Sequence[Worker], network: str, rounds: int) -> dict[str, Rounds]:
+def measured(sides: Sequence[Side], network: str, rounds: int) -> dict[str, Rounds]:
     """For every kind of call, the seconds of all of a network's convolutions, each in its faster memory layout.
 
     Args:
-        workers: the processes that take turns.
+        sides: what is compared; they take turns call by call.
         network: a key of ``NETWORKS``.
         rounds: the rounds that count, after one for warm-up.
     """
@@ -67,33 +87,34 @@ def measured(workers: Sequence[Worker], network: str, rounds: int) -> dict[str, 
     for number, (module, size) in enumerate(NETWORKS[network]()):
         first, count = distinct.get(f"{module} {size}", (number, 0))
         distinct[f"{module} {size}"] = first, count + 1
-    total = {kind: [[0.0] * rounds for _ in workers] for kind in KINDS}
+    total: dict[str, Rounds] = {}
     for number, count in distinct.values():
-        for worker in workers:
-            calls = worker.ask(layer=[network, number])
-        assert isinstance(calls, list)
-        times_of: dict[str, Rounds] = {call: [[] for _ in workers] for call in calls}
-        for turn in range(rounds + 1):
-            for call, times in times_of.items():
-                for each, worker in sorted(enumerate(workers), reverse=bool(turn % 2)):
-                    times[each].append(float(worker.ask(call=call)))  # type: ignore[arg-type]
-        for kind, sums in total.items():
-            for each in range(len(workers)):
+        times_of: dict[str, Rounds] = {}
+        for side in sides:
+            times_of = {call: [[] for _ in sides] for call in side.prepare(network, number)}
+        for call, times in times_of.items():
+            for turn in range(rounds + 1):
+                for each, side in sorted(enumerate(sides), reverse=bool(turn % 2)):
+                    times[each].append(side.seconds(call))
+        for kind in {call.split()[1] for call in times_of}:
+            sums = total.setdefault(kind, [[0.0] * rounds for _ in sides])
+            for each in range(len(sides)):
                 layouts = [times[each][1:] for call, times in times_of.items() if call.endswith(kind)]
                 best = min(layouts, key=statistics.median)
                 sums[each] = [a + count * b for a, b in zip(sums[each], best, strict=True)]
-    return total
+    return {kind: total[kind] for kind in KINDS if kind in total}
 
 
-def ratio(before: Sequence[float], after: Sequence[float]) -> str:
+def ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """The median of the ratios, round by round, and the quartiles."""
     ratios = [b / a for a, b in zip(before, after, strict=True)]
-    low, high = quartiles(ratios)
-    return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+    return statistics.median(ratios), *quartiles(ratios)
 
 
-def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Add the options that both commands share, and parse."""
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description="Two checkouts in turns.")
+    parser.add_argument("old", type=Path, help="the other checkout of this project")
     parser.add_argument("--networks", nargs="+", default=[*NETWORKS], metavar="NAME", help=f"of {', '.join(NETWORKS)}")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
@@ -101,21 +122,13 @@ def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     unknown = [name for name in options.networks if name not in NETWORKS]
     if unknown:
         parser.error(f"no network {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
-    where, threads = machine(torch.device("cpu")), options.threads
-    print(f"torch {torch.__version__}, {where}, {threads} thread{'s' * (threads > 1)}, {options.rounds} rounds")
-    return options
-
-
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description="Two checkouts in turns.")
-    parser.add_argument("old", type=Path, help="the other checkout of this project")
-    options = options_of(parser)
+    print(f"torch {torch.__version__}, {machine(CPU)}, threads: {options.threads}, rounds: {options.rounds}")
     workers = [Worker(tree, options.threads) for tree in (options.old, ROOT)]
     for network in options.networks:
         for kind, (before, after) in measured(workers, network, options.rounds).items():
             times = " ".join(f"{1e3 * statistics.median(times):9.2f}" for times in (before, after))
-            print(f"{network:22s} {KINDS[kind]:20s} {times} ms   {ratio(before, after)}", flush=True)
+            middle, low, high = ratio(before, after)
+            print(f"{network:22s} {KINDS[kind]:20s} {times} ms   {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
     for worker in workers:
         worker.close()
 

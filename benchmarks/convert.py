@@ -1,28 +1,28 @@
 """The whole command on networks read from a file, certificates included: processor time and peak memory.
 
-    python -m benchmarks.convert [NETWORK …] [--profile]
+    python -m benchmarks.convert [NAME ...] [--json FILE]
 
-One thread, each part in its own process.  The targets: beyond loading the file and two forwards of the network, the command
-takes at most 20 forwards or 10 s, whichever is more, and at most 1 GiB of memory more than a forward.  ``--profile`` shows where
-the time of the one network named goes; profiling itself takes some of it.
+One thread, each part in its own process.  The goals: beyond loading the file and two forwards of the network, the command
+takes at most 20 forwards or 10 s, whichever is more, and at most 1 GiB of memory more than a forward.
 """
 
+import argparse
 import contextlib
-import cProfile
 import io
 import json
-import pstats
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
 
 from benchmarks import shapes
+from benchmarks.results import Row, parsed, publish
 from construct.files.reading import read
 from construct.from_conv import main as command
 
@@ -78,7 +78,7 @@ PARTS: dict[str, Callable[[str, Path], float]] = {
 
 def measured(part: str, name: str, path: Path) -> tuple[float, float]:
     """Processor time in seconds and peak memory in GiB of one part, in its own process."""
-    words = [sys.executable, "-m", "benchmarks.convert", part, name, str(path)]
+    words = [sys.executable, "-m", "benchmarks.convert", "--alone", part, name, str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -86,36 +86,29 @@ def measured(part: str, name: str, path: Path) -> tuple[float, float]:
     return spent, peak
 
 
-def row(name: str, path: Path) -> str:
-    """The figures of one network, each with its target."""
-    (load_s, _), (forward_s, forward_gib), (spent, peak) = (measured(part, name, path) for part in PARTS)
-    beyond, seconds = spent - load_s - 2 * forward_s, max(SECONDS, FORWARDS * forward_s)
-    kept = ["MISSED", "met"]
-    return (
-        f"{name}: load {load_s:.1f} s, forward {forward_s:.2f} s, command {spent:.1f} s; "
-        f"beyond loading and two forwards {beyond:.1f} s, of at most {seconds:.1f} s: {kept[beyond <= seconds]}; "
-        f"memory {peak - forward_gib:+.2f} GiB beside a forward, of at most {GIB:g}: {kept[peak <= forward_gib + GIB]}"
-    )
+def rows(name: str) -> Iterator[Row]:
+    """The figures of one network, each with its goal."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.pt"
+        torch.manual_seed(0)
+        torch.save(getattr(shapes, name)().state_dict(), path)
+        (load_s, _), (forward_s, forward_gib), (spent, peak) = (measured(part, name, path) for part in PARTS)
+    beyond, most = spent - load_s - 2 * forward_s, max(SECONDS, FORWARDS * forward_s)
+    yield Row(f"{name} at {'×'.join(map(str, SIZES[name]))}, beyond loading and two forwards", (beyond,), most, "s")
+    yield Row(f"{name}, memory beyond a forward", (peak - forward_gib,), GIB, "GiB")
 
 
-def main() -> None:
-    """Print the figures."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.convert", description="The command on whole networks.")
+    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
+    options = parsed(parser, SIZES, words)
     torch.set_num_threads(1)
-    if sys.argv[1:2] and sys.argv[1] in PARTS:
-        spent = PARTS[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
-        print(spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    if options.alone:
+        part, name, path = options.alone
+        print(PARTS[part](name, Path(path)), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
         return
-    for name in [word for word in sys.argv[1:] if word[0] != "-"] or SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name}.pt"
-            torch.manual_seed(0)
-            torch.save(getattr(shapes, name)().state_dict(), path)
-            if "--profile" in sys.argv:
-                profile = cProfile.Profile()
-                profile.runcall(convert, name, path)
-                pstats.Stats(profile).sort_stats("cumulative").print_stats(60)
-            else:
-                print(row(name, path), flush=True)
+    publish("python -m benchmarks.convert", chain.from_iterable(map(rows, options.names)), options.json)
 
 
 if __name__ == "__main__":

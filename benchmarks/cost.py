@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import construct
-from benchmarks.timing import interleaved
+from benchmarks.timing import medians
 from verify.plots.costs import Series, write_costs
 
 SIDES = (14, 20, 28, 40, 56, 80, 112, 160, 224)
@@ -27,7 +27,7 @@ def series(name: str, call: Callable[[torch.Tensor], object], sides: tuple[int, 
     seconds = []
     for side in sides:
         x = torch.randn(1, 64, side, side).contiguous(memory_format=torch.channels_last)
-        seconds += [times.median for times in interleaved(torch.device("cpu"), partial(call, x), rounds=5)]
+        seconds += medians(partial(call, x), rounds=5)
         print(f"  {name}, side {side}: {1e3 * seconds[-1]:.3f} ms")
     return Series(name, tuple((side + 2) ** 2 for side in sides), tuple(seconds))
 

@@ -1,204 +1,201 @@
-"""Compare single layers with the convolution that they equal: forward, compiled, and with gradients."""
+"""What ``python -m benchmarks`` measures: layers beside the convolution that they equal, each row with its goal."""
 
-import copy
-from collections.abc import Callable, Iterable
+import statistics
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import construct
-from benchmarks.rows import Row, Section
-from benchmarks.shapes import NETWORKS, Layer, square
-from benchmarks.timing import Call, Floor, interleaved
+from benchmarks.compare import KINDS, measured, ratio
+from benchmarks.results import Row, machine
+from benchmarks.shapes import NETWORKS, SIDES, Layer, square
+from benchmarks.timing import CPU, FORMATS, Call, Layers, both, forward, medians, one_kernel, timed_once
 
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def calls(module: nn.Module, x: Tensor, train: bool) -> list[Call]:
-    """One call per memory layout: contiguous, and channels last where torch has that format."""
-    done = []
-    for form in (torch.contiguous_format, FORMATS.get(x.dim())):
-        if form is None:
-            continue
-        here, given = module, x.contiguous(memory_format=form)
-        if not isinstance(module, construct.MHSA):
-            here = copy.deepcopy(module)
-            here.to(memory_format=form)  # type: ignore[call-overload]
-        done.append(call(here, here, given, train))
-    return done
-
-
-def call(run: Any, module: nn.Module, x: Any, train: bool) -> Call:
-    """One forward, or one forward and backward."""
-    learned = [p for p in module.parameters() if p.requires_grad]
-
-    def forward() -> object:
-        with torch.no_grad():
-            return run(x)
-
-    def both() -> object:
-        y = run(x)
-        return torch.autograd.grad(y, [x, *learned], torch.ones_like(y))
-
-    if train:
-        x.requires_grad_()
-    return both if train else forward
+GOALS: dict[str, dict[str, float]] = {
+    "ResNet-50": {"forward": 1.15, "both": 1.15},
+    "MobileNetV2": {"forward": 1.2, "both": 1.4},
+    "ConvNeXt-T": {"forward": 2.8, "both": 1.35},
+    "3-D": {"forward": 1.65, "both": 1.65},
+    "1-D": {"forward": 1.45, "both": 1.45},
+    "decoder": {},
+}
+"""For each network, the most that its attention may take: times torch's convolutions."""
+RESNET_50_ON_EPYC = {"forward": 0.95, "both": 0.95}
+"""The goals of ResNet-50 on an EPYC with AVX-512."""
+SINGLE_GOALS = {1: 1.55, 2: 1.8}
+"""The goal of 64 → 64, 3 × 3, at every side, for each number of threads."""
+ON_A_GPU = {"forward": 3.0, "both": 3.0, "graph": 1.5}
+"""The goals of ResNet-50, times cuDNN at equal precision."""
+SINGLE_ON_A_GPU = {"forward": 2.0, "both": 2.0}
+"""The goals of 64 → 64, 3 × 3, from side 56 on."""
+MOST_MIB, MOST_FIRST = 10, 2
+"""The goals of memory beyond input and output, and of the first call at a new size: times a later one."""
+SINGLE = [f"64→64 at {side}" for side in SIDES]
 
 
-def work(conv: nn.Module, x: Tensor, y: Tensor) -> tuple[int, int]:
-    """The multiplications of a convolution, and how many numbers it must read and write."""
-    weight: Any = conv.weight
-    places = x[0, 0].numel() if conv.transposed else y[0, 0].numel()  # type: ignore[truthy-function]
-    return len(x) * places * weight.numel(), x.numel() + y.numel() + weight.numel()
+def ratios(what: str, names: list[str], goals: dict[str, float], rounds: int, device: torch.device = CPU) -> list[Row]:
+    """For each kind of call, a row with the ratio of each of these networks."""
+    sides = [Layers(NETWORKS, convert, device) for convert in (False, True)]
+    rows: dict[str, Row] = {}
+    for name in names:
+        for kind, (theirs, ours) in measured(sides, name, rounds).items():
+            middle, *around = ratio(theirs, ours)
+            times = tuple(1e3 * statistics.median(each) for each in (theirs, ours))
+            row = rows.get(kind, Row(f"{what}, {KINDS[kind]}", (), goals.get(kind)))
+            rows[kind] = replace(
+                row,
+                values=(*row.values, middle),
+                quartiles=(*row.quartiles, tuple(around)),
+                milliseconds=(*row.milliseconds, times),
+            )
+    return [*rows.values()]
 
 
-def compared(conv: nn.Module, x: Tensor, floor: Floor, train: bool = False) -> Row:
-    """Compare one layer, each in its faster layout."""
-    device = floor.device
-    conv, x = copy.deepcopy(conv).to(device), x.to(device)
-    layer = construct.conv_to_mhsa(conv)
-    if train:
-        one_factor(layer)
-    theirs, ours = calls(conv, x, train), calls(layer, x, train)
-    times = interleaved(device, *theirs, *ours)
-    with torch.no_grad():
-        least = floor(*work(conv, x, conv(x)))
-    return Row.of(named(conv, x), times[: len(theirs)], times[len(theirs) :], floor=(3 if train else 1) * least)
+def networks(rounds: int) -> Iterator[Row]:
+    """The convolutions of whole networks, one thread."""
+    where = machine(CPU)
+    for name, goals in GOALS.items():
+        if name == "ResNet-50" and "EPYC" in where and "AVX512" in where:
+            goals = RESNET_50_ON_EPYC
+        yield from ratios(name, [name], goals, rounds)
 
 
-def one_factor(layer: construct.MHSA) -> None:
-    """Train what a convolution trains, one kernel: freeze the factor that is the identity."""
-    wide = layer.out_channels > layer.in_channels
-    (layer.w_val if wide else layer.w_out).requires_grad_(False)
+def single(rounds: int, threads: int = 1) -> Iterator[Row]:
+    """64 → 64, 3 × 3."""
+    torch.set_num_threads(threads)
+    goal = SINGLE_GOALS[threads]
+    yield from ratios(f"{single_at(SIDES)}, threads: {threads}", SINGLE, {"forward": goal, "both": goal}, rounds)
+    torch.set_num_threads(1)
 
 
-def named(conv: Any, x: Tensor) -> str:
+def single_at(sides: tuple[int, ...]) -> str:
+    """The name of a row."""
+    return f"64→64, 3×3, at {', '.join(map(str, sides))}"
+
+
+def memory(rounds: int) -> Iterator[Row]:
+    """The layer that needs the most memory beyond input and output, and with gradients beyond these, too."""
+    with profile(profile_memory=True):  # it expects to be first used in this thread
+        pass
+    most: dict[str, dict[str, float]] = {"forward": {}, "both": {}}
+    for name, conv, size in every_layer():
+        layer = construct.conv_to_mhsa(conv)
+        one_kernel(layer)
+        for form in (torch.contiguous_format, FORMATS.get(len(size), torch.contiguous_format)):
+            x = torch.randn(size).contiguous(memory_format=form)
+            for kind, make in (("forward", forward), ("both", both)):
+                mib = beyond(make(layer, x), layer(x).nbytes)
+                most[kind][name] = max(most[kind].get(name, 0.0), mib)
+    for kind, mib in most.items():
+        yield worst(f"MiB beyond input and output, {KINDS[kind]}, most of {len(mib)} layers", mib, MOST_MIB)
+
+
+def beyond(call: Call, output: int) -> float:
+    """MiB that a call allocates beyond its output and its gradients, with the buffers that a thread keeps."""
+    result: Any = call()
+    given = output if isinstance(result, Tensor) else 2 * output + sum(t.nbytes for t in result)
+    peaks: list[int] = []
+
+    def recorded() -> None:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            call()
+        results: Any = record.profiler
+        held = peak = 0
+        for event in sorted(results.kineto_results.events(), key=lambda event: event.start_ns()):
+            if event.name() == "[memory]":
+                held += event.nbytes()
+                peak = max(peak, held)
+        peaks.append(peak)
+
+    thread = threading.Thread(target=recorded)  # a new thread keeps no buffers yet
+    thread.start()
+    thread.join()
+    return (peaks[0] - given) / 2**20
+
+
+def first(rounds: int) -> Iterator[Row]:
+    """How much longer the first call at a new size takes than later ones."""
+    times = {name: first_call(conv, size) for name, conv, size in every_layer()}
+    yield worst(f"first call at a new size / a later one, most of {len(times)} layers", times, MOST_FIRST)
+    yield Row("the same, median of the layers", (statistics.median(times.values()),), MOST_FIRST)
+    yield Row("layers whose first call takes longer", (sum(time > MOST_FIRST for time in times.values()),))
+
+
+def first_call(conv: nn.Module, size: tuple[int, ...]) -> float:
+    """The time of the first call relative to later ones, the median over five new sizes."""
+    layer = construct.conv_to_mhsa(conv).requires_grad_(False)
+    times = []
+    forward(layer, torch.randn(size))()
+    for more in range(1, 6):
+        call = forward(layer, torch.randn(*size[:2], *(n + more for n in size[2:])))
+        initial, *later = [timed_once(call) for _ in range(6)]
+        times.append(initial / statistics.median(later))
+    return statistics.median(times)
+
+
+def dense(rounds: int) -> Iterator[Row]:
+    """64 → 64, 3 × 3, evaluated as Eq. 3 stands, and with heads that are not one-hot."""
+    conv, size = square(nn.Conv2d(64, 64, 3, padding=1), 32)
+    soft = construct.conv_to_mhsa(conv, alpha=1.0).requires_grad_(False)
+    soft.v[:, 1:] += 0.4 * torch.rand_like(soft.v[:, 1:])
+    x = torch.randn(size)
+    layers = [conv, construct.conv_to_mhsa(conv, execution="dense"), soft]
+    theirs, *ours = medians(*(forward(layer, x) for layer in layers), rounds=rounds)
+    for what, time in zip(("evaluated densely, as in Eq. 3", "soft heads (α = 1)"), ours, strict=True):
+        yield Row(f"64→64, 3×3, at 32, {what}", (time / theirs,), milliseconds=((1e3 * theirs, 1e3 * time),))
+
+
+def every_layer() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Every distinct convolution of all networks, with its name and the size of its input."""
+    layers: dict[str, Layer] = {}
+    for make in NETWORKS.values():
+        layers |= {named(conv, size): (conv, size) for conv, size in make()}
+    for name, (conv, size) in layers.items():
+        yield name, conv, size
+
+
+def named(conv: Any, size: tuple[int, ...]) -> str:
     """A convolution in a few characters."""
-    kernel, stride = ("×".join(map(str, size)) for size in (conv.kernel_size, conv.stride))
+    kernel, stride = ("×".join(map(str, numbers)) for numbers in (conv.kernel_size, conv.stride))
     parts = [f"{conv.in_channels}→{conv.out_channels} {kernel}"]
     parts += [f"stride {stride}"] if set(conv.stride) != {1} else []
-    parts += ["depthwise"] if conv.groups == conv.in_channels > 1 else [f"{conv.groups} groups"] * (conv.groups > 1)
+    parts += [f"dilation {conv.dilation[0]}"] if set(conv.dilation) != {1} else []
+    parts += ["depthwise"] if conv.groups == conv.in_channels > 1 else []
     parts += ["transposed"] if conv.transposed else []
-    return f"{' '.join(parts)} at {'×'.join(map(str, x.shape[2:]))}"
+    return f"{' '.join(parts)} at {'×'.join(map(str, size[2:]))}"
 
 
-def each_once(title: str, layers: Iterable[Layer], floor: Floor, **options: bool) -> Section:
-    """Measure every distinct shape once, and count how often it occurs."""
-    rows: dict[str, Row] = {}
-    for conv, size in layers:
-        x = torch.randn(size)
-        name = named(conv, x)
-        row = rows.get(name)
-        rows[name] = replace(row, count=row.count + 1) if row else compared(conv, x, floor, **options)
-    return Section(title, [*rows.values()])
+def worst(what: str, values: dict[str, float], goal: float) -> Row:
+    """The largest value, with the name of its layer."""
+    name = max(values, key=values.__getitem__)
+    return Row(f"{what} ({name})", (values[name],), goal)
 
 
-def single(floor: Floor) -> Section:
-    """64 → 64, 3 × 3."""
-    sides = (16, 32, 56, 112, 224)
-    layers = (square(nn.Conv2d(64, 64, 3, padding=1), side) for side in sides)
-    section = each_once("64→64 3×3, forward", layers, floor)
-    section.each("the worst ratio", 1.25)
-    section.mean("geometric mean", 1.25)
-    return section
-
-
-def resnet50(floor: Floor) -> Section:
-    """All convolutions of ResNet-50."""
-    section = each_once("ResNet-50's convolutions", NETWORKS["ResNet-50"](), floor)
-    section.by_time("all layers by time", 1.0)
-    section.each(
-        "the worst 1×1", 1.05, [row for row in section.rows if " 1×1" in row.name and "stride" not in row.name]
-    )
-    section.each("the worst 3×3 with 512 channels", 1.0, [row for row in section.rows if "512→512 3×3" in row.name])
-    return section
-
-
-def eager(floor: Floor, name: str, target: float) -> Section:
-    """A network's convolutions, compared by total time."""
-    section = each_once(f"{name}'s convolutions", NETWORKS[name](), floor)
-    section.by_time("all layers by time", target)
-    return section
-
-
-class Together(nn.Module):
-    """Independent layers in one graph, so that the overhead of a compiled call is paid once."""
-
-    def __init__(self, layers: Iterable[nn.Module]):
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        return [layer(x) for layer, x in zip(self.layers, inputs, strict=True)]
-
-
-def compiled(floor: Floor, name: str, target: float) -> Section:
-    """All of a network's convolutions, converted, in one compiled graph, against the originals, eager and compiled."""
-    convs, sizes = zip(*NETWORKS[name](), strict=True)
-    inputs = [torch.randn(size, device=floor.device) for size in sizes]
-    theirs = Together(convs).to(floor.device).requires_grad_(False)
-    ours = Together(map(construct.conv_to_mhsa, convs)).requires_grad_(False)
-    layouts = []
-    for form in (torch.contiguous_format, torch.channels_last):
-        given = [x.contiguous(memory_format=form) for x in inputs]
-        same = copy.deepcopy(theirs)
-        same.to(memory_format=form)  # type: ignore[call-overload]
-        runs: list[Any] = [same, *(torch.compile(net, dynamic=False, fullgraph=True) for net in (same, ours))]
-        layouts.append([call(run, same, given, False) for run in runs])
-    (a, b, c), (d, e, f) = layouts
-    times = interleaved(floor.device, a, b, d, e, c, f, rounds=5)
-    row = Row.of(f"all {len(convs)} layers in one graph", times[:4], times[4:])
-    section = Section(f"{name}'s convolutions, compiled", [row])
-    section.by_time("all layers by time", target)
-    return section
-
-
-def training(floor: Floor) -> Section:
-    """Forward and backward."""
-    layers = (square(nn.Conv2d(64, 64, 3, padding=1), side) for side in (16, 32, 56, 112))
-    section = each_once("64→64 3×3, forward and backward", layers, floor, train=True)
-    section.each("the worst ratio", 1.5)
-    return section
-
-
-def training_resnet50(floor: Floor) -> Section:
-    """Forward and backward of a network's convolutions."""
-    title, layers = "ResNet-50's convolutions, forward and backward", NETWORKS["ResNet-50"]()
-    section = each_once(title, layers, floor, train=True)
-    section.each("the worst ratio", 1.35)
-    section.by_time("all layers by time", 1.1)
-    return section
-
-
-def others(floor: Floor) -> Section:
-    """Transposed layers, and other dimensions."""
-    layers: tuple[tuple[Any, tuple[int, ...]], ...] = (
-        (nn.ConvTranspose2d(64, 64, 4, 2, 1), (28, 28)),
-        (nn.ConvTranspose2d(64, 32, 3, 2, 1, output_padding=1), (28, 28)),
-        (nn.ConvTranspose2d(128, 64, 2, 2), (28, 28)),
-        (nn.ConvTranspose1d(64, 32, 16, 8, 4), (256,)),
-        (nn.Conv1d(64, 64, 3, padding=4, dilation=4), (4096,)),
-        (nn.Conv1d(256, 256, 5, padding=2), (512,)),
-        (nn.Conv3d(64, 64, 3, padding=1), (8, 28, 28)),
-        (nn.Conv3d(64, 64, (1, 3, 3), padding=(0, 1, 1)), (8, 28, 28)),
-    )
-    sized = ((conv, (1, conv.in_channels, *size)) for conv, size in layers)
-    section = each_once("transposed layers, 1-D and 3-D", sized, floor)
-    section.mean("geometric mean", None)
-    return section
-
-
-SECTIONS: dict[str, Callable[[Floor], Section]] = {
+PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
+    "networks": networks,
     "single": single,
-    "resnet50": resnet50,
-    "mobilenet": partial(eager, name="MobileNetV2", target=1.2),
-    "mobilenet-compiled": partial(compiled, name="MobileNetV2", target=0.9),
-    "convnext": partial(eager, name="ConvNeXt-T", target=2.5),
-    "convnext-compiled": partial(compiled, name="ConvNeXt-T", target=1.2),
-    "training": training,
-    "training-resnet50": training_resnet50,
-    "others": others,
+    "two-threads": partial(single, threads=2),
+    "memory": memory,
+    "first": first,
+    "dense": dense,
 }
+"""What is measured on a CPU."""
+
+
+def on_a_gpu(rounds: int, device: torch.device) -> Iterator[Row]:
+    """All networks and single layers beside cuDNN, at equal precision; goals are for IEEE float32."""
+    for tf32 in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        precision = "TF32 allowed" if tf32 else "IEEE float32"
+        for name in GOALS:
+            goals = ON_A_GPU if name == "ResNet-50" and not tf32 else {}
+            yield from ratios(f"{name}, {precision}", [name], goals, rounds, device)
+        for names, goals in ((SIDES[:2], {}), (SIDES[2:], {} if tf32 else SINGLE_ON_A_GPU)):
+            chosen = [f"64→64 at {side}" for side in names]
+            yield from ratios(f"{single_at(names)}, {precision}", chosen, goals, rounds, device)

@@ -68,26 +68,15 @@ class Bottleneck(nn.Module):
 
 def resnet50() -> nn.Module:
     """ResNet-50 with random weights."""
-    return _resnet(Bottleneck, 4, (3, 4, 6, 3))
-
-
-class Basic(nn.Module):
-    """A residual block of two 3 × 3 (× 3) convolutions, as in ResNet-18 and r3d-18."""
-
-    def __init__(self, channels: int, width: int, stride: int, dims: int = 2):
-        super().__init__()
-        conv, norm = ((nn.Conv2d, nn.BatchNorm2d), (nn.Conv3d, nn.BatchNorm3d))[dims - 2]
-        self.first = conv(channels, width, 3, stride, 1, bias=False)
-        self.second = conv(width, width, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList([norm(width), norm(width)])
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or channels != width:
-            self.shortcut = nn.Sequential(conv(channels, width, 1, stride, bias=False), norm(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, channels, *n) → (B, width, *n/stride)."""
-        y = self.norms[0](self.first(x)).relu()
-        return (self.norms[1](self.second(y)) + self.shortcut(x)).relu()
+    parts: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+    ]  # fmt: skip
+    channels = 64
+    for width, count in zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True):
+        for number in range(count):
+            parts.append(Bottleneck(channels, width, 2 if number == 0 and width > 64 else 1))
+            channels = 4 * width
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)).eval()
 
 
 def pitch() -> nn.Sequential:
@@ -100,27 +89,9 @@ def pitch() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 360))
 
 
-def resnet18() -> nn.Module:
-    """ResNet-18 with random weights."""
-    return _resnet(Basic, 1, (2, 2, 2, 2))
-
-
-def _resnet(block: Callable[[int, int, int], nn.Module], wider: int, counts: tuple[int, ...]) -> nn.Module:
-    """A residual network whose blocks have ``wider`` times as many output channels as their width."""
-    parts: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
-    ]  # fmt: skip
-    channels = 64
-    for width, count in zip((64, 128, 256, 512), counts, strict=True):
-        for number in range(count):
-            parts.append(block(channels, width, 2 if number == 0 and width > 64 else 1))
-            channels = wider * width
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)).eval()
-
-
 def r3d_block() -> nn.Module:
-    """A block of the first stage of r3d-18."""
-    return Basic(64, 64, 1, dims=3).eval()
+    """The convolutions of a block of the first stage of r3d-18."""
+    return nn.Sequential(*(nn.Conv3d(64, 64, 3, padding=1, bias=False) for _ in range(2))).eval()
 
 
 def decoder() -> nn.Module:
@@ -215,6 +186,8 @@ def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[Layer]:
     return iter(calls)
 
 
+SIDES = (16, 32, 56, 112, 224)
+
 NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
     "ResNet-50": lambda: convolutions(resnet50(), (1, 3, 224, 224)),
     "MobileNetV2": mobilenet_v2_layers,
@@ -222,9 +195,6 @@ NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
     "3-D": lambda: convolutions(r3d_block(), (1, 64, 8, 56, 56)),
     "1-D": lambda: convolutions(conv1d_stack(), (1, 64, 4096)),
     "decoder": lambda: convolutions(decoder(), (1, 256, 14, 14)),
-    **{
-        f"64→64 at {side}": lambda side=side: iter([square(nn.Conv2d(64, 64, 3, padding=1), side)])
-        for side in (14, 28, 56, 112, 224)
-    },
+    **{f"64→64 at {side}": lambda side=side: iter([square(nn.Conv2d(64, 64, 3, padding=1), side)]) for side in SIDES},
 }
 """The convolutions of whole networks and, as networks of one layer, 64 → 64 channels at five sides."""

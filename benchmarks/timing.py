@@ -1,58 +1,46 @@
-"""Times calls that take turns in one process, so that a slowdown of the machine affects all of them."""
+"""Times calls that take turns, so that a slowdown of the machine affects all of them alike.
 
+``benchmarks/worker.py`` reads this file with the ``construct`` of another tree: it imports nothing else of this folder.
+"""
+
+import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from construct.execution.shifts.gemm import product
+import construct
 
 Call = Callable[[], object]
-ROUNDS = 9
-AT_LEAST = 2e-3
+CPU = torch.device("cpu")
+AT_LEAST = 1e-3
 """The least seconds of a measurement: shorter calls are repeated."""
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one call, one number per round."""
-
-    rounds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.rounds)
-
-
-def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
-    """The first and the third quartile."""
-    first, _, third = statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else (*numbers,) * 3
-    return first, third
+def timed(call: Call, device: torch.device = CPU) -> float:
+    """Seconds of one call: processor time if one thread of a processor does the work, else wall-clock time."""
+    repeat = 1
+    while True:
+        spent = timed_once(call, device, repeat)
+        if spent >= AT_LEAST or repeat >= 1000:
+            return spent / repeat
+        repeat = min(1000, max(2 * repeat, int(2 * AT_LEAST * repeat / max(spent, 1e-7))))
 
 
-def clock_of(device: torch.device) -> tuple[Callable[[], float], str]:
-    """Processor time if one thread does the work, else wall-clock time; and its name."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        return time.process_time, "processor time"
-    return time.perf_counter, "wall-clock time"
-
-
-def interleaved(device: torch.device, *calls: Call, rounds: int = ROUNDS) -> list[Times]:
-    """Run every call once per round, in turn; two warm-up rounds are not counted."""
-    clock, _ = clock_of(device)
-    measured: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds + 2):
-        for call, times in zip(calls, measured, strict=True):
-            repeat = max(1, min(50, int(AT_LEAST / max(times[-1], 1e-6)))) if times else 1
-            wait(device)
-            started = clock()
-            for _ in range(repeat):
-                call()
-            wait(device)
-            times.append((clock() - started) / repeat)
-    return [Times(tuple(times[2:])) for times in measured]
+def timed_once(call: Call, device: torch.device = CPU, repeat: int = 1) -> float:
+    """Seconds of as many calls, which are not repeated further."""
+    clock = time.process_time if device == CPU and torch.get_num_threads() == 1 else time.perf_counter
+    wait(device)
+    started = clock()
+    for _ in range(repeat):
+        call()
+    wait(device)
+    return clock() - started
 
 
 def wait(device: torch.device) -> None:
@@ -61,25 +49,100 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-class Floor:
-    """A lower bound on a call's time: its arithmetic at the rate of a large product, its memory traffic at that of a copy.
+def medians(*calls: Call, rounds: int = 9) -> list[float]:
+    """Median seconds of calls that take turns; a first round is not counted."""
+    turns = [[timed(call) for call in calls] for _ in range(rounds + 1)]
+    return [statistics.median(times) for times in zip(*turns[1:], strict=True)]
 
-    Both are measured in this process: the product first, by the faster of two libraries, and on demand a copy of just as many
-    bytes, since caches are faster.
+
+def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile."""
+    first, _, third = statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else (*numbers,) * 3
+    return first, third
+
+
+class Layers:
+    """The convolutions of networks, or the attention that they become, timed by name.
+
+    Args:
+        networks: by name, the convolutions and the sizes of their inputs.
+        convert: whether they become attention.
+        device: where they run.
     """
 
-    def __init__(self, device: torch.device):
-        self.device = device
-        a = torch.randn(1024, 1024, device=device)
-        libraries = interleaved(device, lambda: a @ a, lambda: product(a, a))
-        self.rate = 2 * 1024**3 / min(seconds for library in libraries for seconds in library.rounds)
-        self.copies: dict[int, float] = {}
+    def __init__(
+        self,
+        networks: Mapping[str, Callable[[], Iterator[tuple[Any, tuple[int, ...]]]]],
+        convert: bool,
+        device: torch.device = CPU,
+    ):
+        self.layers_of = lru_cache(lambda name: [*networks[name]()])
+        self.convert, self.device = convert, device
+        self.calls: dict[str, Call] = {}
 
-    def __call__(self, multiplications: int, numbers: int) -> float:
-        """The least seconds for this many float32 multiplications and additions, with this many numbers read or written."""
-        size = 1 << max(10, (numbers // 2 - 1).bit_length())
-        if size not in self.copies:
-            source, target = (torch.zeros(size, device=self.device) for _ in range(2))
-            (times,) = interleaved(self.device, lambda: target.copy_(source))
-            self.copies[size] = min(times.rounds) / size
-        return max(2 * multiplications / self.rate, self.copies[size] * numbers / 2)
+    def prepare(self, network: str, number: int) -> list[str]:
+        """Prepare the calls of one layer, and return their names: a memory layout, and what is done."""
+        conv, size = self.layers_of(network)[number]
+        module = copy.deepcopy(conv).to(self.device)
+        if self.convert:
+            module = construct.conv_to_mhsa(module)
+            one_kernel(module)
+        torch.manual_seed(0)
+        x = torch.randn(size, device=self.device)
+        self.calls = {}
+        for name, form in (("first", torch.contiguous_format), ("last", FORMATS.get(x.dim()))):
+            if form is None:
+                continue
+            if not self.convert:
+                module = copy.deepcopy(module).to(memory_format=form)  # type: ignore[call-overload]
+            given = x.contiguous(memory_format=form)
+            self.calls[f"{name} forward"] = forward(module, given)
+            self.calls[f"{name} both"] = both(module, given.clone(memory_format=torch.preserve_format))
+            if self.device.type == "cuda":
+                self.calls[f"{name} graph"] = captured(forward(module, given))
+        return [*self.calls]
+
+    def seconds(self, call: str) -> float:
+        """Seconds of one of the prepared calls."""
+        return timed(self.calls[call], self.device)
+
+
+def one_kernel(layer: construct.MHSA) -> None:
+    """Train what a convolution trains, one kernel: freeze the factor that is the identity."""
+    wide = layer.out_channels > layer.in_channels
+    (layer.w_val if wide else layer.w_out).requires_grad_(False)
+
+
+def forward(module: nn.Module, x: Tensor) -> Call:
+    """A forward without gradients."""
+
+    def call() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    return call
+
+
+def both(module: nn.Module, x: Tensor) -> Call:
+    """Forward and backward."""
+    learned = [x.requires_grad_(), *(p for p in module.parameters() if p.requires_grad)]
+
+    def call() -> object:
+        y = module(x)
+        return torch.autograd.grad(y, learned, torch.ones_like(y))
+
+    return call
+
+
+def captured(call: Call) -> Call:
+    """The replay of a call as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # libraries initialise themselves in their first calls, which cannot be captured
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

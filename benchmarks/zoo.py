@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import construct
-from benchmarks.timing import interleaved
+from benchmarks.timing import medians
 from construct.attention import MHSA
 from construct.command.arguments import parse
 from construct.command.runs import run_both
@@ -351,10 +351,8 @@ def row(name: str, certify: bool = False) -> Result:
         verdicts = Counter(verdict.name for verdict in judged)
     result.verdicts = dict(verdicts)
     with torch.no_grad():
-        original, attention = interleaved(
-            torch.device("cpu"), lambda: call_with(net, x), lambda: call_with(converted, x), rounds=ROUNDS
-        )
-    result.ratio = attention.median / original.median
+        original, attention = medians(lambda: call_with(net, x), lambda: call_with(converted, x), rounds=ROUNDS)
+    result.ratio = attention / original
     return result
 
 
