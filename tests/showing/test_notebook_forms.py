@@ -78,9 +78,9 @@ def test_a_recheck_shows_every_layer_and_runs_none_of_their_names():
 
 
 def test_a_proof_is_a_numbered_list():
-    words = shown(as_coded("prove_one_is_not_enough"))
-    assert words[0].startswith("D_p = 1 is not enough")
-    assert sum(word.startswith("[") for word in words) == 4
+    words = shown(as_coded("prove_leakage_off_lattice"))
+    assert words[0].startswith("Leakage off the lattice")
+    assert sum(word.startswith("[") for word in words) == 6
     assert shown(Proof("a < b", (argued("<i>", 1),)))[:2] == ["a < b", "<i> "]
 
 

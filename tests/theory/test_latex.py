@@ -57,7 +57,7 @@ def compiled(source, folder):
 
 @pytest.fixture(scope="module")
 def few():
-    names = ("prove_relative_from_absolute", "prove_one_is_not_enough")
+    names = ("prove_relative_from_absolute", "prove_leakage_off_lattice")
     return proof.in_latex([as_coded("prove_lemma1", 1), *map(as_coded, names)])
 
 
@@ -119,14 +119,14 @@ def test_what_is_odd_compiles_too(tmp_path):
 
 
 def test_the_command_prints_the_document(capsys, monkeypatch, few):
-    monkeypatch.setattr(lemmas, "all_proofs", lambda dims: iter([lemmas.prove_one_is_not_enough()]))
+    monkeypatch.setattr(lemmas, "all_proofs", lambda dims: iter([lemmas.prove_leakage_off_lattice()]))
     assert main(["lemmas", "--latex"]) == 0
     structure_of(capsys.readouterr().out)
 
 
 def test_a_proof_that_fails_is_one_line_and_exit_code_1(capsys, monkeypatch):
     def failing(dims):
-        yield lemmas.prove_one_is_not_enough()
+        yield lemmas.prove_leakage_off_lattice()
         raise proof.ProofFailed("a step", 1, "it should be 0")
 
     monkeypatch.setattr(lemmas, "all_proofs", failing)

@@ -27,7 +27,7 @@ def test_lemma2_holds_as_coded(dims):
     shown = as_coded("prove_lemma2", dims)
     assert shown.argued == 0
     assert shown.discharged == len(shown.steps)
-    assert {step.how for step in shown.steps} == set(How) - {How.SUM, How.RANK, How.SUBSTITUTION, How.ARGUED}
+    assert {step.how for step in shown.steps} == set(How) - {How.SUM, How.RANK, How.SUBSTITUTION, How.CITED, How.ARGUED}
     assert shown.full().endswith("0 argued.")
     for step in shown.steps:
         assert step.statement in shown.full()
@@ -209,6 +209,7 @@ def test_a_false_or_empty_step_fails(check):
         lambda: proof_algebra.linear(""),
         lambda: proof_algebra.sum_value(""),
         lambda: proof_algebra.ranks(""),
+        lambda: proof.cited(""),
         lambda: ProofStep("", How.IDENTITY, ()),
         lambda: Proof("", ()),
     ],
@@ -223,6 +224,17 @@ def test_argued_steps_are_counted_apart():
     assert (mixed.discharged, mixed.argued) == (1, 1)
     assert "[argued] two" in mixed.full()
     assert mixed.full().endswith("1 steps discharged by sympy (1 expressions), 1 argued.")
+
+
+def test_cited_steps_are_counted_apart_and_must_be_headlines():
+    cited = proof.cited("the gap", "lemma2", "score_gap")
+    mixed = Proof("Claim", (proof.identity("one", (x + x, 2 * x)), cited))
+    assert (mixed.discharged, mixed.cited, mixed.argued) == (1, 1, 0)
+    assert mixed.lines[1] == ("the gap", "Coq: lemma2, score_gap")
+    assert mixed.counts == "1 steps by sympy, 1 by Coq, 0 argued"
+    assert mixed.full().endswith("1 steps discharged by sympy (1 expressions), 1 by Coq, 0 argued.")
+    with pytest.raises(ProofFailed, match="headline theorem"):
+        proof.cited("no such theorem", "lemma2", "lemma3")
 
 
 def test_a_fact_of_another_kind_is_refused():

@@ -173,7 +173,6 @@ def two_components() -> Judgement:
     return proved(
         by_coq("theorem1_parabola", "no_one_component_attention"),
         by_proof(lambda: lemmas.prove_parabola(2)),
-        by_proof(lemmas.prove_one_is_not_enough),
         Check(f"a layer with D_p = {layer.w_key_pos.shape[2]}", layer.w_key_pos.shape[2] == 2),
         certified(conv, layer, (6, 5), "it computes a 3×3 convolution"),
         *map(_parabola_reads_the_same, (PLANE, SPACE)),

@@ -174,17 +174,23 @@ def _broken(failure: ProofFailed) -> Check:
     return Check(f"a symbolic proof breaks at the step: {failure.step}", False, "sympy")
 
 
-def _argued(steps: Iterable[ProofStep]) -> int:
-    return sum(step.how is How.ARGUED for step in steps)
+def _count(steps: Iterable[ProofStep], how: How) -> int:
+    return sum(step.how is how for step in steps)
 
 
 def _by_sympy(steps: tuple[ProofStep, ...] | list[ProofStep]) -> str:
-    argued = _argued(steps)
-    shown = len(steps) - argued
-    return f"{shown} step{'s' if shown != 1 else ''} by sympy" + (f", {argued} argued" if argued else "")
+    cited = _count(steps, How.CITED)
+    argued = _count(steps, How.ARGUED)
+    shown = len(steps) - cited - argued
+    parts = [
+        f"{shown} step{'s' if shown != 1 else ''} by sympy",
+        f"{cited} by Coq" if cited else "",
+        f"{argued} argued" if argued else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _method(steps: Iterable[ProofStep], within: str) -> str:
-    argued = _argued(steps)
+    argued = _count(steps, How.ARGUED)
     parts = ["sympy", f"{argued} step{'s' if argued != 1 else ''} argued" if argued else "", within]
     return "; ".join(filter(None, parts))

@@ -1,13 +1,15 @@
 """Proofs as values: a step has a statement, the method that discharged it, and the expressions that were checked.
 
-The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.  Only `argued` relies on the
-author, and a proof counts such steps separately.  No step is vacuous: empty lists, equations without symbols, contradictory
-premises, limits in absent variables, substitutions of absent symbols, linearity without a sum and empty matrices are refused.
-Sums, ranks and substitutions are in `verify.theory.symbolic.proof_algebra`.
+The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.  Two kinds of steps are counted
+separately: `cited` rests on headline theorems of ``verify/coq``, and only `argued` relies on the author.  No step is vacuous:
+empty lists, equations without symbols, contradictory premises, limits in absent variables, substitutions of absent symbols,
+linearity without a sum and empty matrices are refused.  Sums, ranks and substitutions are in
+`verify.theory.symbolic.proof_algebra`.
 """
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +24,7 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 from sympy.logic.inference import satisfiable
 
+from verify.coq import statements
 from verify.theory.symbolic import latex
 
 _SIGNS = {sympy.Ge: "nonnegative", sympy.Gt: "positive", sympy.Le: "nonnegative", sympy.Lt: "positive"}
@@ -38,7 +41,7 @@ _LONGEST = 400  # printed characters of an expression; the step keeps all of it
 
 
 class How(StrEnum):
-    """The method that discharged a step; all but ARGUED are by sympy."""
+    """The method that discharged a step; all but CITED and ARGUED are by sympy."""
 
     IDENTITY = "identity"
     ASSUMPTIONS = "assumptions"
@@ -49,6 +52,7 @@ class How(StrEnum):
     SUM = "sum"
     RANK = "rank"
     SUBSTITUTION = "substitution"
+    CITED = "Coq"
     ARGUED = "argued"
 
 
@@ -85,6 +89,11 @@ class ProofStep:
     def expression(self) -> Any:
         """The expression to show: the first of those checked."""
         return self.expressions[0]
+
+    @property
+    def reason(self) -> str:
+        """The method, with the theorems that a cited step names."""
+        return f"Coq: {', '.join(map(str, self.expressions))}" if self.how is How.CITED else str(self.how)
 
     @property
     def steps(self) -> "tuple[ProofStep]":
@@ -131,7 +140,12 @@ class Proof:
     @property
     def discharged(self) -> int:
         """The number of steps discharged by sympy."""
-        return len(self.steps) - self.argued
+        return len(self.steps) - self.cited - self.argued
+
+    @property
+    def cited(self) -> int:
+        """The number of steps that rest on headline theorems in Coq."""
+        return sum(step.how is How.CITED for step in self.steps)
 
     @property
     def argued(self) -> int:
@@ -141,10 +155,7 @@ class Proof:
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The proof in brief: (statement, reason) of every part."""
-        return [
-            (part.claim, part.reason) if isinstance(part, Proof) else (part.statement, str(part.how))
-            for part in self.parts
-        ]
+        return [(part.claim if isinstance(part, Proof) else part.statement, part.reason) for part in self.parts]
 
     @property
     def reason(self) -> str:
@@ -160,8 +171,8 @@ class Proof:
                 lines += (_indented(f"{number:3}.{place} {step.full()}") for place, step in enumerate(part.steps, 1))
             else:
                 lines.append(_indented(f"{number:3}. {part.full()}"))
-        checks = sum(len(step.expressions) for step in self.steps if step.how is not How.ARGUED)
-        counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {self.argued} argued."
+        checks = sum(len(step.expressions) for step in self.steps if step.how not in (How.CITED, How.ARGUED))
+        counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {_others(self.steps)}."
         return "\n".join((*lines, counts))
 
     def brief(self) -> str:
@@ -177,14 +188,21 @@ class Proof:
 
     def _repr_latex_(self) -> str:
         name, _, claim = self.claim.partition(":")
-        items = (f"\\item {latex.text(statement)} [{latex.text(reason)}]" for statement, reason in self.lines)
+        items = (f"\\item {latex.text(statement)} [{latex.escaped(reason)}]" for statement, reason in self.lines)
         heading = f"\\paragraph{{{latex.text(name)}.}} {latex.text(claim)}" if claim else latex.text(name)
         return "\n".join((heading, "\\begin{enumerate}", *items, "\\end{enumerate}", self.counts))
 
     @property
     def counts(self) -> str:
-        """How many steps sympy discharged and how many are argued, in words."""
-        return f"{self.discharged} steps by sympy, {self.argued} argued"
+        """How many steps sympy discharged, how many are cited from Coq and how many are argued, in words."""
+        return f"{self.discharged} steps by sympy, {_others(self.steps)}"
+
+
+def _others(steps: Iterable[ProofStep]) -> str:
+    """How many steps are not by sympy, in words; those by Coq only where there are some."""
+    count = Counter(step.how for step in steps)
+    cited = f"{count[How.CITED]} by Coq, " if count[How.CITED] else ""
+    return f"{cited}{count[How.ARGUED]} argued"
 
 
 def in_brief(proofs: Iterable[Proof]) -> str:
@@ -301,6 +319,15 @@ def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.
 
 
 _limit = lru_cache(maxsize=4096)(sympy.limit)  # the slowest sympy operation, and several proofs share limits
+
+
+def cited(statement: str, *names: str) -> ProofStep:
+    """A step that headline theorems of ``verify/coq`` state; it shows no more than that they are among the headlines."""
+    headlines = {theorem.name for theorem in statements.headlines()}
+    for name in names:
+        if name not in headlines:
+            raise ProofFailed(statement, sympy.Symbol(name), "this should be a headline theorem in Coq")
+    return ProofStep(statement, How.CITED, tuple(map(sympy.Symbol, names)))
 
 
 def argued(statement: str, expression: Any) -> ProofStep:

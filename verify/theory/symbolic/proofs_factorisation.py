@@ -1,63 +1,27 @@
 """Proof steps of the Kronecker factorisation: quadratic attention is a product of one small matrix per axis."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import sympy
 
-from verify.theory.symbolic.proof import Proof, ProofStep, identity
-from verify.theory.symbolic.proof_algebra import linear, ranks
-from verify.theory.symbolic.proofs_scores import (
-    alpha,
-    integers,
-    minus,
-    norm2,
-    on_grid,
-    parabola_score,
-    reals,
-    score,
-    small,
-    sums_by_axis,
-    weights,
-)
+from verify.theory.symbolic.proof import ProofStep, cited, identity
+from verify.theory.symbolic.proof_algebra import ranks
+from verify.theory.symbolic.proofs_scores import alpha, integers, norm2, parabola_score, reals, score, weights
 
 
-def factorisation_steps(dims: int) -> list[ProofStep | Proof]:
+def factorisation_steps(dims: int) -> list[ProofStep]:
     """P = P_1 ⊗ … ⊗ P_d for every α and every real τ, but not for a full covariance or the parabola."""
     tau, delta = reals("tau", dims), integers("delta", dims)
-    shape = small(dims, (4,), (3, 2), (2, 2, 2))
-    lifted = score(delta, tau) - alpha * norm2(tau)
     # On one axis, the paper's quadratic as printed, not the code's.
     axis_scores = [-alpha * (x - t) ** 2 for x, t in zip(delta, tau, strict=True)]
-    whole = _attention(shape, lambda d: score(d, tau))
-    axes = [
-        _attention((side,), lambda d, x=x, own=own: own.subs(x, d[0]))
-        for side, x, own in zip(shape, delta, axis_scores, strict=True)
-    ]
-    kronecker: Any = sympy.kronecker_product(*axes)
-    rows = [axis.row(q) for axis in axes if axis.shape[1] > 1 for q in range(axis.shape[0])]
-    factors = [
-        identity(
-            f"on {'×'.join(map(str, shape))} keys, for symbolic alpha and real tau, P of the code's scores is the Kronecker "
-            "product of the softmax of -alpha (delta_i - tau_i)^2 on each axis, entry by entry",
-            *zip(whole.flat(), kronecker.flat(), strict=True),
-        ),
-        identity("each of these has rows that add up to 1", *((sum(row), sympy.Integer(1)) for row in rows)),
-    ]
     return [
         identity(
             "score(δ) − α‖τ‖² = −Σ_i α(δ_i − τ_i)² for all δ and all real τ; every key gets α‖τ‖²",
-            (lifted, sum(axis_scores)),
+            (score(delta, tau) - alpha * norm2(tau), sum(axis_scores)),
         ),
-        linear(
-            "so for all rectangular grids the normaliser is Z_1 … Z_d, one sum an axis",
-            *sums_by_axis(
-                sympy.exp(sympy.expand(lifted)),
-                [(x, sympy.exp(own)) for x, own in zip(delta, axis_scores, strict=True)],
-            ),
-        ),
-        Proof(f"{on_grid(shape)} P = P_1 ⊗ … ⊗ P_d, each entry, for all α, τ; rows add up to 1", tuple(factors)),
+        cited("so for all rectangular grids P = P_1 ⊗ … ⊗ P_d", "factorisation_quadratic"),
     ]
 
 
@@ -77,12 +41,6 @@ def no_factorisation_steps() -> list[ProofStep]:
             "nor is the parabola's, on that grid: its rank is 2", (_row(lambda d: parabola_score(d, here, (2, 2))), 2)
         ),
     ]
-
-
-def _attention(shape: Sequence[int], scored: Callable[[tuple[int, ...]], Any]) -> sympy.Matrix:
-    """The softmax over all keys of a grid, for each of its queries."""
-    positions = list(product(*map(range, shape)))
-    return sympy.Matrix([weights([scored(minus(key, query)) for key in positions]) for query in positions])
 
 
 def _row(scored: Callable[[tuple[int, ...]], Any]) -> sympy.Matrix:

@@ -3,7 +3,7 @@
 First in d = dims dimensions, then for vectors of symbolic length d.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -14,6 +14,7 @@ from verify.theory.symbolic.proof import (
     ProofStep,
     argued,
     case_split,
+    cited,
     from_assumptions,
     ge,
     gt,
@@ -57,7 +58,7 @@ def gap_steps(dims: int) -> list[ProofStep | Proof]:
     units = [tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)]
     nonzero = [
         from_assumptions("n = delta - tau is an integer vector", *(sympy.Q.integer(x) for x in shift)),
-        integer_step(),
+        _integer_step(),
         case_split(
             "every other integer shift tau + n scores lower than tau: the maximum is unique",
             premises,
@@ -79,7 +80,7 @@ def gap_steps(dims: int) -> list[ProofStep | Proof]:
     ]
 
 
-def integer_step() -> ProofStep:
+def _integer_step() -> ProofStep:
     """The case split: every integer is positive, zero or negative."""
     above = sympy.Symbol("m", integer=True, positive=True)
     below = sympy.Symbol("m", integer=True, negative=True)
@@ -105,11 +106,11 @@ def squeeze_steps(dims: int) -> list[ProofStep | Proof]:
             "the exponential at τ + n is e^(−α‖n‖²) times that at τ, for all n and τ",
             (sympy.exp(score(plus(tau, n), tau)) / top, sympy.exp(-alpha * norm2(n))),
         ),
-        *weight_steps(top),
+        *_weight_steps(top),
     ]
 
 
-def weight_steps(top: Any) -> list[ProofStep | Proof]:
+def _weight_steps(top: Any) -> list[ProofStep | Proof]:
     """Gaps of at least α imply the limit of the weights, in any dimension; ``top`` is the target's exponential."""
     others = sympy.Symbol("T", integer=True, positive=True) - 1
     count = sympy.Symbol("N", integer=True, nonnegative=True)
@@ -162,27 +163,17 @@ def weight_steps(top: Any) -> list[ProofStep | Proof]:
     ]
 
 
-def weights_tend(top: Any) -> Proof:
-    """The part of Lemma 2 that other proofs use: gaps of at least α suffice for one-hot attention in the limit."""
-    claim = "so for all grids the weights tend to 1 at the target, to 0 elsewhere"
-    return Proof(claim, tuple(weight_steps(top)), name="as in Lemma 2")
-
-
 def grid_steps(dims: int) -> list[ProofStep]:
-    """Lemma 2, third part, directly on one small grid."""
-    return [grid_limits(small(dims, (4,), (3, 3), (2, 2, 2)), score)]  # each limit takes sympy about 0.2 s
-
-
-def grid_limits(shape: Sequence[int], scored: Callable[[Sequence[Any], Sequence[Any]], Any]) -> ProofStep:
-    """The limits of all softmax weights over the keys of a grid, for the score function ``scored`` of (δ, τ)."""
+    """Lemma 2, third part, directly: the limits of all softmax weights over the keys of one small grid."""
+    shape = small(dims, (4,), (3, 3), (2, 2, 2))  # each limit takes sympy about 0.2 s
     positions = list(product(*map(range, shape)))
     expected = []
     for query, target in product(positions, positions):
         tau = minus(target, query)
-        soft = weights([scored(minus(key, query), tau) for key in positions])
+        soft = weights([score(minus(key, query), tau) for key in positions])
         expected += [(weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)]
     statement = f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0"
-    return limits(statement, expected, alpha)
+    return [limits(statement, expected, alpha)]
 
 
 class SymbolicVector:
@@ -220,40 +211,17 @@ class SymbolicVector:
     __rmul__ = __mul__
 
 
-def any_length_steps() -> list[ProofStep | Proof]:
+def any_length_steps() -> list[ProofStep]:
     """Lemma 2 for vectors of symbolic length d: the code's r and v, called with whole vectors as `SymbolicVector`."""
     delta, tau, n = (SymbolicVector.named(name) for name in ("delta", "tau", "n"))
     at, below, beyond = (refusing_other_types(lambda s=s: score((s,), (tau,))) for s in (tau, delta, tau + n))
     shift = delta - tau
-    before, square = sympy.Symbol("S", nonnegative=True), sympy.Symbol("m", integer=True) ** 2
-    count, k = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("N", "k"))
-    earlier, now_above, now_below = sympy.symbols("earlier,m>0,m<0")
-    nonzero = [
-        integer_step(),
-        sum_at_most(
-            "a sum of squares is never negative: minus each square adds up to at most 0", -square, 0 * count, count
-        ),
-        case_split(
-            "so sum_i n_i^2 >= 1 unless n = 0, by induction: one more component m adds m^2, and once a component other "
-            "than 0 came earlier or comes now, the sum stays at 1 or above, or gets there",
-            [earlier | now_above | now_below],
-            [
-                (earlier, ge(1 + before + square, 1)),
-                (now_above, ge(before + (1 + k) ** 2, 1)),
-                (now_below, ge(before + (-(1 + k)) ** 2, 1)),
-            ],
-        ),
-        from_assumptions(
-            "so every other integer vector scores lower by at least alpha: with sum_i n_i^2 = 1 + s",
-            ge(alpha * (1 + before), alpha),
-        ),
-    ]
     return [
         *_reading_steps(),
         linear("v·r_δ = −α(Σ_i (δ_i − τ_i)² − Σ_i τ_i²) for all d", (below, -alpha * (shift * shift - tau * tau))),
         linear("score(τ) − score(τ + n) = α Σ_i n_i² for all d", (at - beyond, alpha * (n * n))),
-        Proof("so for all n ≠ 0, Σ_i n_i² ≥ 1: a gap of at least α", tuple(nonzero)),
-        weights_tend(sympy.Symbol("E", positive=True)),
+        cited("so for all n ≠ 0 the gap is at least α, for all d", "score_gap"),
+        cited("so for all grids the weights tend to 1 at the target, to 0 elsewhere", "softmax_limit"),
     ]
 
 

@@ -48,26 +48,6 @@ def weights(scores: Sequence[Any]) -> list[Any]:
     return [1 / reduce(add, (sympy.exp(sympy.expand(other - own)) for other in scores)) for own in scores]
 
 
-def sums_by_axis(term: Any, axes: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Equations that show that a sum over a box of any size is a product, each summing over one more axis.
-
-    Args:
-        term: the summand, which should be the product of the factors.
-        axes: (variable, factor in this variable) for each axis.
-
-    Returns:
-        (sum over the axis, its factor's sum times the rest); sums already taken are symbols Z_1, Z_2, …
-    """
-    equations, taken = [], sympy.Integer(1)
-    for number, (variable, factor) in enumerate(axes, 1):
-        between = (variable, *sympy.symbols(f"a_{number} b_{number}", integer=True))
-        rest = sympy.Mul(*(later for _, later in axes[number:]))
-        equations.append((sympy.Sum(term, between), taken * rest * sympy.Sum(factor, between)))
-        taken *= sympy.Symbol(f"Z_{number}", positive=True)
-        term = taken * rest
-    return equations
-
-
 def symbols(name: str, dims: int, **assumptions: bool) -> tuple[sympy.Symbol, ...]:
     """One symbol per axis: name_1, …, name_d."""
     return tuple(sympy.Symbol(f"{name}_{axis}", **assumptions) for axis in range(1, dims + 1))
