@@ -19,7 +19,7 @@ from construct.encoding import quadratic
 from construct.execution import reads
 from construct.execution.blocks import most_queries
 from construct.execution.byte_cache import BoundedCache
-from construct.execution.head_matrices import are_identities
+from construct.execution.head_matrices import identity_parts
 from construct.execution.transforms import faked, plain, shared_array, traced, transformed
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
@@ -47,8 +47,9 @@ class PreparedCalls:
         self.waits = tokens.host_waits(self.device)
         self.states = [reads.state_of(tensor) for tensor in self.read] if self.waits else []
         arrays = [] if self.waits else [shared_array(tensor.detach()) for tensor in self.read]
-        self.views, self.matrices = arrays[:-1], arrays[-1:]
-        self.kept = [bytearray(view) for view in self.views]  # which compares itself with memory
+        pairs = [(bytearray(view), view) for view in arrays[:-1]]  # a bytearray compares itself with memory
+        pairs += [pair for matrices in arrays[-1:] for pair in identity_parts(matrices)]
+        self.kept, self.views = [kept for kept, _ in pairs], [view for _, view in pairs]
         self.calls = BoundedCache(MOST_BYTES)
 
     def valid(self, layer: Any) -> bool:
@@ -61,7 +62,7 @@ class PreparedCalls:
             return False
         if self.waits:
             return None not in self.states and self.states == [reads.state_of(tensor) for tensor in self.read]
-        return self.kept == self.views and all(map(are_identities, self.matrices))
+        return self.kept == self.views
 
 
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()

@@ -295,7 +295,7 @@ def test_what_was_known_is_let_go_when_a_layer_is_converted() -> None:
 
 
 def test_layers_are_called_on_the_processor_whatever_the_default_device() -> None:
-    head_matrices._identity.cache_clear()
+    head_matrices._identities.cache_clear()
     for channels in (4, 260):
         layer, x = conv_to_mhsa(nn.Conv2d(channels, channels, 1)).requires_grad_(False), torch.randn(1, channels, 2, 3)
         with torch.device("meta"):
