@@ -71,10 +71,8 @@ class Convolution:
     def _full_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
         """Output size of a transposed convolution before the padding crops it."""
         return tuple(
-            s * (n - 1) + dil * (k - 1) + 1 + extra
-            for n, k, dil, s, extra in zip(
-                size, self.kernel_size, self.dilation, self.stride, self.output_padding, strict=True
-            )
+            s * (n - 1) + span + 1 + extra
+            for n, span, s, extra in zip(size, self.spans, self.stride, self.output_padding, strict=True)
         )
 
     @cached_property
@@ -102,14 +100,14 @@ class Convolution:
         """K_1, …, K_d."""
         return self.weight.shape[2:]
 
-    def pads(self) -> list[tuple[int, int]]:
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """dil·(K − 1), from the first to the last tap of each axis."""
+        return spans(self.kernel_size, self.dilation)
+
+    def pads(self) -> tuple[tuple[int, int], ...]:
         """Padding before and after each axis, of a convolution that is not transposed."""
-        spans = [dil * (k - 1) for k, dil in zip(self.kernel_size, self.dilation, strict=True)]
-        if self.padding == "same":
-            return [(span // 2, span - span // 2) for span in spans]
-        if isinstance(self.padding, str):
-            return [(0, 0) for _ in spans]
-        return [(p, p) for p in self.padding]
+        return padding_pairs(self.padding, self.spans)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Apply it: (B, D_in, *size) → (B, D_out, *output)."""
@@ -130,8 +128,7 @@ class Convolution:
         bare = not any(map(any, widths))
         padded = x if bare else np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
         output = tuple(
-            (n - dil * (k - 1) - 1) // s + 1
-            for n, k, dil, s in zip(padded.shape[2:], self.kernel_size, self.dilation, self.stride, strict=True)
+            (n - span - 1) // s + 1 for n, span, s in zip(padded.shape[2:], self.spans, self.stride, strict=True)
         )
         g, batch, weight = self.groups, len(x), self.matrices
         total = None
@@ -173,19 +170,32 @@ class Convolution:
     def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
         """Which outputs read no padding, only real positions: bool, of shape ``output``."""
         mask = np.ones(output, dtype=bool)
-        for axis, (n, o, k, dil, s) in enumerate(
-            zip(size, output, self.kernel_size, self.dilation, self.stride, strict=True)
-        ):
+        for axis, (n, o, span, s) in enumerate(zip(size, output, self.spans, self.stride, strict=True)):
             place = np.arange(o)
             if self.transposed:
                 assert not isinstance(self.padding, str)
-                first, last, end = place + self.padding[axis] - dil * (k - 1), place + self.padding[axis], s * (n - 1)
+                last, end = place + self.padding[axis], s * (n - 1)
+                first = last - span
             else:
                 first = s * place - self.pads()[axis][0]
-                last, end = first + dil * (k - 1), n - 1
+                last, end = first + span, n - 1
             inside = (first >= 0) & (last <= end)
             mask &= inside.reshape(-1, *(1,) * (len(output) - axis - 1))
         return mask
+
+
+def spans(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """dil·(K − 1) of each axis."""
+    return tuple(dil * (k - 1) for k, dil in zip(kernel_size, dilation, strict=True))
+
+
+def padding_pairs(padding: str | Sequence[int], spans: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Padding before and after each axis, from torch's ``padding``: "same", "valid" or one number per axis."""
+    if padding == "same":
+        return tuple((span // 2, span - span // 2) for span in spans)
+    if isinstance(padding, str):
+        return tuple((0, 0) for _ in spans)
+    return tuple((p, p) for p in padding)
 
 
 def per_axis(value: int | Sequence[int], dims: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from construct.modules.parametrizations import plain_convolution as plain
 from verify.argument.certification import certify
 from verify.layers.fields import digests, read_convolution
 from verify.layers.overrides import Unreadable
-from verify.layers.reparametrized import plain_convolution
+from verify.layers.reparametrized import folded_convolution
 
 
 class Renamed(nn.Conv2d):
@@ -165,7 +165,7 @@ def test_it_is_the_function_of_eval_mode(way: str):
     torch.manual_seed(0)
     conv = WAYS[way][0](nn.Conv2d(3, 4, 3)).eval()
     x = torch.randn(2, 3, 5, 5)
-    plain, _ = plain_convolution(conv)
+    plain, _ = folded_convolution(conv)
     assert type(plain) is nn.Conv2d
     assert not plain._forward_pre_hooks
     with torch.no_grad():

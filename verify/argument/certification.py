@@ -21,7 +21,7 @@ from verify.argument.runs import Probe, run_step
 from verify.argument.steps import Argument, Problem, Step, argue
 from verify.layers.fields import TENSORS, Unreadable, digests, stated_geometry
 from verify.layers.overrides import require_plain_attention
-from verify.layers.reparametrized import plain_convolution
+from verify.layers.reparametrized import folded_convolution
 from verify.layers.torch_faults import KNOWN
 from verify.oracle import flushes_to_zero, winograd_may_run
 from verify.verdict import Verdict, exactly, from_above
@@ -75,7 +75,7 @@ def certified(
     within = None if within is None else _positive(within, "within")
     if isinstance(mhsa, MHSA):  # no other class is run
         require_plain_attention(mhsa, TENSORS)
-    given, (conv, folded) = conv, plain_convolution(conv)
+    given, (conv, folded) = conv, folded_convolution(conv)
     problem = Problem.read(conv, mhsa, grid, input_bound)
     stated = _identity(conv, mhsa)
     _require_comparable(problem)
@@ -86,7 +86,7 @@ def certified(
         within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
     counterexample = counterexample_of(argument) if within is None else None
     runs, probes = run_step(argument, total)
-    if stated != _identity(plain_convolution(given)[0], mhsa):
+    if stated != _identity(folded_convolution(given)[0], mhsa):
         raise Unreadable("a layer's numbers changed while it was read and run")
     steps, observed = (*argument.steps, runs), np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
     return Certificate(

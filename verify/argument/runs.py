@@ -194,8 +194,8 @@ def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tup
     them.
     """
     least = []
-    for k, dil, s, (before, after) in zip(g.kernel_size, g.dilation, g.stride, g.pads, strict=True):
-        least.append(3 + -(-2 * before // s) if g.transposed else max(dil * (k - 1) + 1 + s, before + 1, after + 1))
+    for span, s, (before, after) in zip(g.spans, g.stride, g.pads, strict=True):
+        least.append(3 + -(-2 * before // s) if g.transposed else max(span + 1 + s, before + 1, after + 1))
     small = tuple(map(min, grid, least))
     try:
         output_size(g, small)
@@ -209,7 +209,7 @@ def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tup
 
 def narrow_grid(g: Geometry, small: tuple[int, ...]) -> tuple[int, ...] | None:
     """The grid ``small``, made so narrow that outputs are one wide, where torch has kernels of its own; None if that is illegal."""
-    span, stride, pads = g.dilation[-1] * (g.kernel_size[-1] - 1), g.stride[-1], sum(g.pads[-1])
+    span, stride, pads = g.spans[-1], g.stride[-1], sum(g.pads[-1])
     widest = 1 + (pads - span - g.output_padding[-1]) // stride if g.transposed else span + stride - pads
     grid = (*small[:-1], min(small[-1], widest))
     try:

@@ -272,10 +272,7 @@ def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
 
 def _within_kernel(g: Geometry, shift: Shift) -> bool:
     """Whether a shift lies between the first and the last tap, on every axis."""
-    return all(
-        0 <= tau + dil * ((k - 1) // 2) <= dil * (k - 1)
-        for tau, k, dil in zip(shift, g.kernel_size, g.dilation, strict=True)
-    )
+    return all(0 <= tau + a <= span for tau, a, span in zip(shift, g.anchor, g.spans, strict=True))
 
 
 def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[Step, Leaks]:

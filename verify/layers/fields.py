@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from verify.layers.overrides import Unreadable, exact_array, require_known_encoding
-from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, plain_convolution
-from verify.oracle import PADDING_MODES, Convolution
+from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
+from verify.oracle import PADDING_MODES, Convolution, padding_pairs, spans
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 
@@ -57,38 +57,19 @@ class Geometry:
         dims = len(stated["kernel_size"])
         vectors = {}
         for name in ("kernel_size", "stride", "dilation", "output_padding"):
-            value = stated[name]
-            least = 0 if name == "output_padding" else 1
-            if not (isinstance(value, list) and len(value) == dims and all(_whole(x) and x >= least for x in value)):
-                raise Unreadable(f"{name} is {value!r}")
-            vectors[name] = tuple(value)
+            if not _whole_numbers(stated[name], dims, 0 if name == "output_padding" else 1):
+                raise Unreadable(f"{name} is {stated[name]!r}")
+            vectors[name] = tuple(stated[name])
         for name in ("in_channels", "out_channels", "groups"):
             if not (_whole(stated[name]) and stated[name] >= 1):
                 raise Unreadable(f"{name} is {stated[name]!r}")
         if stated["in_channels"] % stated["groups"] or stated["out_channels"] % stated["groups"]:
             raise Unreadable(f"{stated['groups']} groups do not divide the channels")
-        if stated["padding_mode"] not in PADDING_MODES:
-            raise Unreadable(f"padding_mode is {stated['padding_mode']!r}")
-        padding = stated["padding"]
-        if not isinstance(padding, str | list) or not isinstance(stated["transposed"], bool):
-            raise Unreadable(f"padding is {padding!r}, transposed is {stated['transposed']!r}")
-        if stated["transposed"] and (isinstance(padding, str) or stated["padding_mode"] != "zeros"):
-            raise Unreadable(f"transposed with padding {padding!r}, padding_mode {stated['padding_mode']!r}")
-        if padding == "same" and any(s != 1 for s in vectors["stride"]):
-            raise Unreadable("padding is 'same', with a stride")
-        spans = [dil * (k - 1) for k, dil in zip(vectors["kernel_size"], vectors["dilation"], strict=True)]
-        if padding == "same":
-            pads = tuple((span // 2, span - span // 2) for span in spans)
-        elif padding == "valid":
-            pads = ((0, 0),) * dims
-        elif isinstance(padding, list) and len(padding) == dims and all(_whole(p) and p >= 0 for p in padding):
-            pads = tuple((p, p) for p in padding)
-        else:
-            raise Unreadable(f"padding is {padding!r}")
+        _require_padding(stated, dims)
         return cls(
             in_channels=stated["in_channels"],
             out_channels=stated["out_channels"],
-            pads=pads,
+            pads=padding_pairs(stated["padding"], spans(vectors["kernel_size"], vectors["dilation"])),
             padding_mode=stated["padding_mode"],
             groups=stated["groups"],
             transposed=stated["transposed"],
@@ -99,6 +80,31 @@ class Geometry:
     def dims(self) -> int:
         """The number of spatial dimensions."""
         return len(self.kernel_size)
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """dil·(K − 1), from the first to the last tap of each axis."""
+        return spans(self.kernel_size, self.dilation)
+
+    @property
+    def anchor(self) -> tuple[int, ...]:
+        """a = dil·⌊(K − 1)/2⌋: the query of output o is the token s·o + a of the padded axis."""
+        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
+
+
+def _require_padding(stated: dict[str, Any], dims: int) -> None:
+    """Refuse a stated padding that torch does not know, or not together with the layer's other fields."""
+    padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
+    if mode not in PADDING_MODES:
+        raise Unreadable(f"padding_mode is {mode!r}")
+    if not isinstance(padding, str | list) or not isinstance(transposed, bool):
+        raise Unreadable(f"padding is {padding!r}, transposed is {transposed!r}")
+    if transposed and (isinstance(padding, str) or mode != "zeros"):
+        raise Unreadable(f"transposed with padding {padding!r}, padding_mode {mode!r}")
+    if padding == "same" and any(s != 1 for s in stated["stride"]):
+        raise Unreadable("padding is 'same', with a stride")
+    if not (padding in ("same", "valid") or _whole_numbers(padding, dims, 0)):
+        raise Unreadable(f"padding is {padding!r}")
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     Raises:
         Unreadable: it has no weight, non-finite numbers, or a geometry that its weight contradicts.
     """
-    conv, _ = plain_convolution(conv)
+    conv, _ = folded_convolution(conv)
     g = Geometry.read(conv)
     if not isinstance(getattr(conv, "weight", None), torch.Tensor):
         raise Unreadable(f"{type(conv).__name__} has no weight")
@@ -270,3 +276,8 @@ def digest(layer: Any, tensors: Iterable[str]) -> str:
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole_numbers(value: Any, count: int, least: int) -> bool:
+    """Whether this is a list of so many integers, none below ``least``."""
+    return isinstance(value, list) and len(value) == count and all(_whole(x) and x >= least for x in value)

@@ -56,10 +56,10 @@ def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
 
 def output_length(g: Geometry, axis: int, n: int) -> int:
     """The number of outputs along an axis with ``n`` inputs; below 1 if there is none."""
-    k, dil, s, (before, after) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
+    span, s, (before, after) = g.spans[axis], g.stride[axis], g.pads[axis]
     if g.transposed:
-        return (n - 1) * s - before - after + dil * (k - 1) + g.output_padding[axis] + 1
-    return (n + before + after - dil * (k - 1) - 1) // s + 1
+        return (n - 1) * s - before - after + span + g.output_padding[axis] + 1
+    return (n + before + after - span - 1) // s + 1
 
 
 def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
@@ -86,11 +86,10 @@ def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
 
 def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
     """The attention's side: int (T_axis,), the input position that each token of the padded axis copies, or ``ZERO``."""
-    k, dil, s, (before, after) = g.kernel_size[axis], g.dilation[axis], g.stride[axis], g.pads[axis]
+    span, s, (before, after) = g.spans[axis], g.stride[axis], g.pads[axis]
     if g.transposed:  # inputs at distance s, then padded (or cropped) by dil·(K − 1) − p
         row = np.full(s * (n - 1) + 1, ZERO)
         row[::s] = np.arange(n)
-        span = dil * (k - 1)
         left, right = span - before, span - after + g.output_padding[axis]
         row = np.concatenate([np.full(max(left, 0), ZERO), row, np.full(max(right, 0), ZERO)])
         return row[max(-left, 0) : len(row) - max(-right, 0)]
@@ -102,8 +101,7 @@ def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
 
 def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
     """The attention's side: int (outputs,), the position of each output's query on the padded axis: s·o + a."""
-    anchor = g.dilation[axis] * ((g.kernel_size[axis] - 1) // 2)
-    return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + anchor
+    return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + g.anchor[axis]
 
 
 def shift_box(g: Geometry, grid: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -117,8 +115,8 @@ def shift_box(g: Geometry, grid: tuple[int, ...]) -> tuple[tuple[int, int], ...]
 
 def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
     """τ on this axis of the head that carries tap j: dil·j − a; for a transposed layer, dil·(K − 1 − j) − a."""
-    k, dil = g.kernel_size[axis], g.dilation[axis]
-    return dil * ((k - 1 - tap if g.transposed else tap) - (k - 1) // 2)
+    step = g.dilation[axis] * tap
+    return (g.spans[axis] - step if g.transposed else step) - g.anchor[axis]
 
 
 def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
@@ -146,8 +144,8 @@ def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
     Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel is flipped.
     """
     tap = []
-    for tau, k, dil in zip(shift, g.kernel_size, g.dilation, strict=True):
-        j, rest = divmod(tau + dil * ((k - 1) // 2), dil)
+    for tau, a, k, dil in zip(shift, g.anchor, g.kernel_size, g.dilation, strict=True):
+        j, rest = divmod(tau + a, dil)
         if rest or not 0 <= j < k:
             return None
         tap.append(k - 1 - j if g.transposed else j)
@@ -163,8 +161,7 @@ def token_length(g: Geometry, axis: int, n: int) -> int:
     """The number of tokens on an axis: the length of :func:`tokens_along`, without building it."""
     before, after = g.pads[axis]
     if g.transposed:
-        span = g.dilation[axis] * (g.kernel_size[axis] - 1)
-        return max(g.stride[axis] * (n - 1) + 1 + 2 * span - before - after + g.output_padding[axis], 0)
+        return max(g.stride[axis] * (n - 1) + 1 + 2 * g.spans[axis] - before - after + g.output_padding[axis], 0)
     return n + before + after
 
 

@@ -68,7 +68,7 @@ def base_of(conv: object) -> type[nn.Module]:
     return base
 
 
-def plain_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
+def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
     """A convolution with its parametrizations folded in, as in eval mode.
 
     Returns:

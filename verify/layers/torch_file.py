@@ -20,7 +20,7 @@ from construct.files.reading import ModelFile, read
 from construct.modules.traversal import every_module
 from verify.layers.fields import TENSORS, read_convolution
 from verify.layers.overrides import Unreadable, require_plain_attention
-from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, plain_convolution
+from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
 
 Tensors = dict[str, tuple[str, tuple[int, ...], Any]]
 """Type, shape and little-endian bytes of tensors, by name."""
@@ -98,7 +98,7 @@ def _stated(module: nn.Module) -> Mapping[str, Any]:
             require_plain_attention(module, TENSORS)
             radix = {} if layer.radix is None else {"radix": [*layer.radix]}
             return {"kind": "MHSA", **_geometry(layer.geometry), **radix}
-        if isinstance(module, tuple(CONVOLUTIONS)) and plain_convolution(module)[0] is module:
+        if isinstance(module, tuple(CONVOLUTIONS)) and folded_convolution(module)[0] is module:
             read_convolution(module)
             return {"kind": base_of(module).__name__, **_geometry(layer)}
     except Unreadable:

@@ -99,7 +99,7 @@ def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
     tokens: list[int] = []
     seconds: list[float] = []
     ratio = 2.0 ** (1 / g.dims)  # about twice the tokens
-    least = [4 + max(dil * (k - 1), *pads) for k, dil, pads in zip(g.kernel_size, g.dilation, g.pads, strict=True)]
+    least = [4 + max(span, *pads) for span, pads in zip(g.spans, g.pads, strict=True)]
     for step in range(1, 12):
         size = [math.ceil(n * ratio**step) for n in least]
         count = token_count(g, tuple(size))

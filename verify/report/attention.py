@@ -144,8 +144,7 @@ def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys
 def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
     """The spatial size of a small input: about ``tokens`` per axis, with room for five outputs, or two if far apart."""
     size = []
-    for axis, (k, dil, s) in enumerate(zip(g.kernel_size, g.dilation, g.stride, strict=True)):
-        pads, span = g.pads[axis], dil * (k - 1)
+    for axis, (pads, span, s) in enumerate(zip(g.pads, g.spans, g.stride, strict=True)):
         if g.transposed:
             size.append(max(-(-(tokens - 2 * tokens_before(g, axis)) // s), 3))
         else:
@@ -205,7 +204,6 @@ def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content:
         tap = None if centre is None else tap_of_shift(geometry, tuple(centre["shift"]))
         data["taps"][head] = None if tap is None else places.index(tuple(tap))
     if content:  # the page finds where a head's attention is largest
-        reach = [dil * (k - 1) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True)]
-        shifts = {tap_of_shift(geometry, s): list(s) for s in product(*(range(-r, r + 1) for r in reach))}
+        shifts = {tap_of_shift(geometry, s): list(s) for s in product(*(range(-r, r + 1) for r in geometry.spans))}
         data["shifts"] = [shifts[place] for place in places]
     return data

@@ -165,18 +165,17 @@ def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] =
 def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
     """The shape of :func:`generated_inputs`, known before anything is allocated."""
     fields = Convolution.read(conv)
-    spans = [dil * (k - 1) for k, dil in zip(fields.kernel_size, fields.dilation, strict=True)]
     if fields.transposed:
         assert not isinstance(fields.padding, str)
         # One output needs s·(n − 1) ≥ 2p − span, and one that reads no padding s·(n − 1) ≥ span; plus two more inputs.
         size = [
             -(-max(span, 2 * p - span) // s) + 3
-            for span, p, s in zip(spans, fields.padding, fields.stride, strict=True)
+            for span, p, s in zip(fields.spans, fields.padding, fields.stride, strict=True)
         ]
     else:
         size = [
             max(span + 1 + 2 * s, before + 1, after + 1)
-            for span, (before, after), s in zip(spans, fields.pads(), fields.stride, strict=True)
+            for span, (before, after), s in zip(fields.spans, fields.pads(), fields.stride, strict=True)
         ]
     size = [n + axis for axis, n in enumerate(size)]  # sides differ, so swapped axes show
     return (samples, fields.in_channels, *size)

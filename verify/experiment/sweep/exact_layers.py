@@ -1,9 +1,10 @@
 """Literal exact evaluation of both layers: the ground truth for certificates.
 
 The attention is Eq. 3 with α → ∞: each head takes the key with the highest score, found by comparing all keys; scores are exact
-integers.  Of ``construct`` and the certifier, only the raw fields are used.
+integers.  Tokens and queries are the certifier's (:mod:`verify.layers.reading`), which tests derive anew.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from verify.oracle import NUMPY_PAD, Convolution
+from verify.layers.fields import Geometry
+from verify.layers.reading import ZERO, GridRefused, output_size, query_places, token_length, tokens_along
+from verify.oracle import Convolution
 
 Size = tuple[int, ...]
 _fractions: Any = np.frompyfunc(Fraction, 1, 1)
@@ -83,18 +86,14 @@ def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     Raises:
         NoValue: some other head has no best key, or there are no queries.
     """
-    rows = [_tokens(layer, axis, n) for axis, n in enumerate(size)]
-    anchor = [dil * ((k - 1) // 2) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
-    steps = (1,) * len(size) if layer.transposed else layer.stride
-    spans = _spans(layer)
-    output = tuple((len(row) - span - 1) // s + 1 for row, span, s in zip(rows, spans, steps, strict=True))
-    if min(output) < 1:
-        raise NoValue
+    g = Geometry.read(layer)
+    try:
+        output = output_size(g, size)
+    except GridRefused as error:
+        raise NoValue from error
     positions = token_sources(layer, size)
-    keys = np.array(list(product(*(range(len(row)) for row in rows))))
-    queries = np.array(
-        [[s * o + a for s, o, a in zip(steps, place, anchor, strict=True)] for place in np.ndindex(output)]
-    )
+    keys = _places(range(token_length(g, axis, n)) for axis, n in enumerate(size))
+    queries = _places(query_places(g, axis, o).tolist() for axis, o in enumerate(output))
     delta = keys[None] - queries[:, None]  # (queries, keys, d)
     if getattr(layer, "radix", None) is not None:
         delta = (delta * np.array(layer.radix)).sum(axis=2, keepdims=True)
@@ -120,28 +119,15 @@ def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
 
 def token_sources(layer: Any, size: Size) -> np.ndarray:
     """The content of each token of the padded grid: 0 a zero, i + 1 a copy of input position i; int (tokens,), row-major."""
-    copies = np.array(list(product(*(_tokens(layer, axis, n) for axis, n in enumerate(size)))))
+    g = Geometry.read(layer)
+    copies = _places(tokens_along(g, axis, n).tolist() for axis, n in enumerate(size))
     strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]
-    return np.where((copies < 0).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
+    return np.where((copies == ZERO).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
 
 
-def _tokens(layer: Any, axis: int, n: int) -> list[int]:
-    """The input position that each token of an axis copies, −1 for a zero."""
-    span, s = _spans(layer)[axis], layer.stride[axis]
-    if layer.transposed:
-        before = span - layer.padding[axis]
-        length = s * (n - 1) + 1 + 2 * before + layer.output_padding[axis]
-        return [i // s if i % s == 0 and 0 <= i // s < n else -1 for i in range(-before, length - before)]
-    if layer.padding == "same":
-        before, after = span // 2, span - span // 2
-    else:
-        before = after = 0 if layer.padding == "valid" else layer.padding[axis]
-    mode: Any = NUMPY_PAD[layer.padding_mode]
-    return (np.pad(np.arange(1, n + 1), (before, after), mode=mode) - 1).tolist()
-
-
-def _spans(layer: Any) -> list[int]:
-    return [dil * (k - 1) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
+def _places(axes: Iterable[Iterable[int]]) -> np.ndarray:
+    """Every combination of one number an axis, in row-major order: (places, d)."""
+    return np.array(list(product(*axes)))
 
 
 def _numbers(tensor: Any) -> np.ndarray:
