@@ -16,7 +16,8 @@ from construct import heads as shifts
 from construct.attention import Scores
 from construct.encoding import encodings, quadratic
 from construct.tokens import TokenGrid
-from verify.experiment.sweep.faults import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code_fault, with_heads
+from fault_table import ALL, SYMMETRIC, TRANSPOSED, ZEROS, code_fault
+from verify.experiment.sweep.faults import with_heads
 
 
 def function(name: str, where: Any, what: str, change: Callable[..., Any], **options: Any) -> None:

@@ -19,14 +19,15 @@ from torch import nn
 import construct
 import faults_code  # noqa: F401  enters its faults into the table
 from construct import MHSA, conv_to_mhsa
+from fault_table import ALL, FAULTS, Fault, convolution_and_inputs
 from truths import permuted
 from verified import Asked, pair_of, proved
 from verify.argument.certification import certify
 from verify.checker import StepFails, parts_of
 from verify.coq.verified import export
-from verify.experiment.sweep import exact_layers, position_faults, weight_faults  # noqa: F401  the faults enter the table
+from verify.experiment.sweep import exact_layers
 from verify.experiment.sweep.exact_layers import exactly_differ
-from verify.experiment.sweep.faults import ALL, FAULTS, Fault, Inapplicable, convolution_and_inputs, with_heads
+from verify.experiment.sweep.faults import Inapplicable, with_heads
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.strict_input import Rejected

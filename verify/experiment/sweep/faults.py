@@ -1,112 +1,26 @@
-"""The table of planted faults, filled by the modules of faults and used to test both samples and certificates.
+"""Planted faults in an attention layer: its values, its heads, where they look, and its stated geometry.
 
-Also the convolutions on which samples must detect a fault.
+Each is a function of the convolution, its layer and a random generator; one that returns nothing changed the layer in place.
 """
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from construct import MHSA, MHSAWeights
-from verify.strategies import numbers
-
-GEOMETRIES: dict[str, Callable[[], nn.Module]] = {
-    "1-D": lambda: nn.Conv1d(3, 4, 5, padding=2),
-    "2-D": lambda: nn.Conv2d(3, 4, 3, padding=1),
-    "3-D": lambda: nn.Conv3d(2, 3, 3, padding=1),
-    "even": lambda: nn.Conv2d(2, 3, (2, 4), padding=1),
-    "strided": lambda: nn.Conv2d(3, 2, 3, padding=1, stride=2),
-    "dilated": lambda: nn.Conv2d(2, 3, 3, padding=(2, 1), dilation=2),
-    "grouped": lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2),
-    "depthwise": lambda: nn.Conv1d(4, 4, 3, padding=1, groups=4),
-    "same": lambda: nn.Conv1d(3, 2, 4, padding="same"),
-    "reflect": lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
-    "replicate": lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate"),
-    "circular": lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"),
-    "transposed": lambda: nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1),
-    "transposed 1-D": lambda: nn.ConvTranspose1d(2, 3, 4, stride=3, dilation=2),
-    "bare": lambda: nn.Conv2d(3, 3, 3, bias=False),
-}
-ALL = tuple(GEOMETRIES)
-ZEROS = ("1-D", "2-D", "3-D", "even", "strided", "dilated", "grouped", "depthwise", "same")
-BIASED = tuple(name for name in ALL if name != "bare")
-TRANSPOSED = ("transposed", "transposed 1-D")
-SYMMETRIC = tuple(name for name in ALL if name not in ("even", "same", "transposed 1-D"))
-"""Geometries whose set of shifts is symmetric."""
+from construct import MHSA, MHSAWeights, conv_to_mhsa
+from verify.oracle import PADDING_MODES
 
 HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
+Change = Callable[[Any, MHSA, np.random.Generator], MHSA | None]
 
 
 class Inapplicable(Exception):
     """A fault cannot be planted in a layer."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault in a layer, or in the code that builds and runs it.
-
-    Attributes:
-        plant: in a layer: (convolution, layer, random generator) → the faulty layer, possibly the given one.  In the code:
-            (monkeypatch) → None; the fault is present while the layer is built, run and judged.
-        in_code: whether the fault is in the code.
-        built: whether the layer is built before the code is patched.
-        shown_on: the geometries on which samples must detect it; none if it may hide in rounding.
-        soft: whether the faulty layer's attention may be neither 0 nor 1, so that exact evaluation has to run it.
-        more: a factor on the number of layers tried, for a fault that few layers admit.
-        options: options of the convolutions on which certificates must detect it.
-    """
-
-    plant: Callable[..., Any]
-    in_code: bool
-    built: bool = False
-    shown_on: tuple[str, ...] = ()
-    soft: bool = False
-    more: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-FAULTS: dict[str, Fault] = {}
-FIELDS = ("built", "shown_on", "soft", "more")
-
-
-def _enter(name: str, plant: Callable[..., Any], in_code: bool, settings: dict[str, Any]) -> None:
-    """Enter a fault into the table; settings that are not its fields are options of the convolutions."""
-    assert name not in FAULTS, name
-    fields = {key: value for key, value in settings.items() if key in FIELDS}
-    options = {key: value for key, value in settings.items() if key not in FIELDS}
-    FAULTS[name] = Fault(plant, in_code, **fields, options=options)
-
-
-def weight_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
-    """Decorator that enters a fault in a layer's numbers or geometry; a change that returns None was made in place."""
-
-    def enter(change: Callable[..., Any]) -> None:
-        def plant(conv: Any, layer: MHSA, rng: np.random.Generator) -> MHSA:
-            other = change(conv, layer, rng)
-            return layer if other is None else other
-
-        _enter(name, plant, False, settings)
-
-    return enter
-
-
-def code_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
-    """Decorator that enters a fault in the code."""
-    return lambda plant: _enter(name, plant, True, settings)
-
-
-def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, Tensor]:
-    """A float32 convolution of this geometry without gradients, and two inputs, of small integers or normal samples."""
-    generator = torch.Generator().manual_seed(seed)
-    conv: Any = GEOMETRIES[name]().requires_grad_(False)
-    for tensor in conv.parameters():
-        tensor.copy_(numbers(tensor.shape, tensor.dtype, integers, generator))
-    x = numbers((2, conv.in_channels, *[7, 6, 5][: conv.weight.dim() - 2]), torch.float32, integers, generator)
-    return conv, x
 
 
 def with_heads(layer: MHSA, order: list[int], **changes: Tensor) -> MHSA:
@@ -126,3 +40,333 @@ def two_heads(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
 def one_head(layer: MHSA, rng: np.random.Generator) -> int:
     """A random head of the layer."""
     return int(rng.integers(layer.heads))
+
+
+def geometry(layer: MHSA, **changes: Any) -> MHSA:
+    """The layer with a changed stated geometry."""
+    try:
+        layer.geometry = replace(layer.geometry, **changes)
+    except ValueError:
+        raise Inapplicable from None
+    return layer
+
+
+def bumped(values: tuple[int, ...], rng: np.random.Generator, least: int) -> tuple[int, ...]:
+    """The values with one entry changed by one."""
+    axis = int(rng.integers(len(values)))
+    step = int(rng.choice([1, -1])) if values[axis] > least else 1
+    return tuple(n + step * (i == axis) for i, n in enumerate(values))
+
+
+def carrier(layer: MHSA) -> Tensor:
+    """The factor that holds the taps rather than the identity."""
+    return layer.w_val if layer.w_out.shape[3] <= layer.w_val.shape[2] else layer.w_out
+
+
+def rebuilt(conv: Any, kernel: Tensor) -> MHSA:
+    """The attention layer for the convolution with another kernel of the same size."""
+    other = copy.deepcopy(conv)
+    other.weight.data = kernel.contiguous()
+    return conv_to_mhsa(other)
+
+
+def flip_kernel(layer: MHSA) -> None:
+    """Make the head at each tap carry the opposite tap."""
+    for tensor in (layer.w_val, layer.w_out):
+        tensor.data = tensor.data.flip(0)
+
+
+def planted(change: Change, conv: Any, layer: MHSA, rng: np.random.Generator) -> MHSA:
+    """The layer with this fault, possibly the given one.
+
+    Raises:
+        Inapplicable: the fault cannot be planted in this layer.
+    """
+    other = change(conv, layer, rng)
+    return layer if other is None else other
+
+
+# ---- the kernel ------------------------------------------------------------------------------------------------------
+
+
+def _kernel_flipped_on_every_axis(conv, layer, rng):
+    flip_kernel(layer)
+
+
+def _kernel_flipped_on_one_axis(conv, layer, rng):
+    return rebuilt(conv, conv.weight.detach().flip(int(rng.integers(2, conv.weight.dim()))))
+
+
+def _kernel_axes_swapped(conv, layer, rng):
+    if conv.weight.dim() < 4 or conv.kernel_size[0] != conv.kernel_size[1]:
+        raise Inapplicable
+    return rebuilt(conv, conv.weight.detach().transpose(2, 3))
+
+
+def _inputs_and_outputs_of_the_taps_swapped(conv, layer, rng):
+    product = layer.w_val @ layer.w_out
+    if product.shape[2] != product.shape[3]:
+        raise Inapplicable
+    with torch.no_grad():
+        carrier(layer).copy_(product.transpose(2, 3))
+
+
+def _values_of_two_heads_swapped(conv, layer, rng):
+    first, second = two_heads(layer, rng)
+    with torch.no_grad():
+        for w in (layer.w_val, layer.w_out):
+            w[[first, second]] = w[[second, first]]
+
+
+def _values_moved_on_by_one_head(conv, layer, rng):
+    return with_heads(layer, list(range(layer.heads)), w_val=layer.w_val.roll(1, 0), w_out=layer.w_out.roll(1, 0))
+
+
+def _a_tap_one_ulp_off(conv, layer, rng):
+    flat = carrier(layer).data.view(-1)
+    at = int(rng.integers(len(flat)))
+    flat[at] = torch.nextafter(flat[at], torch.zeros_like(flat[at]) if flat[at] else flat[at] + 1)
+
+
+def _a_tap_that_is_not_there(conv, layer, rng):
+    flat = carrier(layer).data.view(-1)
+    flat[int(rng.integers(len(flat)))] += 2.0**-4
+
+
+def _a_tap_scaled(conv, layer, rng):
+    layer.w_val.data[-1] *= 1.25
+
+
+def _a_sign(conv, layer, rng):
+    layer.w_val.data[one_head(layer, rng)] *= -1
+
+
+def _noise_in_w_out(conv, layer, rng):
+    noise = 1 + torch.from_numpy(rng.normal(size=layer.w_out.shape)) * 0.01
+    layer.w_out.data = (layer.w_out.data.double() * noise).to(layer.w_out.dtype)
+
+
+def _input_channels_swapped(conv, layer, rng):
+    layer.w_val.data = layer.w_val.data.roll(1, 2)
+
+
+def _output_channels_swapped(conv, layer, rng):
+    layer.w_out.data = layer.w_out.data.roll(1, 3)
+
+
+def _groups_swapped(conv, layer, rng):
+    for w in (layer.w_val, layer.w_out):
+        w.data = w.data.roll(1, 1)
+
+
+def _stored_in_half_precision(conv, layer, rng):
+    layer.w_val.data = layer.w_val.data.bfloat16().to(layer.w_val.dtype)
+    layer.w_out.data = layer.w_out.data.bfloat16().to(layer.w_out.dtype)
+
+
+def _rescaled_until_it_underflows(conv, layer, rng):
+    taps = carrier(layer)
+    taps.data = taps.data * 2.0**-140 * 2.0**40  # the first product keeps about nine bits
+    other = layer.w_out if taps is layer.w_val else layer.w_val
+    other.data = other.data * 2.0**100
+
+
+def _head_dimension_truncated(conv, layer, rng):
+    if layer.w_val.shape[3] < 2:
+        raise Inapplicable
+    return conv_to_mhsa(conv, head_dim=layer.w_val.shape[3] - 1)
+
+
+def _a_bias_dropped(conv, layer, rng):
+    layer.b_out.data[int(rng.integers(len(layer.b_out)))] = 0
+
+
+def _a_bias_one_ulp_off(conv, layer, rng):
+    layer.b_out.data *= 1 + 2 * torch.finfo(layer.b_out.dtype).eps
+
+
+def _a_bias_twice_as_large(conv, layer, rng):
+    layer.b_out.data[0] += max(float(layer.b_out.data[0].abs()), torch.finfo(layer.b_out.dtype).tiny)
+
+
+def _a_bias_where_there_is_none(conv, layer, rng):
+    layer.b_out.data[int(rng.integers(len(layer.b_out)))] = 2.0**-20
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+def _a_head_dropped(conv, layer, rng):
+    if layer.heads < 2:
+        raise Inapplicable
+    gone = one_head(layer, rng)
+    return with_heads(layer, [h for h in range(layer.heads) if h != gone])
+
+
+def _a_head_twice(conv, layer, rng):
+    return with_heads(layer, [*range(layer.heads), one_head(layer, rng)])
+
+
+def _a_head_silenced(conv, layer, rng):
+    getattr(layer, str(rng.choice(["w_val", "w_out"]))).data[one_head(layer, rng)] = 0
+
+
+def _a_head_off_the_kernel(conv, layer, rng):
+    other = with_heads(layer, [*range(layer.heads), one_head(layer, rng)])
+    reach = max(layer.geometry.span) + 1
+    other.v.data[-1, 1:] = -2 * other.v.data[-1, 0] * reach * int(rng.choice([1, -1]))
+    return other
+
+
+def _two_heads_that_cancel_at_two_shifts(conv, layer, rng):
+    first, second = two_heads(layer, rng)
+    other = with_heads(layer, [*range(layer.heads), first, first])
+    other.w_val.data[-1] *= -1
+    other.v.data[-1] = layer.v.data[second]
+    return other
+
+
+# ---- where heads look ------------------------------------------------------------------------------------------------
+
+
+def _one_head_looks_one_further(conv, layer, rng):
+    layer.v.data[one_head(layer, rng), 1 + int(rng.integers(layer.v.shape[1] - 1))] += (
+        2 * 1024.0 * int(rng.choice([1, -1]))
+    )
+
+
+def _two_heads_at_one_shift(conv, layer, rng):
+    first, second = two_heads(layer, rng)
+    layer.v.data[first] = layer.v.data[second]
+
+
+def _all_heads_look_one_further(conv, layer, rng):
+    layer.v.data[:, 1:] += 2 * 1024.0
+
+
+def _heads_one_anchor_off(conv, layer, rng):
+    """Every head looks one position further, as if from another query; heads of the last tap look off the kernel."""
+    steps = 1.0 if layer.radix is None else float(layer.radix[-1])
+    layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
+
+
+def _the_dilation_forgotten(conv, layer, rng):
+    layer.v.data[:, 1:] *= 2
+
+
+def _shifts_negated(conv, layer, rng):
+    layer.v.data[:, 1:] *= -1
+
+
+def _shifts_mirrored_on_one_axis(conv, layer, rng):
+    layer.v.data[:, 1 + int(rng.integers(layer.v.shape[1] - 1))] *= -1
+
+
+def _axes_of_the_shifts_swapped(conv, layer, rng):
+    if layer.v.shape[1] < 3:
+        raise Inapplicable
+    layer.v.data[:, [1, 2]] = layer.v.data[:, [2, 1]]
+
+
+def _positions_of_two_heads_swapped(conv, layer, rng):
+    first, second = two_heads(layer, rng)
+    layer.v.data[[first, second]] = layer.v.data[[second, first]]
+
+
+def _numbers_of_the_parabola_one_off(conv, layer, rng):
+    layer = conv_to_mhsa(conv, encoding="parabola")
+    layer.v.data[one_head(layer, rng), 1] += 2 * 1024.0
+    return layer
+
+
+# ---- the stated geometry ---------------------------------------------------------------------------------------------
+
+
+def _another_stride(conv, layer, rng):
+    return geometry(layer, stride=bumped(layer.stride, rng, 1))
+
+
+def _another_padding(conv, layer, rng):
+    if isinstance(layer.padding, str):
+        raise Inapplicable
+    return geometry(layer, padding=bumped(layer.padding, rng, 0))
+
+
+def _padding_same_for_none(conv, layer, rng):
+    return geometry(layer, padding="same")
+
+
+def _another_padding_mode(conv, layer, rng):
+    modes = [mode for mode in PADDING_MODES if mode != layer.padding_mode]
+    return geometry(layer, padding_mode=str(rng.choice(modes)))
+
+
+def _another_dilation(conv, layer, rng):
+    return geometry(layer, dilation=bumped(layer.dilation, rng, 1))
+
+
+def _another_output_padding(conv, layer, rng):
+    return geometry(layer, output_padding=bumped(layer.output_padding, rng, 0))
+
+
+def _stride_and_padding_of_two_axes_swapped(conv, layer, rng):
+    padding = layer.padding if isinstance(layer.padding, str) else layer.padding[::-1]
+    return geometry(layer, stride=layer.stride[::-1], padding=padding)
+
+
+def _transposed_for_plain(conv, layer, rng):
+    return geometry(layer, transposed=not layer.transposed, output_padding=(0,) * len(layer.kernel_size))
+
+
+def _a_kernel_one_larger(conv, layer, rng):
+    return geometry(layer, kernel_size=bumped(layer.kernel_size, rng, 1))
+
+
+FAULTS: dict[str, Change] = {
+    "one head looks one further": _one_head_looks_one_further,
+    "two heads at one shift": _two_heads_at_one_shift,
+    "all heads look one further": _all_heads_look_one_further,
+    "heads one anchor off": _heads_one_anchor_off,
+    "the dilation forgotten": _the_dilation_forgotten,
+    "shifts negated": _shifts_negated,
+    "shifts mirrored on one axis": _shifts_mirrored_on_one_axis,
+    "axes of the shifts swapped": _axes_of_the_shifts_swapped,
+    "positions of two heads swapped": _positions_of_two_heads_swapped,
+    "numbers of the parabola one off": _numbers_of_the_parabola_one_off,
+    "another stride": _another_stride,
+    "another padding": _another_padding,
+    "padding 'same' for none": _padding_same_for_none,
+    "another padding mode": _another_padding_mode,
+    "another dilation": _another_dilation,
+    "another output padding": _another_output_padding,
+    "stride and padding of two axes swapped": _stride_and_padding_of_two_axes_swapped,
+    "transposed for plain": _transposed_for_plain,
+    "a kernel one larger": _a_kernel_one_larger,
+    "kernel flipped on every axis": _kernel_flipped_on_every_axis,
+    "kernel flipped on one axis": _kernel_flipped_on_one_axis,
+    "kernel axes swapped": _kernel_axes_swapped,
+    "inputs and outputs of the taps swapped": _inputs_and_outputs_of_the_taps_swapped,
+    "values of two heads swapped": _values_of_two_heads_swapped,
+    "values moved on by one head": _values_moved_on_by_one_head,
+    "a tap one ulp off": _a_tap_one_ulp_off,
+    "a tap that is not there": _a_tap_that_is_not_there,
+    "a tap scaled": _a_tap_scaled,
+    "a sign": _a_sign,
+    "noise in W_out": _noise_in_w_out,
+    "input channels swapped": _input_channels_swapped,
+    "output channels swapped": _output_channels_swapped,
+    "groups swapped": _groups_swapped,
+    "stored in half precision": _stored_in_half_precision,
+    "rescaled until it underflows": _rescaled_until_it_underflows,
+    "head dimension truncated": _head_dimension_truncated,
+    "a bias dropped": _a_bias_dropped,
+    "a bias one ulp off": _a_bias_one_ulp_off,
+    "a bias twice as large": _a_bias_twice_as_large,
+    "a bias where there is none": _a_bias_where_there_is_none,
+    "a head dropped": _a_head_dropped,
+    "a head twice": _a_head_twice,
+    "a head silenced": _a_head_silenced,
+    "a head off the kernel": _a_head_off_the_kernel,
+    "two heads that cancel, at two shifts": _two_heads_that_cancel_at_two_shifts,
+}
+"""The table: each fault's name and its function."""

@@ -23,8 +23,8 @@ from construct.builder import conv_to_mhsa
 from verify.argument.certificate import Certificate
 from verify.argument.certification import certified, certify
 from verify.argument.verdicts import combined
-from verify.experiment.sweep import exact_layers, position_faults, weight_faults
-from verify.experiment.sweep.faults import FAULTS, Inapplicable
+from verify.experiment.sweep import exact_layers
+from verify.experiment.sweep.faults import FAULTS, Inapplicable, planted
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import Geometry, digest
 from verify.layers.reading import GridRefused, output_size
@@ -49,9 +49,6 @@ ON_ANY_SHARPNESS = (
     "a bias twice as large",
 )
 """Faults that also change the function of a layer with soft heads."""
-assert position_faults, weight_faults  # importing them fills the table
-ON_SHARP_HEADS = tuple(name for name, fault in FAULTS.items() if not (fault.in_code or fault.soft))
-"""Faults that exact arithmetic on one-hot heads detects."""
 OFF = "an execution off in one output"
 
 
@@ -146,7 +143,7 @@ def certify_seed(seed: int) -> list[Row]:
     rows, sharp = [replace(row, error=_error_of(case, certificate))], not certificate.leakage.any()
     if certificate.verdict.name == "PROVED" and case.rng.random() < 0.1:
         return [*rows, _off_in_one_output(case, row, certificate)]
-    name = _plant(case, ON_SHARP_HEADS if sharp else ON_ANY_SHARPNESS)
+    name = _plant(case, tuple(FAULTS) if sharp else ON_ANY_SHARPNESS)
     if name is None:
         return rows
     row, certificate = _certified(case, leaking=not sharp, fault=name)
@@ -276,7 +273,7 @@ def _plant(case: RandomLayer, names: tuple[str, ...]) -> str | None:
     """Plant one of these faults in the layer and return its name; None if none of a few changes the function of sharp heads."""
     for name in case.rng.sample(names, min(5, len(names))):
         try:
-            case.layer = FAULTS[name].plant(case.conv, case.built(), np.random.default_rng(case.seed))
+            case.layer = planted(FAULTS[name], case.conv, case.built(), np.random.default_rng(case.seed))
         except (Inapplicable, ValueError):
             continue
         finite = all(tensor.isfinite().all() for tensor in case.layer.state_dict().values())
