@@ -13,7 +13,7 @@ from torch import Tensor
 from construct import tokens
 from construct.execution.shifts import indexed, maps, plain
 from construct.execution.shifts.windows import Ints, Shifts, is_last
-from construct.execution.transforms import abstract, faked, traced, transformed
+from construct.execution.transforms import abstract, faked, nonzero, traced, transformed
 
 
 def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool = False) -> Tensor:
@@ -40,6 +40,8 @@ def evaluate(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adj
     """As :func:`shifted`, without derivatives; ``last`` asks for channels last in memory."""
     if tokens.host_waits(images.device):
         return (indexed.adjoint if adjoint else indexed.forward)(images, w, bias, shifts, last)
+    if bias is not None and not nonzero(bias):  # adding it would take a pass through the outputs
+        bias = None
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
 
 
@@ -88,14 +90,20 @@ def shifted_weights(
     output: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """:func:`maps.weights`, contiguous."""
+    """:func:`maps.weights` as it comes out of the product, (g, D, heads·C): another order would copy all weights."""
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
-    return (indexed if tokens.host_waits(x.device) else maps).weights(x, y, shifts, groups).contiguous()
+    w = (indexed if tokens.host_waits(x.device) else maps).weights(x, y, shifts, groups)
+    return w.permute(1, 3, 0, 2).flatten(2).contiguous()
 
 
 @shifted_weights.register_fake
 def _(x: Tensor, y: Tensor, offsets: Any, step: Any, size: Any, output: Any, groups: int) -> Tensor:
-    return x.new_empty((len(offsets) // len(step), groups, x.shape[1] // groups, y.shape[1] // groups))
+    return x.new_empty((groups, y.shape[1] // groups, len(offsets) // len(step) * (x.shape[1] // groups)))
+
+
+def _by_head(w: Tensor, channels: int) -> Tensor:
+    """(g, D, heads·C) → (heads, g, C, D)."""
+    return w.view(*w.shape[:2], -1, channels).permute(2, 0, 3, 1)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -108,14 +116,15 @@ def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     pair = (gradient, images) if adjoint else (images, gradient)
     return (
         shifted_sum(gradient, w, None, *where, not adjoint, is_last(images)) if wants[0] else None,
-        shifted_weights(*pair, *where, w.shape[1]) if wants[1] else None,
+        _by_head(shifted_weights(*pair, *where, w.shape[1]), w.shape[2]) if wants[1] else None,
         gradient.sum((0, *range(2, gradient.dim()))) if wants[2] else None,
         *(None,) * 6,
     )
 
 
 def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
-    (x, y), wants, (*where, _) = ctx.saved_tensors, ctx.needs_input_grad, ctx.rest
+    (x, y), wants, (*where, groups) = ctx.saved_tensors, ctx.needs_input_grad, ctx.rest
+    w = _by_head(w, x.shape[1] // groups)
     return (
         shifted_sum(y, w, None, *where, True, is_last(x)) if wants[0] else None,
         shifted_sum(x, w, None, *where, False, is_last(y)) if wants[1] else None,
