@@ -33,16 +33,21 @@ def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjo
         return (plain.adjoint if adjoint else plain.forward)(images, w, bias, shifts)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias)):
         return shifted_sum(images, w, bias, *shifts.numbers, adjoint, is_last(images))
-    return evaluate(images, w, bias, shifts, adjoint, is_last(images))
+    return evaluate(images, w, _unless_zero(bias), shifts, adjoint, is_last(images))
 
 
 def evaluate(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool) -> Tensor:
     """As :func:`shifted`, without derivatives; ``last`` asks for channels last in memory."""
     if tokens.host_waits(images.device):
         return (indexed.adjoint if adjoint else indexed.forward)(images, w, bias, shifts, last)
-    if bias is not None and not nonzero(bias):  # adding it would take a pass through the outputs
-        bias = None
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
+
+
+def _unless_zero(bias: Tensor | None) -> Tensor | None:
+    """The bias, or None if that is the same: adding it would take a pass through the outputs."""
+    if bias is None or tokens.host_waits(bias.device) or nonzero(bias):
+        return bias
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -66,7 +71,7 @@ def shifted_sum(
 ) -> Tensor:
     """:func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
-    sums = evaluate(images, w, bias, shifts, adjoint, last)
+    sums = evaluate(images, w, _unless_zero(bias), shifts, adjoint, last)
     axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
     sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
     return sums.data  # torch forbids in-place changes of a view that an operator returns
