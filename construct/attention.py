@@ -213,7 +213,7 @@ class MHSA(nn.Module):
 
     def has_content(self) -> bool:
         """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
-        if any(p.requires_grad for p in (self.w_qry, self.w_key, self.u)):
+        if any([reads.is_learned(p) for p in (self.w_qry, self.w_key, self.u)]):  # all are looked at
             if torch.is_grad_enabled() or tokens.host_waits(self.w_qry.device):
                 return True
         if reads.once(self, "w_qry", nonzero):

@@ -24,7 +24,7 @@ _RESULTS: WeakKeyDictionary[Any, dict[Any, tuple[Any, Tensor, Any]]] = WeakKeyDi
 _IDS: set[int] = set()
 """The tensors with a state since ``_STEPS`` was last counted up."""
 _STEPS = [0]
-"""How many optimizer steps may have changed one of them."""
+"""How often one of them may have changed unseen: by an optimizer's step, or while it was learned."""
 
 
 def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
@@ -42,13 +42,25 @@ def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
 
 def state_of(tensor: Tensor) -> Any:
     """What differs after a tensor has changed; None for one that is learned, that is no parameter, or that counts no changes."""
-    if type(tensor) is not Parameter or tensor.requires_grad or tensor.is_inference():
+    if type(tensor) is not Parameter or is_learned(tensor) or tensor.is_inference():
         return None
     _watch_optimizers()
     _IDS.add(id(tensor))
     storage = StorageWeakRef(tensor.untyped_storage())  # while it exists, no other storage gets this number
     layout = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
     return _STEPS[0], id(tensor), storage, tensor._version, layout
+
+
+def is_learned(tensor: Tensor) -> bool:
+    """Whether a tensor is learned; if so, what was read while it was frozen holds no longer, should it be frozen again."""
+    if tensor.requires_grad and id(tensor) in _IDS:
+        _invalidate()
+    return tensor.requires_grad
+
+
+def _invalidate() -> None:
+    _IDS.clear()
+    _STEPS[0] += 1
 
 
 @cache
@@ -60,5 +72,4 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
     """Invalidate all states if the step may have changed a tensor that has one, unlike a frozen one without a gradient."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not _IDS.isdisjoint({id(p) for p in parameters if p.requires_grad or p.grad is not None}):
-        _IDS.clear()
-        _STEPS[0] += 1
+        _invalidate()

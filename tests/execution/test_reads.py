@@ -240,6 +240,16 @@ def through_data_while_learned(layer: MHSA, part: str, x: Tensor) -> None:
     getattr(layer, part).data.mul_(0.5)
 
 
+def through_data_and_frozen_again(layer: MHSA, part: str, x: Tensor) -> None:
+    """As training for a while does; calls that record gradients use no prepared call."""
+    with torch.enable_grad():
+        getattr(layer, part).requires_grad_()
+        layer(x)
+    tensor = getattr(layer, part)
+    tensor.data.copy_(tensor.data.flip(0) * 0.5 + 0.25)
+    tensor.requires_grad_(False)
+
+
 def loaded(layer: MHSA, part: str, x: Tensor) -> None:
     layer.load_state_dict({name: tensor * (0.5 if name == part else 1) for name, tensor in layer.state_dict().items()})
 
@@ -293,8 +303,8 @@ def through_the_kernel(layer: MHSA, part: str, x: Tensor) -> None:
 
 
 EDITS = (
-    in_place, by_a_step, through_data_while_learned, loaded, replaced, other_memory, moved, swapped, called_functionally,
-    other_geometry, through_the_kernel,
+    in_place, by_a_step, through_data_while_learned, through_data_and_frozen_again, loaded, replaced, other_memory, moved,
+    swapped, called_functionally, other_geometry, through_the_kernel,
 )  # fmt: skip
 
 
@@ -319,6 +329,20 @@ def test_every_edit_counts(name: str, edits: list[tuple[Callable[[MHSA, str, Ten
             in_place(twin, part, x)
             torch.testing.assert_close(twin(x), expected(twin, x), rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("part", [*POSITIONAL, "w_val", "w_out"])
+def test_what_was_learned_and_is_frozen_again_is_read_again(part: str) -> None:
+    layer, x = called("3x3")
+    if part in ("w_qry", "w_key", "u"):
+        with torch.no_grad():
+            layer.v.mul_(0.002)  # content shows in soft heads
+            (layer.u if part == "w_key" else layer.w_key).fill_(0.5)
+    before = layer(x)
+    through_data_and_frozen_again(layer, part, x)
+    assert not torch.allclose(layer(x), before)
+    torch.testing.assert_close(layer(x), expected(layer, x))
 
 
 @pytest.mark.usefixtures("gpu")
