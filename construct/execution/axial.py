@@ -61,7 +61,7 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
         )
         if learned:
             zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in positional[2:])
-            y = y + 0 * zero.to(dtype)  # so their gradients are 0 instead of None
+            y = y + (0 * zero).to(dtype)  # so their gradients are 0 instead of None
         if not (recorded or plan.soft):
             keep(layer, owner, x, grid, w, lambda: _prepared(grid, sight, w.detach(), b_out.detach(), memory_format(x)))
     else:

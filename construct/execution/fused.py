@@ -44,12 +44,15 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     query, key = scores.projected() if scores.content else (None, None)
     step = _queries_per_block(len(tokens), layer.heads, grid, scores.content)
     blocks = [slice(start, start + step) for start in range(0, grid.query_count, step)]
-    attended = [bounded(_attended, scores, query, key, values, queries) for queries in blocks]
+    inside = scores.u, scores.w_key_pos  # torch notices changes in place of arguments alone
+    attended = [bounded(_attended, scores, query, key, values, queries, *inside) for queries in blocks]
     y = layer.b_out.to(tokens.dtype) + added_up(torch.cat(attended, dim=2), layer.w_out)
     return y.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
-def _attended(scores: Scores, query: Tensor | None, key: Tensor | None, values: Tensor, queries: slice) -> Tensor:
+def _attended(
+    scores: Scores, query: Tensor | None, key: Tensor | None, values: Tensor, queries: slice, *_: Tensor
+) -> Tensor:
     """P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).
 
     ``query`` (B, heads, queries, D_k) and ``key`` (B, heads, T, D_k) are those of all queries; None without content.

@@ -181,6 +181,14 @@ def test_soft_heads_that_look_along_one_line_share_factors_in_training(conv: Any
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
+def test_learned_heads_that_are_sharper_than_float32_can_sum_are_right():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), alpha=1e38)
+    x = torch.linspace(-1, 1, 32).view(1, 2, 4, 4)
+    frozen = layer(x)
+    layer.v.requires_grad_()
+    torch.testing.assert_close(layer(x), frozen)
+
+
 def test_frozen_factors_are_left_alone_and_trained_ones_trained():
     layer = conv_to_mhsa(nn.Conv2d(4, 3, 3, padding=1))
     layer.w_out.requires_grad_(False)

@@ -176,6 +176,30 @@ def test_gradients_are_those_of_dense_over_several_blocks():
         assert (ours - theirs).abs().amax() <= 1e-10 * theirs.abs().amax(), name
 
 
+@pytest.mark.parametrize("name", ["w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out"])
+@pytest.mark.parametrize("content", [True, False])
+def test_a_backward_pass_after_a_change_in_place_is_refused_or_right(name: str, content: bool):
+    """It computes the scores again, and may not take other numbers for them."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, 2).double()
+
+    def gradient(changed: bool) -> torch.Tensor:
+        layer, x = conv_to_mhsa(conv, alpha=2.0, execution="axial"), normal(2, 2, 4, 4).requires_grad_()
+        y = switch_content_on(layer, 0.5 if content else 0.0)(x)
+        if changed:
+            with torch.no_grad():
+                getattr(layer, name).mul_(1.5).add_(0.1)
+        return torch.autograd.grad(y.square().sum(), x)[0]
+
+    try:
+        after = gradient(changed=True)
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+    else:
+        torch.testing.assert_close(after, gradient(changed=False))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
 def test_torch_func_maps_and_differentiates_content():
     layer = switch_content_on(conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64), alpha=0.5), 0.2)
