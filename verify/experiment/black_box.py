@@ -41,6 +41,16 @@ def whole_numbers(values: Any) -> tuple[int, ...] | None:
     return tuple(map(index, numbers))
 
 
+def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of the layer to run on the CPU, in eval mode."""
+    if any(tensor.is_complex() for tensor in layer.parameters()):
+        raise ValueError("the layer has complex weights; an audit is of real ones")
+    try:
+        return copy.deepcopy(layer).cpu().to(dtype).eval()
+    except Exception as error:  # an unknown layer may raise anything
+        raise ValueError(f"the layer cannot be copied into {dtype}: {_line(error)}") from error
+
+
 class BlackBox:
     """The layer under audit as a function of float64 arrays.
 
@@ -69,14 +79,7 @@ class BlackBox:
         if dtype not in _AMPLITUDE:
             raise ValueError(f"a layer is audited in float64 or float32, not {dtype}")
         self.grid, self.dtype = sizes, dtype
-        self.function: Any = attention
-        if isinstance(attention, nn.Module):
-            if any(tensor.is_complex() for tensor in attention.parameters()):
-                raise ValueError("the layer has complex weights; an audit is of real ones")
-            try:
-                self.function = copy.deepcopy(attention).cpu().to(dtype).eval()
-            except Exception as error:  # an unknown layer may raise anything
-                raise ValueError(f"the layer cannot be copied into {dtype}: {_line(error)}") from error
+        self.function: Any = _copied(attention, dtype) if isinstance(attention, nn.Module) else attention
         self.stock = isinstance(attention, nn.MultiheadAttention)
         if self.stock:
             self.function.batch_first = True  # set on the copy; the weights do not depend on the axis order

@@ -62,15 +62,32 @@ def require_no_overrides(
         all(hook is not own for own in known_hooks) for hook in layer._forward_pre_hooks.values()
     ):
         raise Unreadable(f"{name} has hooks, which may change what it computes")
-    fields = vars(layer)
+    _require_no_fields_of_its_own(layer, base)
+    _require_no_class_of_its_own(layer, base, {*tensors, *attributes})
+    for own in tensors:
+        tensor = None if is_parametrized(layer, own) else getattr(layer, own, None)
+        if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
+            raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
+        if isinstance(tensor, torch.Tensor) and any(hasattr(torch.Tensor, method) for method in vars(tensor)):
+            raise Unreadable(f"{own} of {name} has methods of its own, which may not tell its numbers")
+
+
+def _require_no_fields_of_its_own(layer: nn.Module, base: type[nn.Module]) -> None:
+    """Refuse an instance that overrides what its class defines or what is registered."""
+    name, fields = type(layer).__name__, vars(layer)
     for own in fields:
         if hasattr(base, own) and own not in HARMLESS:
             raise Unreadable(f"{name} has a {own} of its own")
         if any(own in fields[registry] for registry in ("_parameters", "_buffers", "_modules")):
             raise Unreadable(f"{name} has a {own} beside the {own} that is registered")
+
+
+def _require_no_class_of_its_own(layer: nn.Module, base: type[nn.Module], read: set[str]) -> None:
+    """Refuse a subclass that overrides what a call of ``base`` reads of an instance."""
+    name, fields = type(layer).__name__, vars(layer)
     # A property of a subclass may keep what it stands for elsewhere, so that the instance has no field of that name.
     registered = (own for registry in ("_parameters", "_buffers", "_modules") for own in fields[registry])
-    known = {*dir(base), *OF_MODULES, *fields, *registered, *tensors, *attributes}
+    known = {*dir(base), *OF_MODULES, *fields, *registered, *read}
     for cls in type(layer).__mro__:
         if cls in base.__mro__:
             continue
@@ -82,12 +99,6 @@ def require_no_overrides(
                 continue
             if own in known and own not in HARMLESS:
                 raise Unreadable(f"{name} has a {own} of its own")
-    for own in tensors:
-        tensor = None if is_parametrized(layer, own) else getattr(layer, own, None)
-        if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
-            raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
-        if isinstance(tensor, torch.Tensor) and any(hasattr(torch.Tensor, method) for method in vars(tensor)):
-            raise Unreadable(f"{own} of {name} has methods of its own, which may not tell its numbers")
 
 
 def is_parametrized(layer: nn.Module, name: str) -> bool:

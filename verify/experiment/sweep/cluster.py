@@ -41,6 +41,8 @@ QUIET = {
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,
 }
 Receive = Callable[["SweepTask", list[Any], str], Iterable["SweepTask"]]
+Try = tuple["SweepTask", int]
+"""A task and the number of this attempt at it."""
 _one_at_a_time = threading.Lock()
 
 
@@ -161,31 +163,42 @@ def run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Rec
         raise SchedulerLost("the scheduler has gone") from error
 
 
+def _next_batch(
+    waiting: list[Try], size: int, workers: int, own: object, others: set[object]
+) -> tuple[list[SweepTask], int]:
+    """Take tasks of the worker's ``own`` open group, else of none that a worker has open, else any; and the number of the try."""
+    if not waiting:
+        return [], 0
+    first, tries = min(waiting, key=lambda entry: (entry[0].group != own, entry[0].group in others))
+    alike = [n for n, (task, t) in enumerate(waiting) if task.group == first.group and t == tries == 1]
+    places = alike[: min(size, ceil(len(alike) / workers))] or [waiting.index((first, tries))]
+    batch = [waiting[n][0] for n in places]
+    waiting[:] = [entry for n, entry in enumerate(waiting) if n not in places]
+    return batch, tries
+
+
+def _again(batch: Sequence[SweepTask], tries: int, seconds: float, receive: Receive) -> Iterator[Try]:
+    """The tasks of a batch that did not return, for another try; after the last, their rows say so."""
+    for task in batch:
+        if tries < TRIES:
+            yield task, tries + 1
+        else:
+            why = f"its worker died or took longer than {seconds:g} s, {TRIES} times"
+            receive(task, task.failed(why), "")
+
+
 def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Receive) -> None:
-    waiting, rest, numbers, done = list[tuple[SweepTask, int]](), iter(tasks), count(), as_completed()
+    waiting, rest, numbers, done = list[Try](), iter(tasks), count(), as_completed()
     running: dict[Any, tuple[list[SweepTask], int, str]] = {}
     workers, looked = addresses_of(client), time.monotonic()
     opened: dict[str, object] = {}  # worker → group of its last batch
     size = 1
 
-    def next_for(worker: str) -> tuple[list[SweepTask], int]:
-        """Tasks of the worker's open group, else of a group that no worker has open, else of any; and the number of the try."""
-        nonlocal waiting
-        if len(waiting) < size:
-            waiting.extend((task, 1) for task in islice(rest, size))
-        if not waiting:
-            return [], 0
-        own, others = opened.get(worker), set(opened.values())
-        first, tries = min(waiting, key=lambda entry: (entry[0].group != own, entry[0].group in others))
-        alike = [n for n, (task, t) in enumerate(waiting) if task.group == first.group and t == tries == 1]
-        places = alike[: min(size, ceil(len(alike) / len(workers)))] or [waiting.index((first, tries))]
-        batch = [waiting[n][0] for n in places]
-        waiting = [entry for n, entry in enumerate(waiting) if n not in places]
-        return batch, tries
-
     while True:
         for worker in workers - {busy for _, _, busy in running.values()}:
-            batch, tries = next_for(worker)
+            if len(waiting) < size:
+                waiting.extend((task, 1) for task in islice(rest, size))
+            batch, tries = _next_batch(waiting, size, len(workers), opened.get(worker), set(opened.values()))
             if not batch:
                 break
             opened[worker] = batch[0].group
@@ -205,12 +218,7 @@ def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Re
             elif not died:
                 raise SchedulerLost("the scheduler has gone")
             else:
-                for task in batch:
-                    if tries < TRIES:
-                        waiting.append((task, tries + 1))
-                    else:
-                        why = f"its worker died or took longer than {seconds:g} s, {TRIES} times"
-                        receive(task, task.failed(why), "")
+                waiting += _again(batch, tries, seconds, receive)
             future.release()
         elif not waiting and workers:
             return  # nothing is left to run
