@@ -223,7 +223,7 @@ def test_the_cases_look_where_the_builder_looks(dims):
     for case in proofs_lemma1.cases(dims):
         geometry = ConvGeometry(2, 2, case.kernel, case.s, (0,) * dims, "zeros", case.dil, 1)
         assert tuple(case.shifts) == tap_shifts(geometry)
-        assert case.anchor == geometry.anchor
+        assert case.geometry.anchor == geometry.anchor
         assert case.outputs == geometry.output_size(case.size)
         assert min(case.outputs + case.size + case.kernel) >= 1
 

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from construct.encoding import quadratic
-from verify.oracle import Convolution
+from verify.layers.fields import Geometry
+from verify.layers.reading import output_length, shift_of_tap, token_length
+from verify.oracle import Convolution, padding_pairs
 
 Vector = tuple[int, ...]
 
@@ -43,11 +45,6 @@ class Setting:
         return len(self.kernel)
 
     @property
-    def p(self) -> Vector:
-        """The padding of each axis."""
-        return self.padding or (0,) * self.dims
-
-    @property
     def s(self) -> Vector:
         """The stride of each axis."""
         return self.stride or (1,) * self.dims
@@ -58,9 +55,15 @@ class Setting:
         return self.dilation or (1,) * self.dims
 
     @property
+    def geometry(self) -> Geometry:
+        """The certifier's geometry, of one channel."""
+        pads = padding_pairs(self.padding or (0,) * self.dims, ())
+        return Geometry(1, 1, self.kernel, self.s, pads, "zeros", self.dil, 1, False, (0,) * self.dims)
+
+    @property
     def padded(self) -> Vector:
         """The side lengths of the token grid."""
-        return tuple(n + 2 * p for n, p in zip(self.size, self.p, strict=True))
+        return tuple(token_length(self.geometry, axis, n) for axis, n in enumerate(self.size))
 
     @property
     def keys(self) -> np.ndarray:
@@ -70,18 +73,12 @@ class Setting:
     @property
     def outputs(self) -> Vector:
         """The side lengths of the output."""
-        sides = zip(self.padded, self.kernel, self.s, self.dil, strict=True)
-        return tuple((n - dil * (k - 1) - 1) // s + 1 for n, k, s, dil in sides)
-
-    @property
-    def anchor(self) -> Vector:
-        """a = dil·⌊(K − 1)/2⌋."""
-        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel, self.dil, strict=True))
+        return tuple(output_length(self.geometry, axis, n) for axis, n in enumerate(self.size))
 
     @property
     def queries(self) -> np.ndarray:
         """s·o + a for every output o, (Q, d)."""
-        return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(self.anchor, dtype=object)
+        return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(self.geometry.anchor, dtype=object)
 
     @property
     def taps(self) -> list[Vector]:
@@ -91,16 +88,17 @@ class Setting:
     @property
     def shifts(self) -> list[Vector]:
         """τ_j = dil·j − a."""
-        return [tuple(g * x - a for g, x, a in zip(self.dil, tap, self.anchor, strict=True)) for tap in self.taps]
+        g = self.geometry
+        return [tuple(shift_of_tap(g, axis, x) for axis, x in enumerate(tap)) for tap in self.taps]
 
     def tokens(self, x: np.ndarray) -> np.ndarray:
         """The input (D_in, *size), padded with zeros and laid out as tokens: (T, D_in)."""
-        widths: Any = [(0, 0), *((p, p) for p in self.p)]
+        widths: Any = [(0, 0), *self.geometry.pads]
         return np.pad(x, widths).reshape(len(x), -1).T
 
     def convolution(self, weight: np.ndarray, bias: np.ndarray | None = None, mode: str = "zeros") -> Convolution:
         """The oracle convolution with this geometry; weight (D_out, D_in, *kernel)."""
-        return Convolution(weight, bias, self.s, self.p, self.dil, 1, mode)
+        return Convolution(weight, bias, self.s, self.padding or (0,) * self.dims, self.dil, 1, mode)
 
     def __str__(self) -> str:
         parts = ["×".join(map(str, self.kernel)), "on", "×".join(map(str, self.size))]
