@@ -363,6 +363,18 @@ def test_convolutions_within_an_operator_of_python_code_are_counted_too() -> Non
     assert not convolution_calls(lambda: layer(x).sum().backward())
 
 
+def test_an_operator_with_code_for_a_device_is_counted_and_computed_by_that_code() -> None:
+    @torch.library.custom_op("tests::by_device", mutates_args=(), device_types="cuda")
+    def by_device(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("for a GPU")
+
+    @by_device.register_kernel("cpu")
+    def _(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv1d(x, w)
+
+    assert convolution_calls(by_device, torch.ones(1, 2, 8), torch.ones(3, 2, 3)).total() >= 1
+
+
 def test_complex_outputs_are_not_compared():
     conv = nn.Conv2d(2, 3, 3, dtype=torch.complex64)
     with pytest.raises(ValueError, match="complex"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -44,8 +45,9 @@ class _ConvolutionCounter(DispatchMode):
         defined = OPDEFS.get(func._schema.name)
         if defined is None:
             return func(*args, **(kwargs or {}))
+        kernels, device = defined._backend_fns, next((a.device.type for a in args if isinstance(a, Tensor)), None)
         with self:  # an operator that Python code defines: what it executes counts too
-            return defined._init_fn(*args, **(kwargs or {}))
+            return kernels.get(device, kernels.get(None, defined._init_fn))(*args, **(kwargs or {}))
 
 
 def convolution_calls(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Counter[str]:
