@@ -1,6 +1,7 @@
 """Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from construct.command.startup import DISTRIBUTION, STARTING, require_torch  # noqa: F401  the name tells ours from another
@@ -51,11 +52,12 @@ def _load() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use, where the command that starts has not yet."""
-    if STARTING and not name.startswith("_"):
+    """Import the public names, or a module, on first use, where the command that starts has not yet."""
+    if STARTING and name in __all__:
         _load()
-        if name in globals():
-            return globals()[name]
+        return globals()[name]
+    if STARTING and not name.startswith("_") and find_spec(f"construct.{name}") is not None:
+        return import_module(f"construct.{name}")
     raise AttributeError(f"module 'construct' has no attribute {name!r}")
 
 
