@@ -1,0 +1,75 @@
+"""Weight: how much there is to read.  A budget may be lowered; a change that raises one says what it adds."""
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+BUDGETS = {
+    "construct": {"tokens": 78_800, "tokens a line": 11.1, "conditional expressions": 43, "branching functions": 0.094},
+    "verify": {"tokens": 130_200, "tokens a line": 11.0, "conditional expressions": 35, "branching functions": 0.051},
+}
+"""For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
+these lines; and the share of functions with more than ten branches."""
+TEST_LINES = 32_100
+"""Lines of tests."""
+COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """Lines of strings that stand alone: docstrings of modules, classes, functions and attributes."""
+    alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    strings = (node for node in alone if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def branches(function: ast.AST) -> int:
+    """Branches of a function, without those of functions in it."""
+    total, waiting = 0, list(ast.iter_child_nodes(function))
+    while waiting:
+        node = waiting.pop()
+        total += isinstance(node, BRANCHES)
+        if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return total
+
+
+def weight(package: str) -> dict[str, float]:
+    """What BUDGETS bounds, of one package."""
+    tokens = lines = conditional = functions = branching = 0
+    for path in (ROOT / package).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        docstrings = docstring_lines(tree)
+        read = [t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type in COUNTED]
+        read = [t for t in read if t.start[0] not in docstrings]
+        tokens += len(read)
+        lines += len({line for t in read for line in range(t.start[0], t.end[0] + 1)})
+        nodes = list(ast.walk(tree))
+        conditional += sum(isinstance(node, ast.IfExp) for node in nodes)
+        defined = [branches(node) for node in nodes if isinstance(node, FUNCTIONS)]
+        functions += len(defined)
+        branching += sum(count > 10 for count in defined)
+    return {
+        "tokens": tokens,
+        "tokens a line": tokens / lines,
+        "conditional expressions": 1000 * conditional / lines,
+        "branching functions": branching / functions,
+    }
+
+
+@pytest.mark.parametrize("package", list(BUDGETS))
+def test_no_package_weighs_more_than_its_budget(package: str):
+    over = {name: n for name, n in weight(package).items() if n > BUDGETS[package][name]}
+    assert not over, f"{package} is over {BUDGETS[package]}"
+
+
+def test_there_are_no_more_lines_of_tests_than_their_budget():
+    files = (ROOT / "tests").rglob("*.py")
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= TEST_LINES
