@@ -57,16 +57,21 @@ def by_layer(all_rows: Sequence[Row]) -> list[str]:
         learns = bool(runs[0]["layers"]) and not (VARIANTS[variant].frozen or VARIANTS[variant].kernel)
         rates = f"× {rate} | {runs[0]['budget']:.2g} | {_moved(runs)}" if learns else "– | – | –"
         test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-        cells = [_before_after(runs, layer) for layer in range(len(LAYERS))]
+        cells = [_before_after(runs, layer, _has_null(variant)) for layer in range(len(LAYERS))]
         lines.append(f"| {label} | {rates} | {_seeds(runs)} | {test} | {' | '.join(cells)} |")
     return lines
 
 
-def _before_after(runs: Sequence[dict[str, Any]], layer: int) -> str:
+def _has_null(variant: str) -> bool:
+    """Whether the null is like for like: it is drawn on a grid without padding tokens, which the ruler leaves out of layers too."""
+    return VARIANTS[variant].start != "convolution" and not VARIANTS[variant].kernel
+
+
+def _before_after(runs: Sequence[dict[str, Any]], layer: int, null: bool) -> str:
     if not runs[0]["layers"]:
         return "–"
     before, after = (table.cell(runs, when, layer, "anywhere", _mean) for when in ("untrained", "layers"))
-    sharp = table.cell(runs, "layers", layer, "anywhere_sharp", _mean)
+    sharp = table.cell(runs, "layers", layer, "anywhere_sharp", _mean) if null else "–"
     return f"{before} → {after}" + ("" if sharp == "–" else f" ({sharp})")
 
 
@@ -94,9 +99,12 @@ def facts(all_rows: Sequence[Row]) -> list[str]:
         before = _of_layers(runs, "untrained", "anywhere")
         after = _of_layers(runs, "layers", "anywhere")
         said = [f"nearer to N_h taps than before: {_where_less(after, before)}"]
-        if "anywhere_sharp" in runs[0]["layers"][0]:
+        if _has_null(variant) and "anywhere_sharp" in runs[0]["layers"][0]:
             null = _of_layers(runs, "layers", "anywhere_sharp")
             said.append(f"nearer than the null: {_where_less(after, null)}")
+            if "anywhere_sharp" in runs[0]["untrained"][0]:
+                null = _of_layers(runs, "untrained", "anywhere_sharp")
+                said.append(f"so before training: {_where_less(before, null)}")
         said.append(f"further than before: {_where_less(before, after)}")
         lines.append(f"- {label} (seed{'s' * (len(runs) > 1)} {_seeds(runs)}): {'; '.join(said)}.")
     return lines
@@ -122,10 +130,12 @@ def heads(all_rows: Sequence[Row]) -> list[str]:
         "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
         "|---|---:|" + "---:|" * 7,
     ]
-    for label, _, _, runs in _with_attention(all_rows):
+    for label, _, variant, runs in _with_attention(all_rows):
         for layer in ENDS:
             nulls = ("anywhere", "anywhere_sharp", "anywhere_orders")
             cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in nulls]
+            if not _has_null(variant):
+                cells[1] = "–"
             cells += [_paired(runs, layer - 1, name) for name in ("distinct", "near", "alpha")]
             moved = [table.cell(runs, "layers", layer - 1, name, _mean) for name in ("moved", "moved_most")]
             lines.append(f"| {label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |")

@@ -31,8 +31,9 @@ CLAIMS = (
         "abstract",
         SHORT,
         f"{CIFAR}: “quadratic, learned α and τ (isotropic) (seeds 0, 1): nearer to N_h taps than before: layers 1, 2, 3, 4; nearer "
-        f"than the null: layers 1, 2; further than before: layers 5, 6”; {DIGITS}: “at no rate is a layer nearer to nine "
-        "taps than its null in every seed”; that they can is theorem-limit",
+        f"than the null: layers 1, 2; so before training: layers 1, 2, 5, 6; further than before: layers 5, 6”; {DIGITS}: “at no "
+        "rate is a layer nearer to nine "
+        "taps than its null in every seed”, which the border decides; that they can is theorem-limit",
     ),
     measured_claim(
         "heads-learn-convolution",
@@ -42,8 +43,9 @@ CLAIMS = (
         "blog, Figure 1",
         PARTLY,
         f"{DIGITS}: “At × 100, 24, 26 and 23 of the 45 heads of the first three layers end within 0.25 of an integer shift along "
-        "each axis (before: 11, 12 and 10; chance: 11), in the last layer 7”, but no layer is nine taps, see often-learned; "
-        f"{CIFAR_HEADS}: from the paper's start 0.33 → 0.89 of layer 1 are so near, and the largest weight goes 0.27 → 0.89",
+        "each axis (before: 11, 12 and 10; chance: 11), in the last layer 7”, near a border that says little; "
+        f"{CIFAR_HEADS}: from the paper's start 0.33 → 0.89 of layer 1 are so near (layer 6 0.33), not on 3 × 3 taps around the "
+        "query, and the largest weight goes 0.27 → 0.89",
     ),
     open_claim(
         "one-dimension",
@@ -110,7 +112,8 @@ CLAIMS = (
         ANALYSIS,
         PARTLY,
         f"{CIFAR_HEADS}: from the paper's start layers 1 to 5 end with a mean key 2.26, 2.44, 2.75, 3.53 and 3.57 tokens from the "
-        f"query, layer 6 wide (5.89); {DIGITS_HEADS}: from a local start 1.14 in layer 1 and 1.54 in layer 6, but from the "
+        f"query (before: 2.50, 2.35, 2.42, 2.83, 2.23), but layer 6 2.04, wide (5.89); {DIGITS_HEADS}: at × 25 from a local "
+        "start 1.14 in layer 1 and 1.54 in layer 6, but from the "
         "paper's start 1.61 and 1.57",
     ),
     _experiment(
@@ -139,7 +142,7 @@ CLAIMS = (
         PATTERNS,
         PARTLY,
         f"{CIFAR_HEADS}: from the paper's start the largest weight of a head, at most 1, goes 0.27 → 0.89 in layer 1 and "
-        f"0.27 → 0.01 in layer 6; {DIGITS_HEADS}: 0.50 → 0.70 and 0.49 → 0.51",
+        f"0.27 → 0.01 in layer 6; {DIGITS_HEADS}: at × 25 0.50 → 0.70 and 0.49 → 0.51",
     ),
     open_claim(
         "similar-widths",
