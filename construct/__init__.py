@@ -1,7 +1,6 @@
 """Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from construct.command.startup import DISTRIBUTION, STARTING, require_torch  # noqa: F401  the name tells ours from another
@@ -52,12 +51,11 @@ def _load() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names, or a module, on first use, where the command that starts has not yet."""
-    if STARTING and name in __all__:
+    """Import the public names on first use, where the command that starts has not yet."""
+    if STARTING and not name.startswith("_"):
         _load()
-        return globals()[name]
-    if STARTING and not name.startswith("_") and find_spec(f"construct.{name}") is not None:
-        return import_module(f"construct.{name}")
+        if name in globals():
+            return globals()[name]
     raise AttributeError(f"module 'construct' has no attribute {name!r}")
 
 

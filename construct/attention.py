@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from construct import tokens
+import construct.tokens as tokens
 from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic, Relative
 from construct.encoding.scores import Scores
 from construct.errors import require
@@ -213,9 +213,9 @@ class MHSA(nn.Module):
 
     def has_content(self) -> bool:
         """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
-        if any([reads.is_learned(p) for p in (self.w_qry, self.w_key, self.u)]):  # all are looked at
-            if torch.is_grad_enabled() or tokens.host_waits(self.w_qry.device):
-                return True
+        learned = [reads.is_learned(tensor) for tensor in (self.w_qry, self.w_key, self.u)]
+        if any(learned) and (torch.is_grad_enabled() or tokens.host_waits(self.w_qry.device)):
+            return True
         if reads.once(self, "w_qry", nonzero):
             return reads.once(self, "w_key", nonzero) or reads.once(self, "w_key_pos", nonzero)
         return reads.once(self, "u", nonzero) and reads.once(self, "w_key", nonzero)

@@ -6,7 +6,7 @@ from operator import index
 import torch
 from torch import Tensor, nn
 
-from construct import heads
+import construct.heads as heads
 from construct.attention import MHSA
 from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA

@@ -11,8 +11,6 @@ from torch import Tensor
 
 MOST_BYTES = 2**26
 """What all cached functions together keep (64 MiB); beyond it, everything is forgotten."""
-
-
 KEY_BYTES = 2**12
 """What is counted for what a key's parts hold."""
 

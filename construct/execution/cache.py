@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from construct import tokens
+import construct.tokens as tokens
 from construct.encoding import quadratic
 from construct.execution import reads
 from construct.execution.blocks import most_queries

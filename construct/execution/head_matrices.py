@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct import tokens
+import construct.tokens as tokens
 from construct.execution import reads
 from construct.execution.transforms import shared_array, transformed
 

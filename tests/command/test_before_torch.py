@@ -55,7 +55,7 @@ def test_the_executions_are_those_of_the_layer() -> None:
 
 def test_the_network_s_own_code_has_the_whole_package(tmp_path: Path) -> None:
     """Its public names and modules, though the command has imported only what it needed before torch."""
-    code = "import construct\nattention = construct.attention\ndef net():\n    return construct.MHSA()\n"
+    code = "import construct\nhomes = construct.attention, construct.stock.layer\ndef net():\n    return construct.MHSA()\n"
     Path(tmp_path, "net.py").write_text(code)
     torch.save({"weight": torch.ones(1, 1, 1, 1)}, tmp_path / "model.pt")
     done = python("-m", "construct.from_conv", "model.pt", "--model-file", "net.py:net", cwd=tmp_path)

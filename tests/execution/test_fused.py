@@ -125,12 +125,12 @@ def test_soft_attention_of_a_float32_layer_is_near_that_of_float64():
         assert error <= 1e-5
 
 
-def test_two_keys_that_tie_share_the_attention_however_high_the_scores_are():
-    """The maximum is subtracted in float64, before positions are rounded to float32."""
-    layer = switch_content_on(conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1)), 1e-3).requires_grad_(False)
-    layer.v[4, 1] = 1024.0  # halfway between two keys
-    layer.v[4] *= 2.0**32
-    fused, expected = both(layer, normal(1, 1, 16, 16).float())
+@pytest.mark.parametrize("aside", [0.0, 8.0])
+def test_two_keys_whose_scores_are_high_and_close_share_the_attention_as_in_dense(aside: float):
+    """Keys 40 and 41 tokens away score 1.7e9, which float32 rounds to multiples of 128, and differ by 0 or 8."""
+    layer = switch_content_on(conv_to_mhsa(nn.Conv1d(1, 1, 1)), 1e-3).requires_grad_(False)
+    layer.v[0, :2] = torch.tensor([-(2.0**20), 81 * 2.0**20 + aside])
+    fused, expected = both(layer, normal(1, 1, 90).float())
     torch.testing.assert_close(fused, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from construct import tokens
+import construct.tokens as tokens
 from construct.execution.shifts import indexed, maps, plain
 from construct.execution.shifts.windows import Ints, Shifts, is_last
 from construct.execution.transforms import abstract, faked, nonzero, traced, transformed
