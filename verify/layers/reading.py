@@ -165,6 +165,18 @@ def token_length(g: Geometry, axis: int, n: int) -> int:
     return n + before + after
 
 
+def input_span(g: Geometry, axis: int, n: int) -> tuple[int, int]:
+    """The first and last non-padding token of an axis, for ``n`` inputs."""
+    first = tokens_before(g, axis)
+    return first, first + (g.stride[axis] if g.transposed else 1) * (n - 1)
+
+
+def tokens_before(g: Geometry, axis: int) -> int:
+    """The number of tokens before the input on an axis; a transposed layer pads by dil·(K − 1) − p."""
+    pad = g.pads[axis][0]
+    return g.dilation[axis] * (g.kernel_size[axis] - 1) - pad if g.transposed else pad
+
+
 def require_enumerable(g: Geometry, grid: tuple[int, ...]) -> None:
     """Raise a ValueError if an axis of the grid is too long to be enumerated."""
     for axis, n in enumerate(grid):

@@ -1,6 +1,7 @@
 """Attention probabilities from a layer's own softmax, by head, query and token."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,8 +11,7 @@ import torch
 
 from construct.attention import MHSA
 from verify.layers.fields import Geometry
-from verify.layers.reading import output_size, query_places, token_count, token_length
-from verify.report.attention import drawn_size, input_span
+from verify.layers.reading import input_span, output_size, query_places, token_count, token_length, tokens_before
 
 MOST_NUMBERS = 2**25
 """The most probabilities to hold, eight bytes each: a quarter of a gigabyte."""
@@ -108,6 +108,20 @@ def attention_of(
         tuple(input_span(g, axis, n) for axis, n in enumerate(size)),
         content,
     )
+
+
+def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
+    """The spatial size of a small input: about ``tokens`` per axis, with room for five outputs, or two if far apart."""
+    size = []
+    for axis, (pads, span, s) in enumerate(zip(g.pads, g.spans, g.stride, strict=True)):
+        if g.transposed:
+            size.append(max(-(-(tokens - 2 * tokens_before(g, axis)) // s), 3))
+        else:
+            room = span + 1 + 4 * s
+            if room > 2 * tokens:  # for example a patch embedding, whose tokens would be too small to see
+                room = span + 1 + s
+            size.append(max(max(tokens, room) - sum(pads), *(p + 1 for p in pads), 3))
+    return tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
 
 
 def _softened(layer: MHSA, alpha: float) -> MHSA:

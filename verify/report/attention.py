@@ -17,8 +17,9 @@ import torch
 
 from construct.attention import MHSA
 from verify.layers.fields import Attention, Geometry, Unreadable, read_convolution
-from verify.layers.reading import GridRefused, output_size, query_places, tap_of_shift, tokens_along
+from verify.layers.reading import GridRefused, input_span, output_size, query_places, tap_of_shift, tokens_along
 from verify.layers.targets import Target, target
+from verify.plots.probabilities import drawn_size
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
 from verify.report.layer import NoPicture, ReportLayer, times
 from verify.report.live import WHOLE, crop, grey, live
@@ -99,18 +100,6 @@ def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def input_span(g: Geometry, axis: int, n: int) -> tuple[int, int]:
-    """The first and last non-padding token of an axis, for ``n`` inputs."""
-    first = tokens_before(g, axis)
-    return first, first + (g.stride[axis] if g.transposed else 1) * (n - 1)
-
-
-def tokens_before(g: Geometry, axis: int) -> int:
-    """The number of tokens before the input on an axis; a transposed layer pads by dil·(K − 1) − p."""
-    pad = g.pads[axis][0]
-    return g.dilation[axis] * (g.kernel_size[axis] - 1) - pad if g.transposed else pad
-
-
 def _size(layer: ReportLayer, g: Geometry, content: bool) -> tuple[int, ...]:
     """The size of the layer's own input if small; else of a part of it, no larger than the certified or checked size."""
     record = layer.certificate or layer.check
@@ -139,20 +128,6 @@ def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys
     except NoPicture as reason:
         data["live_why"] = str(reason)
     return data
-
-
-def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
-    """The spatial size of a small input: about ``tokens`` per axis, with room for five outputs, or two if far apart."""
-    size = []
-    for axis, (pads, span, s) in enumerate(zip(g.pads, g.spans, g.stride, strict=True)):
-        if g.transposed:
-            size.append(max(-(-(tokens - 2 * tokens_before(g, axis)) // s), 3))
-        else:
-            room = span + 1 + 4 * s
-            if room > 2 * tokens:  # for example a patch embedding, whose tokens would be too small to see
-                room = span + 1 + s
-            size.append(max(max(tokens, room) - sum(pads), *(p + 1 for p in pads), 3))
-    return tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
 
 
 def _content_input(mhsa: Any, part: torch.Tensor | None, size: tuple[int, ...]) -> torch.Tensor:
