@@ -16,7 +16,6 @@ output is rounded once to the layer's type.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from math import prod
 from operator import index
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import construct.tokens as tokens
-from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic, Relative
+from construct.encoding.encoding import Encoding, Quadratic
 from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution import EXECUTIONS, execution_named, explained, reads
@@ -37,7 +36,7 @@ from construct.execution.transforms import abstract, eagerly, faked, is_batched,
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
-from construct.weights import GEOMETRY, NAMES, POSITIONAL, Kernel, MHSAWeights, differences_of, encoding_of, record_of
+from construct.weights import NAMES, POSITIONAL, MHSAWeights
 
 
 class MHSA(nn.Module):
@@ -103,16 +102,19 @@ class MHSA(nn.Module):
         bias: bool = True,
     ):
         super().__init__()
-        if encoding is None:
-            encoding = Quadratic() if radix is None else Parabola(radix)
-        elif radix is not None:
-            raise ValueError("give a radix or an encoding; the radix is that of the parabola")
+        if radix is not None:
+            if encoding is not None:
+                raise ValueError("give a radix or an encoding; the radix is that of the parabola")
+            from construct.encoding.encodings import Parabola
+
+            encoding = Parabola(radix)
+        elif encoding is None:
+            encoding = Quadratic()
         elif not isinstance(encoding, Encoding):
             raise TypeError(
                 f"MHSA: a {type(encoding).__name__} is no construct.encoding.encodings.Encoding; subclass that"
             )
         weights.check_fit(geometry, encoding, bias)
-        self.radix = encoding.radix if type(encoding) is Parabola else None
         self.geometry = geometry
         self.heads = len(weights.v)
         for name in NAMES:
@@ -120,12 +122,9 @@ class MHSA(nn.Module):
             self.register_parameter(name, nn.Parameter(getattr(weights, name).resolve_neg(), requires_grad=trained))
         if not bias:
             self.register_buffer("b_out", self._parameters.pop("b_out").detach())  # type: ignore[union-attr]
-        if type(encoding) not in CLASSICAL:
-            self._encoding = type(encoding).name
-            if type(encoding) not in LEARNED:
-                self.own_encoding = encoding
-        for axis, table in enumerate(encoding.tables if type(encoding) is Relative else (), start=1):
-            self.register_parameter(f"offsets_{axis}", nn.Parameter(table.detach().clone(), requires_grad=False))
+        self.radix: tuple[int, ...] | None = None
+        for name, value in encoding.attributes().items():
+            setattr(self, name, value)
         self.execution = execution
 
     # ---- what networks read of a convolution -----------------------------------------------------------------------
@@ -160,11 +159,13 @@ class MHSA(nn.Module):
     def weight(self) -> Tensor:
         """The kernel in torch's layout, assembled from the heads' matrices and the shifts that they actually attend.
 
-        What is written into it, or into its ``.data`` or a view, is written into the heads (:class:`~construct.weights.Kernel`).
+        What is written into it, or into its ``.data`` or a view, is written into the heads.
 
         Raises:
             ValueError: a head looks at no position of this kernel, so no such kernel exists.
         """
+        from construct.weights.kernel import Kernel
+
         if torch.compiler.is_compiling() or not plain():
             return Kernel.plain(self)
         return Kernel.of(self)
@@ -189,16 +190,16 @@ class MHSA(nn.Module):
     @property
     def encoding(self) -> Encoding:
         """The encoding r_δ; a learned relative one has the current tables."""
-        if self._encoding is None:
-            return Quadratic() if self.radix is None else Parabola(self.radix)
-        if hasattr(self, "own_encoding"):
-            return self.own_encoding
-        return encoding_of(self._encoding, self.geometry.dims, partial(getattr, self))
+        if self._encoding is None and self.radix is None:
+            return Quadratic()
+        from construct.encoding.encodings import encoding_of
+
+        return encoding_of(self)
 
     @property
     def offsets(self) -> tuple[str, ...]:
         """The parameter names of a learned relative encoding's tables, one per axis; empty for other encodings."""
-        relative = self._encoding == Relative.name
+        relative = self._encoding == "relative"
         return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1)) if relative else ()
 
     def centres(self) -> tuple[Tensor, Tensor]:
@@ -371,12 +372,16 @@ class MHSA(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Save like any module, and store the geometry, which the tensors do not determine, in the state dict's metadata."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        from construct.weights.record import GEOMETRY, record_of
+
         metadata = getattr(destination, "_metadata", None)  # absent from a dict that the caller passed
         if metadata is not None:
             metadata.setdefault(prefix[:-1], {})[GEOMETRY] = record_of(self)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
         """Load like any module; report an error if the state dict records another geometry, or has a bias that the layer lacks."""
+        from construct.weights.record import GEOMETRY, differences_of
+
         differences = differences_of(self, local_metadata.get(GEOMETRY), state_dict.get(f"{prefix}b_out"))
         if differences:
             what = f"it was saved from attention with {', '.join(differences)}"

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 import construct.heads as heads
 from construct.attention import MHSA
-from construct.encoding import quadratic
+from construct.encoding.encoding import Encoding, Quadratic
 from construct.encoding.sharpness import ALPHA
 from construct.errors import require
 from construct.geometry import ConvGeometry, whole_numbers
-from construct.heads import balanced_radix
 from construct.modules.convolutions import geometry_of
 from construct.modules.parametrizations import with_effective_weight
 from construct.weights import MHSAWeights
@@ -111,10 +110,9 @@ def kernel_to_mhsa(
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     pieces = _heads_per_shift(head_dim, heads_per_shift, geometry)
     _require_memory(geometry, weight, pieces)
-    if encoding not in ("quadratic", "parabola"):
-        raise ValueError(f"no encoding {encoding!r}; there are quadratic and parabola")
-    radix = balanced_radix(geometry, alpha) if encoding == "parabola" else None
-    n, d_p = geometry.taps, geometry.dims + 1 if radix is None else 2
+    r = _encoding(encoding, geometry, alpha)
+    n = geometry.taps
+    d_p = r.pos_dim(geometry.dims)
 
     # Lemma 1.  A bijection from heads onto kernel positions: head h attends the key at q + τ_h, and nothing else.
     shifts = heads.tap_shifts(geometry)
@@ -122,8 +120,7 @@ def kernel_to_mhsa(
     # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h,
     # and lower by at least α at every other integer shift; so softmax puts all its weight on the key at q + τ_h.
     # (The parabola does the same in one dimension, with the number of the shift in place of the shift.)
-    centres = [shifts[tap] if radix is None else (quadratic.number(shifts[tap], radix),) for tap in order]
-    v = _stored([quadratic.v(tau, alpha) for tau in centres], weight.dtype)
+    v = _stored([r.head_vector(shifts[tap], alpha) for tap in order], weight.dtype)
     if not bool(v.isfinite().all()):
         raise ValueError(f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite")
     # Only the encoding enters the score: Ŵ_key = I; W_qry = W_key = 0 and u = 0 switch the content terms off.
@@ -140,7 +137,18 @@ def kernel_to_mhsa(
     b_out = weight.new_zeros(geometry.out_channels) if bias is None else bias.detach().clone()
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
-    return MHSA(geometry, weights, execution, radix, bias=bias is not None).to(weight.device)
+    return MHSA(geometry, weights, execution, encoding=r, bias=bias is not None).to(weight.device)
+
+
+def _encoding(name: str, geometry: ConvGeometry, alpha: float) -> Encoding:
+    """The encoding of this name; the parabola numbers shifts whose scores at this α are exact."""
+    if name == "quadratic":
+        return Quadratic()
+    if name != "parabola":
+        raise ValueError(f"no encoding {name!r}; there are quadratic and parabola")
+    from construct.encoding.encodings import Parabola, balanced_radix
+
+    return Parabola(balanced_radix(geometry, alpha))
 
 
 def _heads_per_shift(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:

@@ -1,104 +1,83 @@
-"""The relative positional encodings of an attention layer: D_p, and r_δ for every shift δ of a token grid.
+"""The other relative positional encodings of an attention layer: D_p, and r_δ for every shift δ of a token grid.
 
-    Quadratic     r_δ = (‖δ‖², δ), D_p = d + 1: Lemma 2, the encoding of the theorem
+    Quadratic     r_δ = (‖δ‖², δ), D_p = d + 1: Lemma 2, the encoding of the theorem (:mod:`construct.encoding.encoding`)
     Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
     Relative      r_δ = a learned row for each component of δ, concatenated
 
-The formulae are those of :mod:`construct.encoding.quadratic`.  Every position score is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.
-If it is a sum over the axes, its exponential is a product and the softmax factorises over the axes (``along``).
+Subclass :class:`Encoding` for one of your own.
 """
 
-from abc import ABC, abstractmethod
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from construct.encoding import quadratic
-from construct.heads import require_distinct, shift_of_number
+from construct.encoding.encoding import Encoding, Quadratic
+from construct.geometry import ConvGeometry
+from construct.heads import Shift, tap_shifts
 from construct.tokens import TokenGrid
 
+# ---- the parabola: shifts of a bounded box as single numbers --------------------------------------------------------------
 
-class Encoding(ABC):
-    """One relative positional encoding.  A subclass of your own is evaluated, but not factorised.
 
-    Attributes:
-        name: in files and messages; the qualified name of a class outside this module.
-        factorises: whether the score is a sum over the axes for every c; ``along`` is then one axis's summand.
+def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
+    """The mixed radix of the parabola encoding: it numbers the largest box of shifts whose scores are exact in float64.
+
+    Every axis takes −N … N, so radix_i = (2N + 1)^{d−1−i}.  Intermediate scores are at most 3αn² in size, with n at most
+    ((2N + 1)^d − 1)/2; so N is the largest with 3αn² ≤ 2^53.  In one dimension the number is the shift itself.
+
+    Raises:
+        ValueError: the kernel's own shifts do not fit into that box.
     """
-
-    name: ClassVar[str]
-    factorises: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        if cls.__module__ != __name__:
-            cls.name = f"{cls.__module__}.{cls.__qualname__}"
-
-    @abstractmethod
-    def pos_dim(self, dims: int) -> int:
-        """D_p in d dimensions."""
-
-    @abstractmethod
-    def r(self, grid: TokenGrid) -> Tensor:
-        """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of :meth:`TokenGrid.shifts`.
-
-        Raises:
-            ValueError: the encoding does not cover all shifts of the grid.
-        """
-
-    @abstractmethod
-    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Sharpness and centre of heads: c, float64 (heads, D_p) → α (heads,) and τ (heads, d), float64.
-
-        Raises:
-            ValueError: this encoding has no centres.
-        """
-
-    def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """One axis's summand of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors or numpy arrays.
-
-        Raises:
-            ValueError: the score is not a sum over the axes.
-        """
-        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
-
-    def components(self, axis: int) -> list[int]:
-        """The components of c that an axis's summand depends on."""
-        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
+    widest = math.isqrt(int(2**53 / (3 * alpha)))  # the largest number n
+    side = int((2 * widest + 1) ** (1 / geometry.dims)) + 2
+    while side % 2 == 0 or side**geometry.dims > 2 * widest + 1:
+        side -= 1
+    most = side // 2
+    if any(abs(t) > most for shift in tap_shifts(geometry) for t in shift):
+        raise ValueError(f"at α = {alpha} the parabola numbers shifts up to {most}, and this kernel reaches farther")
+    return tuple(side ** (geometry.dims - 1 - axis) for axis in range(geometry.dims))
 
 
-@dataclass(frozen=True)
-class Quadratic(Encoding):
-    """r_δ = (‖δ‖², δ)."""
+def shift_of_number(number: int, radix: Shift) -> Shift:
+    """The shift with this number; all components but the first lie in the balanced range of their axis."""
+    shift: list[int] = []
+    for outer, weight in zip(reversed(radix[:-1]), reversed(radix[1:]), strict=True):
+        base = outer // weight
+        digit = (number // weight + base // 2) % base - base // 2
+        shift.append(digit)
+        number -= digit * weight
+    return (number // radix[0], *reversed(shift))
 
-    name = "quadratic"
-    factorises = True
 
-    def pos_dim(self, dims: int) -> int:
-        """Returns d + 1."""
-        return dims + 1
+def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
+    """Whether all shifts of the box have different numbers, exact in float64, from which the shifts can be read back."""
+    widest = [max(-least, most, 0) for least, most in box]
+    if radix[-1] != 1 or min(radix) < 1 or sum(weight * n for weight, n in zip(radix, widest, strict=True)) > 2**53:
+        return False
+    return all(
+        outer % weight == 0 and n <= (outer // weight - 1) // 2
+        for outer, weight, n in zip(radix[:-1], radix[1:], widest[1:], strict=True)
+    )
 
-    def r(self, grid: TokenGrid) -> Tensor:
-        """(‖δ‖², δ_1, …, δ_d)."""
-        return torch.stack(quadratic.r(grid.shifts()))
 
-    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve c = −α(1, −2τ), where c may be rounded; τ is an integer if an integer reproduces exactly these numbers."""
-        alpha, linear = -c[:, :1], c[:, 1:]
-        tau = linear / (2 * alpha)
-        return alpha[:, 0], torch.where(2 * alpha * tau.round() == linear, tau.round(), tau)
+def require_distinct(radix: Shift | None, box: Sequence[tuple[int, int]]) -> None:
+    """Check that a radix, if any, numbers all shifts of a box differently.
 
-    def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """The one-dimensional score: c·r_δ is the sum of these over the axes, as ‖δ‖² is a sum over the axes."""
-        square, linear = quadratic.r((delta,))
-        shape = (-1, *(1,) * delta.ndim)
-        return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
+    Raises:
+        ValueError: two shifts would share a number.
+    """
+    if radix is not None and not shifts_are_distinct(radix, box):
+        raise ValueError(f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input")
 
-    def components(self, axis: int) -> list[int]:
-        """The components of ‖δ‖² and of the axis."""
-        return [0, axis + 1]
+
+# ---- the encodings ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,7 +89,21 @@ class Parabola(Encoding):
 
     def pos_dim(self, dims: int) -> int:
         """2, in every dimension."""
+        if dims != len(self.radix):
+            raise ValueError(f"the radix {self.radix} has {len(self.radix)} weights, not {dims}")
         return 2
+
+    def head_vector(self, tau: Sequence[int], alpha: float) -> tuple[float, ...]:
+        """That of one dimension, for the number of τ."""
+        return quadratic.v((quadratic.number(tau, self.radix),), alpha)
+
+    def attributes(self) -> dict[str, Any]:
+        """The radix."""
+        return {"radix": self.radix}
+
+    def record(self) -> dict[str, Any]:
+        """The radix."""
+        return {"radix": list(self.radix)}
 
     def r(self, grid: TokenGrid) -> Tensor:
         """(n², n)."""
@@ -129,6 +122,10 @@ class Covariance(Encoding):
     """r_δ = (δ_i δ_j for i ≤ j, δ)."""
 
     name = "covariance"
+
+    def attributes(self) -> dict[str, Any]:
+        """The name."""
+        return {"_encoding": self.name}
 
     def pos_dim(self, dims: int) -> int:
         """Returns d(d + 1)/2 + d."""
@@ -178,6 +175,11 @@ class Relative(Encoding):
                     f"MHSA: the offsets of axis {axis} are {table.dtype} {tuple(table.shape)}, not (2·reach + 1, width) numbers"
                 )
 
+    def attributes(self) -> dict[str, Any]:
+        """The name, and copies of the tables as parameters, frozen at first."""
+        tables = [nn.Parameter(table.detach().clone(), requires_grad=False) for table in self.tables]
+        return {"_encoding": self.name, **{f"offsets_{axis}": table for axis, table in enumerate(tables, start=1)}}
+
     def pos_dim(self, dims: int) -> int:
         """The sum of the tables' widths."""
         if dims != len(self.tables):
@@ -206,6 +208,18 @@ class Relative(Encoding):
             "MHSA: a learned relative embedding has no centres; attention_probabilities shows where it looks"
         )
 
+    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Tensor:
+        """As :meth:`Encoding.products`, axis by axis.
+
+        D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then gather.
+        """
+        parts = []
+        for axis, (table, shifts) in enumerate(zip(self.tables, grid.shifts(), strict=True)):
+            product = q[..., self.components(axis)] @ table.double().T  # (B, heads, queries, rows)
+            rows = self.rows(shifts, axis)[delta]
+            parts.append(product.gather(3, rows.expand(*product.shape[:3], -1)))
+        return torch.stack(parts).sum(0)
+
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum over the axes."""
         return (c[:, self.components(axis)] @ self.tables[axis].double().T)[:, self.rows(delta, axis)]
@@ -220,3 +234,29 @@ CLASSICAL = (Quadratic, Parabola)
 """The theorem's encodings, the only ones that certificates, stock layers and exported programs support."""
 LEARNED = (Covariance, Relative)
 """The other encodings of which files tell the layer."""
+
+
+def encoding_of(layer: Any) -> Encoding:
+    """The encoding of a layer, from the attributes that it stores; a learned relative one has the current tables.
+
+    Raises:
+        ValueError: no encoding has the name that it stores.
+    """
+    if layer.radix is not None:
+        return Parabola(layer.radix)
+    if hasattr(layer, "own_encoding"):
+        return layer.own_encoding
+    return encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
+
+
+def encoding_named(name: object, dims: int, tensor: Callable[[str], Any]) -> Encoding:
+    """The encoding of this name in d dimensions; ``tensor`` looks up a relative encoding's table by name.
+
+    Raises:
+        ValueError: no encoding has this name.
+    """
+    if name == Covariance.name:
+        return Covariance()
+    if name != Relative.name:
+        raise ValueError(f"no encoding {name!r}")
+    return Relative(tuple(tensor(f"offsets_{axis}") for axis in range(1, dims + 1)))

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from construct.encoding.encodings import Relative
 from construct.tokens import TokenGrid
 
 
@@ -51,20 +50,4 @@ class Scores:
         if query is None:
             return total
         places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos.double())
-        if type(self.encoding) is Relative:
-            return total + self._by_axis(self.encoding, places, delta)
-        for p, component in enumerate(self.r):  # X_q W_qry Ŵ_key r_δ, one component of r at a time
-            total = total + places[..., p, None] * component[delta]
-        return total
-
-    def _by_axis(self, encoding: Relative, places: Tensor, delta: Tensor) -> Tensor:
-        """X_q W_qry Ŵ_key r_δ of learned rows: (B, heads, queries, D_p), δ by code (queries, T) → (B, heads, queries, T).
-
-        D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then gather.
-        """
-        parts = []
-        for axis, (table, shifts) in enumerate(zip(encoding.tables, self.grid.shifts(), strict=True)):
-            product = places[..., encoding.components(axis)] @ table.double().T  # (B, heads, queries, rows)
-            rows = encoding.rows(shifts, axis)[delta]
-            parts.append(product.gather(3, rows.expand(*product.shape[:3], -1)))
-        return torch.stack(parts).sum(0)
+        return total + self.encoding.products(places, self.r, self.grid, delta)  # X_q W_qry Ŵ_key r_δ

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from construct.encoding.encodings import Relative
 from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution.protocol import Execution, Layer, working_dtype
@@ -65,11 +64,10 @@ def attention_bytes(layer: Layer, batch: int, grid: TokenGrid, rows: int) -> int
 
 def _of_tables(layer: Layer, batch: int, grid: TokenGrid, rows: int, content: bool) -> int:
     """Additional bytes of a learned relative encoding: with content, its rows picked for every pair, axis by axis."""
-    encoding = layer.encoding
-    if not isinstance(encoding, Relative) or not content:
+    lengths = [len(getattr(layer, name)) for name in layer.offsets]
+    if not lengths or not content:
         return 0
-    axes, longest = len(encoding.tables), max(len(table) for table in encoding.tables)
-    picked = (axes + 1) * grid.token_count + longest + 2 * layer.w_key_pos.shape[2]
+    picked = (len(lengths) + 1) * grid.token_count + max(lengths) + 2 * layer.w_key_pos.shape[2]
     return 8 * batch * layer.heads * rows * picked + 16 * rows * grid.token_count
 
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from construct.encoding import quadratic
-from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic
+from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic, shifts_are_distinct
 from construct.execution import reads
 from construct.execution.byte_cache import BoundedCache, bounded_cache
 from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
-from construct.heads import shifts_are_distinct
 from construct.tokens import TokenGrid
 
 CERTAIN = 746.0

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.encoding.encodings import Encoding
+from construct.encoding.encoding import Encoding
 from construct.execution.blocks import most_queries, pieces, queries_per_block
 from construct.execution.fused import bounded
 from construct.execution.shifts.gemm import product

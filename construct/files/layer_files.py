@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile, one_line
 from construct.files.formats import strict_json
-from construct.weights import GEOMETRY, NAMES, MHSAWeights, read_record, record_of
+from construct.weights import NAMES, MHSAWeights
+from construct.weights.record import GEOMETRY, read_record, record_of
 
 
 def to_safetensors(model: nn.Module) -> bytes:

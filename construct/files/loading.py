@@ -19,7 +19,8 @@ from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.tied_weights import share_tied
 from construct.modules.wrappers import unwrapped
 from construct.network import substitute
-from construct.weights import GEOMETRY, NAMES
+from construct.weights import NAMES
+from construct.weights.record import GEOMETRY
 
 log = logging.getLogger(__name__)
 

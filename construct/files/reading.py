@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from construct.attention import EXECUTIONS, MHSA
+from construct.encoding.encodings import encoding_named
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
 from construct.files.archives import check_archive
@@ -31,7 +32,7 @@ from construct.files.formats import kind_of, read_safetensors
 from construct.files.torch_files import Loaded, StandIn, StandInTensor, is_module, load
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules, every_module
-from construct.weights import NAMES, MHSAWeights, encoding_of
+from construct.weights import NAMES, MHSAWeights
 
 
 @dataclass(frozen=True)
@@ -377,7 +378,7 @@ def _check_attention(layer: MHSA, path: str) -> None:
     if not (radix is None or (isinstance(radix, tuple) and all(type(weight) is int for weight in radix))):
         raise ValueError(f"{path}: its radix is {radix!r}, not whole numbers")
     name = layer._encoding
-    encoding = None if name is None else encoding_of(name, layer.geometry.dims, partial(getattr, layer))
+    encoding = None if name is None else encoding_named(name, layer.geometry.dims, partial(getattr, layer))
     rebuilt = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

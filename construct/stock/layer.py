@@ -19,12 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
 from construct.encoding import quadratic
-from construct.encoding.encodings import CLASSICAL
+from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_distinct
 from construct.errors import require
 from construct.execution.protocol import tensors_of
 from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
-from construct.heads import shift_of_number, shifts_are_distinct
 from construct.modules.convolutions import HOOKS
 from construct.stock.dot_products import (
     DTYPES,

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from construct import MHSA, ConvGeometry, MHSAWeights, conv_to_mhsa
-from construct.heads import balanced_radix, shifts_are_distinct
+from construct.encoding.encodings import balanced_radix, shifts_are_distinct
 from construct.tokens import TokenGrid
 from verify import certify
 from verify.layers.fields import Attention, Geometry

@@ -17,7 +17,7 @@ from construct import MHSA, MHSAWeights, UnsupportedLayer, conv_to_mhsa, convert
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.errors import BadModelFile
 from construct.modules.learning import with_covariance
-from construct.weights import Kernel
+from construct.weights.kernel import Kernel
 from truths import exact
 from verify.strategies import Case, cases
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from construct import conv_to_mhsa
-from construct.heads import LARGEST_ELIMINATED
+from construct.heads.rank import LARGEST_ELIMINATED
 from verify.argument.certification import certify
 from verify.strategies import Case, cases, convolutions, sizes_for
 

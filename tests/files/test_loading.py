@@ -18,7 +18,7 @@ from commands import Command
 from construct import MHSA
 from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic, with_covariance
-from construct.weights import GEOMETRY
+from construct.weights.record import GEOMETRY
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
 from verify.recheck.stored_layers import layers_in

@@ -1,0 +1,150 @@
+"""What an encoding is, to a layer; and the theorem's own, r_δ = (‖δ‖², δ).
+
+Every position score is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.  If it is a sum over the axes, its exponential is a product and the
+softmax factorises over the axes (``along``).  The formulae are those of :mod:`construct.encoding.quadratic`, and the other
+encodings are in :mod:`construct.encoding.encodings`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from construct.encoding import quadratic
+from construct.tokens import TokenGrid
+
+
+class Encoding(ABC):
+    """One relative positional encoding.  A subclass of your own is evaluated, but not factorised.
+
+    Attributes:
+        name: in files and messages; the qualified name of a class of your own.
+        factorises: whether the score is a sum over the axes for every c; ``along`` is then one axis's summand.
+    """
+
+    name: ClassVar[str]
+    factorises: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.rpartition(".")[0] != __package__:
+            cls.name = f"{cls.__module__}.{cls.__qualname__}"
+            # What it may inherit from one of ours speaks of another r_δ.
+            cls.attributes = Encoding.attributes
+            cls.record = Encoding.record
+            cls.products = Encoding.products
+
+    @abstractmethod
+    def pos_dim(self, dims: int) -> int:
+        """D_p in d dimensions.
+
+        Raises:
+            ValueError: the encoding is one of another number of dimensions.
+        """
+
+    @abstractmethod
+    def r(self, grid: TokenGrid) -> Tensor:
+        """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of :meth:`TokenGrid.shifts`.
+
+        Raises:
+            ValueError: the encoding does not cover all shifts of the grid.
+        """
+
+    @abstractmethod
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Sharpness and centre of heads: c, float64 (heads, D_p) → α (heads,) and τ (heads, d), float64.
+
+        Raises:
+            ValueError: this encoding has no centres.
+        """
+
+    def head_vector(self, tau: Sequence[int], alpha: float) -> tuple[float, ...]:
+        """The c of a head with the sharpness α that looks at the integer shift τ.
+
+        Raises:
+            ValueError: this encoding has no centres.
+        """
+        raise ValueError(f"MHSA: the {self.name} encoding has no head vector for a shift")
+
+    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Tensor:
+        """The products of any vectors with r_δ, one for each pair of a query and a key.
+
+        Args:
+            q: float64 (B, heads, queries, D_p), a vector for each query.
+            r: as returned by :meth:`r`.
+            grid: the grid.
+            delta: the index of each pair's shift in r, int64 (queries, T).
+
+        Returns:
+            float64 (B, heads, queries, T).
+        """
+        total = q.new_zeros(())
+        for p, component in enumerate(r):  # one component at a time, for the sake of memory
+            total = total + q[..., p, None] * component[delta]
+        return total
+
+    def attributes(self) -> dict[str, Any]:
+        """What a layer stores to know its encoding, by name; nothing for that of the theorem."""
+        return {"_encoding": self.name, "own_encoding": self}
+
+    def record(self) -> dict[str, Any]:
+        """What a file says of the encoding, as JSON data; nothing for that of the theorem."""
+        return {"encoding": self.name}
+
+    def along(self, c: Any, delta: Any, axis: int) -> Any:
+        """One axis's summand of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors or numpy arrays.
+
+        Raises:
+            ValueError: the score is not a sum over the axes.
+        """
+        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
+
+    def components(self, axis: int) -> list[int]:
+        """The components of c that an axis's summand depends on."""
+        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
+
+
+@dataclass(frozen=True)
+class Quadratic(Encoding):
+    """r_δ = (‖δ‖², δ)."""
+
+    name = "quadratic"
+    factorises = True
+
+    def pos_dim(self, dims: int) -> int:
+        """Returns d + 1."""
+        return dims + 1
+
+    def r(self, grid: TokenGrid) -> Tensor:
+        """(‖δ‖², δ_1, …, δ_d)."""
+        return torch.stack(quadratic.r(grid.shifts()))
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve c = −α(1, −2τ), where c may be rounded; τ is an integer if an integer reproduces exactly these numbers."""
+        alpha, linear = -c[:, :1], c[:, 1:]
+        tau = linear / (2 * alpha)
+        return alpha[:, 0], torch.where(2 * alpha * tau.round() == linear, tau.round(), tau)
+
+    def head_vector(self, tau: Sequence[int], alpha: float) -> tuple[float, ...]:
+        """v = −α(1, −2τ)."""
+        return quadratic.v(tau, alpha)
+
+    def attributes(self) -> dict[str, Any]:
+        """Nothing: layers have this encoding unless they say otherwise."""
+        return {}
+
+    def record(self) -> dict[str, Any]:
+        """Nothing, as for :meth:`attributes`."""
+        return {}
+
+    def along(self, c: Any, delta: Any, axis: int) -> Any:
+        """The one-dimensional score: c·r_δ is the sum of these over the axes, as ‖δ‖² is a sum over the axes."""
+        square, linear = quadratic.r((delta,))
+        shape = (-1, *(1,) * delta.ndim)
+        return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
+
+    def components(self, axis: int) -> list[int]:
+        """The components of ‖δ‖² and of the axis."""
+        return [0, axis + 1]

@@ -1,0 +1,60 @@
+"""The JSON record of a layer's geometry and encoding, which its tensors do not determine."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from construct.encoding.encodings import encoding_named
+from construct.geometry import ConvGeometry
+from construct.weights import has_nonzero
+
+GEOMETRY = "geometry"
+"""The metadata key under which the record is stored."""
+
+
+def record_of(layer: Any) -> dict[str, Any]:
+    """Describe a layer as JSON data: ``kind``, the fields of its geometry, its encoding unless it is quadratic, a missing bias."""
+    fields = asdict(layer.geometry).items()
+    record = {"kind": "MHSA", **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
+    record.update(layer.encoding.record())
+    if layer.bias is None:
+        record["bias"] = False
+    return record
+
+
+def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
+    """What a stored record, None if there is none, and a stored ``b_out`` have that a layer has not; zeros fit every layer."""
+    own, differences = record_of(layer), []
+    if stated is not None:
+        record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
+        keys = [key for key in dict.fromkeys([*own, *record]) if key != "bias" and own.get(key) != record.get(key)]
+        differences = [f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in keys]
+    if layer.bias is None and has_nonzero(b_out):
+        differences.append("a bias, for its b_out is not zero, and without one here")
+    return differences
+
+
+def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
+    """The arguments of a layer other than its weights that a record describes; ``tensor`` looks up a tensor by name.
+
+    Raises:
+        ValueError: not a record as :func:`record_of` makes it; a file may hold anything instead.
+        TypeError: likewise.
+    """
+    fields: dict[str, Any] = dict(record)
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    if fields.pop("kind", None) != "MHSA":
+        raise ValueError("it is of no attention layer")
+    radix, name, bias = fields.pop("radix", None), fields.pop("encoding", None), fields.pop("bias", True)
+    arguments: dict[str, Any] = {"geometry": ConvGeometry(**fields), "bias": bias}
+    if not isinstance(bias, bool):
+        raise ValueError(f"its bias is {bias!r}, neither True nor False")
+    if name is not None:
+        arguments["encoding"] = encoding_named(name, arguments["geometry"].dims, tensor)
+    if radix is not None:
+        if name is not None or not (isinstance(radix, tuple) and all(type(weight) is int for weight in radix)):
+            raise ValueError(f"its radix is {radix!r}, beside the encoding {name!r}")
+        arguments["radix"] = radix
+    return arguments
