@@ -30,9 +30,9 @@ from construct.errors import require
 from construct.execution import EXECUTIONS, execution_named, explained, reads
 from construct.execution.blocks import smaller_blocks
 from construct.execution.cache import cached
-from construct.execution.protocol import memory_format, working_dtype
+from construct.execution.protocol import in_format_of, working_dtype
 from construct.execution.traced import frozen_now, recorded_by_fx, run_abstract, run_traced
-from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, nonzero, plain, traced
+from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, plain, traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
@@ -282,38 +282,43 @@ class MHSA(nn.Module):
         if not recorded and output_size is None and (call := cached(self, run, input)) is not None:
             return call(input)
         if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
-            lower = torch.get_autocast_dtype(input.device.type)
-            with torch.autocast(input.device.type, enabled=False):
-                return self.forward(input.to(self.w_val.dtype), output_size).to(lower)
+            return self._autocast(input, output_size)
         if torch.compiler.is_dynamo_compiling() or input.is_neg():
             input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
-        with eagerly() if recorded and jit_traced() else nullcontext():
-            batched = self._is_batched(input)
-            size = tuple(input.shape[-self.geometry.dims :])
-        x, geometry = input if batched else input[None], self.geometry
-        if output_size is not None:
-            leading = 2 if batched else 1  # torch accepts the spatial size or the whole shape
-            spatial = output_size[leading:] if len(output_size) == geometry.dims + leading else output_size
-            geometry = geometry.reaching(spatial, size)
-        y = run_traced(self, x, geometry) if recorded else None
-        if y is None and (faked() or abstract(x, self.w_val)):
-            y = run_abstract(self, x, geometry)
-        if y is None:
-            evaluate: Any = self._evaluate
-            if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
-                evaluate = torch.compiler.disable(
-                    evaluate, reason="MHSA: only layers whose heads are sharp are compiled"
-                )
-            y = evaluate(run, x, geometry, size)
-        # Under vmap, torch has no channels-last format for a single member, and a compiler does not say whether it maps.
-        form = torch.contiguous_format if is_batched(y) else memory_format(x)
-        if form == torch.contiguous_format:
-            y = y.contiguous()
-        elif torch.compiler.is_compiling() or not y.is_contiguous(memory_format=form):
-            y = y.movedim(1, -1).contiguous().movedim(-1, 1)
+        with eagerly() if recorded and jit_traced() else nullcontext():  # sizes as numbers
+            batched, size = self._is_batched(input), tuple(input.shape[-self.geometry.dims :])
+        x = input if batched else input[None]
+        y = self._evaluate(run, x, self._geometry_for(output_size, size, batched), size)
+        y = in_format_of(x, y)
         return y if batched else y[0]
 
+    def _autocast(self, input: Tensor, output_size: list[int] | None) -> Tensor:
+        """As torch's convolution under autocast: the output is rounded to autocast's type, which nothing else sees."""
+        kind = input.device.type
+        with torch.autocast(kind, enabled=False):
+            return self.forward(input.to(self.w_val.dtype), output_size).to(torch.get_autocast_dtype(kind))
+
+    def _geometry_for(self, output_size: list[int] | None, size: tuple[int, ...], batched: bool) -> ConvGeometry:
+        """The geometry, with the output padding that reaches a requested output size."""
+        if output_size is None:
+            return self.geometry
+        leading = 1 + batched  # torch accepts the spatial size or the whole shape
+        whole = len(output_size) == self.geometry.dims + leading
+        return self.geometry.reaching(output_size[leading:] if whole else output_size, size)
+
     def _evaluate(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
+        """Eq. 3 by what can evaluate it: x (B, D_in, *size) → (B, D_out, *o), in its type."""
+        y = run_traced(self, x, geometry) if traced() else None
+        if y is not None:
+            return y
+        if faked() or abstract(x, self.w_val):
+            return run_abstract(self, x, geometry)
+        if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
+            why = "MHSA: only layers whose heads are sharp are compiled"
+            return torch.compiler.disable(self._run, reason=why)(run, x, geometry, size)
+        return self._run(run, x, geometry, size)
+
+    def _run(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
         """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), if memory allows, in its type."""
         output = output_size_of(geometry, size)
         if 0 in output:
