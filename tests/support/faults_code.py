@@ -90,7 +90,7 @@ def _(patch):
     patch.setattr(
         builder, "kernel_to_mhsa", lambda *args, **options: right(*args, **options | {"encoding": "parabola"})
     )
-    patch.setattr(builder, "balanced_radix", too_small)
+    patch.setattr(encodings, "balanced_radix", too_small)
     patch.setattr(encodings, "require_distinct", lambda radix, box: None)
 
 
