@@ -1,9 +1,12 @@
-"""Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020)."""
+"""Convolutions as explicit multi-head self-attention (Cordonnier, Loukas, Jaggi, ICLR 2020).
+
+Importing it imports no torch: public names load their modules on first use.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from construct.command.startup import DISTRIBUTION, STARTING, require_torch  # noqa: F401  the name tells ours from another
+from construct.command.startup import DISTRIBUTION, require_torch  # noqa: F401  the name tells ours from another
 
 if TYPE_CHECKING:
     from construct.attention import MHSA
@@ -43,21 +46,13 @@ _HOMES = (
 """The modules that define the public names."""
 
 
-def _load() -> None:
-    require_torch()
-    for home in _HOMES:
-        module = import_module(f"construct.{home}")
-        globals().update({name: value for name, value in vars(module).items() if name in __all__})
-
-
 def __getattr__(name: str) -> Any:
-    """Import the public names on first use, where the command that starts has not yet."""
-    if STARTING and not name.startswith("_"):
-        _load()
+    """Import the public names, and the modules that define them, on first use."""
+    if not name.startswith("_"):
+        require_torch()
+        for home in _HOMES:
+            module = import_module(f"construct.{home}")
+            globals().update({public: value for public, value in vars(module).items() if public in __all__})
         if name in globals():
             return globals()[name]
     raise AttributeError(f"module 'construct' has no attribute {name!r}")
-
-
-if not STARTING:
-    _load()

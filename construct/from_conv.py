@@ -2,9 +2,11 @@
 
 import sys
 
-from construct.command.startup import require_ours
+from construct.command.startup import exit_on_signals, require_ours
 
 require_ours()  # first: another package's files may have replaced the rest
+if __name__ == "__main__":
+    exit_on_signals()
 
 from construct.command.main import main  # noqa: E402
 

@@ -1,7 +1,6 @@
 """What ``python -m construct.from_conv`` does first: signals until torch is imported, and whether our files are ours.
 
-The package imports this first.  Without it, Python answers Ctrl-C during the import of torch with a traceback.  It uses only
-the standard library, because other files of ours may be gone: a parsing library is called ``construct`` as well.
+It uses only the standard library, because other files of ours may be gone: a parsing library is called ``construct`` as well.
 """
 
 import os
@@ -58,6 +57,13 @@ def require_torch() -> None:
         )
 
 
+def exit_on_signals() -> None:
+    """End the process at once on Ctrl-C or SIGTERM: Python would answer one during the import of torch with a traceback."""
+    for number, handler in _USUAL.items():
+        if signal.getsignal(number) is handler:  # else it is ignored, or handled elsewhere
+            signal.signal(number, _exit)
+
+
 def restore_signals() -> None:
     """Restore Python's own handlers, for a command that handles both signals itself."""
     for number, handler in _USUAL.items():
@@ -69,13 +75,3 @@ def _exit(number: int, frame: FrameType | None) -> None:
     # No file is open yet, and cleanup handlers of half-imported modules could fail.
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
-
-
-# While Python imports the package of a module that it was told to run, its first argument is still -m.
-_module = sys.orig_argv[-len(sys.argv) :][:1] if sys.argv[:1] == ["-m"] else []
-STARTING = _module in (["construct.from_conv"], ["-mconstruct.from_conv"])
-"""Whether the command is starting in this process: it says what is wrong with its options before it imports torch."""
-if STARTING:
-    for number, handler in _USUAL.items():
-        if signal.getsignal(number) is handler:  # else it is ignored, or handled elsewhere
-            signal.signal(number, _exit)

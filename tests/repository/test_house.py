@@ -208,8 +208,16 @@ def test_importing_verify_loads_nothing_heavy():
     assert not loaded & {"torch", "construct", "numpy", "sympy", "hypothesis", "rich"}
 
 
+def test_importing_construct_changes_nothing_and_loads_no_torch():
+    argv = "sys.argv, sys.orig_argv = ['-m'], ['python', '-m', 'construct.from_conv']"  # as python -m starts
+    signals = "[signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]"
+    code = f"import signal, sys; {argv}; had = {signals}; import construct; print(had == {signals}, 'torch' in sys.modules)"
+    assert fresh(code) == "True False\n"
+
+
 def test_importing_construct_loads_little_more_than_torch():
-    more = set(fresh("import sys, torch; had = {*sys.modules}; import construct; print(*{*sys.modules} - had)").split())
+    code = "import sys, torch; had = {*sys.modules}; import construct; construct.MHSA; print(*{*sys.modules} - had)"
+    more = set(fresh(code).split())
     assert "construct.attention" in more
     assert "construct.from_conv" not in more
     assert "verify" not in more
