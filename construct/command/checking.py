@@ -1,16 +1,16 @@
 """Checks a conversion: every layer on samples, a certificate for each, and the runs of the whole network."""
 
 from argparse import Namespace
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import torch
 from torch import nn
 
 from construct.attention import MHSA
 from construct.command.report import LayerRow, NetworkRow
-from construct.command.runs import inputs_for, refusing_large_outputs, run_both
+from construct.command.runs import Runs, inputs_for, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
 from verify.argument.verdicts import certify_layer, same_expression
@@ -29,55 +29,80 @@ def check_conversion(
 
     No run changes ``model`` or ``converted``.
     """
-    runs, checks = None, dict[str, LayerCheck]()
     inputs = inputs_for(model, options)
-    if inputs is not None:
-        runs = run_both(model, converted, pairs, *inputs, options, progress)
-        checks |= runs.checks
-    alone = [path for path in pairs if path not in checks]
-    if alone:
-        progress.begin("checking", len(alone))
-    for path in alone:
-        checks[path] = _checked_alone(path, pairs[path], options, runs is not None)
+    if inputs is None:
+        checks = _checked_alone(pairs, pairs, options, progress)
+        rows = [_row(path, *pairs[path], checks[path], None) for path in pairs]
+        return _certified(rows, options, progress), None
+    runs = run_both(model, converted, pairs, *inputs, options, progress)
+    uncalled = [path for path in pairs if path not in runs.checks]
+    checks = runs.checks | _checked_alone(pairs, uncalled, options, progress, "; not exercised by the network")
+    rows = [_row(path, *pairs[path], checks[path], path not in uncalled) for path in pairs]
+    layers = _certified(rows, options, progress)
+    return layers, _network_row(runs, layers, options)
+
+
+def _row(path: str, conv: nn.Module, layer: MHSA, check: LayerCheck, exercised: bool | None) -> LayerRow:
+    """A layer that is not certified yet."""
+    return LayerRow(path, conv, layer, check, None, check.verdict, exercised)
+
+
+def _checked_alone(
+    pairs: dict[str, tuple[nn.Module, MHSA]],
+    paths: Iterable[str],
+    options: Namespace,
+    progress: Phases,
+    remark: str = "",
+) -> dict[str, LayerCheck]:
+    """Check layers on generated inputs, each alone; ``remark`` goes to the description of the inputs."""
+    paths = list(paths)
+    if paths:
+        progress.begin("checking", len(paths))
+    checks = dict[str, LayerCheck]()
+    for path in paths:
+        conv, layer = pairs[path]
+        shape = generated_shape(conv, options.samples)
+        sides = "x".join(map(str, shape[1:]))
+        name = f"{printable(path) or 'the layer'}: "
+        require(8 * prod(shape), torch.device("cpu"), f"a run on {shape[0]} inputs of {sides}", name)
+        x = generated_inputs(conv, options.samples, options.seed)
+        inputs = f"{options.samples} generated inputs of {sides} (seed {options.seed}){remark}"
+        with evaluating(conv, layer), refusing_large_outputs({path: pairs[path]}):
+            checks[path] = check_call(conv, layer, x, inputs)
         progress.advance(path)
+    return checks
+
+
+def _certified(rows: list[LayerRow], options: Namespace, progress: Phases) -> tuple[LayerRow, ...]:
+    """The rows with their certificates, unless the options want none."""
+    if options.no_certify:
+        return tuple(map(_explaining_leaks, rows))
     # Where the user chose the sharpness, certificates of leaking heads claim a difference within a bound.
     chosen = options.alpha is not None or options.tolerance is not None
-    if not options.no_certify:
-        progress.begin("certifying", len(pairs))
-    rows = []
-    for path, (conv, layer) in pairs.items():
-        check = checks[path]
-        certificate, verdict = None, check.verdict
-        if not options.no_certify:
-            certificate, verdict = certify_layer(
-                conv, layer, check, options.input_bound, within=options.within, leaking=chosen
-            )
-            progress.advance(path)
-        exercised = None if runs is None else path not in alone
-        row = LayerRow(path, conv, layer, check, certificate, verdict, exercised)
-        if verdict.name == "REFUTED" and not row.alpha >= row.sharp_from:
-            leak = f"; at alpha = {row.alpha:.4g} the heads leak attention to other keys (from {row.sharp_from:.4g} on they do not)"
-            row = replace(row, verdict=replace(verdict, sentence=verdict.sentence + leak))
-        rows.append(row)
-    network = None
-    if runs is not None:
-        certificates = {row.path: row.certificate for row in rows}
-        leaking = any(row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in rows)
-        numbers = compare_numbers(runs.original, runs.converted, runs.reference, runs.no_float64, leaking)
-        same = bool(pairs) and same_expression(runs.calls, certificates, checks)
-        network = NetworkRow(options.input_size, runs.inputs, runs.calls, numbers, same)
-    return tuple(rows), network
+    progress.begin("certifying", len(rows))
+    certified = []
+    for row in rows:
+        certificate, verdict = certify_layer(
+            row.conv, row.layer, row.check, options.input_bound, within=options.within, leaking=chosen
+        )
+        progress.advance(row.path)
+        certified.append(_explaining_leaks(replace(row, certificate=certificate, verdict=verdict)))
+    return tuple(certified)
 
 
-def _checked_alone(path: str, pair: tuple[nn.Module, MHSA], options: Namespace, uncalled: bool) -> Any:
-    """Check a layer on generated inputs; ``uncalled`` means that the network does not call it."""
-    conv, layer = pair
-    shape = generated_shape(conv, options.samples)
-    sides = "x".join(map(str, shape[1:]))
-    what, who = f"a run on {shape[0]} inputs of {sides}", f"{printable(path) or 'the layer'}: "
-    require(8 * prod(shape), torch.device("cpu"), what, who)
-    x = generated_inputs(conv, options.samples, options.seed)
-    what = f"{options.samples} generated inputs of {sides} (seed {options.seed})"
-    what += "; not exercised by the network" if uncalled else ""
-    with evaluating(conv, layer), refusing_large_outputs({path: pair}):
-        return check_call(conv, layer, x, what)
+def _explaining_leaks(row: LayerRow) -> LayerRow:
+    """A row whose verdict says that soft heads leak, where it is REFUTED and they do."""
+    if row.verdict.name != "REFUTED" or row.alpha >= row.sharp_from:
+        return row
+    leak = f"at alpha = {row.alpha:.4g} the heads leak attention to other keys"
+    sentence = f"{row.verdict.sentence}; {leak} (from {row.sharp_from:.4g} on they do not)"
+    return replace(row, verdict=replace(row.verdict, sentence=sentence))
+
+
+def _network_row(runs: Runs, rows: tuple[LayerRow, ...], options: Namespace) -> NetworkRow:
+    certificates = {row.path: row.certificate for row in rows}
+    checks = {row.path: row.check for row in rows}
+    leaking = any(row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in rows)
+    numbers = compare_numbers(runs.original, runs.converted, runs.reference, runs.no_float64, leaking)
+    same = bool(rows) and same_expression(runs.calls, certificates, checks)
+    return NetworkRow(options.input_size, runs.inputs, runs.calls, numbers, same)

@@ -2,7 +2,7 @@
 
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -33,8 +33,8 @@ def require_template(options: Namespace) -> None:
             raise BadModelFile(f"--report: {one_line(error)}") from error
 
 
-def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -> None:
-    """Write the page on a network's conversion atomically; ``not_rechecked`` lists why the output cannot be rechecked.
+def write_page(report: Report, model: nn.Module, unchecked: Sequence[tuple[str, str]]) -> None:
+    """Write the page on a network's conversion atomically; ``unchecked`` has (path, why) for what cannot be rechecked.
 
     Raises:
         BadModelFile: it cannot be written.
@@ -60,21 +60,19 @@ def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -
         )
         for row in report.layers
     ]
-    remarks = [*((row.path, IDLE) for row in report.layers if row.exercised is False), *report.remarks]
-    notes = [f"Left unconverted: {row.path or '(the model)'}, a {row.kind}: {row.reason}" for row in report.refused]
-    notes += [f"{path}: {remark}" if path else remark for path, remark in remarks]
-    recheck = None
-    if report.output is not None and report.document is not None and not not_rechecked:
-        files = [shlex.quote(_plainly(path)) for path in (report.document, report.source.path, report.output)]
-        recheck = "python -m verify check {} --conv {} --mhsa {}".format(*files)
+    network = hindered = ()
+    if report.network is not None:
+        network = network_sentences(network_dict(report.network))
+    if report.document is not None:
+        hindered = tuple(_with_path(printable(path), why) for path, why in unchecked)
     facts = Facts(
         title=f"{report.source.path.name} as attention",
         lede=LEDE,
-        network=() if report.network is None else network_sentences(network_dict(report.network)),
+        network=network,
         input_caption=input_caption,
-        recheck=recheck,
-        hindered=() if report.document is None else tuple(not_rechecked),
-        notes=(*notes, *report.notes),
+        recheck=None if unchecked else _recheck(report),
+        hindered=hindered,
+        notes=tuple(_notes(report)),
     )
     try:
         write(page(layers, facts), options.report)
@@ -83,7 +81,37 @@ def write_page(report: Report, model: nn.Module, not_rechecked: Sequence[str]) -
         raise BadModelFile(f"{printable(options.report)}: cannot be written: {what} (nothing was changed)") from error
 
 
-def _plainly(path: Path) -> str:
+def _notes(report: Report) -> Iterator[str]:
+    for row in report.refused:
+        yield f"Left unconverted: {row.path or '(the model)'}, a {row.kind}: {row.reason}"
+    for row in report.layers:
+        if row.exercised is False:
+            yield _with_path(row.path, IDLE)
+    for path, remark in report.remarks:
+        yield _with_path(path, remark)
+    yield from report.notes
+
+
+def _with_path(path: str, remark: str) -> str:
+    """A remark on the module at a path; the path of the whole network is empty."""
+    if not path:
+        return remark
+    return f"{path}: {remark}"
+
+
+def _recheck(report: Report) -> str | None:
+    """The command that rechecks the certificate; None without one."""
+    if report.output is None or report.document is None:
+        return None
+    files = (report.document, report.source.path, report.output)
+    return "python -m verify check {} --conv {} --mhsa {}".format(*map(_as_argument, files))
+
+
+def _as_argument(path: Path) -> str:
     """The path as an argument that no program mistakes for an option; relative if inside the current folder."""
-    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"./{path}" if str(path).startswith("-") else str(path)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    text = str(path)
+    if text.startswith("-"):
+        text = f"./{text}"
+    return shlex.quote(text)

@@ -69,9 +69,12 @@ def prepare(converted: nn.Module, whole: bool, options: Namespace) -> Prepared:
 
         content = to_safetensors(copied)
         return Prepared(content, load(content))
-    inputs = None if options.example_inputs is None else read_inputs(options.example_inputs)
+    export = {"pt2": to_pt2, "onnx": to_onnx}[options.format]
+    inputs = None
+    if options.example_inputs is not None:
+        inputs = read_inputs(options.example_inputs)
     try:
-        program = (to_pt2 if options.format == "pt2" else to_onnx)(copied, options.input_size or (), inputs)
+        program = export(copied, options.input_size or (), inputs)
     except ValueError as error:
         what = f"{printable(options.output)}: {one_line(error)}"
         raise BadModelFile(what, "--format safetensors takes any network") from error
@@ -100,19 +103,25 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
-def not_rechecked(survey: Survey, source: ModelFile, form: str) -> list[tuple[str, str]]:
+def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list[tuple[str, str]]:
     """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only tensors and torch's classes."""
-    folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
-    remarks = [("", folded)] if survey.remarks() else []
+    remarks = list[tuple[str, str]]()
+    if options.no_certify:
+        return remarks
+    if survey.remarks():
+        folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
+        remarks.append(("", folded))
     if source.kind in UNCHECKED_KINDS:
         remarks.append(("", UNCHECKED_KINDS[source.kind]))
-    if form in ("pt2", "onnx"):
-        return [*remarks, ("", f"a program in .{form} is not rechecked; the same weights as .pt or .safetensors are")]
-    if not isinstance(source.content, nn.Module):
-        return remarks
-    subclasses = {path: type(conv).__name__ for path, conv in survey.convertible.items() if type(conv) not in BASES}
-    remedy = "to recheck it takes a state dict in place of the module"
-    return [*remarks, *((path, f"of class {kind}: {remedy}") for path, kind in subclasses.items())]
+    if options.format in ("pt2", "onnx"):
+        program = f"a program in .{options.format} is not rechecked"
+        remarks.append(("", f"{program}; the same weights as .pt or .safetensors are"))
+    elif isinstance(source.content, nn.Module):
+        remedy = "to recheck it takes a state dict in place of the module"
+        for path, conv in survey.convertible.items():
+            if type(conv) not in BASES:
+                remarks.append((path, f"of class {type(conv).__name__}: {remedy}"))
+    return remarks
 
 
 def write_outputs(
@@ -142,7 +151,8 @@ def write_outputs(
                 tensors = dict(tensors_of(torch.load(written, map_location="cpu", weights_only=False)))
             check_bits(tensors, *networks)
             if certificates is not None:
-                place, figures = document, None if network is None else network_dict(network)
+                place = document
+                figures = network and network_dict(network)
                 record = certificate_document(
                     certificates, source.path, written, figures, mhsa_name=output.name, conv_sha256=source.sha256
                 )
@@ -156,4 +166,6 @@ def write_outputs(
     except OSError as error:
         what = one_line(error.strerror or error)
         raise BadModelFile(f"{printable(place)}: cannot be written: {what} ({state})") from error
-    return (f"{printable(document)} was deleted: the certificate of an earlier run",) if earlier else ()
+    if earlier:
+        return (f"{printable(document)} was deleted: the certificate of an earlier run",)
+    return ()

@@ -119,6 +119,19 @@ class Report:
     exit_code: int
 
 
+def judged(
+    layers: Sequence[LayerRow], network: NetworkRow | None, refused: Sequence[Refusal], options: Namespace
+) -> tuple[bool, bool]:
+    """Whether a conversion is good (the exit code is 0), and whether it may be written."""
+    left, equal = bool(refused), all(row.verdict.name != "REFUTED" for row in layers)
+    if network is not None:
+        left |= bool(network.calls.left)
+        equal &= network.good
+    good = equal and all(row.verdict.good for row in layers) and (options.partial or not left)
+    writable = good or (equal and options.partial)
+    return good, writable and (bool(layers) or options.copy)
+
+
 MOST_SHARE = 0.01
 """The largest share of a layer's outputs that a difference may have without ``--within``."""
 

@@ -1,6 +1,7 @@
 """The report of a conversion, printed as a table and the lines below it."""
 
 import math
+from collections.abc import Iterator
 from textwrap import fill
 from typing import TextIO
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from construct.command.report import IDLE, LayerRow, NetworkRow, Report, checked_layers, convolution_text, percent
-from construct.errors import printable
+from construct.errors import counted, printable
 from verify.samples.accuracy import Accuracy
 from verify.verdict import from_above
 
@@ -30,7 +31,9 @@ def print_table(report: Report, out: TextIO) -> None:
     terminal = out.isatty()
     encoding = getattr(out, "encoding", None) or "ascii"
     unicode = encoding.lower().replace("-", "").startswith("utf")
-    console = Console(file=out, width=None if terminal else 10_000, markup=False, highlight=False, emoji=False)
+    console = Console(file=out, markup=False, highlight=False, emoji=False)
+    if not terminal:
+        console.width = 10_000
     width = console.width
     with console.capture() as capture:
         if report.layers:
@@ -38,98 +41,135 @@ def print_table(report: Report, out: TextIO) -> None:
             console.width = max(width, NARROWEST)
             console.print(_table(report, unicode, narrow=width < 110), soft_wrap=True)
         for line in _lines(report):
-            # A word longer than a line, such as a path, stays whole so that it can be copied.
-            words = fill(line, width, break_long_words=False, break_on_hyphens=False) if terminal else line
-            console.print(Text(words), soft_wrap=True)
+            if terminal:  # a word longer than a line, such as a path, stays whole so that it can be copied
+                line = fill(line, width, break_long_words=False, break_on_hyphens=False)
+            console.print(Text(line), soft_wrap=True)
     text = "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n") + "\n"
     out.write(text.encode(encoding, "backslashreplace").decode(encoding))
     out.flush()
 
 
 def _table(report: Report, unicode: bool, narrow: bool) -> Table:
-    padding = (0, 0 if narrow else 1, 0, 0)
-    table = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False) if unicode else Table(box=box.ASCII)
+    table, alpha = Table(box=box.ASCII), "alpha"
+    if unicode:
+        gap = int(not narrow)
+        table, alpha = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False), "α"
     table.add_column("layer", overflow="fold", min_width=7)
     table.add_column("convolution", overflow="fold", min_width=7)
-    for name in ("heads", "D_h", "α" if unicode else "alpha", "interior", "border", "bound"):
+    for name in ("heads", "D_h", alpha, "interior", "border", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("|x| <=", justify="right", min_width=6)
     table.add_column("claim", min_width=6)
     table.add_column("verdict", no_wrap=True)
     for row in report.layers:
         verdict = row.verdict.name
-        sizes = (str(row.layer.heads), str(row.layer.w_val.shape[3]), f"{row.alpha:.4g}")
-        cells = (convolution_text(row.layer.geometry), *sizes, *_figures(row))
-        table.add_row(
-            Text(_label(row.path)), *(Text(cell) for cell in cells), Text(verdict, style=_STYLES.get(verdict, "green"))
+        cells = (
+            _label(row.path),
+            convolution_text(row.layer.geometry),
+            str(row.layer.heads),
+            str(row.layer.w_val.shape[3]),
+            f"{row.alpha:.4g}",
+            *_figures(row),
         )
+        table.add_row(*map(Text, cells), Text(verdict, style=_STYLES.get(verdict, "green")))
     return table
 
 
 def _figures(row: LayerRow) -> tuple[str, ...]:
     """The cells for differences on samples, bound, inputs and claim."""
-    differences, certificate = (f"{row.check.interior:.2g}", f"{row.check.border:.2g}"), row.certificate
+    differences = (f"{row.check.interior:.2g}", f"{row.check.border:.2g}")
+    certificate = row.certificate
     if certificate is None:
         return (*differences, f"{row.check.bound:.2g}", "samples", "same sums")
     bound = from_above(float(certificate.bound.max(initial=0.0)), digits=2)
     inputs = f"{certificate.input_bound:.4g} on {'x'.join(map(str, certificate.grid))}"
-    return (*differences, bound, inputs, "same sums" if certificate.within is None else "within")
+    claim = "within"
+    if certificate.within is None:
+        claim = "same sums"
+    return (*differences, bound, inputs, claim)
 
 
 def _lines(report: Report) -> list[str]:
     """The lines below the table."""
-    lines = []
+    return [
+        *_layer_lines(report),
+        *_claim_lines(report),
+        *_run_lines(report),
+        *_unconverted_lines(report),
+        *(f"{_label(path)}: {printable(remark)}" for path, remark in report.remarks),
+        *_earlier_lines(report),
+        *(f"note: {printable(note)}" for note in report.notes),
+        f"seed: {report.options.seed}   torch: {torch.__version__}",
+        f"input: {printable(report.source.path)}   SHA-256: {report.source.sha256}",
+        *_written_lines(report),
+        *_explanations(report),
+    ]
+
+
+def _layer_lines(report: Report) -> Iterator[str]:
+    """The layers that are not good, or were not called."""
     for row in report.layers:
         if not row.verdict.good:
-            lines.append(f"{_label(row.path)}: {row.verdict.name}: {row.verdict.sentence}")
+            yield f"{_label(row.path)}: {row.verdict.name}: {row.verdict.sentence}"
         if row.exercised is False:
-            lines.append(f"{_label(row.path)}: {IDLE}, so it does not count as checked; tried on generated inputs")
+            yield f"{_label(row.path)}: {IDLE}, so it does not count as checked; tried on generated inputs"
+
+
+def _claim_lines(report: Report) -> Iterator[str]:
+    """What the columns of the table mean, and what the certificates assume."""
     certificates = [row.certificate for row in report.layers if row.certificate is not None]
     if certificates:
-        lines.append(
-            "interior, border: largest difference seen, without and with padding; bound: for all |x| up to that"
-        )
-    if shares := [row.share for row in report.layers if row.share is not None]:
-        lines.append(
-            f"within: the bound is at most {percent(max(shares))} of the largest output of its layer in the check"
-        )
-    if assumed := dict.fromkeys(text.partition(":")[0] for c in certificates for text in c.assumptions):
-        lines.append(f"certificates assume: {'; '.join(assumed)} (--explain prints all)")
-    if report.layers:
-        lines.append(
-            f"on samples: {checked_layers(report)} of {len(report.layers)} layers CHECKED, equal within rounding"
-        )
-    network = report.network
-    if network is not None:
-        lines += network_lines(network)
-    elif report.layers:
-        lines.append(
-            "network: not run; give --input-size C S1 ... Sd or --example-inputs FILE to check on its own activations"
-        )
-    if network is not None and network.calls.left and not report.refused:
-        lines.append("left unconverted: convolutions that the network calls as functions, outside of any module")
-    lines += [
-        f"left unconverted: {_label(row.path)}: {printable(row.kind)}: {printable(row.reason)}"
-        for row in report.refused
-    ]
-    lines += [f"{_label(path)}: {printable(remark)}" for path, remark in report.remarks]
+        yield "interior, border: largest difference seen, without and with padding; bound: for all |x| up to that"
+    shares = [row.share for row in report.layers if row.share is not None]
+    if shares:
+        yield f"within: the bound is at most {percent(max(shares))} of the largest output of its layer in the check"
+    assumptions = {text.partition(":")[0]: None for c in certificates for text in c.assumptions}
+    if assumptions:
+        yield f"certificates assume: {'; '.join(assumptions)} (--explain prints all)"
+
+
+def _run_lines(report: Report) -> Iterator[str]:
+    """The layers on samples, and the network as a whole."""
+    layers = len(report.layers)
+    if layers:
+        yield f"on samples: {checked_layers(report)} of {layers} layers CHECKED, equal within rounding"
+    if report.network is not None:
+        yield from network_lines(report.network)
+    elif layers:
+        yield "network: not run; give --input-size C S1 ... Sd or --example-inputs FILE to check on its own activations"
+
+
+def _unconverted_lines(report: Report) -> Iterator[str]:
+    if report.network is not None and report.network.calls.left and not report.refused:
+        yield "left unconverted: convolutions that the network calls as functions, outside of any module"
+    for row in report.refused:
+        yield f"left unconverted: {_label(row.path)}: {printable(row.kind)}: {printable(row.reason)}"
+
+
+def _earlier_lines(report: Report) -> Iterator[str]:
     if report.earlier:
-        lines.append(f"already converted: {report.earlier} attention layer{'s' if report.earlier != 1 else ''}")
-    lines += [f"note: {printable(note)}" for note in report.notes]
-    lines.append(f"seed: {report.options.seed}   torch: {torch.__version__}")
-    lines.append(f"input: {printable(report.source.path)}   SHA-256: {report.source.sha256}")
-    if report.output is not None:
-        lines.append(f"written: {printable(report.output)}")
-        if report.document is not None:
-            lines.append(f"certificate: {printable(report.document)}")
+        yield f"already converted: {counted(report.earlier, 'attention layer')}"
+
+
+def _written_lines(report: Report) -> Iterator[str]:
+    """The files that were written."""
+    if report.output is None:
+        yield f"written: nothing, because {_hindrance(report)}"
     else:
-        lines.append(f"written: nothing, because {_hindrance(report)}")
+        yield f"written: {printable(report.output)}"
+    if report.document is not None:
+        yield f"certificate: {printable(report.document)}"
     if report.page is not None:
-        lines.append(f"report: {printable(report.page)}")
-    for row in report.layers if report.options.explain else ():
-        if row.certificate is not None:
-            lines += ["", *(f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())]
-    return lines
+        yield f"report: {printable(report.page)}"
+
+
+def _explanations(report: Report) -> Iterator[str]:
+    """All steps of the certificates, if the options ask for them."""
+    if report.options.explain:
+        for row in report.layers:
+            if row.certificate is not None:
+                yield ""
+                yield from (f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())
 
 
 def _hindrance(report: Report) -> str:
@@ -150,12 +190,14 @@ def _hindrance(report: Report) -> str:
 
 def network_lines(network: NetworkRow) -> list[str]:
     """The lines on the whole network: its calls, its outputs, and what follows by substitution."""
-    calls, numbers = network.calls, network.accuracy
+    calls = network.calls
     lines = [f"network: calls: not compared on {network.inputs}"]
     if calls.difference is not None:
         lines = [f"network: calls: NOT the same on {network.inputs}: {calls.difference}"]
     elif calls.compared:
-        equal = "what was compared is" if calls.untraced else "all inputs and results are"
+        equal = "all inputs and results are"
+        if calls.untraced:
+            equal = "what was compared is"
         lines = [
             f"network: calls: the same {calls.converted} of converted layers in the same order; while each returns its "
             f"convolution's numbers, {equal} equal bit for bit, on {network.inputs}"
@@ -163,8 +205,8 @@ def network_lines(network: NetworkRow) -> list[str]:
     if calls.left is not None:
         lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
         lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
-    lines += [f"network: calls: not compared: {what}" for what in calls.untraced]
-    lines.append(f"network: numbers: {numbers_text(numbers)}")
+    lines += [f"network: calls: not compared: {part}" for part in calls.untraced]
+    lines.append(f"network: numbers: {numbers_text(network.accuracy)}")
     if network.same_expression:
         lines.append(
             "network: every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs "
@@ -179,22 +221,27 @@ def numbers_text(numbers: Accuracy | None) -> str:
         return "not compared, as the networks do not return tensors of the same sizes"
     if numbers.difference is None:
         return numbers.verdict.sentence
-    if numbers.original is None or numbers.converted is None:
-        text = f"original and converted differ by at most {from_above(numbers.difference, digits=2)}"
-    else:
-        ratio = numbers.converted / numbers.original if numbers.original else math.nan
-        times = f" ({ratio:.2g} times)" if math.isfinite(ratio) else ""
-        text = f"original {numbers.original:.2g}, converted {numbers.converted:.2g} from float64{times}"
-    text += f", outputs up to {numbers.largest:.2g}"
+    text = f"{_distances(numbers, numbers.difference)}, outputs up to {numbers.largest:.2g}"
     if numbers.agree is not None:
         text += f"; {numbers.agree} of {numbers.predictions} predictions agree"
     if numbers.other:
         text += f"; {numbers.other} indices or truth values differ"
-    if numbers.verdict.name != "CHECKED":
-        text += f"; {'REFUTED: ' if numbers.verdict.name == 'REFUTED' else 'not judged: '}{numbers.verdict.sentence}"
+    if numbers.verdict.name == "REFUTED":
+        text += f"; REFUTED: {numbers.verdict.sentence}"
+    elif numbers.verdict.name != "CHECKED":
+        text += f"; not judged: {numbers.verdict.sentence}"
+    return text
+
+
+def _distances(numbers: Accuracy, difference: float) -> str:
+    if numbers.original is None or numbers.converted is None:
+        return f"original and converted differ by at most {from_above(difference, digits=2)}"
+    text = f"original {numbers.original:.2g}, converted {numbers.converted:.2g} from float64"
+    if numbers.original and math.isfinite(numbers.converted / numbers.original):
+        text += f" ({numbers.converted / numbers.original:.2g} times)"
     return text
 
 
 def _label(path: str) -> str:
     """The label of a path in the network; empty for a bare convolution."""
-    return printable(path) if path else "(the model)"
+    return printable(path) or "(the model)"
