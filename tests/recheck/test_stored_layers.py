@@ -295,7 +295,7 @@ def test_odd_safetensors_are_refused(tmp_path):
         ({"__metadata__": {"a": 1}}, b"", "deserializing"),
         ({".weight": four}, b"\0" * 4, "which no path is"),
         ({"__metadata__": {"geometry": "{"}}, b"", "no strict JSON"),
-        ({"__metadata__": {"geometry": "[]"}}, b"", "no JSON object"),
+        ({"__metadata__": {"geometry": "[]"}}, b"", "must be a JSON object"),
     ):
         refused(safetensors_file(path, header, data), words)
     for record in ({"kind": "MHSA"}, {"kind": "Conv9d"}, {"kind": 3}, {"stride": [1]}, [], None):
@@ -304,7 +304,7 @@ def test_odd_safetensors_are_refused(tmp_path):
         if isinstance(record, dict) and isinstance(record.get("kind"), str):
             assert read(path)["a"][0].kind == "unknown"
         else:
-            refused(path, "is no geometry of a layer")
+            refused(path, "must be the geometry of a layer")
 
 
 def test_the_names_are_those_of_the_layers():

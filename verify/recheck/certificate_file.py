@@ -99,41 +99,54 @@ def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
     types: dict[str, Any] = {name: kind for kind, names in _RECORD.items() for name in names.split()}
     types |= {"within": (str, type(None)), "counterexample": _OPTIONAL, "overrun": _OPTIONAL}
     _check_types(record, types, "a layer's record")
-    verdict, within = record["verdict"], record["within"]
-    if verdict not in ("PROVED", "REFUTED", "UNDECIDED") or record["version"] != VERSION:
-        raise Rejected(f"unknown verdict {verdict!r} or version {record['version']}")
-    if record["claim"] != ("same function" if within is None else "difference within"):
-        raise Rejected("claim and within contradict each other")
-    for rows, row_types in ((record["steps"], _STEP), (record["probes"], _PROBE)):
-        for row in rows:
-            _check_types(row, row_types, "a step or probe")
-    tensors = [*record["conv_sha256"]], [*record["mhsa_sha256"]]
-    if tensors[0] not in ([*CONVOLUTION], [*CONVOLUTION[:1]]) or tensors[1] != [*TENSORS]:
-        raise Rejected("its digests are not those of a convolution and an attention layer")
-    parts = {part: np.array([_number(x, verdict != "PROVED") for x in record[part]]) for part in PARTS}
+    for step in record["steps"]:
+        _check_types(step, _STEP, "a step or probe")
+    for probe in record["probes"]:
+        _check_types(probe, _PROBE, "a step or probe")
+    _require_consistent(record)
+    parts = {part: _numbers(record[part], record["verdict"] != "PROVED") for part in PARTS}
     observed = np.array([math.nan if x == "nan" else _number(x, True) for x in record["observed"]])
-    if len({len(observed), *map(len, parts.values())}) != 1:
+    if {len(part) for part in parts.values()} != {len(observed)}:
         raise Rejected("the bounds are of different lengths")
-    holds = (
-        [(step["number"], step["name"]) for step in record["steps"]] == [*enumerate(STEPS)]
-        and all(step["holds"] for step in record["steps"])
-        and bool((observed <= parts["bound"]).all())
-        and all(not isinstance(probe["ratio"], str) and probe["ratio"] <= 1 for probe in record["probes"])
-    )
+    within = None
+    if record["within"] is not None:
+        within = _positive(record["within"])
+    counterexample = None
+    if record["counterexample"] is not None:
+        counterexample = _counterexample(record["counterexample"])
     return LayerCertificate(
         name=record["name"],
-        verdict=verdict,
+        verdict=record["verdict"],
         grid=_index(record["grid"], least=1),
-        input_bound=_number(record["input_bound"], False, positive=True),
-        within=None if within is None else _number(within, False, positive=True),
+        input_bound=_positive(record["input_bound"]),
+        within=within,
         dtype=record["dtype"],
         heads=record["heads"],
         parts=parts,
-        holds=holds,
+        holds=_steps_hold(record["steps"], record["probes"]) and bool((observed <= parts["bound"]).all()),
         geometries=(record["conv_geometry"], record["mhsa_geometry"]),
         digests=(record["conv_sha256"], record["mhsa_sha256"]),
-        counterexample=None if record["counterexample"] is None else _counterexample(record["counterexample"]),
+        counterexample=counterexample,
     )
+
+
+def _require_consistent(record: dict[str, Any]) -> None:
+    """Refuse a record with another verdict or version, whose claim contradicts it, or of other tensors."""
+    if record["verdict"] not in ("PROVED", "REFUTED", "UNDECIDED") or record["version"] != VERSION:
+        raise Rejected(f"unknown verdict {record['verdict']!r} or version {record['version']}")
+    if record["claim"] != ("same function" if record["within"] is None else "difference within"):
+        raise Rejected("claim and within contradict each other")
+    convolution, attention = (tuple(record[name]) for name in ("conv_sha256", "mhsa_sha256"))
+    if convolution not in (CONVOLUTION, CONVOLUTION[:1]) or attention != TENSORS:
+        raise Rejected("its digests are not those of a convolution and an attention layer")
+
+
+def _steps_hold(steps: list[dict[str, Any]], probes: list[dict[str, Any]]) -> bool:
+    """Whether every step is present and holds, and no run exceeds the bound."""
+    if [(step["number"], step["name"]) for step in steps] != [*enumerate(STEPS)]:
+        return False
+    within_bound = all(not isinstance(probe["ratio"], str) and probe["ratio"] <= 1 for probe in probes)
+    return within_bound and all(step["holds"] for step in steps)
 
 
 def _check_types(record: Any, types: dict[str, Any], what: str) -> None:
@@ -145,16 +158,27 @@ def _check_types(record: Any, types: dict[str, Any], what: str) -> None:
             raise Rejected(f"{what}: {name} is of the wrong type")
 
 
-def _number(text: str, infinite: bool, positive: bool = False) -> float:
+def _number(text: str, infinite: bool) -> float:
     value = float.fromhex(text)
-    if value.hex() != text or not value >= 0 or (value == math.inf and not infinite) or (positive and value == 0):
-        raise Rejected(f"{text!r} is no number that belongs there")
+    if value.hex() != text or not value >= 0 or (value == math.inf and not infinite):
+        raise Rejected(f"{text!r} must be a number in its range")
+    return value
+
+
+def _numbers(texts: list[str], infinite: bool) -> np.ndarray:
+    return np.array([_number(text, infinite) for text in texts])
+
+
+def _positive(text: str) -> float:
+    value = _number(text, infinite=False)
+    if value == 0:
+        raise Rejected(f"{text!r} must be positive")
     return value
 
 
 def _index(values: Any, least: int = 0) -> tuple[int, ...]:
     if not (isinstance(values, list) and all(type(x) is int and least <= x < 2**31 for x in values)):
-        raise Rejected(f"{str(values)[:80]} are no counts")
+        raise Rejected(f"{str(values)[:80]} must be counts")
     return tuple(values)
 
 
@@ -162,10 +186,10 @@ def _counterexample(record: dict[str, Any]) -> dict[str, Any] | None:
     """A counterexample with exact numbers, or with the two output sizes where they differ."""
     _check_types(record, _COUNTEREXAMPLE, "the counterexample")
     if record["shapes"] is not None:
-        theirs, ours = (None if shape is None else _index(shape, least=1) for shape in record["shapes"])
         if record["input"] or record["output"] or {record["convolution"], record["attention"]} != {"None"}:
             raise Rejected("the counterexample has shapes and numbers")
-        return {"shapes": (theirs, ours)}
+        theirs, ours = record["shapes"]
+        return {"shapes": (_shape(theirs), _shape(ours))}
     entries = {_index(index): _fraction(value) for index, value in record["input"]}
     if len(entries) != len(record["input"]):
         raise Rejected("the counterexample sets an input twice")
@@ -177,7 +201,11 @@ def _counterexample(record: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def _shape(values: Any) -> tuple[int, ...] | None:
+    return None if values is None else _index(values, least=1)
+
+
 def _fraction(text: str) -> Fraction:
     if not re.fullmatch(r"-?[0-9]{1,4000}(/[0-9]{1,4000})?", text):
-        raise Rejected(f"{text[:40]!r} is no fraction")
+        raise Rejected(f"{text[:40]!r} must be a fraction")
     return Fraction(text)

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,20 @@ class StatedGeometry(NamedTuple):
     d_in: int
     d_out: int
 
+    @property
+    def kind(self) -> str:
+        """The name of torch's class."""
+        return f"Conv{'Transpose' * self.transposed}{len(self.kernel)}d"
+
+    @property
+    def channels(self) -> tuple[int, int, int]:
+        """Groups, D_in and D_out."""
+        return self.groups, self.d_in, self.d_out
+
+    def reaches(self, shift: tuple[int, ...]) -> bool:
+        """Whether every query of every grid has a token at this shift."""
+        return all(0 <= self.anchor(axis) + n <= self.span(axis) for axis, n in enumerate(shift))
+
     def span(self, axis: int) -> int:
         """The distance between the first and the last tap."""
         return self.dilation[axis] * (self.kernel[axis] - 1)
@@ -52,8 +66,8 @@ class StatedGeometry(NamedTuple):
 
     def steps(self, axis: int) -> list[int]:
         """τ on one axis, for every tap along it."""
-        k, dil = self.kernel[axis], self.dilation[axis]
-        return [dil * j - self.anchor(axis) for j in (range(k - 1, -1, -1) if self.transposed else range(k))]
+        forward = [self.dilation[axis] * j - self.anchor(axis) for j in range(self.kernel[axis])]
+        return forward[::-1] if self.transposed else forward
 
     def shifts(self) -> list[tuple[int, ...]]:
         """τ of every tap, in row-major order."""
@@ -75,36 +89,50 @@ class NoOutput(ValueError):
 def geometry_of(stated: dict[str, Any]) -> StatedGeometry:
     """Read the geometry that a layer states; `Rejected` if it is not a convolution's."""
     with suppress(TypeError, ValueError, KeyError, AttributeError):
-        if geometry := _geometry_of(stated):
+        vectors = [tuple(stated[name]) for name in ("kernel_size", "stride", "dilation", "output_padding")]
+        geometry = StatedGeometry(
+            *vectors,
+            pads=_pads(stated["padding"], stated["kernel_size"], stated["dilation"]),
+            mode=stated["padding_mode"],
+            transposed=stated["transposed"],
+            groups=stated["groups"],
+            d_in=stated["in_channels"],
+            d_out=stated["out_channels"],
+        )
+        if set(stated) - {"radix"} == GEOMETRY and _has_sizes(geometry) and _is_known(geometry, stated["padding"]):
             return geometry
-    raise Rejected(f"no geometry of a convolution: {json.dumps(stated)[:300]}")
+    raise Rejected(f"must be the geometry of a convolution: {json.dumps(stated)[:300]}")
 
 
-def _geometry_of(stated: dict[str, Any]) -> StatedGeometry | None:
-    if set(stated) - {"radix"} != GEOMETRY:
-        return None
-    kernel, stride, dilation, extra = (stated[k] for k in ("kernel_size", "stride", "dilation", "output_padding"))
-    groups, d_in, d_out = (stated[k] for k in ("groups", "in_channels", "out_channels"))
-    padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
-    dims = len(kernel)
-    least = [(1, x) for x in (*kernel, *stride, *dilation, groups, d_in, d_out)] + [(0, x) for x in extra]
-    if isinstance(padding, str):
+def _pads(padding: Any, kernel: list[int], dilation: list[int]) -> tuple[tuple[int, int], ...]:
+    """What is padded before and after each axis, from torch's ``padding``."""
+    if padding == "valid":
+        return ((0, 0),) * len(kernel)
+    if padding == "same":
         spans = [dil * (k - 1) for k, dil in zip(kernel, dilation, strict=True)]
-        pads = {"same": [(span // 2, span - span // 2) for span in spans], "valid": [(0, 0)] * dims}[padding]
-    else:
-        pads, least = [(p, p) for p in padding], least + [(0, p) for p in padding]
-    if not all(type(x) is int and low <= x < 2**31 for low, x in least) or d_in % groups or d_out % groups:
-        return None
-    if dims < 1 or {len(stride), len(dilation), len(extra), len(pads)} != {dims} or mode not in MODES:
-        return None
-    if type(transposed) is not bool or (transposed and (mode != "zeros" or isinstance(padding, str))):
-        return None
-    if (padding == "same" and {*stride} != {1}) or (any(extra) and not transposed):
-        return None
-    if any(e and e >= max(s, dil) for e, s, dil in zip(extra, stride, dilation, strict=True)):
-        return None
-    vectors = (tuple(kernel), tuple(stride), tuple(dilation), tuple(extra), tuple(pads))
-    return StatedGeometry(*vectors, mode, transposed, groups, d_in, d_out)
+        return tuple((span // 2, span - span // 2) for span in spans)
+    return tuple((p, p) for p in padding)
+
+
+def _has_sizes(g: StatedGeometry) -> bool:
+    """Whether all entries are integers of their ranges, one per axis, and the groups divide the channels."""
+    positive = (*g.kernel, *g.stride, *g.dilation, *g.channels)
+    natural = (*g.extra, *chain.from_iterable(g.pads))
+    if not all(type(x) is int and 0 <= x < 2**31 for x in (*positive, *natural)) or 0 in positive:
+        return False
+    if {len(g.stride), len(g.dilation), len(g.extra), len(g.pads)} != {len(g.kernel)}:
+        return False
+    return len(g.kernel) >= 1 and g.d_in % g.groups == 0 and g.d_out % g.groups == 0
+
+
+def _is_known(g: StatedGeometry, padding: Any) -> bool:
+    """Whether torch has a layer of this kind with this padding."""
+    if type(g.transposed) is not bool or g.mode not in MODES:
+        return False
+    if g.transposed:
+        within = all(extra < max(s, dil) for extra, s, dil in zip(g.extra, g.stride, g.dilation, strict=True))
+        return g.mode == "zeros" and not isinstance(padding, str) and within
+    return not any(g.extra) and (padding != "same" or {*g.stride} == {1})
 
 
 def axis_of(g: StatedGeometry, axis: int, n: int) -> Axis:

@@ -34,30 +34,30 @@ class LayerPair:
     @classmethod
     def read(cls, stated: LayerCertificate, conv: StoredLayer, mhsa: StoredLayer) -> "LayerPair":
         """Read both layers; `Rejected` unless they are byte for byte the certified ones."""
-        prefix, notes = f"layer {stated.name!r}: ", []
-        if conv.kind == "unknown":
-            raise Rejected(f"{prefix}class or tensors {sorted(conv.tensors)} are of no plain convolution: {NOT_PLAIN}")
-        if conv.kind == "MHSA":
-            raise Rejected(f"{prefix}the file of the convolutions has its attention (are the two files exchanged?)")
-        for layer in (conv, mhsa):
-            if layer.geometry is None:
-                notes.append(f"the file of the {layer.kind} states no geometry; assumed: what the certificate says")
+        prefix = f"layer {stated.name!r}: "
+        _require_plain(prefix, conv)
+        notes = [
+            f"the file of the {layer.kind} states no geometry; assumed: what the certificate says"
+            for layer in (conv, mhsa)
+            if layer.geometry is None
+        ]
         weights = _certified(prefix, conv, stated.geometries[0], stated.digests[0])
         a = _certified(prefix, mhsa, stated.geometries[1], stated.digests[1])
         types = {t.dtype for layer in (conv, mhsa) for name, t in layer.tensors.items() if name not in SCORES}
         if types != {stated.dtype}:
             raise Rejected(f"{prefix}of the types {sorted(types)}, and not {stated.dtype}")
-        conv_geometry, mhsa_geometry = geometry_of(stated.geometries[0]), geometry_of(stated.geometries[1])
+        conv_geometry = geometry_of(stated.geometries[0])
+        mhsa_geometry = geometry_of(stated.geometries[1])
         radix = stated.geometries[1].get("radix")
-        kind = f"Conv{'Transpose' if conv_geometry.transposed else ''}{len(conv_geometry.kernel)}d"
-        if conv.kind not in (kind, "Conv") or mhsa.kind != "MHSA" or "radix" in stated.geometries[0]:
-            raise Rejected(f"{prefix}a {conv.kind} and a {mhsa.kind} where a {kind} and its attention belong")
+        if conv.kind not in (conv_geometry.kind, "Conv") or mhsa.kind != "MHSA" or "radix" in stated.geometries[0]:
+            belongs = f"where a {conv_geometry.kind} and its attention belong"
+            raise Rejected(f"{prefix}a {conv.kind} and a {mhsa.kind} {belongs}")
         expected = _shapes(conv_geometry, mhsa_geometry, radix, a["v"].shape, a["w_val"].shape[-1])
         for name, array in (weights | a).items():
             if array.shape != expected[name] or len(a["v"]) != stated.heads:
                 raise Rejected(f"{prefix}{name} has shape {array.shape}, or there are not {stated.heads} heads")
         nonzero = {name: a[name].reshape(stated.heads, -1).any(axis=1) for name in TENSORS if name != "b_out"}
-        content, place = nonzero["w_key"], nonzero["w_key_pos"]
+        by_key = nonzero["w_qry"] & (nonzero["w_key"] | nonzero["w_key_pos"])
         return cls(
             stated=stated,
             conv=conv_geometry,
@@ -68,10 +68,18 @@ class LayerPair:
             bias=weights.get("bias", np.zeros(conv_geometry.d_out)),
             a=a,
             carrying=np.asarray(nonzero["w_val"] & nonzero["w_out"]),
-            content=np.asarray((nonzero["w_qry"] & (content | place)) | (nonzero["u"] & content)),
-            assumed=conv.geometry is None or mhsa.geometry is None,
+            content=np.asarray(by_key | (nonzero["u"] & nonzero["w_key"])),
+            assumed=bool(notes),
             notes=notes,
         )
+
+
+def _require_plain(prefix: str, conv: StoredLayer) -> None:
+    """Refuse a convolution that is folded or unknown, or in the wrong file."""
+    if conv.kind == "unknown":
+        raise Rejected(f"{prefix}class or tensors {sorted(conv.tensors)} are of no plain convolution: {NOT_PLAIN}")
+    if conv.kind == "MHSA":
+        raise Rejected(f"{prefix}the file of the convolutions has its attention (are the two files exchanged?)")
 
 
 def _certified(

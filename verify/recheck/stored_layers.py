@@ -19,6 +19,11 @@ TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 CONVOLUTION = ("weight", "bias")
 KINDS = ("MHSA", *(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3)))
 """The classes of layers whose code is known."""
+_KINDS_BY_NAMES = {
+    frozenset(TENSORS): "MHSA",
+    frozenset(CONVOLUTION): "Conv",
+    frozenset(CONVOLUTION[:1]): "Conv",
+}
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _SAFETENSORS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
@@ -81,15 +86,26 @@ class StoredLayers(NamedTuple):
         if missing is None:
             return self.layers
         bare = {".".join(part for part in path.split(".") if part not in WRAPPERS): path for path in self.layers}
-        ends = [path for path in bare if f".{path}".endswith(f".{missing}" if missing else "")]
-        for place in sorted({path.removesuffix(missing).strip(".") for path in ends}, key=len):
-            paths = {name: bare.get(f"{place}.{name}".strip(".")) for name in stated}
-            layers = {name: self.layers[path] for name, path in paths.items() if path is not None}
-            if all(name in layers and layers[name].fits(*stated[name]) for name in stated):
-                notes.append(f"{self.name}: {missing!r} is there as {paths[missing]!r}, and so on")
+        for parent in _parents(missing, bare):
+            layers = self._below(parent, bare, stated)
+            if layers is not None:
+                path = bare[f"{parent}.{missing}".strip(".")]
+                notes.append(f"{self.name}: {missing!r} is there as {path!r}, and so on")
                 return layers
         hint = "".join(f" ({note})" for note in (RENAMED, *self.notes) if note != VERY_FILE)
         raise Rejected(f"layer {missing!r} is missing in {self.name}, and no other names there fit its tensors{hint}")
+
+    def _below(
+        self, parent: str, bare: Mapping[str, str], stated: Mapping[str, tuple[Any, Any]]
+    ) -> dict[str, StoredLayer] | None:
+        """The layers below a path under the certified names, if all are there as they are stated."""
+        layers = {}
+        for name, facts in stated.items():
+            path = bare.get(f"{parent}.{name}".strip("."))
+            if path is None or not self.layers[path].fits(*facts):
+                return None
+            layers[name] = self.layers[path]
+        return layers
 
     def beside(self, covered: Collection[StoredLayer]) -> list[str]:
         """The paths of layers that are none of these, nor of the same class, geometry and tensors as one of them."""
@@ -97,6 +113,13 @@ class StoredLayers(NamedTuple):
         others = [(path, layer) for path, layer in self.layers.items() if id(layer) not in known]
         alike = [(c.kind, c.geometry, c.digests()) for c in covered if c.geometry is not None] if others else []
         return [path for path, layer in others if (layer.kind, layer.geometry, layer.digests()) not in alike]
+
+
+def _parents(name: str, paths: Collection[str]) -> list[str]:
+    """The paths under which a layer of this name stands, shortest first."""
+    end = f".{name}" if name else ""
+    parents = {path.removesuffix(name).strip(".") for path in paths if f".{path}".endswith(end)}
+    return sorted(parents, key=len)
 
 
 VERY_FILE = "not the very file that was certified, but it has the tensors of all these layers"
@@ -153,28 +176,33 @@ def _of_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, dict[str, A
     header = strict_json(data[8 : 8 + length], "the header")  # the library takes a key that stands twice
     stated = strict_json(header.get("__metadata__", {}).get("geometry", "{}").encode(), "the metadata's geometry")
     if not isinstance(stated, dict):
-        raise Rejected("the metadata's geometry is no JSON object")
+        raise Rejected("the metadata's geometry must be a JSON object")
     return groups, stated
 
 
 def _layers(groups: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]) -> dict[str, StoredLayer]:
     """Those groups of tensors that may be convolutions or attention."""
-    known = {tuple(sorted(TENSORS)): "MHSA", ("weight",): "Conv", ("bias", "weight"): "Conv"}
     layers = {}
     for path, tensors in groups.items():
         group = {name: StoredTensor(*tensor) for name, tensor in tensors.items()}
-        record: Any = stated.get(path)
-        by_names = known.get(tuple(sorted(group)), "unknown")
-        kind = record.get("kind") if isinstance(record, dict) else None
-        if path in stated and not isinstance(kind, str):
-            raise Rejected(f"what it states of {path!r} is no geometry of a layer")
+        kind, geometry = _kind_of(path, stated)
+        by_names = _KINDS_BY_NAMES.get(frozenset(group), "unknown")
         if kind in KINDS and kind.startswith(by_names):
-            # Of a bias it only says whether b_out is a parameter or a buffer of zeros.
-            geometry = {name: value for name, value in record.items() if name not in ("kind", "bias")}
             layers[path] = StoredLayer(kind, geometry, group)
         elif "w_key_pos" in group or _may_be_a_kernel(group, kind):
             layers[path] = StoredLayer("unknown" if kind else by_names, None, group)
     return layers
+
+
+def _kind_of(path: str, stated: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Kind and geometry that a file states of a layer."""
+    if path not in stated:
+        return None, {}
+    record = stated[path]
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        raise Rejected(f"what it states of {path!r} must be the geometry of a layer")
+    # Of a bias it only says whether b_out is a parameter or a buffer of zeros.
+    return record["kind"], {name: value for name, value in record.items() if name not in ("kind", "bias")}
 
 
 def _may_be_a_kernel(group: Mapping[str, StoredTensor], kind: str | None) -> bool:
