@@ -56,11 +56,15 @@ def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
     try:
         for part in name.split("."):
             factory = getattr(factory, part)
-        model = factory() if callable(factory) and not isinstance(factory, nn.Module) else factory
+        model: Any = factory
+        if callable(factory) and not isinstance(factory, nn.Module):
+            model = factory()
     except (Exception, SystemExit) as error:
-        what = f"{printable(spec)}: {describe(error)}".replace("module 'construct_architecture'", "the file")
-        raise BadModelFile(what, "name something that makes the network without arguments") from error
+        failure = f"{printable(spec)}: {describe(error)}".replace("module 'construct_architecture'", "the file")
+        raise BadModelFile(failure, "name something that makes the network without arguments") from error
     if not isinstance(model, nn.Module):
         raise BadModelFile(f"{printable(spec)}: makes an object of class {type(model).__name__}, not an nn.Module")
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    return model if on_meta else model.to(torch.device("cpu"))
+    if on_meta:
+        return model
+    return model.to(torch.device("cpu"))

@@ -61,19 +61,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = _parser().parse_args(argv)
     options.copy = options.output is not None or options.format is not None
     if options.model is None:
-        if options.arch or options.model_file:
-            raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
-        options.model = demo.PATH
-        options.input_size = options.input_size or (None if options.example_inputs else demo.INPUT_SIZE)
-        options.output = options.output or Path(f"{demo.PATH.stem}.mhsa.{options.format or 'pt'}")
+        _take_demo(options)
     else:
         options.output = options.output or _beside(options.model, options.format or "pt")
-    if isinstance(options.padding, list) and {"same", "valid"} & set(options.padding):
-        if len(options.padding) > 1:
-            raise BadModelFile("--padding takes numbers, or one word (--help lists the options)")
-        options.padding = options.padding[0]
-    if options.input_size and options.example_inputs:
-        raise BadModelFile("--input-size and --example-inputs say the same (give one of them)")
+    options.padding = _one_padding(options.padding)
     for flag, value in (("--within", options.within), ("--input-bound", options.input_bound)):
         if options.no_certify and value is not None:
             raise BadModelFile(f"{flag} is for certificates, and --no-certify makes none (give one of them)")
@@ -81,6 +72,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.input_size = tuple(options.input_size)
     options.format = _format(options)
     return options
+
+
+def _take_demo(options: argparse.Namespace) -> None:
+    """Take the network that ships with the project; its output goes to the current folder."""
+    if options.arch or options.model_file:
+        raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
+    options.model = demo.PATH
+    options.output = options.output or Path(f"{demo.PATH.stem}.mhsa.{options.format or 'pt'}")
+    if options.input_size is None and options.example_inputs is None:
+        options.input_size = demo.INPUT_SIZE
+
+
+def _one_padding(values: list[Any] | None) -> list[Any] | str | None:
+    """The numbers of ``--padding``, or its one word."""
+    if values is None or not {"same", "valid"} & set(values):
+        return values
+    if len(values) > 1:
+        raise BadModelFile("--padding takes numbers, or one word (--help lists the options)")
+    return values[0]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -158,7 +168,8 @@ def _add_attention(group: Any) -> None:
 
 def _add_proof(group: Any) -> None:
     add = group.add_argument
-    add(
+    inputs = group.add_mutually_exclusive_group()
+    inputs.add_argument(
         "--input-size",
         metavar="N",
         nargs="+",
@@ -166,7 +177,7 @@ def _add_proof(group: Any) -> None:
         help="C S1 ... Sd: channels and sides of an input; the network is run on such inputs (default: every layer "
         "alone, on generated inputs)",
     )
-    add(
+    inputs.add_argument(
         "--example-inputs",
         metavar="FILE",
         type=_path,
@@ -218,13 +229,17 @@ def _add_output(group: Any) -> None:
 
 def _beside(model: Path, ending: str) -> Path:
     """``model.pt`` → ``model.mhsa.pt``, in the same folder."""
-    stem = model.stem if model.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors") else model.name
+    stem = model.name
+    if model.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors"):
+        stem = model.stem
     return model.with_name(f"{stem}.mhsa.{ending}")
 
 
 def certificate_beside(output: Path, form: str) -> Path:
     """``model.mhsa.pt`` → ``model.mhsa.json``; ``model.mhsa.onnx`` → ``model.mhsa.onnx.json``, so that no two formats share it."""
-    return output.with_suffix(".json") if form == "pt" else output.with_name(f"{output.name}.json")
+    if form == "pt":
+        return output.with_suffix(".json")
+    return output.with_name(f"{output.name}.json")
 
 
 def _format(options: argparse.Namespace) -> str:
@@ -233,10 +248,11 @@ def _format(options: argparse.Namespace) -> str:
     Raises:
         BadModelFile: the two contradict each other, or a program lacks the size of its input.
     """
-    ending = options.output.suffix[1:]
-    chosen = options.format or (ending if ending in FORMATS else "pt")
-    name = printable(options.output)
-    if ending in FORMATS and ending != chosen:
+    ending, name = options.output.suffix[1:], printable(options.output)
+    if ending not in FORMATS:
+        ending = None
+    chosen = options.format or ending or "pt"
+    if ending not in (None, chosen):
         raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {chosen} (make them agree)")
     if chosen in ("pt2", "onnx") and not (options.input_size or options.example_inputs):
         what = f"{name}: a program takes the size of an input, or an example"
@@ -247,7 +263,7 @@ def _format(options: argparse.Namespace) -> str:
 def _path(text: str) -> Path:
     path = Path(text)
     if not path.name or text.endswith(("/", os.sep)):  # a folder, which Path would make a file of
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a file")
+        raise argparse.ArgumentTypeError(f"{text!r} must be the name of a file")
     return path
 
 
@@ -284,8 +300,12 @@ def _network(form: str, text: str) -> str:
 
 
 def _padding(text: str) -> int | str:
-    return text if text in ("same", "valid") else _natural(text)
+    if text in ("same", "valid"):
+        return text
+    return _natural(text)
 
 
 def _alpha(text: str) -> float | None:
-    return None if text == "auto" else _bound(text)
+    if text == "auto":
+        return None
+    return _bound(text)

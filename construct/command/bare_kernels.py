@@ -28,6 +28,33 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Mo
     Raises:
         BadModelFile: no kernel, no ``--stride``, or a geometry that does not fit a kernel.
     """
+    _check_options(options)
+    geometry = {flag: getattr(options, flag) or default for flag, default in DEFAULTS.items()}
+    kernels = {
+        key.removesuffix("weight").removesuffix("."): weight
+        for key, weight in state.items()
+        if key.rpartition(".")[2] == "weight" and 3 <= weight.dim() <= 5
+    }
+    if not kernels:
+        raise BadModelFile("0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch")
+    convolutions = {
+        path: _conv(weight, state.get(f"{path}.bias".lstrip(".")), geometry, path) for path, weight in kernels.items()
+    }
+    try:
+        root = as_network(convolutions)
+    except BadModelFile as error:
+        raise BadModelFile(str(error), "give --arch") from error
+    assumed = ", ".join(f"{flag} {_text(value)}" for flag, value in geometry.items())
+    notes = (f"kernels alone, each of {len(kernels)} assumed to have {assumed}, as the options say or by default",)
+    used = {f"{path}.{name}".lstrip(".") for path in kernels for name in ("weight", "bias")}
+    unused = [printable(key) for key in state if key not in used]
+    if unused:
+        notes += (f"not used: {len(unused)} other tensors ({one_line(', '.join(unused), 120)})",)
+    return root, notes
+
+
+def _check_options(options: Namespace) -> None:
+    """Check that the geometry options go together."""
     if options.stride is None:
         raise BadModelFile(f"{', '.join(geometry_flags(options))} without --stride", "a state dict does not hold it")
     if options.input_size or options.example_inputs:
@@ -39,49 +66,31 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Mo
     if options.transposed and isinstance(options.padding, str):
         what = f"--padding {options.padding} is for plain convolutions"
         raise BadModelFile(what, "give --padding in numbers")
-    values = {flag: getattr(options, flag) for flag in DEFAULTS}
-    geometry = {flag: DEFAULTS[flag] if value in (None, False) else value for flag, value in values.items()}
-    kernels = {
-        key: weight for key, weight in state.items() if key.rpartition(".")[2] == "weight" and 3 <= weight.dim() <= 5
-    }
-    if not kernels:
-        raise BadModelFile("0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch")
-    used, convolutions = set(kernels), {}
-    for key, weight in kernels.items():
-        path = key.removesuffix("weight").removesuffix(".")
-        bias = f"{path}.bias" if path else "bias"
-        used.add(bias)
-        convolutions[path] = _conv(weight, state.get(bias), geometry, path)
-    try:
-        root = as_network(convolutions)
-    except BadModelFile as error:
-        raise BadModelFile(str(error), "give --arch") from error
-    assumed = ", ".join(f"{flag} {_text(value)}" for flag, value in geometry.items())
-    notes = [f"kernels alone, each of {len(kernels)} assumed to have {assumed}, as the options say or by default"]
-    left = [key for key in state if key not in used]
-    if left:
-        notes.append(f"not used: {len(left)} other tensors ({one_line(', '.join(map(printable, left)), 120)})")
-    return root, tuple(notes)
 
 
 def _text(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return "x".join(map(str, value))
+    return str(value)
 
 
 def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path: str) -> nn.Module:
-    dims, groups, transposed = weight.dim() - 2, geometry["groups"], geometry["transposed"]
-    settings = {key: geometry[key] for key in ("padding_mode", "groups")}
-    for key in ("stride", "padding", "dilation", *(("output_padding",) if transposed else ())):
-        value = geometry[key]
-        settings[key] = tuple(value) * (dims if len(value) == 1 else 1) if isinstance(value, list) else value
-        if isinstance(value, list) and len(settings[key]) != dims:
-            what = f"{printable(path) or 'its kernel'} has {dims} axes, not {len(value)}"
-            raise BadModelFile(what, f"--{key.replace('_', '-')}")
-    first, second = weight.shape[:2]
-    d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
+    """A convolution with this kernel; a list of one number stands for all axes."""
+    settings = dict(geometry)
+    for key, value in geometry.items():
+        if isinstance(value, list):
+            settings[key] = tuple(value) if len(value) > 1 else value[0]
+    transposed = settings.pop("transposed")
+    d_out, d_in = weight.shape[:2]
+    base = weight.dim() - 3
+    if transposed:
+        base, d_out, d_in = base + 3, d_in, d_out
+        d_out *= settings["groups"]
+    else:
+        d_in *= settings["groups"]
+        del settings["output_padding"]
     try:
-        kind = BASES[dims - 1 + (3 if transposed else 0)]
-        conv: Any = kind(d_in, d_out, tuple(weight.shape[2:]), bias=False, device="meta", **settings)  # type: ignore[arg-type]
+        conv: Any = BASES[base](d_in, d_out, tuple(weight.shape[2:]), bias=False, device="meta", **settings)  # type: ignore[arg-type]
         conv.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
         if bias is not None:
             conv.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())

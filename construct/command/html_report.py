@@ -44,7 +44,7 @@ def write_page(report: Report, model: nn.Module, unchecked: Sequence[tuple[str, 
     copied = substitute(model, {})  # a run may change the network
     modules = dict(every_module(copied))
     convolutions = {row.path: modules[row.path] for row in report.layers}
-    x = None if inputs is None else inputs[0][0]
+    x = inputs and inputs[0][0]
     drawn, input_caption = pictured(copied, convolutions, x, options.input_size)
     missing = why_no_input(convolutions, drawn)
     layers = [

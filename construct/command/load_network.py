@@ -2,14 +2,14 @@
 
 from argparse import Namespace
 
-from torch import nn
+from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.command.architecture import module_from_file, named_module
 from construct.command.bare_kernels import from_kernels, geometry_flags
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import BadModelFile, naming, one_line, printable
+from construct.errors import BadModelFile, counted, naming, one_line, printable
 from construct.files.loading import loaded_into
 from construct.files.reading import ModelFile, read
 from construct.modules.convolutions import geometry_of
@@ -28,29 +28,37 @@ def source_of(options: Namespace) -> ModelFile:
 
 def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
     """The network of a file, built with the user's architecture or geometry if the file has none; and notes on what was assumed."""
-    content, spec, flags = source.content, options.arch or options.model_file, geometry_flags(options)
-    if isinstance(content, nn.Module) or spec:
-        if flags:
-            what = f"{', '.join(flags)} is only for a state dict without a network"
-            raise BadModelFile(f"{printable(source.path)}: {what}", "leave it out")
-        if spec and isinstance(content, nn.Module) and not source.foreign:
-            what = f"{printable(source.path)}: holds a whole module, which needs no architecture"
-            raise BadModelFile(what, f"leave out {printable(spec)}")
-        if spec:
-            model = named_module(spec) if options.arch else module_from_file(spec)
-            with naming(source.path):
-                return loaded_into(model, source, spec)
-        assert isinstance(content, nn.Module)
-        return content, ()
+    content = source.content
+    spec = options.arch or options.model_file
+    flags = geometry_flags(options)
     with naming(source.path):
-        if flags:
+        if flags and (spec or isinstance(content, nn.Module)):
+            raise BadModelFile(f"{', '.join(flags)} is only for a state dict without a network", "leave it out")
+        if spec and isinstance(content, nn.Module) and not source.foreign:
+            what = "holds a whole module, which needs no architecture"
+            raise BadModelFile(what, f"leave out {printable(spec)}")
+    if options.arch:
+        model = named_module(spec)
+    elif spec:
+        model = module_from_file(spec)
+    elif isinstance(content, nn.Module):
+        return content, ()
+    else:
+        with naming(source.path):
+            if not flags:
+                raise _without_architecture(content)
             return from_kernels(content, options)
-        earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in content)
-        what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
-        if earlier:
-            layers = f"{earlier} attention layer{'s' if earlier != 1 else ''}"
-            raise BadModelFile(f"{what} (it holds {layers} of an earlier conversion)")
-        raise BadModelFile(f"{what}, or --stride and --padding to convert its kernels alone")
+    with naming(source.path):
+        return loaded_into(model, source, spec)
+
+
+def _without_architecture(state: dict[str, Tensor]) -> BadModelFile:
+    """The error for a state dict alone."""
+    what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
+    earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in state)
+    if earlier:
+        return BadModelFile(f"{what} (it holds {counted(earlier, 'attention layer')} of an earlier conversion)")
+    return BadModelFile(f"{what}, or --stride and --padding to convert its kernels alone")
 
 
 def surveyed(model: nn.Module, name: object) -> Survey:
@@ -68,8 +76,10 @@ def surveyed(model: nn.Module, name: object) -> Survey:
                 raise BadModelFile(what, "convert it in Python with construct.conv_to_mhsa")
         if convolutions.refused and not convolutions.convertible:
             first, *others = convolutions.refused
-            more = f"; and {len(others)} more" if others else ""
-            raise BadModelFile(f"no convolution could be converted: {one_line(first)}{more}")
+            what = f"no convolution could be converted: {one_line(first)}"
+            if others:
+                what += f"; and {len(others)} more"
+            raise BadModelFile(what)
     return convolutions
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -34,37 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         other calls or, without ``--partial``, an unconverted convolution; 2 bad input; 130 interrupted.
     """
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
-    stdout = sys.stdout
-    name = ""
     try:
-        try:
-            options = parse(argv)
-        except BrokenPipeError:  # --help | head
-            _discard(stdout)
-            return 0
-        name = printable(options.model) + ": "
-        output, document = _destinations(options)
-        require_torch()
-        from construct.command.conversion import convert_file
-        from construct.command.report import print_json
-        from construct.command.table import print_table
-
-        restore_signals()
-        report = convert_file(options, output, document)
-        _print(report, print_json if options.json else print_table, stdout)
-        return report.exit_code
+        return _run(argv, sys.stdout)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
     except KeyboardInterrupt as error:
         message, code, cause = "interrupted", INTERRUPTED, error
     except BadModelFile as error:
         message, code, cause = f"error: {one_line(error.on_command_line, 2000)}", 2, error
-    except MemoryError as error:
-        message, code, cause = f"error: {name}{one_line(error) or 'out of memory'} ({LESS_MEMORY})", 2, error
-    except BaseException as error:  # the user's code may raise anything, as a CancelledError
-        memory = out_of_memory_error(error)
-        what = f"{memory} ({LESS_MEMORY})" if memory else f"{describe(error)} (--debug shows where)"
-        message, code, cause = f"error: {name}{what}", 2, error
     if debug:
         traceback.print_exception(cause, file=sys.stderr)
     if sys.stderr is not None:  # None if the caller closed it
@@ -75,12 +52,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _run(argv: Sequence[str] | None, stdout: TextIO) -> int:
+    """Convert and print; errors are BadModelFile, and KeyboardInterrupt."""
+    with _explained(""):
+        try:
+            options = parse(argv)
+        except BrokenPipeError:  # --help | head
+            _discard(stdout)
+            return 0
+    with _explained(f"{printable(options.model)}: "):
+        output, document = _destinations(options)
+        require_torch()
+        from construct.command.conversion import convert_file
+        from construct.command.report import print_json
+        from construct.command.table import print_table
+
+        restore_signals()
+        report = convert_file(options, output, document)
+        print_report = print_table
+        if options.json:
+            print_report = print_json
+        _print(report, print_report, stdout)
+        return report.exit_code
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turn every other error in the block into a BadModelFile whose message begins with the name of the model."""
+    try:
+        yield
+    except (BadModelFile, KeyboardInterrupt, SystemExit):
+        raise
+    except MemoryError as error:
+        raise BadModelFile(f"{name}{one_line(error) or 'out of memory'}", LESS_MEMORY) from error
+    except BaseException as error:  # the user's code may raise anything, as a CancelledError
+        memory = out_of_memory_error(error)
+        if memory is not None:
+            raise BadModelFile(f"{name}{memory}", LESS_MEMORY) from error
+        raise BadModelFile(f"{name}{describe(error)}", "--debug shows where") from error
+
+
 def _destinations(options: Namespace) -> tuple[Path, Path]:
     """The paths of the output and its certificate, after checking that the inputs are files, and that nothing foreign is replaced.
 
     An output is ours if the certificate beside it names its digest; a certificate or a page, if it is as it was written.
     """
-    architecture = options.model_file.rpartition(":")[0] if options.model_file else None
+    architecture = options.model_file and options.model_file.rpartition(":")[0]
     inputs = [Path(name) for name in (options.model, options.example_inputs, architecture) if name is not None]
     for path in inputs:
         regular_file(path)
@@ -113,7 +130,9 @@ def _print(report: "Report", print_report: Callable[["Report", TextIO], None], s
         _discard(stdout)
     except OSError as error:
         _discard(stdout)
-        written = f"{printable(report.output)} is written" if report.output else "nothing else was written"
+        written = "nothing else was written"
+        if report.output is not None:
+            written = f"{printable(report.output)} is written"
         raise BadModelFile(f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})") from error
 
 

@@ -61,7 +61,9 @@ class LayerRow:
         if self.certificate is None or self.certificate.within is None:
             return None
         bound = float(self.certificate.bound.max(initial=0.0))
-        return bound / self.check.largest_output if self.check.largest_output else math.inf
+        if self.check.largest_output == 0:
+            return math.inf
+        return bound / self.check.largest_output
 
 
 @dataclass(frozen=True)
@@ -158,18 +160,30 @@ def percent(share: float) -> str:
 
 def convolution_text(g: ConvGeometry) -> str:
     """A convolution in a few characters, without defaults: ``Conv2d 16->24 2x2 s2``."""
-    words = [f"Conv{'Transpose' if g.transposed else ''}{g.dims}d", f"{g.in_channels}->{g.out_channels}"]
-    words.append("x".join(map(str, g.kernel_size)))
-    usual = {"s": 1, "p": 0, "d": 1, "g": 1, "op": 0}
-    values = (g.stride, g.padding, g.dilation, (g.groups,), g.output_padding)
-    for (letter, default), value in zip(usual.items(), values, strict=True):
-        if isinstance(value, str):
-            words.append(value)
-        elif any(n != default for n in value):
-            words.append(letter + ("x".join(map(str, value)) if len(set(value)) > 1 else str(value[0])))
-    if g.padding_mode != "zeros":
-        words.append(g.padding_mode)
-    return " ".join(words)
+    kind = f"ConvTranspose{g.dims}d" if g.transposed else f"Conv{g.dims}d"
+    padding = g.padding if isinstance(g.padding, str) else _unusual("p", g.padding, 0)
+    words = (
+        kind,
+        f"{g.in_channels}->{g.out_channels}",
+        "x".join(map(str, g.kernel_size)),
+        _unusual("s", g.stride, 1),
+        padding,
+        _unusual("d", g.dilation, 1),
+        _unusual("g", (g.groups,), 1),
+        _unusual("op", g.output_padding, 0),
+        g.padding_mode.removeprefix("zeros"),
+    )
+    return " ".join(filter(None, words))
+
+
+def _unusual(letter: str, values: tuple[int, ...], usual: int) -> str:
+    """A hyperparameter along each axis, in one number if it is the same along all; empty if it is the usual one."""
+    different = {*values}
+    if different == {usual}:
+        return ""
+    if len(different) == 1:
+        return f"{letter}{values[0]}"
+    return letter + "x".join(map(str, values))
 
 
 def checked_layers(report: Report) -> int:
@@ -184,7 +198,7 @@ def print_json(report: Report, out: TextIO) -> None:
         "input": str(report.source.path),
         "sha256": report.source.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
-        "network": None if network is None else network_dict(network),
+        "network": network and network_dict(network),
         "already_converted": report.earlier,
         "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
         "remarks": [{"path": path, "remark": remark} for path, remark in report.remarks],
@@ -192,9 +206,9 @@ def print_json(report: Report, out: TextIO) -> None:
         "samples": report.options.samples,
         "seed": report.options.seed,
         "notes": [*report.notes, *filter(None, [report.hindrance])],
-        "output": None if report.output is None else str(report.output),
-        "certificate": None if report.document is None else str(report.document),
-        "report": None if report.page is None else str(report.page),
+        "output": report.output and str(report.output),
+        "certificate": report.document and str(report.document),
+        "report": report.page and str(report.page),
         "torch": torch.__version__,
         "exit_code": report.exit_code,
     }
@@ -204,9 +218,13 @@ def print_json(report: Report, out: TextIO) -> None:
 
 def network_dict(network: NetworkRow) -> dict[str, Any]:
     """The network row as JSON data."""
-    calls, numbers = network.calls, network.accuracy
+    calls = network.calls
+    numbers = network.accuracy
+    converted = None
+    if calls.left is not None:
+        converted = calls.executed - calls.left
     return {
-        "input_size": None if network.input_size is None else list(network.input_size),
+        "input_size": network.input_size and list(network.input_size),
         "inputs": network.inputs,
         "calls": {
             "same": calls.difference is None,
@@ -216,38 +234,37 @@ def network_dict(network: NetworkRow) -> dict[str, Any]:
             "unseen": list(calls.untraced),
         },
         "convolution_calls": {"original": calls.executed, "converted": calls.left},
-        "convolutions": {
-            "executed": calls.executed,
-            "converted": None if calls.left is None else calls.executed - calls.left,
-        },
-        "max_abs": None if numbers is None else _number(numbers.difference),
-        "numbers": None
-        if numbers is None
-        else {
-            "verdict": numbers.verdict.name,
-            "sentence": numbers.verdict.sentence,
-            **{name: _number(getattr(numbers, name)) for name in ("original", "converted", "limit", "largest")},
-            "predictions": {"agree": numbers.agree, "of": numbers.predictions},
-            "no_float64": numbers.no_float64,
-        },
+        "convolutions": {"executed": calls.executed, "converted": converted},
+        "max_abs": numbers and _number(numbers.difference),
+        "numbers": numbers and _accuracy_dict(numbers),
         "same_expression": network.same_expression,
     }
 
 
+def _accuracy_dict(numbers: Accuracy) -> dict[str, Any]:
+    return {
+        "verdict": numbers.verdict.name,
+        "sentence": numbers.verdict.sentence,
+        **_numbers(numbers, "original", "converted", "limit", "largest"),
+        "predictions": {"agree": numbers.agree, "of": numbers.predictions},
+        "no_float64": numbers.no_float64,
+    }
+
+
 def _layer_dict(row: LayerRow) -> dict[str, Any]:
-    check, certificate = row.check, row.certificate
+    check = row.check
     return {
         "name": row.path,
         "convolution": convolution_text(row.layer.geometry),
         "heads": row.layer.heads,
         "head_dim": row.layer.w_val.shape[3],
         "alpha": _number(row.alpha),
-        **{name: _number(getattr(check, name)) for name in ("interior", "border", "bound", "ratio")},
+        **_numbers(check, "interior", "border", "bound", "ratio"),
         "calls": check.calls,
         "exercised": row.exercised,
         "folded": list(parametrization_names(row.conv)),
         "checked": {"name": check.verdict.name, "sentence": check.verdict.sentence},
-        "certificate": None if certificate is None else _certificate_dict(certificate),
+        "certificate": row.certificate and _certificate_dict(row.certificate),
         "share_of_output": _number(row.share),
         "verdict": {"name": row.verdict.name, "sentence": row.verdict.sentence},
     }
@@ -267,4 +284,10 @@ def _certificate_dict(certificate: Certificate) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+    if value is None or math.isfinite(value):
+        return value
+    return str(value)
+
+
+def _numbers(record: object, *names: str) -> dict[str, float | str | None]:
+    return {name: _number(getattr(record, name)) for name in names}

@@ -3,7 +3,7 @@
 import contextlib
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | 
     if options.input_size is None:
         return None
     what = f"{options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
-    shape, generator = (1, *options.input_size), torch.Generator().manual_seed(options.seed)
+    shape = (1, *options.input_size)
+    generator = torch.Generator().manual_seed(options.seed)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     # All inputs in float32, and for one at a time a copy and, for the bound, two in float64.
     require((4 * options.samples + 20) * prod(shape), torch.device("cpu"), f"a run on {what}", who="")
@@ -51,11 +52,12 @@ def refusing_large_outputs(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Itera
     """Within the block, check before each convolution runs that its outputs can be compared in memory."""
 
     def check_memory(path: str, layer: MHSA, conv: nn.Module, args: Any, kwargs: Any) -> None:
-        x = args[0] if args else kwargs.get("input")
-        if not isinstance(x, Tensor) or x.dim() <= layer.geometry.dims:
+        x, *_ = (*args, kwargs.get("input"))
+        dims = layer.geometry.dims
+        if not isinstance(x, Tensor) or x.dim() <= dims:
             return  # the convolution raises
-        size = layer.geometry.output_size(x.shape[-layer.geometry.dims :])
-        batch = x.shape[0] if x.dim() == layer.geometry.dims + 2 else 1
+        size = layer.geometry.output_size(x.shape[-dims:])
+        batch = prod(x.shape[: -dims - 1])  # 1 for an unbatched input
         outputs = batch * layer.out_channels * prod(max(0, n) for n in size)
         shape = "x".join(map(str, (layer.out_channels, *size)))
         require(PER_OUTPUT * outputs, x.device, f"comparing an output of {shape}", f"{path or 'the layer'}: ")
@@ -116,53 +118,92 @@ def run_both(
     """
     if not all(bool(t.isfinite().all()) for t in tree_leaves(inputs) if isinstance(t, Tensor)):
         raise BadModelFile(f"{description}: have numbers that are not finite (give others)")
-    where = f"the network's activations on {description}" + (f" (seed {options.seed})" if options.input_size else "")
-
-    def run(network: nn.Module, is_converted: bool = False, checked: bool = False) -> tuple[list[Run], Any]:
-        layers = {path: module for path, module in every_module(network) if path in pairs}
-        watched = layers if checked else {}
-        limits = {path: (module, pairs[path][1]) for path, module in watched.items()}
-        try:
-            network.eval()
-            with refusing_large_outputs(limits), comparing(watched, pairs, where, progress.advance) as checks:
-                return runs(network, inputs, layers, options.seed), checks
-        except MemoryError:
-            raise
-        except (Exception, SystemExit) as error:  # a network may raise anything on an input that it does not accept
-            if (memory := out_of_memory_error(error)) is not None:
-                raise memory from error
-            raise _does_not_run(error, is_converted, options) from error
-
+    runner = _Runner(pairs, inputs, options)
     with evaluating(*(module for pair in pairs.values() for module in pair)):
         progress.begin("checking", len(pairs) * len(inputs))
         copied = substitute(model, {})
-        original, checks = run(copied, checked=True)
+        original, checks = runner.checked(copied, description, progress)
         changed = changed_parameter(model, copied, pairs)
         progress.begin("running the converted network")
-        standing_in, conversion, failure = list[Run](), list[Run](), ""
+        conversion = list[Run]()
+        standing_in = list[Run]()
+        failure = ""
         try:
             copied = substitute(converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()})
-            standing_in, _ = run(copied, is_converted=True)
+            standing_in = runner.converted(copied)
             copied = substitute(converted, {})
-            conversion, _ = run(copied, is_converted=True)
+            conversion = runner.converted(copied)
             changed = changed or changed_parameter(converted, copied, pairs)
         except BadModelFile as error:
             if not changed:
                 raise
-            conversion, failure = [], f"; converted, it does not run: {describe(error.__cause__ or error)}"
-        calls = compare_calls(original, standing_in, conversion, lambda: run(substitute(model, {}))[0])
+            failure = f"; converted, it does not run: {describe(error.__cause__ or error)}"
+        calls = compare_calls(original, standing_in, conversion, lambda: runner.original(substitute(model, {})))
         if changed:
             what = f"its run changes {printable(changed)}, a parameter of its own (without --input-size, layers are checked alone)"
             calls = replace(calls, difference=what + failure)
         progress.begin("running in float64")
-        reference, no_float64 = None, ""
-        try:
-            copied = _float64_copy(model).eval()
-            layers = {path: module for path, module in every_module(copied) if path in pairs}
-            reference = runs(copied, in_float64(inputs), layers, options.seed)
-        except (Exception, SystemExit) as error:
-            no_float64 = f"the network does not run in float64: {out_of_memory_error(error) or describe(error)}"
+        reference, no_float64 = runner.in_float64(model)
     return Runs(checks, calls, original, conversion, reference, no_float64, description)
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """Runs networks in eval mode on the same inputs; they differ in what is told of a network that does not run."""
+
+    pairs: Mapping[str, tuple[nn.Module, MHSA]]
+    inputs: list[Any]
+    options: Namespace
+
+    def _layers(self, network: nn.Module) -> dict[str, nn.Module]:
+        return {path: module for path, module in every_module(network) if path in self.pairs}
+
+    def _run(self, network: nn.Module, inputs: list[Any]) -> list[Run]:
+        return runs(network.eval(), inputs, self._layers(network), self.options.seed)
+
+    def checked(
+        self, network: nn.Module, description: str, progress: Phases
+    ) -> tuple[list[Run], dict[str, LayerCheck]]:
+        """Run a copy of the original network, and compare each of its convolutions with its attention layer."""
+        where = f"the network's activations on {description}"
+        if self.options.input_size:
+            where += f" (seed {self.options.seed})"
+        convolutions = self._layers(network)
+        limits = {path: (conv, self.pairs[path][1]) for path, conv in convolutions.items()}
+        with (
+            self._explained(),
+            refusing_large_outputs(limits),
+            comparing(convolutions, self.pairs, where, progress.advance) as checks,
+        ):
+            return self._run(network, self.inputs), checks
+
+    def original(self, network: nn.Module) -> list[Run]:
+        """Run a copy of the original network."""
+        with self._explained():
+            return self._run(network, self.inputs)
+
+    def converted(self, network: nn.Module) -> list[Run]:
+        """Run a copy of the converted network."""
+        with self._explained(is_converted=True):
+            return self._run(network, self.inputs)
+
+    def in_float64(self, network: nn.Module) -> tuple[list[Run] | None, str]:
+        """Run a float64 copy of a network; without runs if that fails, and why."""
+        try:
+            return self._run(_float64_copy(network), in_float64(self.inputs)), ""
+        except (Exception, SystemExit) as error:
+            return None, f"the network does not run in float64: {out_of_memory_error(error) or describe(error)}"
+
+    @contextlib.contextmanager
+    def _explained(self, is_converted: bool = False) -> Iterator[None]:
+        """Explain why a network does not run; it may raise anything on an input that it does not accept."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:
+            memory = out_of_memory_error(error)
+            raise memory or _does_not_run(error, is_converted, self.options) from error
 
 
 def changed_parameter(before: nn.Module, after: nn.Module, layers: Iterable[str]) -> str:
@@ -195,7 +236,8 @@ def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) 
     if is_converted:
         what = f"{name}: converted, the network does not run any more: {describe(error)}"
         return BadModelFile(what, "its forward may use more of a convolution than a call of it: change that")
-    what, hint = "the example inputs", "a tensor, a tuple of arguments, or a dict of keyword arguments"
+    what = "the example inputs"
+    hint = "a tensor, a tuple of arguments, or a dict of keyword arguments"
     if options.example_inputs is None:
         what = f"an input of size {' '.join(map(str, options.input_size))}"
         hint = "another --input-size, or --example-inputs"

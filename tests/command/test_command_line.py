@@ -488,10 +488,10 @@ def test_a_tolerance_below_every_format_is_sharp(from_conv: Command, saved: Path
 
 
 BAD_INPUT = {
-    "here": (".", "is no name of a file"),
-    "root": ("/", "is no name of a file"),
-    "empty name": ("''", "is no name of a file"),
-    "folder": ("model.pt -o out/", "'out/' is no name of a file"),
+    "here": (".", "must be the name of a file"),
+    "root": ("/", "must be the name of a file"),
+    "empty name": ("''", "must be the name of a file"),
+    "folder": ("model.pt -o out/", "'out/' must be the name of a file"),
     "flag": ("model.pt --wrong", "unrecognized arguments: --wrong"),
     "abbreviation": ("model.pt --sampl 3", "unrecognized arguments"),
     "two models": ("model.pt extra.pt", "unrecognized arguments: extra.pt"),
