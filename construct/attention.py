@@ -313,10 +313,10 @@ class MHSA(nn.Module):
             return y
         if faked() or abstract(x, self.w_val):
             return run_abstract(self, x, geometry)
+        evaluate: Any = self._run
         if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
-            why = "MHSA: only layers whose heads are sharp are compiled"
-            return torch.compiler.disable(self._run, reason=why)(run, x, geometry, size)
-        return self._run(run, x, geometry, size)
+            evaluate = torch.compiler.disable(evaluate, reason="MHSA: only layers whose heads are sharp are compiled")
+        return evaluate(run, x, geometry, size)
 
     def _run(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
         """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), if memory allows, in its type."""

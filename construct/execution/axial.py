@@ -15,21 +15,19 @@ Each call decides by the scores, that is by the current ``v`` and ``w_key_pos``.
 the covariance, do not factorise: :mod:`construct.execution.fused` evaluates these layers, and ``MHSA.explain`` says so.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from construct.errors import require
 from construct.execution import fused, soft_heads
-from construct.execution.blocks import most_queries
-from construct.execution.byte_cache import bounded_cache
 from construct.execution.cache import Call, Run, keep
 from construct.execution.dense import multiplications
 from construct.execution.head_matrices import merged
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
-from construct.execution.shifts.indexed import AT_ONCE, image_bytes
-from construct.execution.shifts.maps import workspace_bytes
-from construct.execution.shifts.operator import evaluate, shifted
+from construct.execution.shifts.operator import evaluate, queries_at_once, shifted
 from construct.execution.transforms import shared_array, transformed
 from construct.tokens import TokenGrid
 
@@ -92,51 +90,24 @@ def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Bytes of the merged weights, a block of tokens and outputs, the output, and the extra memory of padding and soft heads."""
+    """A bound on the bytes of the merged weights, a block of tokens and outputs, the output, and copies of tokens; generous."""
     plan = axial_plan(layer, grid)
     return fused.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, grid, plan)
 
 
 def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
     """As :func:`memory`, with a given plan."""
-    learned = torch.is_grad_enabled() and any(t.requires_grad for t in (layer.v, layer.w_key_pos))
-    shape = (*layer.w_val.shape, layer.w_out.shape[3])
-    return _memory(shape, layer.w_val.dtype, layer.w_val.device, learned, batch, grid, plan, most_queries())
-
-
-@bounded_cache
-def _memory(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    learned: bool,
-    batch: int,
-    grid: TokenGrid,
-    plan: Plan,
-    most: int | None,
-) -> int:
-    heads, groups, channels, head_dim, width = shape
-    size, stored = working_dtype(dtype).itemsize, dtype.itemsize
-    total = 2 * heads * groups * channels * width * size  # the merged weights and a reordered copy
-    if size != stored:
-        total += heads * groups * head_dim * (channels + width) * size
-    outputs, inputs = batch * grid.query_count * groups * width, batch * grid.token_count * groups * channels
-    total += outputs * (size * (2 if learned or plan.soft or size != stored else 1) + (stored if size != stored else 0))
+    heads, groups, channels, head_dim = layer.w_val.shape
+    width, size = layer.w_out.shape[3], working_dtype(layer.w_val.dtype).itemsize
+    weights = heads * groups * (2 * channels * width + head_dim * (channels + width))
+    inputs, outputs = batch * grid.token_count * layer.in_channels, batch * grid.query_count * layer.out_channels
+    total = size * (weights + 2 * inputs + 3 * outputs) + 32 * sum(grid.shape)
     if plan.sharp:
-        sight = Sight.of(grid, plan)
-        ends = (width, channels) if sight.stuffed else (channels, width)
-        shape = (len(plan.sharp), groups, *ends)
-        if device.type == "cpu":
-            total += workspace_bytes(sight.shifts, shape, batch, size, most)
-        else:
-            image = image_bytes(sight.shifts, shape, size)
-            total += 3 * max(image, min(batch * image, AT_ONCE))
-        if size != stored:
-            total += inputs * size
+        columns = len(plan.sharp) * groups * max(channels, width, 1)
+        places = batch * max(grid.query_count, prod(grid.size))
+        total += 3 * size * columns * min(places, queries_at_once(columns, grid.query_shape, layer.v.device))
     if plan.soft:
-        total += soft_heads.memory(grid, len(plan.soft), batch * groups * channels, batch * groups * width, size)
-    elif grid.affine is None:
-        total += 2 * inputs * stored + 32 * sum(grid.shape)
+        total += soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size) + size * outputs
     return total
 
 

@@ -47,28 +47,21 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
 
 
 def attention_bytes(layer: Layer, batch: int, grid: TokenGrid, rows: int) -> int:
-    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at a time."""
+    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at a time; generous."""
     content, size = layer.has_content(), working_dtype(layer.w_val.dtype).itemsize
     queries, keys, heads = grid.query_count, grid.token_count, layer.heads
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    # Scores, softmax and a temporary in float64, probabilities in the working type; the shifts, as indices.
-    maps = (batch if content else 1) * heads * rows * keys * (24 + size) + 16 * rows * keys
+    # Scores, softmax and a temporary in float64, probabilities in the working type; the shifts, as indices.  With content, the
+    # rows of learned tables are picked for every pair, axis by axis.
+    pairs = (batch if content else 1) * heads * rows * keys
+    picked = 8 * (len(layer.offsets) + 1) if content and layer.offsets else 0
+    maps = pairs * (24 + size + picked) + 16 * rows * (2 * keys + pairs // keys * pos_dim)
     # Values, attended values and projections of all heads, each with a copy for its batched product.
-    width = layer.groups * layer.w_val.shape[3] + (2 * key_dim if content else 0)
+    width = layer.groups * layer.w_val.shape[3] + 2 * key_dim
     of_heads = 2 * batch * heads * (keys + queries) * width * size
-    tokens = batch * (3 * keys * layer.in_channels + 2 * queries * (layer.in_channels + layer.out_channels)) * size
+    tokens = batch * (3 * keys + 2 * queries) * (layer.in_channels + layer.out_channels) * size
     weights = 2 * size * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
-    table = 8 * (heads + 4 * pos_dim) * grid.box_size
-    return maps + of_heads + tokens + weights + table + _of_tables(layer, batch, grid, rows, content)
-
-
-def _of_tables(layer: Layer, batch: int, grid: TokenGrid, rows: int, content: bool) -> int:
-    """Additional bytes of a learned relative encoding: with content, its rows picked for every pair, axis by axis."""
-    lengths = [len(getattr(layer, name)) for name in layer.offsets]
-    if not lengths or not content:
-        return 0
-    picked = (len(lengths) + 1) * grid.token_count + max(lengths) + 2 * layer.w_key_pos.shape[2]
-    return 8 * batch * layer.heads * rows * picked + 16 * rows * grid.token_count
+    return maps + of_heads + tokens + weights + 8 * (heads + 4 * pos_dim) * grid.box_size
 
 
 def multiplications(layer: Layer, batch: int, grid: TokenGrid) -> int:

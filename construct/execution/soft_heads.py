@@ -122,13 +122,8 @@ def _bytes_per_query(grid: TokenGrid, heads: int, channels: int, size: int) -> i
     return 3 * heads * (channels * widest * size + 8 * max(grid.shape))
 
 
-def memory(grid: TokenGrid, heads: int, channels: int, width: int, size: int) -> int:
-    """A bound on the bytes of the factors of ``heads`` heads, of a block, of the output and of copies of the tokens.
-
-    ``channels`` and ``width`` are D_in and D_out times the batch.
-    """
-    first, *others = _order(grid)
-    factors = sum(heads * grid.shape[axis] * grid.query_shape[axis] for axis in others)
-    rows = min(grid.query_shape[first], _fitting(grid, heads, channels, size))
-    block = 2 * rows * _bytes_per_query(grid, heads, channels, size)
-    return 40 * factors + block + size * (2 * channels * grid.token_count + 3 * width * grid.query_count)
+def memory(grid: TokenGrid, heads: int, channels: int, size: int) -> int:
+    """A bound on the bytes of the factors of ``heads`` heads and of a block; ``channels`` is B · D_in."""
+    factors = sum(heads * grid.shape[axis] * grid.query_shape[axis] for axis in _order(grid)[1:])
+    a_query = _bytes_per_query(grid, heads, channels, size)
+    return 40 * factors + 2 * min(max(BLOCK_BYTES, a_query), max(grid.query_shape) * a_query)

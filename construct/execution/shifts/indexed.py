@@ -20,12 +20,6 @@ AT_ONCE = 2**28
 """Bytes of the tokens of all heads at a time (256 MiB); those of a single output may be more."""
 
 
-def image_bytes(shifts: Shifts, w_shape: Ints, size: int) -> int:
-    """A bound on the bytes of the tokens of all heads for one image, in numbers of ``size`` bytes; w_shape is (heads, g, C, D)."""
-    heads, groups, channels, width = w_shape
-    return max(1, size * heads * groups * max(channels, width) * max(prod(shifts.output), prod(shifts.size)))
-
-
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
     """y[o] = b + Σ_h x[s·o + e_h] W_h: x (B, g·C, *n), w (heads, g, C, D), bias (g·D,) → (B, g·D, *o)."""
     return _forward(x, w, bias, shifts, (1,) * len(shifts.step), last)

@@ -227,28 +227,3 @@ def _depthwise(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, l
     if images.numel() and out.numel():
         depthwise(images, w, out, shifts, adjoint)
     return out if rows == last else out.contiguous()
-
-
-def workspace_bytes(shifts: Shifts, w_shape: Ints, images: int, size: int, most: int | None) -> int:
-    """A bound on the bytes that a forward or an adjoint allocates besides its arguments and its result, in any memory layout.
-
-    Args:
-        shifts: where the heads look.
-        w_shape: (heads, g, C, D), as both maps take it.
-        images: B.
-        size: bytes of a number.
-        most: the most queries at a time; None for any number.
-    """
-    heads, groups, channels, width = w_shape
-    outer, inner = groups * channels, groups * width
-    if not (images and prod(w_shape) and prod(shifts.size) and prod(shifts.output)):
-        return 0
-    if shifts.pointwise or channels == width == 1 < groups:  # at most copies in another layout
-        return images * size * (prod(shifts.size) * outer + 2 * prod(shifts.output) * inner)
-    queries, least = _queries(heads * outer, most)
-    needed = 0
-    for block in blocks(shifts, queries, least):
-        computed = max(prod(queries.stop - queries.start for queries in part) for part in block.parts)
-        together = min(images, max(1, queries // prod(shifts.output))) if groups == 1 else 1
-        needed = max(needed, together * (prod(block.size) * outer + computed * (2 * heads * outer + 3 * inner)))
-    return size * (needed + heads * outer * width)

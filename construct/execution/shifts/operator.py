@@ -5,6 +5,7 @@ The derivatives of each of the three maps are the other two, as each is linear i
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -41,6 +42,13 @@ def evaluate(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adj
     if tokens.host_waits(images.device):
         return (indexed.adjoint if adjoint else indexed.forward)(images, w, bias, shifts, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
+
+
+def queries_at_once(columns: int, output: Ints, device: torch.device) -> int:
+    """The most queries that are multiplied at a time, if heads see so many numbers from each."""
+    if tokens.host_waits(device):
+        return max(1, indexed.AT_ONCE // columns)
+    return max(maps.MIN_QUERIES, maps.AT_ONCE * torch.get_num_threads() // columns, prod(output[2:]))
 
 
 def _unless_zero(bias: Tensor | None) -> Tensor | None:
