@@ -85,6 +85,13 @@ class Convolution:
             blocks = weight.reshape(self.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
             return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
 
+    @cached_property
+    def biases(self) -> np.ndarray:
+        """The bias of each output channel, zero without one: (D_out,)."""
+        if self.bias is None:
+            return np.zeros(len(self.sizes))
+        return self.bias
+
     @property
     def in_channels(self) -> int:
         """D_in."""
@@ -207,6 +214,11 @@ def per_axis(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
 def float64(tensor: torch.Tensor) -> np.ndarray:
     """The numbers of a tensor, exactly; a lazy negation (``torch.Tensor.is_neg``) is resolved."""
     return tensor.detach().cpu().resolve_neg().double().numpy()
+
+
+def largest(x: torch.Tensor) -> float:
+    """max|x|; 0 for a tensor without numbers."""
+    return float(x.detach().abs().max()) if x.numel() else 0.0
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:

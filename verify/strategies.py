@@ -233,8 +233,7 @@ def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> tuple[in
     room = (TOKENS[len(size)] if tokens is None else tokens) / prod(lengths)
     for i, least in enumerate(lengths):
         share = 1.5 * max(1.0, room) ** (1 / (len(size) - i))  # more than an even share, so that long sides occur
-        step = g.stride[i] if g.transposed else 1
-        size[i] = draw(st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // step)))
+        size[i] = draw(st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // g.input_steps[i])))
         room *= least / token_length(g, i, size[i])
     return tuple(size)
 

@@ -36,10 +36,13 @@ class Overrun:
 
     def record(self) -> dict[str, Any]:
         """As JSON types; a long input becomes null."""
+        shown = None
+        if self.input.size <= MOST_SHOWN:
+            shown = _hex(self.input.ravel())
         return {
             "execution": self.execution,
             "grid": list(self.input.shape[1:]),
-            "input": _hex(self.input.ravel()) if self.input.size <= MOST_SHOWN else None,
+            "input": shown,
             "output": list(self.output),
             "convolution": str(self.convolution),
             "attention": float(self.attention).hex(),
@@ -123,7 +126,9 @@ class Certificate:
         return f"assumes {'; '.join(names)} ({len(names)} in all, listed in the certificate)"
 
     def __str__(self) -> str:
-        claim = "the same function" if self.within is None else f"a difference of at most {exactly(self.within)}"
+        claim = "the same function"
+        if self.within is not None:
+            claim = f"a difference of at most {exactly(self.within)}"
         lines = [
             str(self.verdict),
             f"claim: {claim}, for all finite |x| ≤ {exactly(self.input_bound)} on inputs up to {self.grid}",
@@ -150,13 +155,17 @@ class Certificate:
 
     def record(self) -> dict[str, Any]:
         """The certificate as JSON types; floats are written so that they read back exactly."""
-        counter = self.counterexample
+        claim = "same function"
+        within = None
+        if self.within is not None:
+            claim = "difference within"
+            within = float(self.within).hex()
         return {
             "version": VERSION,
             "verdict": self.verdict.name,
             "sentence": self.verdict.sentence,
-            "claim": "same function" if self.within is None else "difference within",
-            "within": None if self.within is None else float(self.within).hex(),
+            "claim": claim,
+            "within": within,
             "grid": list(self.grid),
             "input_bound": float(self.input_bound).hex(),
             "dtype": self.dtype,
@@ -174,16 +183,8 @@ class Certificate:
             "torch_version": self.torch_version,
             "observed": _hex(self.observed),
             "probes": [dict(probe) for probe in self.probes],
-            "counterexample": None
-            if counter is None
-            else {
-                "input": [[list(index), str(value)] for index, value in counter.entries.items()],
-                "output": list(counter.output),
-                "convolution": str(counter.convolution),
-                "attention": str(counter.attention),
-                "shapes": None if counter.shapes is None else [None if s is None else list(s) for s in counter.shapes],
-            },
-            "overrun": None if self.overrun is None else self.overrun.record(),
+            "counterexample": self.counterexample and self.counterexample.record(),
+            "overrun": self.overrun and self.overrun.record(),
         }
 
     def to_json(self) -> str:

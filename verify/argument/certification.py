@@ -72,10 +72,12 @@ def certified(
     """:func:`certify`; with ``leaking`` and no ``within``, it claims the derived bound where heads leak."""
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
-    within = None if within is None else _positive(within, "within")
+    if within is not None:
+        within = _positive(within, "within")
     if isinstance(mhsa, MHSA):  # no other class is run
         require_plain_attention(mhsa, TENSORS)
-    given, (conv, folded) = conv, folded_convolution(conv)
+    given = conv
+    conv, folded = folded_convolution(given)
     problem = Problem.read(conv, mhsa, grid, input_bound)
     stated = _identity(conv, mhsa)
     _require_comparable(problem)
@@ -84,11 +86,14 @@ def certified(
     if leaking and within is None and argument.leakage.any() and np.isfinite(total).all():
         derived = float(np.nextafter(argument.rounding + argument.leakage, np.inf).max())
         within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
-    counterexample = counterexample_of(argument) if within is None else None
+    counterexample = None
+    if within is None:
+        counterexample = counterexample_of(argument)
     runs, probes = run_step(argument, total)
     if stated != _identity(folded_convolution(given)[0], mhsa):
         raise Unreadable("a layer's numbers changed while it was read and run")
-    steps, observed = (*argument.steps, runs), np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
+    steps = (*argument.steps, runs)
+    observed = np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
     return Certificate(
         verdict=_verdict(argument, steps, within, total, counterexample, probes),
         grid=grid,
@@ -126,7 +131,8 @@ def _identity(conv: Any, mhsa: Any) -> dict[str, dict[str, Any]]:
 
 def _require_comparable(problem: Problem) -> None:
     """Refuse layers that cannot be compared, and torch settings under which the rounding model does not hold."""
-    conv, mhsa, theirs, ours = problem.conv_module, problem.layer, problem.geometry, problem.attention.geometry
+    conv = problem.conv_module
+    mhsa = problem.layer
     if flushes_to_zero(torch.zeros((), dtype=torch.float64, device="cpu")) or flushes_to_zero(mhsa.w_val):
         raise ValueError(
             "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic "
@@ -136,8 +142,10 @@ def _require_comparable(problem: Problem) -> None:
         what = "torch may evaluate this convolution by NNPACK's Winograd or FFT here, which round by more than sums do"
         raise ValueError(f"{what} (switch it off with torch.backends.nnpack.set_flags(False))")
     for name in ("dims", "in_channels", "out_channels"):
-        if getattr(theirs, name) != getattr(ours, name):
-            what = f"the convolution has {getattr(theirs, name)} {name}, the attention layer {getattr(ours, name)}"
+        theirs = getattr(problem.geometry, name)
+        ours = getattr(problem.attention.geometry, name)
+        if theirs != ours:
+            what = f"the convolution has {theirs} {name}, the attention layer {ours}"
             raise Unreadable(what.replace("_", " "))
     if conv.weight.dtype != mhsa.w_val.dtype:
         raise ValueError(f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}")
@@ -177,7 +185,9 @@ def _positive(value: float, what: str) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor without numbers
         number = nan
     if not 0 < number < inf:
-        shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
+        shown = repr(value)
+        if len(shown) > 40:
+            shown = f"{shown[:40]}…"
         raise ValueError(f"{what} is {shown}, not a positive finite number")
     return number
 
@@ -193,28 +203,20 @@ def _verdict(
     counterexample: Counterexample | None,
     probes: list[Probe],
 ) -> Verdict:
-    problem = argument.problem
     if counterexample is not None:
         return Verdict("REFUTED", counterexample.sentence)
     over = next((p for p in probes if p.refutes), None)
     if over is not None:
-        how = over.note or f"a run differs from the convolution by {over.worst:.3g} times the bound"
-        how += f": {over.over.sentence}" if over.over else ""
-        return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {how}")
+        return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {over.sentence}")
     largest = float(total.max(initial=0.0))
-    most = from_above(largest)
     failed = next((step for step in steps if not step.holds), None)
     if failed is not None:
-        why = failed.sentence
-        if failed.number == 6:
-            why = next((f"on inputs of size {p.grid}, {p.over.sentence}" for p in probes if p.over), why)
-        if failed.number == 3 and argument.leaks is not None and isfinite(largest):
-            why += f": the layers differ by at most {most} (claim that with within={most}"
-            why += f", or take α from {from_above(argument.leaks.sharp_from)} on)"
+        why = _why_undecided(argument, failed, largest, probes)
         return Verdict("UNDECIDED", f"step {failed.number} ({failed.name}): {why}")
     if not isfinite(largest):
         return Verdict("UNDECIDED", "step 5 (rounding): the bound is not finite")
-    domain = f"for all |x| ≤ {exactly(problem.bound)} up to {problem.grid}"
+    most = from_above(largest)
+    domain = f"for all |x| ≤ {exactly(argument.problem.bound)} up to {argument.problem.grid}"
     if within is None:
         return Verdict("PROVED", f"the same function {domain}: difference ≤ {most}")
     if not largest <= within:
@@ -223,6 +225,17 @@ def _verdict(
     parts = {"leakage": argument.leakage, "taps": argument.taps, "rounding": argument.rounding}
     sums = " + ".join(f"{name} {from_above(float(part.max()))}" for name, part in parts.items() if part.any())
     return Verdict("PROVED", f"a difference of at most {exactly(within)} {domain}: {sums or 'nothing differs'}")
+
+
+def _why_undecided(argument: Argument, failed: Step, largest: float, probes: list[Probe]) -> str:
+    """Why a step fails, and, where heads leak, which claims would hold."""
+    if failed.number == 6:
+        return next((f"on inputs of size {p.grid}, {p.over.sentence}" for p in probes if p.over), failed.sentence)
+    if failed.number == 3 and argument.leaks is not None and isfinite(largest):
+        most = from_above(largest)
+        remedy = f"claim that with within={most}, or take α from {from_above(argument.leaks.sharp_from)} on"
+        return f"{failed.sentence}: the layers differ by at most {most} ({remedy})"
+    return failed.sentence
 
 
 # ---- the assumptions ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice, product
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,16 @@ class Counterexample:
     sentence: str
     shapes: tuple[Index, Index | None] | None = None
 
+    def record(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "input": [[list(index), str(value)] for index, value in self.entries.items()],
+            "output": list(self.output),
+            "convolution": str(self.convolution),
+            "attention": str(self.attention),
+            "shapes": self.shapes and [shape and list(shape) for shape in self.shapes],
+        }
+
     def input(self, channels: int, grid: tuple[int, ...]) -> np.ndarray:
         """The input as an array (channels, *grid), float64."""
         x = np.zeros((channels, *grid))
@@ -59,8 +70,9 @@ def counterexample_of(argument: Argument) -> Counterexample | None:
     """An input that refutes the claim "the same function", where taps differ or a step failed that an input can refute."""
     problem = argument.problem
     if argument.targets is not None and argument.leaks is not None and argument.kernel is not None:
-        one_hot = argument.leaks.one_hot
-        return _tap_counterexample(problem, argument.targets.shifts, argument.kernel) if one_hot else None
+        if not argument.leaks.one_hot:
+            return None
+        return _tap_counterexample(problem, argument.targets.shifts, argument.kernel)
     failed = next(step for step in argument.steps if not step.holds)
     ours = problem.attention.geometry
     if failed.number == 1 or ours.groups != problem.geometry.groups:
@@ -94,12 +106,12 @@ def _reading_counterexample(problem: Problem) -> Counterexample | None:
     attention = problem.attention
     if attention.radix is not None or attends_by_content(attention):
         return None
-    shifts: list[Shift | None] = []
-    for head, carries in enumerate(attention.carrying):
-        at = target(attention, head) if carries else None
-        if carries and (at is None or not at.gap > problem.fmt.one_hot_gap):
+    shifts: list[Shift | None] = [None] * len(attention.carrying)
+    for head in map(int, np.flatnonzero(attention.carrying)):
+        at = target(attention, head)
+        if at is None or not at.gap > problem.fmt.one_hot_gap:
             return None
-        shifts.append(None if at is None else at.shift)
+        shifts[head] = at.shift
     reading = _Reading(problem, shifts)
     return _of_biases(problem) or _of_impulses(reading, islice(_places(problem.outputs), 64))
 
@@ -153,8 +165,7 @@ class _Reading:
 
 def _of_biases(problem: Problem) -> Counterexample | None:
     """The zero input, if the biases differ."""
-    ours, theirs = problem.attention.b_out, problem.conv.bias
-    for channel in np.flatnonzero(ours != (0 if theirs is None else theirs)):
+    for channel in np.flatnonzero(problem.attention.b_out != problem.conv.biases):
         return _confirmed(problem, (int(channel), *(0 for _ in problem.grid)))
     return None
 
@@ -192,15 +203,19 @@ def _confirmed(
 
     The input is an impulse at ``entry``, which ``taps`` and ``heads`` read and which is of the output's group; or else zero.
     """
-    conv, attention, channel = problem.conv, problem.attention, output[0]
-    theirs = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
+    conv = problem.conv
+    attention = problem.attention
+    channel = output[0]
+    theirs = Fraction(float(conv.biases[channel]))
     ours = Fraction(float(attention.b_out[channel]))
-    what, entries = "the zero input", dict[Index, Fraction]()
+    what = "the zero input"
+    entries: dict[Index, Fraction] = {}
     if entry:
         amplitude = problem.fmt.below(problem.bound)  # the largest number of the layers' format that is at most B
         what = f"the input that is {amplitude!r} at {entry}, else 0"
         entries[entry] = value = Fraction(amplitude)
-        i, (g, o) = entry[0] % attention.w_val.shape[2], divmod(channel, attention.w_out.shape[3])
+        i = entry[0] % attention.w_val.shape[2]
+        g, o = divmod(channel, attention.w_out.shape[3])
         for tap in taps:
             theirs += value * Fraction(float(tap_matrix(conv, tap)[g, i, o]))
         for head in heads:

@@ -4,7 +4,7 @@ A certificate is about Eq. 3; that a given execution computes Eq. 3 is an assump
 """
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from construct.attention import EXECUTIONS, MHSA, smaller_blocks
-from verify.argument.steps import Argument, Step
+from verify.argument.steps import Argument, Problem, Step
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import GridRefused, output_size, taps_at, token_count
 from verify.layers.torch_faults import may_crash
@@ -21,6 +21,7 @@ from verify.oracle import Convolution, full_precision
 from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.reference import Deviation, deviation
 
+Size = tuple[int, ...]
 MOST_MULTIPLICATIONS = 2**33
 """An execution that takes more is not run, and a note says so (about ten seconds of one core)."""
 SOFTMAX_COST = 64
@@ -59,6 +60,12 @@ class Probe:
     over: Deviation | None = None
 
     @property
+    def sentence(self) -> str:
+        """How it exceeds the bound."""
+        how = self.note or f"a run differs from the convolution by {self.worst:.3g} times the bound"
+        return f"{how}: {self.over.sentence}" if self.over else how
+
+    @property
     def refutes(self) -> bool:
         """Whether the bound is exceeded and the attention is at fault, rather than torch's own convolution."""
         return not self.worst <= 1 and (self.over is None or self.over.refutes)
@@ -67,42 +74,66 @@ class Probe:
 def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
     """Step 6: run every execution and compare each run with the bound ``total``, (D_out,)."""
     problem = argument.problem
-    module, layer, conv, bound = problem.conv_module, problem.layer, problem.conv, problem.bound
-    if not isinstance(layer, MHSA):
+    if not isinstance(problem.layer, MHSA):
         return Step(6, "runs", False, "the attention layer has no executions to run"), []
     small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
-    if unsafe := next((size for size in (small, other) if may_crash(module, size)), None):
+    if unsafe := next((size for size in (small, other) if may_crash(problem.conv_module, size)), None):
         return Step(6, "runs", False, f"on inputs of size {unsafe} nothing was run: {MAY_CRASH}"), []
+    probes = _probes(argument, total, small, other) + _narrow_probes(problem, total, small, other)
+    ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
+    sentence = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
+    sentence += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
+    sentence += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
+    within = all(p.worst <= 1 and not p.broken for p in probes) and bool(ran)
+    return Step(6, "runs", within, sentence), probes
+
+
+def _probes(argument: Argument, total: np.ndarray, small: Size, other: Size) -> list[Probe]:
+    """Runs on adversarial inputs of the first size, and on random inputs and impulses of the other."""
+    problem = argument.problem
+    conv, bound = problem.conv, problem.bound
+    probes: list[Probe] = []
     if conv.weight.size < HEAVY:
-        probes = run_executions(module, layer, adversarial_inputs(conv, problem.geometry, small, bound), total)
+        inputs = adversarial_inputs(conv, problem.geometry, small, bound)
+        probes = run_executions(problem.conv_module, problem.layer, inputs, total)
         # On the other grid, random signs and magnitudes show which input each token copies.
         inputs = np.stack(random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0)))
     else:  # one size only; with a stride, the size that may leave inputs over
-        other = other if any(s > 1 for s in conv.stride) else small
-        probes, inputs = [], adversarial_inputs(conv, problem.geometry, other, bound)
+        if max(conv.stride) == 1:
+            other = small
+        inputs = adversarial_inputs(conv, problem.geometry, other, bound)
     alone = impulses(conv, other, bound)  # these show what each head carries
-    allowed, local, leaks, kernel = total, None, argument.leaks, argument.kernel
-    if leaks is not None and kernel is not None and leaks.one_hot and kernel.same:
-        local = impulse_bound(conv, problem.attention, alone, problem.fmt, problem.tokens)
+    allowed = total
+    local = _impulse_bound(argument, alone)
     if local is not None:
         whole = total.reshape(-1, *(1,) * len(other))
         allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
     # In several blocks of unequal lengths, as on large inputs.
     queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
-    probes += run_executions(module, layer, np.concatenate([inputs, alone]), allowed, queries=queries)
+    inputs = np.concatenate([inputs, alone])
+    return probes + run_executions(problem.conv_module, problem.layer, inputs, allowed, queries=queries)
+
+
+def _impulse_bound(argument: Argument, alone: np.ndarray) -> np.ndarray | None:
+    """The bound for impulses, if the argument has shown that one-hot heads carry exactly the kernel."""
+    if argument.leaks is None or argument.kernel is None:
+        return None
+    if not (argument.leaks.one_hot and argument.kernel.same):
+        return None
+    problem = argument.problem
+    return impulse_bound(problem.conv, problem.attention, alone, problem.fmt, problem.tokens)
+
+
+def _narrow_probes(problem: Problem, total: np.ndarray, small: Size, other: Size) -> list[Probe]:
+    """Runs where outputs are one wide, if that is another size."""
     narrow = narrow_grid(problem.geometry, small)
-    if narrow is not None and narrow not in (small, other):
-        if may_crash(module, narrow):
-            probes.append(Probe("convolution", 0, narrow, np.zeros(len(total)), 0.0, MAY_CRASH))
-        else:
-            inputs = np.stack(random_inputs((conv.in_channels, *narrow), bound, np.random.default_rng(0)))
-            probes += run_executions(module, layer, inputs, total)
-    ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
-    sentence = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
-    sentence += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
-    sentence += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
-    within = all(p.worst <= 1 for p in probes) and bool(ran) and not any(p.broken for p in probes)
-    return Step(6, "runs", within, sentence), probes
+    if narrow in (None, small, other):
+        return []
+    if may_crash(problem.conv_module, narrow):
+        return [Probe("convolution", 0, narrow, np.zeros(len(total)), 0.0, MAY_CRASH)]
+    shape = (problem.conv.in_channels, *narrow)
+    inputs = np.stack(random_inputs(shape, problem.bound, np.random.default_rng(0)))
+    return run_executions(problem.conv_module, problem.layer, inputs, total)
 
 
 def run_executions(
@@ -121,9 +152,12 @@ def run_executions(
     weight = layer.w_val
     x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
     grid = tuple(x.shape[2:])
-    before, nothing = layer.execution, np.zeros(len(layer.b_out))
+    before = layer.execution
+    nothing = np.zeros(len(layer.b_out))
     probes = []
-    blocks = nullcontext() if queries is None else smaller_blocks(queries)
+    blocks: AbstractContextManager[None] = nullcontext()
+    if queries is not None:
+        blocks = smaller_blocks(queries)
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), full_precision(), blocks:
         expected = conv_module(x).double().cpu().numpy()
         difference = np.empty_like(expected)
@@ -155,7 +189,8 @@ def run_executions(
             over = None
             if not worst <= 1:
                 limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
-                share, exceeds = convolution_share(conv_module, x), ~(_ratio(difference, bound) <= 1)
+                share = convolution_share(conv_module, x)
+                exceeds = ~(_ratio(difference, bound) <= 1)
                 over = deviation(conv_module, x, expected, attended, limits, share, exceeds)
             probes.append(Probe(name, len(x), grid, per_channel, worst, over=over))
     return probes
@@ -165,8 +200,9 @@ def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.nda
     """The largest |difference| per output channel, and the largest |difference|/bound over all outputs."""
     per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
     # With one bound per channel, the largest difference has the largest ratio: rounded division preserves order.
-    ratio = _ratio(per_channel, bound) if bound.ndim == 1 else _ratio(difference, bound)
-    return per_channel, float(ratio.max(initial=0.0))
+    if bound.ndim == 1:
+        difference = per_channel
+    return per_channel, float(_ratio(difference, bound).max(initial=0.0))
 
 
 def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
@@ -180,7 +216,9 @@ def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
 
 def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
     """A bound per channel, reshaped to broadcast over outputs with ``ndim`` axes; a bound per output, unchanged."""
-    return bound.reshape(-1, *(1,) * (ndim - 2)) if bound.ndim < ndim else bound
+    if bound.ndim < ndim:
+        return bound.reshape(-1, *(1,) * (ndim - 2))
+    return bound
 
 
 # ---- inputs for the runs, and their sizes --------------------------------------------------------------------------------
@@ -195,27 +233,34 @@ def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tup
     """
     least = []
     for span, s, (before, after) in zip(g.spans, g.stride, g.pads, strict=True):
-        least.append(3 + -(-2 * before // s) if g.transposed else max(span + 1 + s, before + 1, after + 1))
+        if g.transposed:
+            least.append(3 + -(-2 * before // s))
+        else:
+            least.append(max(span + 1 + s, before + 1, after + 1))
     small = tuple(map(min, grid, least))
     try:
         output_size(g, small)
     except GridRefused:
         small = grid
     longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
-    tokens, (heads, groups, _, head_dim) = token_count(g, grid), attention.w_val.shape
+    tokens = token_count(g, grid)
+    heads, groups, _, head_dim = attention.w_val.shape
     cost = tokens**2 * heads * groups * head_dim + tokens * (attention.w_val.size + attention.w_out.size)
-    return small, grid if cost <= CHEAP else longer
+    return small, (grid if cost <= CHEAP else longer)
 
 
 def narrow_grid(g: Geometry, small: tuple[int, ...]) -> tuple[int, ...] | None:
     """The grid ``small``, made so narrow that outputs are one wide, where torch has kernels of its own; None if that is illegal."""
-    span, stride, pads = g.spans[-1], g.stride[-1], sum(g.pads[-1])
-    widest = 1 + (pads - span - g.output_padding[-1]) // stride if g.transposed else span + stride - pads
+    span = g.spans[-1]
+    pads = sum(g.pads[-1])
+    widest = span + g.stride[-1] - pads
+    if g.transposed:
+        widest = 1 + (pads - span - g.output_padding[-1]) // g.stride[-1]
     grid = (*small[:-1], min(small[-1], widest))
-    try:
-        return grid if output_size(g, grid)[-1] == 1 else None
-    except GridRefused:
-        return None
+    with suppress(GridRefused):
+        if output_size(g, grid)[-1] == 1:
+            return grid
+    return None
 
 
 def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bound: float) -> np.ndarray:
@@ -226,9 +271,10 @@ def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bo
     """
     rng = np.random.default_rng(0)
     shape = (conv.in_channels, *grid)
-    heaviest = np.argsort(conv.sizes)[::-1][: 3 if conv.weight.size < HEAVY else 1]  # channels, by Σ|W|
+    heavy = conv.weight.size >= HEAVY
+    heaviest = np.argsort(conv.sizes)[::-1][: 3 - 2 * heavy]  # channels, by Σ|W|
     inputs: list[Any] = [bound * UNEVEN * sign_pattern(conv, g, int(channel), grid) for channel in heaviest]
-    inputs += random_inputs(shape, bound, rng)[0 if conv.weight.size < HEAVY else 1 :]
+    inputs += random_inputs(shape, bound, rng)[heavy:]
     inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
     inputs.append(
         bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
@@ -249,17 +295,18 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float) -> np.ndarr
     """
     rng = np.random.default_rng(0)
     d_in = conv.in_channels
+    light = conv.weight.size < HEAVY
     places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
-    if conv.weight.size < HEAVY:
+    if light:
         # With a stride, each place meets only some taps; an error at the border may show at the first place.
-        steps = product(*((0, 1) if s > 1 else (0,) for s in conv.stride))
+        steps = product(*(range(min(s, 2)) for s in conv.stride))
         places += [tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True)) for ahead in steps]
         places.append(tuple(0 for _ in grid))
     places = list(dict.fromkeys(places))
     inputs = np.zeros((len(places), d_in, *grid))
     for x, place in zip(inputs, places, strict=True):
         x[(slice(None), *place)] = bound * rng.choice([-1.0, 1.0], d_in)
-    return np.concatenate([np.zeros((1, d_in, *grid)), inputs]) if conv.weight.size < HEAVY else inputs
+    return np.concatenate([np.zeros((int(light), d_in, *grid)), inputs])
 
 
 def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: tuple[int, ...]) -> np.ndarray:

@@ -87,10 +87,21 @@ class Problem:
             ValueError: an axis is too long to be enumerated.
         """
         conv, geometry = read_convolution(conv_module)
-        attention, outputs = Attention.read(layer), output_size(geometry, grid)
+        attention = Attention.read(layer)
+        outputs = output_size(geometry, grid)
         require_enumerable(geometry, grid)
-        fmt, tokens = Format.of(layer.w_val.dtype), token_count(geometry, grid)
-        return cls(conv_module, layer, conv, geometry, attention, grid, outputs, bound, fmt, tokens)
+        return cls(
+            conv_module=conv_module,
+            layer=layer,
+            conv=conv,
+            geometry=geometry,
+            attention=attention,
+            grid=grid,
+            outputs=outputs,
+            bound=bound,
+            fmt=Format.of(layer.w_val.dtype),
+            tokens=token_count(geometry, grid),
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ class Targets:
     @property
     def shifts(self) -> list[Shift | None]:
         """The shift of each head."""
-        return [None if at is None else at.shift for at in self.heads]
+        return [at and at.shift for at in self.heads]
 
 
 @dataclass(frozen=True)
@@ -237,37 +248,57 @@ def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
 
     The others may look anywhere: finite scores give weights in [0, 1], and those times 0 are 0.
     """
-    a, g = problem.attention, problem.geometry
-    box = shift_box(g, problem.grid)
+    box = shift_box(problem.geometry, problem.grid)
+    try:
+        _require_exact_scores(problem.attention, box)
+        targets = Targets(_targets(problem), box)
+        sentence = _gap_sentence(problem.attention, targets)
+    except _NoTarget as reason:
+        return Step(2, "target", False, str(reason)), None
+    return Step(2, "target", True, sentence), targets
 
-    def fails(sentence: str) -> tuple[Step, None]:
-        return Step(2, "target", False, sentence), None
 
+class _NoTarget(ValueError):
+    """Step 2 fails."""
+
+
+def _require_exact_scores(a: Attention, box: tuple[tuple[int, int], ...]) -> None:
     if a.radix is not None and not numbers_are_distinct(a.radix, box):
-        return fails(f"the radix {a.radix} does not number the shifts {box} one by one")
+        raise _NoTarget(f"the radix {a.radix} does not number the shifts {box} one by one")
     if max(largest_encoding(a.radix, box)) > 2**53:
-        return fails(f"shifts up to {box} are not exact in float64")
-    heads: list[Target | None] = []
-    for h, carries in enumerate(a.carrying):
-        at = target(a, h) if carries else None
-        if carries and at is None:
-            return fails(f"head {h} has no unique best shift")
-        if at is not None and not _within_kernel(g, at.shift):
+        raise _NoTarget(f"shifts up to {box} are not exact in float64")
+
+
+def _targets(problem: Problem) -> tuple[Target | None, ...]:
+    """Where each head looks that carries something."""
+    a = problem.attention
+    heads: list[Target | None] = [None] * len(a.carrying)
+    for h in map(int, np.flatnonzero(a.carrying)):
+        at = target(a, h)
+        if at is None:
+            raise _NoTarget(f"head {h} has no unique best shift")
+        if not _within_kernel(problem.geometry, at.shift):
             # For some size its target is off the grid, and the softmax then selects the nearest key on the grid.
-            return fails(f"head {h} looks at {at.shift}, off the padded grid for some query of some size")
-        heads.append(at)
-    if any(largest_score(a, h, box) >= 2**1023 for h in range(len(heads))):
-        return fails("the scores may overflow float64")
-    targets, carrying = Targets(tuple(heads), box), [at for at in heads if at is not None]
+            raise _NoTarget(f"head {h} looks at {at.shift}, off the padded grid for some query of some size")
+        heads[h] = at
+    return tuple(heads)
+
+
+def _gap_sentence(a: Attention, targets: Targets) -> str:
+    """The least gap, which beats the rounding of the scores."""
+    if any(largest_score(a, h, targets.box) >= 2**1023 for h in range(len(targets.heads))):
+        raise _NoTarget("the scores may overflow float64")
+    carrying = [at for at in targets.heads if at is not None]
     if not carrying:
-        return Step(2, "target", True, "no head carries anything, and all scores are finite"), targets
-    rounding = max(score_rounding(a, at, box) for at in carrying)
+        return "no head carries anything, and all scores are finite"
+    rounding = max(score_rounding(a, at, targets.box) for at in carrying)
     gap = min(at.gap for at in carrying)
     if not gap > 2 * rounding:
-        return fails(f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}")
-    idle = f", but {len(heads) - len(carrying)} that carry nothing," if len(carrying) < len(heads) else ""
-    sentence = f"every head{idle} has one best shift, with a gap of at least {float(gap):.6g}; "
-    return Step(2, "target", True, f"{sentence}scores round by {float(rounding):.2g}"), targets
+        raise _NoTarget(f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}")
+    idle = len(targets.heads) - len(carrying)
+    those = f"every head, but {idle} that carry nothing," if idle else "every head"
+    shift = f"has one best shift, with a gap of at least {float(gap):.6g}"
+    return f"{those} {shift}; scores round by {float(rounding):.2g}"
 
 
 def _within_kernel(g: Geometry, shift: Shift) -> bool:
@@ -277,7 +308,8 @@ def _within_kernel(g: Geometry, shift: Shift) -> bool:
 
 def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[Step, Leaks]:
     """Step 3: the leakage of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
-    working, sharp_from = np.zeros(len(targets.heads)), 0.0
+    working = np.zeros(len(targets.heads))
+    sharp_from = 0.0
     needed = problem.fmt.one_hot_gap
     for h, at in enumerate(targets.heads):
         if at is None:
@@ -288,11 +320,15 @@ def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[St
             continue
         ideal = cached_leakage(at.sharpness, at.offset)
         # Score errors of ±slack/2 change the odds by a factor of at most exp(slack), which is ≤ 1 + 2·slack for slack ≤ ½.
-        leak = min(1.0, ideal * (1 + 2 * float(slack)) if slack < Fraction(1, 2) else 1.0)
+        leak = 1.0
+        if slack < Fraction(1, 2):
+            leak = min(1.0, ideal * (1 + 2 * float(slack)))
         working[h] = math.nextafter(leak, math.inf)
         # The gap and the scores' rounding are both proportional to α.
-        sharp_from = max(sharp_from, float(needed * at.sharpness / gap) if gap > 0 else math.inf)
-    leaks, fmt = Leaks(working, sharp_from), problem.fmt
+        enough = float(needed * at.sharpness / gap) if gap > 0 else math.inf
+        sharp_from = max(sharp_from, enough)
+    leaks = Leaks(working, sharp_from)
+    fmt = problem.fmt
     if leaks.one_hot:
         sentence = f"every other weight is below half of {fmt.eta:.3g}, the smallest number: exactly one-hot"
         return Step(3, "leakage", True, sentence), leaks
@@ -302,7 +338,9 @@ def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[St
 
 def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Step, Taps]:
     """Step 4: Σ W_val^h W_out^h over the heads at each shift is the kernel's matrix there, and b_out is the bias."""
-    a, g, conv = problem.attention, problem.geometry, problem.conv
+    a = problem.attention
+    g = problem.geometry
+    conv = problem.conv
     heads: dict[Shift, list[int]] = {}
     for h, shift in enumerate(targets.shifts):
         if shift is not None:
@@ -311,13 +349,16 @@ def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Ste
     for tap in np.ndindex(*g.kernel_size):
         kernel[tuple(shift_of_tap(g, axis, j) for axis, j in enumerate(tap))] = tap_matrix(conv, tap)
     differences, in_integers = compare_taps(kernel, heads, a.w_val, a.w_out)
-    bias = np.abs(a.b_out - (np.zeros(g.out_channels) if conv.bias is None else conv.bias))
+    bias = np.abs(a.b_out - conv.biases)
     taps = Taps(differences, bias)
-    slower = "" if in_integers is None else f"; exact integer products at shift {in_integers}"
-    slower += " and wherever else no factor is a scaled permutation" * (in_integers is not None)
+    slower = ""
+    if in_integers is not None:
+        slower = f"; exact integer products at shift {in_integers} and wherever else no factor is a scaled permutation"
     if taps.same:
         sentence = f"the heads sum to each of {len(kernel)} taps exactly, b_out is the bias{slower}"
         return Step(4, "taps", True, sentence), taps
-    first = f"; first at shift {differences[0].shift}, by {float(differences[0].exact):.6g}" if differences else ""
-    sentence = f"{len(differences)} taps and {np.count_nonzero(bias)} biases differ{first}{slower}"
+    sentence = f"{len(differences)} taps and {np.count_nonzero(bias)} biases differ"
+    for first in differences[:1]:
+        sentence += f"; first at shift {first.shift}, by {float(first.exact):.6g}"
+    sentence += slower
     return Step(4, "taps", may_differ, sentence), taps

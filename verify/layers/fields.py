@@ -87,6 +87,16 @@ class Geometry:
         return spans(self.kernel_size, self.dilation)
 
     @property
+    def input_steps(self) -> tuple[int, ...]:
+        """The distance between neighbouring inputs on the tokens of each axis."""
+        return self.stride if self.transposed else (1,) * self.dims
+
+    @property
+    def query_steps(self) -> tuple[int, ...]:
+        """The distance between the queries of neighbouring outputs."""
+        return (1,) * self.dims if self.transposed else self.stride
+
+    @property
     def anchor(self) -> tuple[int, ...]:
         """a = dil·⌊(K − 1)/2⌋: the query of output o is the token s·o + a of the padded axis."""
         return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True))

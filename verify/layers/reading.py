@@ -101,7 +101,7 @@ def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
 
 def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
     """The attention's side: int (outputs,), the position of each output's query on the padded axis: s·o + a."""
-    return (1 if g.transposed else g.stride[axis]) * np.arange(outputs) + g.anchor[axis]
+    return g.query_steps[axis] * np.arange(outputs) + g.anchor[axis]
 
 
 def shift_box(g: Geometry, grid: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -134,8 +134,9 @@ def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
             if key - tap_place(g, axis, tap, output) != lead or not 0 <= key < len(tokens):
                 return tap
     held = input_at(g, axis, n, np.arange(len(tokens)) - lead) == tokens
-    taps = () if held.all() else range(g.kernel_size[axis])
-    return next((tap for tap in taps if not held[queries + shift_of_tap(g, axis, tap)].all()), None)
+    if held.all():
+        return None
+    return next(tap for tap in range(g.kernel_size[axis]) if not held[queries + shift_of_tap(g, axis, tap)].all())
 
 
 def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -168,7 +169,7 @@ def token_length(g: Geometry, axis: int, n: int) -> int:
 def input_span(g: Geometry, axis: int, n: int) -> tuple[int, int]:
     """The first and last non-padding token of an axis, for ``n`` inputs."""
     first = tokens_before(g, axis)
-    return first, first + (g.stride[axis] if g.transposed else 1) * (n - 1)
+    return first, first + g.input_steps[axis] * (n - 1)
 
 
 def tokens_before(g: Geometry, axis: int) -> int:
@@ -194,7 +195,7 @@ def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -
     channel, *place = output
     d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
     group, o = divmod(channel, d_out)
-    total = Fraction(0) if conv.bias is None else Fraction(float(conv.bias[channel]))
+    total = Fraction(float(conv.biases[channel]))
     for tap, read in taps_at(g, x.shape[1:], place):
         row, values = tap_matrix(conv, tap)[group, :, o], x[(slice(group * d_in, (group + 1) * d_in), *read)]
         total += sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, values, strict=True)), Fraction(0))

@@ -34,10 +34,10 @@ def rounding_part(
 
     ``soft`` says whether attention weights other than 0 and 1 occur, which have rounding errors of their own.
     """
-    bias = np.zeros(attention.geometry.out_channels) if conv.bias is None else np.abs(conv.bias)
     attended = attention_size(attention, bound).sum(axis=0)
-    size_c, size_a = bound * conv.sizes + bias, attended + np.abs(attention.b_out)
-    total = working_rounding(conv, attention, size_c, size_a, fmt, bound, tokens if soft else 0)
+    size_c = bound * conv.sizes + np.abs(conv.biases)
+    size_a = attended + np.abs(attention.b_out)
+    total = working_rounding(conv, attention, size_c, size_a, fmt, bound, tokens * soft)
     total = total + (tokens - 1) * fmt.eta * attended
     return widened(stored_rounding(total, [(size_c, most_roundings(conv)), (size_a, 1)], fmt))
 
@@ -80,7 +80,7 @@ def taps_part(differences: Iterable[np.ndarray], bias_difference: np.ndarray, bo
 
 def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
     """A bound on every intermediate of both layers; zero content terms are evaluated too, and must not overflow."""
-    bias = 0.0 if conv.bias is None else float(np.abs(conv.bias).max(initial=0))
+    bias = float(np.abs(conv.biases).max(initial=0))
     w_val, w_out = attention.magnitudes
     into = [w_val.sum(axis=2), *(np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key))]
     values = bound * np.array([w.max(initial=0) for w in into])

@@ -14,7 +14,7 @@ from verify.layers.fields import Attention
 from verify.layers.reading import tap_of_shift
 from verify.layers.taps import head_product
 from verify.layers.targets import target
-from verify.oracle import Convolution, float64
+from verify.oracle import Convolution, float64, largest
 from verify.rounding.channels import working_rounding
 from verify.rounding.model import (
     WIDEN,
@@ -43,7 +43,9 @@ def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
     In half precision, taps that meet only zeros do not round, and every rounding goes to the nearest number.
     """
     fields, fmt = Convolution.read(conv), Format.of(x.dtype)
-    met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy()) if fmt.stored_u else 0
+    met: Any = 0
+    if fmt.stored_u:
+        met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy())
     return _bound(convolution_rounding(fields, fmt), size_of(fields, x), met + 2, fmt, units=1)
 
 
@@ -66,9 +68,9 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
     fields, attention, fmt = _fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
     size, times = size_of(fields, x), most_roundings(fields)
     theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
-    kernel, bias = absolute_kernel(attention), np.abs(attention.b_out)
-    same_bias = np.array_equal(bias, 0 * bias if fields.bias is None else np.abs(fields.bias))
-    if same_bias and np.array_equal(kernel, np.abs(fields.weight)):
+    kernel = absolute_kernel(attention)
+    bias = np.abs(attention.b_out)
+    if np.array_equal(bias, np.abs(fields.biases)) and np.array_equal(kernel, np.abs(fields.weight)):
         return _bound(theirs + ours, size, times + 1, fmt)
     attended = size_of(replace(fields, weight=kernel, bias=bias), x)
     return _bound(theirs, size, times, fmt) + _bound(ours, attended, 1, fmt)
@@ -101,16 +103,18 @@ def impulse_bound(
         kernel = absolute_kernel(attention)
     except OffTheKernel:
         return None
-    largest = float(np.abs(inputs).max(initial=0.0))
     by_channel = (-1, *(1,) * (inputs.ndim - 2))
-    bias = 0.0 if conv.bias is None else np.abs(conv.bias).reshape(by_channel)
     # All channels of a position have equal magnitudes, so the weights may be summed over channels first.
     x = np.abs(inputs).max(axis=1, keepdims=True)
     terms = _over_channels(conv, weight)(x)
-    carried = terms if np.array_equal(kernel, weight) else _over_channels(conv, kernel)(x)
-    size_c, size_a = terms + bias, carried + np.abs(attention.b_out).reshape(by_channel)
+    carried = terms
+    if not np.array_equal(kernel, weight):
+        carried = _over_channels(conv, kernel)(x)
+    size_c = terms + np.abs(conv.biases).reshape(by_channel)
+    size_a = carried + np.abs(attention.b_out).reshape(by_channel)
     roundings = _taps_met(conv, (x > 0).astype(float)) + 2
-    total = working_rounding(conv, attention, size_c, size_a, fmt, largest) + tokens * fmt.eta * size_a
+    total = working_rounding(conv, attention, size_c, size_a, fmt, float(x.max(initial=0.0)))
+    total = total + tokens * fmt.eta * size_a
     return stored_rounding(total, [(size_c, roundings), (size_a, 1)], fmt) * WIDEN
 
 
@@ -127,15 +131,21 @@ def absolute_kernel(attention: Attention) -> np.ndarray:
     groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
     kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
     for head, (w_val, w_out) in enumerate(zip(*attention.magnitudes, strict=True)):
+        # A head adds exactly 0, wherever it looks, unless some inner channel is nonzero in both factors.
+        carries = bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any())
         at = target(attention, head)
-        tap = None if at is None else tap_of_shift(g, at.shift)
+        if at is None:
+            if carries:
+                raise OffTheKernel(f"head {head} has no single best shift")
+            continue
+        tap = tap_of_shift(g, at.shift)
         if tap is not None:
             kernel[tap] += head_product(w_val, w_out)
-        # A head adds exactly 0, wherever it looks, unless some inner channel is nonzero in both factors.
-        elif bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any()):
-            place = "has no single best shift" if at is None else f"looks at {at.shift}, which is no tap"
-            raise OffTheKernel(f"head {head} {place}")
-    kernel = np.moveaxis(kernel, (-3, -2, -1), (0, 1, 2) if g.transposed else (0, 2, 1))
+        elif carries:
+            raise OffTheKernel(f"head {head} looks at {at.shift}, not at a tap")
+    kernel = np.moveaxis(kernel, (-3, -2, -1), (0, 1, 2))
+    if not g.transposed:
+        kernel = kernel.swapaxes(1, 2)
     return kernel.reshape(-1, *kernel.shape[2:])
 
 
@@ -169,8 +179,7 @@ def _over_channels(conv: Convolution, weight: np.ndarray) -> Convolution:
 
 
 def _rounding_of(attention: Attention, x: torch.Tensor) -> Rounding:
-    largest = float(x.detach().abs().max()) if x.numel() else 0.0
-    return attention_rounding(attention, largest, Format.of(x.dtype))
+    return attention_rounding(attention, largest(x), Format.of(x.dtype))
 
 
 def _bound(rounding: Rounding, size: np.ndarray, roundings: Any, fmt: Format, units: int = 2) -> np.ndarray:

@@ -99,7 +99,9 @@ def leakage_on_lattice(alpha: Number, dims: int) -> float:
 def upper(interval: Any) -> float:
     """The least double that is not below the interval."""
     nearest = float(interval.b)
-    return nearest if interval.b <= nearest else math.nextafter(nearest, math.inf)
+    if interval.b <= nearest:
+        return nearest
+    return math.nextafter(nearest, math.inf)
 
 
 def _interval(value: Number) -> Any:

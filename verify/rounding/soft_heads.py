@@ -19,6 +19,7 @@ import torch
 from verify.layers.fields import Attention
 from verify.layers.reading import token_length
 from verify.layers.targets import attends_by_content, largest_encoding, target
+from verify.oracle import largest
 from verify.rounding.elements import attention_bound, convolution_bound
 from verify.rounding.model import Format, gamma
 
@@ -46,13 +47,14 @@ def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, 
     """
     attention, fmt = Attention.read(layer), Format.of(x.dtype)
     keys = [token_length(attention.geometry, axis, n) for axis, n in enumerate(x.shape[2:])]
-    tokens, largest = math.prod(keys), float(x.detach().abs().max()) if x.numel() else 0.0
+    tokens = math.prod(keys)
+    brightest = largest(x)
     smallest_normal = fmt.eta / (2 * fmt.u)
     with np.errstate(over="ignore", invalid="ignore"):
         w_val, w_out = attention.magnitudes
         # Σ_h Σ_i |W_val||W_out| of each output channel, times the largest pixel, bounds every convex combination.
-        size = largest * np.einsum("hgie,hgeo->go", w_val, w_out).ravel() + np.abs(attention.b_out)
-        error = _score_error(attention, keys, largest, fmt)
+        size = brightest * np.einsum("hgie,hgeo->go", w_val, w_out).ravel() + np.abs(attention.b_out)
+        error = _score_error(attention, keys, brightest, fmt)
         moved = math.expm1(2 * error) if error < 300 else math.inf
         # The softmax itself, and weights rounded to the type of the values or lost below its smallest number.
         moved = (1 + moved) * (1 + gamma(tokens + 8, 2.0**-53)) * (1 + 2 * fmt.u) - 1 + tokens * smallest_normal
@@ -65,7 +67,7 @@ def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, 
     return np.where(np.isnan(total), np.inf, total)
 
 
-def _score_error(attention: Attention, keys: list[int], largest: float, fmt: Format) -> float:
+def _score_error(attention: Attention, keys: list[int], brightest: float, fmt: Format) -> float:
     """A bound on the error of any score."""
     dims = len(keys)
     reach = tuple((-n, n) for n in keys)  # no shift along an axis is longer
@@ -75,8 +77,8 @@ def _score_error(attention: Attention, keys: list[int], largest: float, fmt: For
     # Fourfold: an execution may expand the score around a centre, into terms up to four times as large.
     error = 4 * gamma(key_dim + dims + 8, 2.0**-53) * float((positions.sum(axis=1) @ r).max(initial=0.0))
     if attends_by_content(attention):
-        query = largest * np.abs(attention.w_qry).sum(axis=1)  # (heads, D_k)
-        key = largest * np.abs(attention.w_key).sum(axis=1)
+        query = brightest * np.abs(attention.w_qry).sum(axis=1)  # (heads, D_k)
+        key = brightest * np.abs(attention.w_key).sum(axis=1)
         places = np.abs(attention.w_key_pos) @ r  # (heads, D_k)
         sizes = ((query + np.abs(attention.u)) * key + query * places).sum(axis=1)
         error += 4 * gamma(2 * d_in + key_dim + dims + 8, fmt.u) * float(sizes.max(initial=0.0))

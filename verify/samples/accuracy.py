@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify.oracle import largest
 from verify.verdict import Verdict, from_above
 
 FACTOR = 16.0
@@ -66,21 +67,17 @@ def accuracy(
     ``leaking`` says that heads leak attention by choice; then only non-finite numbers refute.
     """
     rows: list[tuple[float, ...]] = []
-    difference, broken, agree, predictions, other = 0.0, 0, 0, 0, 0
-    for a, b, c in zip(original, converted, original if reference is None else reference, strict=True):
+    difference = 0.0
+    broken = other = agree = predictions = 0
+    for a, b, c in zip(original, converted, reference or original, strict=True):
         if not (a.is_floating_point() or a.is_complex()):
             other += int((a != b).sum())
             continue
         if a.numel():
-            x, y, z = (_flat(tensor) for tensor in (a, b, c))
-            finite = x.isfinite() & y.isfinite()
-            broken += int((~finite & (x != y) & ~(x.isnan() & y.isnan())).sum())
-            x, y, z = (tensor[finite & z.isfinite()] for tensor in (x, y, z))
-            own, off, largest = _most(x - z), _most(y - z), _most(z)
-            limit = FACTOR * own + FLOOR * torch.finfo(a.dtype).eps * largest
-            excess = off / max(limit, TINY)
-            rows.append((excess, own, off, limit, largest))
-            difference = max(difference, _most(y - x))
+            row, apart, unlike = _distances(a, b, c)
+            rows.append(row)
+            difference = max(difference, apart)
+            broken += unlike
         if not a.is_complex() and a.dim() == 2 and a.shape[1] > 1:
             agree += int((a.argmax(1) == b.argmax(1)).sum())
             predictions += len(a)
@@ -88,7 +85,7 @@ def accuracy(
     if not rows:
         verdict = Verdict("UNDECIDED", "the network returns no floating-point tensor to compare")
         return Accuracy(verdict, None, None, None, None, None, *counted, no_float64)
-    _, own, off, limit, largest = max(rows)
+    _, own, off, limit, size = max(rows)
     beyond = f"the converted network is {from_above(off)} from float64, beyond {FACTOR:g} times the original's own "
     beyond += f"{from_above(own)} and {FLOOR:g} units in the last place of the largest output"
     far = f"the original itself is {from_above(own)} from float64, so that any output would be near enough"
@@ -97,19 +94,31 @@ def accuracy(
         (reference is None, "UNDECIDED", f"there is no float64 run to compare with: {no_float64}"),
         (leaking, "UNDECIDED", "heads leak attention by choice, so that more than rounding differs"),
         (not off <= limit, "REFUTED", beyond),
-        (limit > largest, "UNDECIDED", far),
+        (limit > size, "UNDECIDED", far),
         (True, "CHECKED", "the converted network is as near to float64 as another order of summation"),
     )
     verdict = next(Verdict(name, sentence) for holds, name, sentence in judged if holds)
     distances = (None, None, None) if reference is None else (own, off, limit)
-    return Accuracy(verdict, *distances, difference, largest, *counted, no_float64)
+    return Accuracy(verdict, *distances, difference, size, *counted, no_float64)
+
+
+def _distances(a: Tensor, b: Tensor, c: Tensor) -> tuple[tuple[float, ...], float, int]:
+    """How far two tensors a and b are from a third and from each other, and how many numbers are not finite in two ways.
+
+    Of the first: the excess over the limit, both distances, the limit, and the largest number.
+    """
+    x, y, z = map(_flat, (a, b, c))
+    finite = x.isfinite() & y.isfinite()
+    unlike = int((~finite & (x != y) & ~(x.isnan() & y.isnan())).sum())
+    x, y, z = (tensor[finite & z.isfinite()] for tensor in (x, y, z))
+    own = largest(x - z)
+    off = largest(y - z)
+    size = largest(z)
+    limit = FACTOR * own + FLOOR * torch.finfo(a.dtype).eps * size
+    return (off / max(limit, TINY), own, off, limit, size), largest(y - x), unlike
 
 
 def _flat(numbers: Tensor) -> Tensor:
     """All numbers in float64; a complex number gives both its parts."""
     numbers = numbers.detach().cpu()
     return (torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers).double().flatten()
-
-
-def _most(values: Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0

@@ -39,8 +39,7 @@ def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
     fields = Convolution.read(conv)
     (w, p), (xs, q) = as_integers(fields.weight), as_integers(x)
     y = replace(fields, weight=w, bias=None)(xs[None])[0]
-    bias = np.zeros(len(y)) if fields.bias is None else fields.bias
-    return y * Fraction(1, p * q) + _fractions(bias).reshape(-1, *(1,) * (y.ndim - 1))
+    return y * Fraction(1, p * q) + _fractions(fields.biases).reshape(-1, *(1,) * (y.ndim - 1))
 
 
 def attention(layer: Any, x: np.ndarray) -> np.ndarray:

@@ -28,6 +28,7 @@ from verify.argument.verdicts import certify_layer, power_of_two_above
 from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
+from verify.oracle import largest
 from verify.recheck.strict_input import Rejected, opened
 from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
@@ -181,8 +182,7 @@ def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Gi
         def note(path: str, x: torch.Tensor) -> None:
             dims = survey.convertible[path].weight.dim() - 2  # type: ignore[operator]
             grid, bound = given.get(path, ((0,) * dims, 0.0))
-            largest = float(x.abs().max()) if x.numel() else 0.0
-            given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest))
+            given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest(x)))
 
         try:
             with evaluating(model), torch.no_grad(), watching(survey.convertible, note):
