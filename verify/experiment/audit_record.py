@@ -94,7 +94,7 @@ class Audit:
     @property
     def padding_mode(self) -> str | None:
         """The first padding mode that fits; None if none does."""
-        return self.padding_modes[0] if self.padding_modes else None
+        return next(iter(self.padding_modes), None)
 
     @property
     def affine(self) -> bool:
@@ -104,12 +104,16 @@ class Audit:
     @property
     def equivariant(self) -> bool | None:
         """Whether shifted inputs give shifted outputs within rounding, in the interior; None if this could not be tested."""
-        return None if self.equivariance is None else self.equivariance <= 8 * self.rounding
+        if self.equivariance is None:
+            return None
+        return self.equivariance <= 8 * self.rounding
 
     @property
     def content(self) -> float | None:
         """The largest change of attention between inputs, over heads and queries; None without attention."""
-        return None if self.heads is None else max((head.content_most for head in self.heads), default=0.0)
+        if self.heads is None:
+            return None
+        return max((head.content_most for head in self.heads), default=0.0)
 
     @property
     def collapsed(self) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
@@ -141,7 +145,9 @@ class Audit:
 
     def __str__(self) -> str:
         outputs = int(np.prod(self.output))
-        verdict = "nothing tells it from a convolution here" if self.is_convolution else "it is no convolution"
+        verdict = "it is no convolution"
+        if self.is_convolution:
+            verdict = "nothing tells it from a convolution here"
         lines = [
             f"Audit by experiment in {self.dtype}, on inputs of {_times(self.grid)}: {verdict}.",
             "(Measured on this grid; an audit says nothing of other inputs and sizes.)",
@@ -179,10 +185,8 @@ class Audit:
     def _equivariance_sentence(self) -> str:
         if self.equivariance is None:
             return "translation: could not be tried, no two interior outputs lie side by side on this grid"
-        statement = (
-            "shifted inputs give shifted outputs" if self.equivariant else "shifted inputs do not give shifted outputs"
-        )
-        return f"translation: {statement}, to {self.equivariance:.1e} in the interior"
+        give = "give" if self.equivariant else "do not give"
+        return f"translation: shifted inputs {give} shifted outputs, to {self.equivariance:.1e} in the interior"
 
     def _kernel_sentence(self) -> str:
         (d, c), (all_in, all_out) = self.kernel.shape[:2], self.channels
@@ -207,7 +211,7 @@ class Audit:
         if self.padding_modes == ("none",):
             return "padding: none, every output reads real positions only"
         border = ", ".join(f"{mode} {left:.1e}" for mode, left in self.border_by_mode.items())
-        named = " or ".join(self.padding_modes) if self.padding_modes else "none of them"
+        named = " or ".join(self.padding_modes) or "none of them"
         return f"padding: {named} (reads {around} the grid; distance of the border from each: {border})"
 
     def _bias_sentence(self) -> str:
@@ -215,35 +219,20 @@ class Audit:
         return f"bias: up to {size:.3g} in size, and {self.bias_variation:.1e} apart between outputs"
 
     def _rank_sentence(self) -> str:
-        ranks, full = self.tap_ranks, min(self.kernel.shape[:2])
-        effective = self.tap_effective_ranks
-        return (
-            f"taps: rank {_span(int(ranks.min()), int(ranks.max()))} of {full}, "
-            f"effective rank {_span(f'{effective.min():.2f}', f'{effective.max():.2f}')}"
-        )
+        ranks = _span(self.tap_ranks, "d")
+        effective = _span(self.tap_effective_ranks, ".2f")
+        return f"taps: rank {ranks} of {min(self.kernel.shape[:2])}, effective rank {effective}"
 
     def _head_sentences(self) -> list[str]:
         if not self.attention_available:
             return ["heads: the layer shows no attention, so nothing is said of heads"]
         if self.heads is None:
             return ["heads: the keys of its attention are no grid that could be made out, so nothing is said of heads"]
-        content = self.content or 0.0
-        lines = [
-            f"content: other inputs move up to {100 * content:.1f} % of a query's attention"
-            if content > 0
-            else "content: none, no input moves the attention"
-        ]
-        for number, head in enumerate(self.heads):
-            printed = [(_place(shift), weight) for shift, weight in head.shifts if weight >= LEAST_PRINTED]
-            if len(printed) == 1 and 1 - printed[0][1] < LEAST_PRINTED:
-                lines.append(f"head {number}: looks at shift {printed[0][0]}")
-                continue
-            shifts = ", ".join(f"{place} {100 * weight:.3g} %" for place, weight in printed)
-            centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
-            lines.append(
-                f"head {number}: centre {centre}, spread {head.spread:.3g} pixels, at most {100 * head.peak:.3g} % on one key; "
-                f"most on shifts {shifts}"
-            )
+        content = "none, no input moves the attention"
+        if self.content:
+            content = f"other inputs move up to {100 * self.content:.1f} % of a query's attention"
+        lines = [f"content: {content}"]
+        lines += [f"head {number}: {_head_sentence(head)}" for number, head in enumerate(self.heads)]
         lines += [
             f"COLLAPSED: heads {', '.join(map(str, heads))} all look at {_place(shift)}"
             for shift, heads in self.collapsed
@@ -257,13 +246,25 @@ class Audit:
         return lines
 
 
+def _head_sentence(head: Head) -> str:
+    printed = [(_place(shift), weight) for shift, weight in head.shifts if weight >= LEAST_PRINTED]
+    if len(printed) == 1 and 1 - printed[0][1] < LEAST_PRINTED:
+        return f"looks at shift {printed[0][0]}"
+    shifts = ", ".join(f"{place} {100 * weight:.3g} %" for place, weight in printed)
+    centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
+    peak = f"at most {100 * head.peak:.3g} % on one key"
+    return f"centre {centre}, spread {head.spread:.3g} pixels, {peak}; most on shifts {shifts}"
+
+
 def _json(value: Any) -> Any:
     """A value as JSON types."""
     if isinstance(value, tuple):
         return [_json(item) for item in value]
     if isinstance(value, Head):
         return value.record()
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value
 
 
 def _times(sizes: Vector) -> str:
@@ -274,5 +275,6 @@ def _place(numbers: tuple[float, ...]) -> str:
     return f"({', '.join(f'{x:g}' for x in numbers)})"
 
 
-def _span(low: Any, high: Any) -> str:
-    return f"{low}" if low == high else f"{low} to {high}"
+def _span(numbers: np.ndarray, form: str) -> str:
+    """The least and the greatest of these numbers, or one if they read the same."""
+    return " to ".join(dict.fromkeys(f"{x:{form}}" for x in (numbers.min(), numbers.max())))

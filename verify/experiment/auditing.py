@@ -87,22 +87,11 @@ def audit(
     if most is None and not linear.affine:  # then impulses only suggest the receptive field
         most = half_of(black_box.grid)
     fit = nearest_convolution(linear.matrix, black_box.grid, black_box.output, linear.finite, linear.rounding, most)
-    field, inside, border = fit.field, fit.inside, ~fit.inside & linear.finite
-    if linear.affine:
-        kernel, bias = fit.kernel, _mean(linear.constant[inside if inside.any() else linear.finite])
-        residual = {
-            mode: tuple(fit.distance(mode, outputs) for outputs in (inside, border, linear.finite))
-            for mode in fit.residual
-        }
-    else:
-        kernel, bias, residual = _by_regression(black_box, linear, fit, random, budget)
+    field = fit.field
+    kernel, bias, residual = _fitted(black_box, linear, fit, random, budget)
+    modes, best = _padding_modes(residual, fit, linear)
+    interior, border, distance = residual[best]
     deviations = np.abs(linear.constant - bias)[linear.finite]
-    reads_padding = any(before > 0 or after > 0 for before, after in field.padding)
-    modes = _matching_modes(residual, fit, linear, bool(inside.any())) if reads_padding else ("none",)
-    best = modes[0] if modes and reads_padding else min(residual, key=lambda mode: residual[mode][2])
-    sizes = np.maximum(
-        *(sizes_by_channel(v, linear.products) for v in (linear.constant, np.moveaxis(linear.matrix, 2, -1)))
-    )
     ranks, effective = _ranks(kernel, linear.rounding)
     heads, available = _heads(black_box, field, kernel, probabilities, random)
     return Audit(
@@ -122,17 +111,13 @@ def audit(
         padding_modes=modes,
         bias=np.ldexp(bias, black_box.exponent),
         bias_variation=float(np.ldexp(deviations.max(initial=0.0), black_box.exponent)),
-        groups=_groups(kernel, linear.rounding)
-        if kernel.shape[:2] == (black_box.out_channels, black_box.channels)
-        else None,
-        interior=residual[best][0] if inside.any() else None,
-        border=residual[best][1] if border.any() else None,
-        border_by_mode={mode: residual[mode][1] for mode in residual} if reads_padding else {},
-        distance=residual[best][2],
-        exact=linear.affine
-        and max(fit.worst[best]) <= linear.rounding
-        and bool((deviations <= linear.rounding * sizes).all()),
-        interior_outputs=int(inside.sum()),
+        groups=_groups(kernel, linear.rounding, black_box),
+        interior=interior if fit.inside.any() else None,
+        border=border if (~fit.inside & linear.finite).any() else None,
+        border_by_mode={mode: distances[1] for mode, distances in residual.items() if field.reads_padding},
+        distance=distance,
+        exact=_is_exact(linear, fit, best, deviations),
+        interior_outputs=int(fit.inside.sum()),
         not_finite=int((~linear.finite).sum()),
         tap_ranks=ranks,
         tap_effective_ranks=effective,
@@ -144,10 +129,47 @@ def audit(
 def _sizes(kernel_size: Any, grid: Vector) -> Vector | None:
     if kernel_size is None:
         return None
-    sizes = whole_numbers(kernel_size if isinstance(kernel_size, Sequence) else [kernel_size] * len(grid))
+    if not isinstance(kernel_size, Sequence):
+        kernel_size = [kernel_size] * len(grid)
+    sizes = whole_numbers(kernel_size)
     if sizes is None or len(sizes) != len(grid):
         raise ValueError(f"kernel_size is a whole number, or one for each of {len(grid)} axes, and not {kernel_size!r}")
     return sizes
+
+
+Distances = tuple[float, ...]
+"""Of interior, border and all outputs; 0 where there are no such outputs."""
+
+
+def _fitted(
+    black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
+) -> tuple[np.ndarray, np.ndarray, dict[str, Distances]]:
+    """Kernel, bias, and the distances with each padding mode."""
+    if not linear.affine:
+        return _by_regression(black_box, linear, fit, random, budget)
+    outputs = (fit.inside, ~fit.inside & linear.finite, linear.finite)
+    residual = {mode: tuple(fit.distance(mode, chosen) for chosen in outputs) for mode in fit.residual}
+    counted = fit.inside if fit.inside.any() else linear.finite
+    return fit.kernel, _mean(linear.constant[counted]), residual
+
+
+def _padding_modes(residual: dict[str, Distances], fit: Fit, linear: LinearMap) -> tuple[tuple[str, ...], str]:
+    """The padding modes that fit, and the one that fits best."""
+    best = min(residual, key=lambda mode: residual[mode][2])
+    if not fit.field.reads_padding:
+        return ("none",), best
+    modes = _matching_modes(residual, fit, linear)
+    return modes, (modes or (best,))[0]
+
+
+def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: np.ndarray) -> bool:
+    """Whether kernel, padding and bias all agree within rounding."""
+    sizes = np.maximum(
+        sizes_by_channel(linear.constant, linear.products),
+        sizes_by_channel(np.moveaxis(linear.matrix, 2, -1), linear.products),
+    )
+    within = bool((deviations <= linear.rounding * sizes).all())
+    return within and linear.affine and max(fit.worst[mode]) <= linear.rounding
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
@@ -157,7 +179,7 @@ def _mean(values: np.ndarray) -> np.ndarray:
 
 def _by_regression(
     black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
-) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[float, ...]]]:
+) -> tuple[np.ndarray, np.ndarray, dict[str, Distances]]:
     """Kernel, bias and distances (interior, border, all) of a non-affine layer, from random inputs.
 
     The fit and the distances use different inputs.
@@ -179,31 +201,30 @@ def _by_regression(
     kernel, bias = regression(field, *draw())
     x, y = draw()
     y = y - bias
-    residual: dict[str, tuple[float, ...]] = {}
+    residual: dict[str, Distances] = {}
     for mode in MODES:
         squares = np.square(y - convolved(field, kernel, x, mode))
         parts = []
         for outputs in (inside, ~inside & linear.finite, linear.finite):
             size = float(np.square(y[:, outputs] - y[:, outputs].mean(axis=0)).sum())
-            parts.append((float(squares[:, outputs].sum()) / size) ** 0.5 if size else 0.0)
+            left = float(squares[:, outputs].sum())
+            parts.append((left / size) ** 0.5 if size else 0.0)
         residual[mode] = tuple(parts)
     return kernel, bias, residual
 
 
-def _matching_modes(
-    residual: dict[str, tuple[float, ...]], fit: Fit, linear: LinearMap, has_interior: bool
-) -> tuple[str, ...]:
+def _matching_modes(residual: dict[str, Distances], fit: Fit, linear: LinearMap) -> tuple[str, ...]:
     """The padding modes that predict the border as well as the kernel predicts the interior."""
     if linear.affine and max(interior for interior, _ in fit.worst.values()) <= linear.rounding:
         return tuple(mode for mode in fit.worst if fit.worst[mode][1] <= linear.rounding)
-    if not has_interior:
+    if not fit.inside.any():
         return ()
-    nearest_border = min(border for _, border, _ in residual.values())
-    return tuple(
-        mode
-        for mode, (interior, border, _) in residual.items()
-        if interior < 0.1 and border <= 1.5 * interior and border <= 1.1 * nearest_border
-    )
+    nearest = 1.1 * min(border for _, border, _ in residual.values())
+    matching = []
+    for mode, (interior, border, _) in residual.items():
+        if interior < 0.1 and border <= min(1.5 * interior, nearest):
+            matching.append(mode)
+    return tuple(matching)
 
 
 def _equivariance(
@@ -263,9 +284,11 @@ def _ranks(kernel: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]
     return (kept > 0).sum(axis=1).reshape(size), effective.reshape(size)
 
 
-def _groups(kernel: np.ndarray, rounding: float) -> int:
-    """The largest number of equal channel blocks outside which the kernel is zero."""
+def _groups(kernel: np.ndarray, rounding: float, black_box: BlackBox) -> int | None:
+    """The largest number of equal channel blocks outside which the kernel is zero; None if not all channels were read."""
     d, c = kernel.shape[:2]
+    if (d, c) != (black_box.out_channels, black_box.channels):
+        return None
     strength = np.abs(kernel).reshape(d, c, prod(kernel.shape[2:])).max(axis=2)
     used = strength > rounding * float(strength.max(initial=0.0))
     for g in range(min(d, c), 1, -1):

@@ -51,6 +51,17 @@ def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
         raise ValueError(f"the layer cannot be copied into {dtype}: {_line(error)}") from error
 
 
+def _channels_of(attention: Any, given: Any) -> int:
+    """The number of input channels, by default the layer's own."""
+    if given is None:
+        name = "embed_dim" if isinstance(attention, nn.MultiheadAttention) else "in_channels"
+        given = getattr(attention, name, None)
+    channels = whole_numbers([given])
+    if channels is None:
+        raise ValueError(f"how many channels does the layer take? Give in_channels=, a number and not {given!r}")
+    return channels[0]
+
+
 class BlackBox:
     """The layer under audit as a function of float64 arrays.
 
@@ -78,24 +89,18 @@ class BlackBox:
             raise ValueError(f"the grid is the input's spatial size, a tuple of whole numbers, and not {grid!r}")
         if dtype not in _AMPLITUDE:
             raise ValueError(f"a layer is audited in float64 or float32, not {dtype}")
-        self.grid, self.dtype = sizes, dtype
-        self.function: Any = _copied(attention, dtype) if isinstance(attention, nn.Module) else attention
+        self.grid = sizes
+        self.dtype = dtype
+        self.function: Any = attention
+        if isinstance(attention, nn.Module):
+            self.function = _copied(attention, dtype)
         self.stock = isinstance(attention, nn.MultiheadAttention)
         if self.stock:
             self.function.batch_first = True  # set on the copy; the weights do not depend on the axis order
             if not getattr(self.function, "_qkv_same_embed_dim", False):
-                raise ValueError(
-                    "a bare nn.MultiheadAttention with kdim or vdim does not take the same tokens three times"
-                )
-        if in_channels is None:
-            in_channels = getattr(attention, "embed_dim" if self.stock else "in_channels", None)
-        channels = whole_numbers([in_channels])
-        if channels is None:
-            raise ValueError(
-                f"how many channels does the layer take? Give in_channels=, a number and not {in_channels!r}"
-            )
-        (in_channels,) = channels
-        self.channels = in_channels
+                what = "a bare nn.MultiheadAttention with kdim or vdim"
+                raise ValueError(f"{what} does not take the same tokens three times")
+        self.channels = in_channels = _channels_of(attention, in_channels)
         if (needed := 8 * in_channels * prod(self.grid)) > budget:
             raise ValueError(
                 f"an input of {in_channels} channels on this grid would take {needed / 2**30:.3g} GiB, over the budget of "
@@ -128,7 +133,7 @@ class BlackBox:
         y = self(np.random.default_rng(0).standard_normal((1, len(self.inputs), *self.grid)))
         size = float(np.abs(y[np.isfinite(y)]).max(initial=0.0))
         exponent = frexp(size)[1]
-        self.exponent = exponent if abs(exponent) > FAR else 0
+        self.exponent = exponent * (abs(exponent) > FAR)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Run the layer: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
@@ -160,8 +165,9 @@ class BlackBox:
             return np.asarray(y.detach().cpu().to(torch.float64).numpy())
         except Exception as error:  # an unknown layer may raise anything
             plain = isinstance(error, RuntimeError) and not isinstance(self.function, nn.Module)
-            plain &= self.dtype == torch.float64
-            hint = " (a function of float32 tensors takes dtype=torch.float32)" if plain else ""
+            hint = " (a function of float32 tensors takes dtype=torch.float32)" * (
+                plain and self.dtype == torch.float64
+            )
             raise ValueError(
                 f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}{hint}"
             ) from error
@@ -176,11 +182,10 @@ class BlackBox:
             own: computes it for an input; by default the layer's method ``attention_probabilities``, or the weights returned by
                 its only ``nn.MultiheadAttention``.
         """
-        tensor = self._input(x)
         own = own or getattr(self.function, "attention_probabilities", None)
         try:
             with torch.no_grad(), torch.device("cpu"):  # where the copy is, whatever the default
-                p = self._hooked(x) if own is None else own(tensor)
+                p = own(self._input(x)) if own else self._hooked(x)
             if p is None:
                 return None
             maps = np.asarray(p.detach().cpu().to(torch.float64).numpy())
@@ -194,11 +199,13 @@ class BlackBox:
 
     def _hooked(self, x: np.ndarray) -> torch.Tensor | None:
         """The weights of the only ``nn.MultiheadAttention`` in the layer's copy during a run: (B, heads, outputs, keys)."""
-        modules = list(self.function.modules()) if isinstance(self.function, nn.Module) else []
-        inside = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
+        if not isinstance(self.function, nn.Module):
+            return None
+        inside = [module for module in self.function.modules() if isinstance(module, nn.MultiheadAttention)]
         if len(inside) != 1:
             return None
-        (inner,), recorded = inside, []
+        inner = inside[0]
+        recorded = []
         forward = inner.forward
 
         def hooked(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
@@ -211,7 +218,9 @@ class BlackBox:
             self._run(x)
         finally:
             del inner.forward
-        return recorded[0] if len(recorded) == 1 else None
+        if len(recorded) == 1:
+            return recorded[0]
+        return None
 
 
 @dataclass(frozen=True)
@@ -271,8 +280,9 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
     for size in (*INPUT_SIZES[1:], large):
         wrong, judged = _superposition(black_box, size, constant, finite, products, random)
         off = max(off, wrong)
-    overflows = bool((judged < finite).any())
-    amplitude = 1.0 if overflows or off > 8 * rounding else large
+    amplitude = large
+    if (judged < finite).any() or off > 8 * rounding:
+        amplitude = 1.0
     matrix = np.empty((outputs, places, width, channels))
     step = max(1, min(256, _BATCH_BYTES // (8 * max(places * channels, outputs * width))))
     for first in range(0, places * channels, step):

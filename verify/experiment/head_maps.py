@@ -74,7 +74,7 @@ def summarise_heads(maps: Sequence[np.ndarray], field: ReceptiveField, kernel: n
         The heads; None if the positions of the keys are ambiguous.
     """
     queries = _positions([range(0, s * m, s) for s, m in zip(field.stride, field.output, strict=True)])
-    inside = field.interior() if field.interior().any() else np.ones(len(queries), dtype=bool)
+    inside = field.interior_or_all()
     mean = maps[0][:, :, inside].mean(axis=0)  # (heads, interior queries, keys)
     sized = np.abs(kernel).sum(axis=(0, 1)).reshape(-1)
     placements = [_Shifted(mean, keys, queries[inside]) for keys in key_grids(field, mean.shape[2])]

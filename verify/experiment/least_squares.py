@@ -36,8 +36,11 @@ class Fit:
 
     def distance(self, mode: str, outputs: np.ndarray) -> float:
         """√(Σ|A − convolution|² / Σ|A|²) over the given outputs: the relative error for white noise."""
-        size, residual = float(self.size[outputs].sum()), float(self.residual[mode][outputs].sum())
-        return (residual / size) ** 0.5 if size else float(residual > 0)
+        size = float(self.size[outputs].sum())
+        residual = float(self.residual[mode][outputs].sum())
+        if not size:
+            return float(residual > 0)
+        return (residual / size) ** 0.5
 
     @property
     def best(self) -> str:
@@ -76,31 +79,37 @@ def _best(
     for field in candidates(matrix, grid, output, finite, rounding, most):
         fit = fit_taps(matrix, field, finite, ("zeros",))
         # Fitting every padding takes long, so only where the border fits much worse than the interior, or may be exact.
-        if (
-            fit.worst["zeros"][0] <= rounding
-            or 2 * fit.distance("zeros", fit.inside) ** 2 < fit.distance("zeros", finite) ** 2
-        ):
+        worse_at_border = 2 * fit.distance("zeros", fit.inside) ** 2 < fit.distance("zeros", finite) ** 2
+        if worse_at_border or fit.worst["zeros"][0] <= rounding:
             fit = fit_taps(matrix, field, finite)
             if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
                 fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
             if max(fit.worst[fit.best]) <= rounding:
                 return fit
         # Without an interior nothing repeats as it stands, so such a field must fit much better.
-        cost = float(fit.residual[fit.best].sum()) * (1 if fit.inside.any() else 100)
+        cost = float(fit.residual[fit.best].sum())
+        if not fit.inside.any():
+            cost *= 100
         if best is None or cost < least_cost:
             best, least_cost = fit, cost
     assert best is not None
-    return best if len(best.residual) > 1 else fit_taps(matrix, best.field, finite)
+    if len(best.residual) > 1:
+        return best
+    return fit_taps(matrix, best.field, finite)
 
 
 def _mode_by_axis(fit: Fit) -> str:
     """For each axis, the mode with the least residual at outputs that read padding only along that axis; one name if all agree."""
-    field, axes, modes = fit.field, range(len(fit.field.grid)), []
+    field = fit.field
+    axes = range(len(field.grid))
+    modes = []
     for axis in axes:
         outside = reduce(np.logical_and.outer, [field.within(other) != (other == axis) for other in axes])
         residual = [float(fit.residual[mode][outside.reshape(-1)].sum()) for mode in MODES]
         modes.append(MODES[int(np.argmin(residual))])
-    return BETWEEN.join(modes) if len(set(modes)) > 1 else modes[0]
+    if len(set(modes)) == 1:
+        return modes[0]
+    return BETWEEN.join(modes)
 
 
 def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, modes: tuple[str, ...] = MODES) -> Fit:
@@ -109,10 +118,12 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
     Without interior outputs, a tap is averaged over the outputs at which it reads the grid.
     """
     inside = field.interior() & finite
-    plain = field.sources("zeros")
     weights = np.zeros((field.taps, *matrix.shape[2:]))
-    for tap, source in enumerate(plain):
-        rows = np.flatnonzero(inside if inside.any() else (source >= 0) & finite)
+    for tap, source in enumerate(field.sources("zeros")):
+        counted = inside
+        if not inside.any():
+            counted = (source >= 0) & finite
+        rows = np.flatnonzero(counted)
         if len(rows):
             blocks = matrix[rows, source[rows]]
             first = blocks[len(rows) // 2]
@@ -123,7 +134,7 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
     residual, worst = {}, {}
     for mode in modes:
         error = matrix.copy()
-        for tap, source in enumerate(plain if mode == "zeros" else field.sources(mode)):
+        for tap, source in enumerate(field.sources(mode)):
             rows = np.flatnonzero(source >= 0)
             error[rows, source[rows]] -= weights[tap]
         error[~finite] = 0
@@ -139,7 +150,7 @@ def regression(field: ReceptiveField, x: np.ndarray, y: np.ndarray) -> tuple[np.
 
     It uses the interior outputs, or all outputs if there are none.
     """
-    interior = field.interior() if field.interior().any() else np.ones(y.shape[1], dtype=bool)
+    interior = field.interior_or_all()
     rows = im2col(field, x, "zeros")[:, interior].reshape(len(x) * int(interior.sum()), -1)
     rows = np.hstack([rows, np.ones((len(rows), 1))])
     solution = np.linalg.lstsq(rows, y[:, interior].reshape(len(rows), -1), rcond=None)[0]  # (taps·C + 1, D)

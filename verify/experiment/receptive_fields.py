@@ -48,6 +48,16 @@ class ReceptiveField(NamedTuple):
         edges = [(self.reads(axis).min(), self.reads(axis).max()) for axis in range(len(self.grid))]
         return tuple((-int(lo), int(hi) - n + 1) for (lo, hi), n in zip(edges, self.grid, strict=True))
 
+    @property
+    def reads_padding(self) -> bool:
+        """Whether it reads before or after the grid."""
+        return any(before > 0 or after > 0 for before, after in self.padding)
+
+    def interior_or_all(self) -> np.ndarray:
+        """:meth:`interior`, or all outputs if there are none."""
+        interior = self.interior()
+        return interior | (not interior.any())
+
     def within(self, axis: int) -> np.ndarray:
         """Which outputs read no padding along an axis: bool (outputs,)."""
         reads = self.reads(axis)
@@ -62,13 +72,17 @@ class ReceptiveField(NamedTuple):
 
         ``mode`` is one of ``MODES``, or one per axis joined by ``BETWEEN``.
         """
-        flat, real, dims = np.zeros((), dtype=int), np.ones((), dtype=bool), len(self.grid)
-        modes = mode.split(BETWEEN) if BETWEEN in mode else [mode] * dims
+        flat = np.zeros((), dtype=int)
+        real = np.ones((), dtype=bool)
+        dims = len(self.grid)
+        modes = mode.split(BETWEEN)
+        if len(modes) == 1:
+            modes *= dims
         for axis, (n, own) in enumerate(zip(self.grid, modes, strict=True)):
             place = self.reads(axis)
             folded = _folded(place, n, own)
             flat = flat[..., None, None] * n + folded
-            real = real[..., None, None] & ((place >= 0) & (place < n) if own == "zeros" else True)
+            real = real[..., None, None] & ((own != "zeros") | ((place >= 0) & (place < n)))
         order = (*range(1, 2 * dims, 2), *range(0, 2 * dims, 2))  # taps first, then outputs
         where = np.where(real, flat, -1).transpose(order)
         return where.reshape(self.taps, prod(self.output))
@@ -100,17 +114,18 @@ def candidates(
     """
     energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
     floor = (rounding * float(np.abs(matrix).max(initial=0.0))) ** 2
-    halves, dims = half_of(grid), len(grid)
+    largest = half_of(grid) if most is None else tuple(map(min, most, grid))
+    dims = len(grid)
     axes, misfit, unread = [], [], []
     for axis, (n, m) in enumerate(zip(grid, output, strict=True)):
         others = tuple(a for a in range(2 * dims) if a not in (axis, axis + dims))
         flat = energy.sum(axis=others)  # (m, n)
-        largest = None if most is None else most[axis]
         usual = _usual_stride(n, m)
         strides = dict.fromkeys([*_strides(matrix, grid, output, axis), usual])
-        parts = {part for s in strides for part in _axis_candidates(flat, n, m, s, floor, largest)}
+        limit = None if most is None else most[axis]
+        parts = {part for s in strides for part in _axis_candidates(flat, n, m, s, floor, limit)}
         repeating = [part for part in parts if _repeats(flat, part, floor)]
-        k = halves[axis] if largest is None else min(largest, n)
+        k = largest[axis]
         axes.append(repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)])
         misfit.append({part: not _may_fit(flat, part, floor) for part in axes[-1]})
         unread.append({part: [_unread(flat, part, modes) for modes in (MODES, ("zeros",))] for part in axes[-1]})
@@ -146,7 +161,9 @@ def _along_axis(start: int, kernel: int, dilation: int, stride: int, n: int, m: 
 
 def _usual_stride(n: int, m: int) -> int:
     """The stride that maps n inputs to m outputs when the outer outputs read the outer inputs."""
-    return max(1, round((n - 1) / (m - 1))) if m > 1 else 1
+    if m == 1:
+        return 1
+    return max(1, round((n - 1) / (m - 1)))
 
 
 def _repeats(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
@@ -178,7 +195,9 @@ def _may_fit(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
 def _unread(energy: np.ndarray, part: ReceptiveField, modes: tuple[str, ...]) -> float:
     """The share of the energy off the taps, with the padding mode that leaves the least."""
     total = float(energy.sum())
-    return min(float(energy[~_read(part, mode)].sum()) for mode in modes) / total if total else 0.0
+    if not total:
+        return 0.0
+    return min(float(energy[~_read(part, mode)].sum()) for mode in modes) / total
 
 
 def _read(part: ReceptiveField, mode: str) -> np.ndarray:
@@ -204,7 +223,9 @@ def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> lis
         matched = float(np.square(a).sum() + np.square(b).sum())
         mismatch.append(float(np.square(a - b).sum()) + total - matched)
     order = sorted(range(n), key=lambda k: (mismatch[k], k))
-    return [order[0] + 1] if mismatch[order[0]] <= 1e-9 * total else [k + 1 for k in order[:2]]
+    if mismatch[order[0]] <= 1e-9 * total:
+        order = order[:1]
+    return [k + 1 for k in order[:2]]
 
 
 def _axis_candidates(
