@@ -16,7 +16,7 @@ from rich.console import Console
 
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.results import plots, table
-from examples.learned.results.measurements import RULER, is_measured, measurements
+from examples.learned.results.measurements import RULER, is_measured, measurements, of_training
 from examples.learned.results.stored import stored
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running import group
@@ -245,8 +245,11 @@ def one_run(
     run = Run(settings, pictures, folder, options.checkpoint_every)
     if group.agreed(lambda: is_measured(folder / RESULT)) and run.done == run.steps:
         return
+    earlier = group.agreed(lambda: of_training(folder / RESULT)) if run.done == run.steps else {}
     run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
-    test_accuracy = run.accuracy(pictures.test, pictures.test_labels)
+    test_accuracy = (
+        earlier["test_accuracy"] if "test_accuracy" in earlier else run.accuracy(pictures.test, pictures.test_labels)
+    )
     if group.rank():
         return
     tell(run.steps, run.steps, "measured")
@@ -268,6 +271,7 @@ def one_run(
         "budget": run.budget(),
         **layers,
         "settings": run.settings.record(),
+        **earlier,
     }
     replaced(folder / RESULT, json.dumps(result, indent=1) + "\n")
 

@@ -17,7 +17,7 @@ from examples.learned.data import BadInput
 from examples.learned.network import AttentionNet
 from examples.learned.results import figures, page, published, rows, table
 from examples.learned.results.maps import attention_of, centres_of, followed
-from examples.learned.results.ruler import gaussian_attention
+from examples.learned.results.nulls import Gaussians, gaussian_attention
 from examples.learned.results.stored import stored
 from examples.learned.results.summary import gaussians, path_of
 from examples.learned.training import CHECKPOINT, RESULT, Run
@@ -50,7 +50,8 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.integers(0, 2**32 - 1), st.floats(4, 50))
 def test_the_profile_of_a_local_gaussian_follows_the_query(seed: int, alpha: float):
     tau = np.random.default_rng(seed).uniform(-1, 1, (3, 2))
-    follows, stays = followed(gaussian_attention(np.full(3, alpha), tau, (16, 12)).reshape(3, -1, 16, 12))
+    attention = gaussian_attention(Gaussians(alpha * np.eye(2)[None].repeat(3, 0), tau), (16, 12))
+    follows, stays = followed(attention.reshape(3, -1, 16, 12))
     assert follows == pytest.approx(1, abs=0.01)
     assert stays < 0.4
 
@@ -113,6 +114,22 @@ def test_a_finished_run_is_drawn_before_it_is_measured(runs: Path, tmp_path: Pat
     summary = figures.summary_in(tmp_path, pictures())
     assert [*summary["variants"]] == ["quadratic"]
     assert summary["variants"]["quadratic"] == figures.summary_in(runs, pictures())["variants"]["quadratic"]
+
+
+def test_a_run_measured_by_an_older_ruler_is_measured_again(runs: Path, tmp_path: Path):
+    """And keeps what its result says of the training."""
+    shutil.copytree(runs / "quadratic", tmp_path / "quadratic")
+    path = tmp_path / "quadratic" / "seed-0" / RESULT
+    right = json.loads(path.read_text())
+    older = right | {"ruler": 2, "layers": [], "ended": "then", "command": "theirs", "test_accuracy": 0.25}
+    path.write_text(json.dumps(older))
+    again = ["--variants", "quadratic", "--seeds", "0", "--out", str(tmp_path), *SIZES]
+    assert main(again) == 0
+    now = json.loads(path.read_text())
+    assert now == right | {"ended": "then", "command": "theirs", "test_accuracy": 0.25}
+    written = path.stat().st_mtime_ns
+    assert main(again) == 0
+    assert path.stat().st_mtime_ns == written
 
 
 def test_a_window_about_the_query_has_no_tokens_beyond_the_grid(runs: Path):

@@ -14,9 +14,10 @@ from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
 from examples.learned.results import ruler, table
 from examples.learned.results.maps import maps_of
+from examples.learned.results.nulls import Gaussians, gaussian_attention
 from examples.learned.results.shifts import Shifts
 from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
-from examples.learned.variants import VARIANTS, Shape
+from examples.learned.variants import VARIANTS, Shape, positions_of
 
 SHAPE = Shape(layers=2, heads=9, width=9, intermediate=8, dropout=0.1, key_dim=0, alpha=40.0, resnet=2)
 
@@ -95,11 +96,58 @@ def test_soft_heads_at_random_centres_are_far_from_taps():
         assert row["anywhere_sharp"] == pytest.approx(row["anywhere"], abs=0.15)  # the start is drawn as the null is
 
 
-def test_gaussian_attention_is_the_layers_own():
-    net = network("quadratic")
+@pytest.mark.parametrize("variant", ["quadratic", "covariance", "local-padded", "conv3", "conv9"])
+def test_gaussian_attention_is_the_layers_own_without_its_padding_tokens(variant: str):
+    net = network(variant, alpha=1.0)
+    random = np.random.default_rng(0)
+    with torch.no_grad():
+        for p in (p for layer in net.attentions() for p in positions_of(layer)):
+            change = torch.from_numpy(random.uniform(-0.3, 0.3, p.shape))
+            p.add_(change.tril() if p.dim() == 3 else change)
     (p, *_) = maps_of(net, torch.randn(1, 1, 20, 20))
-    alpha, tau = (t.numpy() for t in net.attentions()[0].centres())
-    np.testing.assert_allclose(ruler.gaussian_attention(alpha, tau, net.grid), p[0], atol=1e-6)
+    layer = net.attentions()[0]
+    heads = Gaussians.of(layer)
+    assert heads is not None
+    np.testing.assert_allclose(gaussian_attention(heads, net.grid, layer.geometry.pads), p[0], atol=1e-6)
+    assert (p[0].sum(2).min() < 0.9) == any(map(any, layer.geometry.pads))
+
+
+def test_heads_without_centres_have_no_null():
+    assert Gaussians.of(network("relative").attentions()[0]) is None
+    net = network("relative")
+    assert "anywhere_sharp" not in ruler.measured(net, net, torch.randn(2, 1, 20, 20))[0]
+
+
+@pytest.mark.parametrize("variant", ["quadratic", "covariance", "local-padded"])
+def test_what_sharpening_alone_gives_is_told_from_what_moving_gives(variant: str):
+    """Heads that are sharper where they started have that distance; those that moved have another."""
+    before, sharper, moved = (network(variant, alpha=1.0) for _ in range(3))
+    with torch.no_grad():
+        for net in (sharper, moved):
+            for layer in net.attentions():
+                sharpness, tau = positions_of(layer)
+                sharpness.add_(torch.eye(2) if sharpness.dim() == 3 else 1)
+                if net is moved:
+                    tau.add_(1.4 * torch.randn(tau.shape))
+    x = torch.randn(2, 1, 20, 20)
+    for row in ruler.measured(before, before, x):
+        assert row["anywhere_first_centres"] == pytest.approx(row["anywhere"], abs=1e-6)
+        assert row["anywhere_sharp_least"] < row["anywhere_sharp"]
+        assert 0 < row["anywhere_sharp_deviation"] < 0.2
+    both = zip(*(ruler.measured(net, before, x) for net in (before, sharper, moved)), strict=True)
+    for alone, row, other in both:
+        assert row["anywhere_first_centres"] == pytest.approx(row["anywhere"], abs=1e-6)
+        assert row["anywhere"] < alone["anywhere"]
+        assert other["anywhere_first_centres"] == pytest.approx(row["anywhere"], abs=1e-6)
+        assert abs(other["anywhere"] - row["anywhere"]) > 1e-4
+
+
+def test_one_hot_heads_over_padding_tokens_are_taps_wherever_they_look():
+    """Beyond the border they read padding alone, so that the null of a convolution is as near to one as it is itself."""
+    net = network("conv3")
+    for row in ruler.measured(net, net, torch.randn(2, 1, 20, 20)):
+        assert row["anywhere"] == pytest.approx(0, abs=1e-6)
+        assert row["anywhere_sharp"] < 0.01
 
 
 @pytest.mark.parametrize("variant", ["from-conv", "conv3"])

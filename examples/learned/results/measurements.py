@@ -12,8 +12,10 @@ from examples.learned.results.ruler import measured
 from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
 from examples.learned.training import Run
 
-RULER = 2
+RULER = 3
 """The version of what is measured: results of another one are measured anew from their checkpoints."""
+OF_TRAINING = ("command", "machine", "ended", "test_accuracy")
+"""What a result says of the training, and not of the measuring."""
 CLASSIFIED = 2000
 """Test pictures that are classified after a layer was replaced."""
 FITTED = 600
@@ -23,6 +25,12 @@ FITTED = 600
 def is_measured(path: Path) -> bool:
     """Whether a result exists, measured by the ruler as it is now; a run's layers can be measured again at any time."""
     return path.exists() and json.loads(path.read_text()).get("ruler") == RULER
+
+
+def of_training(path: Path) -> dict[str, Any]:
+    """What a result, by whatever ruler, says of the training; nothing if there is none."""
+    result = json.loads(path.read_text()) if path.exists() else {}
+    return {key: result[key] for key in OF_TRAINING if key in result}
 
 
 @torch.no_grad()

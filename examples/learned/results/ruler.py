@@ -6,30 +6,26 @@ set of shifts has, for each shift δ, the mean of A[o, o + δ] over all o, and t
     √(Σ ‖A[o, i] − K[i − o]‖² / Σ ‖A[o, i]‖²),    K zero at all other shifts:
 
 0 for the same map, 1 for nothing in common, exact and over all channels.  The shifts are a centred square, as convolutions have
-them, or the N_h best ones *anywhere*, which is the class of Theorem 1.  Two nulls stand beside it.  *Orders*: the same layer with
-the queries and the keys of each head in random orders, so attention of the same spectrum, entropy and W_h, but without a grid.
-*Sharp*: heads of the same sharpness at random centres.  A sharp head that attends by position is a tap of a convolution by the
-theorem, whatever was learned, so that only a distance below this null says that centres moved to the lattice.
+them, or the N_h best ones *anywhere*, which is the class of Theorem 1.  Nulls stand beside it: see
+:mod:`examples.learned.results.nulls`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from construct import MHSA
-from construct.encoding.encodings import Quadratic
 from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
+from examples.learned.results import nulls
 from examples.learned.results.maps import centres_of, maps_of
+from examples.learned.results.nulls import Gaussians
 from examples.learned.results.shifts import Shifts
 from examples.learned.starting import SPREAD
 
 SIZES = (1, 3, 5, 7, 9, None)
 """Taps along each axis; None for all shifts."""
-DRAWS = 8
-"""The number of random draws over which a null is averaged."""
 NEAR = 0.25
 """A centre is near an integer shift if each component is within this: a quarter of all random centres in two dimensions."""
 
@@ -44,8 +40,8 @@ def measured(network: AttentionNet, before: AttentionNet, x: torch.Tensor) -> li
 
     Returns:
         For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a number for each of ``SIZES``;
-        ``anywhere``, ``anywhere_orders`` and, of heads with centres, ``anywhere_sharp``, over the middle; ``position``;
-        ``equivariance``; the results of :func:`where_heads_look` and, of heads with centres, of :func:`centres_moved`.
+        ``anywhere`` and ``anywhere_orders``, over the middle; ``position``; ``equivariance``; the results of
+        :func:`where_heads_look` and, of heads with centres, of :func:`centres_moved` and :func:`anywhere_of_centres`.
     """
     layers = zip(network.attentions(), before.attentions(), maps_of(network, x), equivariance(network, x), strict=True)
     return [
@@ -59,14 +55,14 @@ def _of_layer(layer: MHSA, p: np.ndarray, grid: tuple[int, int]) -> dict[str, An
     w, mean, inside = matrices_of(layer), p.mean(0), middle(grid)
 
     def in_other_orders(random: np.random.Generator) -> float:
-        return Shifts(in_random_orders(mean, random), w, grid, inside).distance_anywhere(layer.heads)
+        return Shifts(nulls.in_random_orders(mean, random), w, grid, inside).distance_anywhere(layer.heads)
 
     return {
         "by_size": by_size(mean, w, grid),
         "middle": by_size(mean, w, grid, inside),
         "null": null(mean, w, grid),
         "anywhere": Shifts(mean, w, grid, inside).distance_anywhere(layer.heads),
-        "anywhere_orders": _mean_of_draws(in_other_orders),
+        "anywhere_orders": float(np.mean(nulls.drawn(in_other_orders))),
         "position": position_share(p),
         **where_heads_look(mean.reshape(*mean.shape[:2], *grid)),
     }
@@ -74,9 +70,10 @@ def _of_layer(layer: MHSA, p: np.ndarray, grid: tuple[int, int]) -> dict[str, An
 
 def _of_centres(layer: MHSA, first: MHSA, grid: tuple[int, int]) -> dict[str, Any]:
     """What it says of heads with centres; nothing of others."""
-    if layer.encoding.name != Quadratic.name:
+    heads, first_heads = Gaussians.of(layer), Gaussians.of(first)
+    if heads is None or first_heads is None:
         return {}
-    return {"anywhere_sharp": anywhere_of_random_centres(layer, grid), **centres_moved(first, layer)}
+    return anywhere_of_centres(layer, heads, first_heads, grid) | centres_moved(first_heads, heads)
 
 
 def matrices_of(layer: MHSA) -> np.ndarray:
@@ -84,11 +81,16 @@ def matrices_of(layer: MHSA) -> np.ndarray:
     return merged(layer)[:, 0].detach().double().cpu().numpy()
 
 
+def margin(grid: tuple[int, int]) -> int:
+    """How far from the border a token of the middle is: four tokens, or as far as the grid allows."""
+    return min(4, (min(grid) - 1) // 2)
+
+
 def middle(grid: tuple[int, int]) -> np.ndarray:
-    """Whether a token is four tokens from the border, or as far as the grid allows: bool (tokens,)."""
-    margin = min(4, (min(grid) - 1) // 2)
+    """Whether a token is in the middle: bool (tokens,)."""
+    edge = margin(grid)
     inside = np.zeros(grid, dtype=bool)
-    inside[margin : grid[0] - margin, margin : grid[1] - margin] = True
+    inside[edge : grid[0] - edge, edge : grid[1] - edge] = True
     return inside.reshape(-1)
 
 
@@ -109,47 +111,36 @@ def by_size(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.nda
     return [shifts.distance_of_square(size) for size in SIZES]
 
 
-def in_random_orders(p: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """The same attention, (heads, tokens, tokens), with the queries and the keys of every head in random orders."""
-    orders = [(random.permutation(p.shape[1]), random.permutation(p.shape[2])) for _ in p]
-    return np.stack([head[np.ix_(*order)] for head, order in zip(p, orders, strict=True)])
-
-
 def null(p: np.ndarray, w: np.ndarray, grid: tuple[int, int]) -> list[float]:
-    """The distances of the same heads with their queries and keys in random orders, the mean of ``DRAWS``."""
-    random = np.random.default_rng(0)
-    return np.mean([by_size(in_random_orders(p, random), w, grid) for _ in range(DRAWS)], axis=0).tolist()
+    """The distances of the same heads with their queries and keys in random orders, the mean of the draws."""
+    distances = nulls.drawn(lambda random: by_size(nulls.in_random_orders(p, random), w, grid))
+    return np.mean(distances, axis=0).tolist()
 
 
-def _mean_of_draws(distance: Callable[[np.random.Generator], float]) -> float:
-    random = np.random.default_rng(0)
-    return float(np.mean([distance(random) for _ in range(DRAWS)]))
+def anywhere_of_centres(layer: MHSA, heads: Gaussians, first: Gaussians, grid: tuple[int, int]) -> dict[str, float]:
+    """The distance to the best N_h taps anywhere with the layer's sharpness and W_h, but with its heads at other centres.
+
+    Returns:
+        ``anywhere_first_centres``, at the centres of ``first``: what is left of the distance by sharpening alone; and of centres
+        as the paper draws them the mean ``anywhere_sharp``, the sample deviation ``anywhere_sharp_deviation`` and the least
+        ``anywhere_sharp_least``.
+    """
+    w, inside = matrices_of(layer), middle(grid)
+
+    def at(tau: np.ndarray) -> float:
+        p = nulls.gaussian_attention(Gaussians(heads.forms, tau), grid, layer.geometry.pads)
+        return Shifts(p, w, grid, inside).distance_anywhere(layer.heads)
+
+    draws = nulls.drawn(lambda random: at(SPREAD * random.standard_normal(heads.tau.shape)))
+    return {
+        "anywhere_first_centres": at(first.tau),
+        "anywhere_sharp": float(np.mean(draws)),
+        "anywhere_sharp_deviation": float(np.std(draws, ddof=1)),
+        "anywhere_sharp_least": min(draws),
+    }
 
 
-def anywhere_of_random_centres(layer: MHSA, grid: tuple[int, int]) -> float:
-    """The distance to the best N_h taps anywhere of heads with the layer's α and W_h at centres as the paper draws them."""
-    alpha, w = layer.centres()[0].cpu().numpy(), matrices_of(layer)
-
-    def distance(random: np.random.Generator) -> float:
-        tau = SPREAD * random.standard_normal((len(alpha), 2))
-        return Shifts(gaussian_attention(alpha, tau, grid), w, grid, middle(grid)).distance_anywhere(len(alpha))
-
-    return _mean_of_draws(distance)
-
-
-def gaussian_attention(alpha: np.ndarray, tau: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-    """Softmax over keys of −α‖k − q − τ‖² (Eq. 10 to 14 of the talk) on a grid without padding: (heads, tokens, tokens)."""
-    factors = []
-    for axis, n in enumerate(grid):
-        delta = np.arange(n)[None] - np.arange(n)[:, None]
-        scores = -alpha[:, None, None] * np.square(delta - tau[:, axis, None, None])
-        exponentials = np.exp(scores - scores.max(2, keepdims=True))
-        factors.append(exponentials / exponentials.sum(2, keepdims=True))
-    tokens = grid[0] * grid[1]
-    return np.einsum("hac,hbd->habcd", *factors).reshape(len(alpha), tokens, tokens)
-
-
-def centres_moved(before: MHSA, after: MHSA) -> dict[str, Any]:
+def centres_moved(before: Gaussians, after: Gaussians) -> dict[str, Any]:
     """Where the centres are, and how far training moved them.
 
     Returns:
@@ -157,15 +148,14 @@ def centres_moved(before: MHSA, after: MHSA) -> dict[str, Any]:
         ``NEAR`` of one along each axis; ``moved`` and ``moved_most``, the mean and greatest displacement of τ in tokens; and
         ``log_alpha_moved``, the mean displacement of log α.
     """
-    (alpha, tau), (first_alpha, first_tau) = (layer.centres() for layer in (after, before))
-    displacement = (tau - first_tau).norm(dim=1)
+    displacement = np.linalg.norm(after.tau - before.tau, axis=1)
     return {
-        "alpha": float(alpha.median()),
-        "distinct": len({tuple(shift) for shift in tau.round().tolist()}),
-        "near": float(((tau - tau.round()).abs() <= NEAR).all(1).double().mean()),
+        "alpha": float(np.median(after.alpha)),
+        "distinct": len({tuple(shift) for shift in after.tau.round().tolist()}),
+        "near": float((np.abs(after.tau - after.tau.round()) <= NEAR).all(1).mean()),
         "moved": float(displacement.mean()),
         "moved_most": float(displacement.max()),
-        "log_alpha_moved": float((alpha.log() - first_alpha.log()).abs().mean()),
+        "log_alpha_moved": float(np.abs(np.log(after.alpha / before.alpha)).mean()),
     }
 
 

@@ -29,11 +29,14 @@ class Shifts:
         gram = np.einsum("hcd,gcd->hg", w, w)
         read = p[:, queries]
         self.total = float(np.einsum("hoi,hg,goi->", read, gram, read, optimize=True))
-        delta = (places[None] - places[queries][:, None]).reshape(-1, 2)
-        self.shifts, which = np.unique(delta, axis=0, return_inverse=True)
-        counts = np.bincount(which.reshape(-1))
-        sums = np.stack([np.bincount(which.reshape(-1), weights=head.reshape(-1)) for head in read])
-        self.weights = sums / counts
+        least, span = 1 - np.array(grid), 2 * grid[1] - 1
+        delta = (places[None] - places[queries][:, None]).reshape(-1, 2) - least
+        which = delta[:, 0] * span + delta[:, 1]
+        counts = np.bincount(which)
+        occurs = np.flatnonzero(counts)
+        self.shifts = np.stack(np.divmod(occurs, span), 1) + least
+        sums = np.stack([np.bincount(which, weights=head.reshape(-1))[occurs] for head in read])
+        self.weights = sums / counts[occurs]
         self.explained = np.einsum("hs,hg,gs->s", sums, gram, self.weights, optimize=True)
         self.far = max(grid)
 

@@ -3,14 +3,16 @@
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import unfold
+from torch.nn.functional import pad, unfold
 
 from examples.learned.network import AttentionNet, Block
 from examples.learned.results.maps import maps_of
-from examples.learned.results.ruler import SIZES, matrices_of, middle
+from examples.learned.results.ruler import SIZES, margin, matrices_of, middle
 from examples.learned.results.shifts import Shifts
 
 KERNELS = [size for size in SIZES if size]
+BATCH = 50
+"""Pictures that are classified at once: few, so that what attention computes of them stays in the processor's cache."""
 
 
 @torch.no_grad()
@@ -33,21 +35,34 @@ def explained_variance(network: AttentionNet, x: Tensor) -> list[list[float]]:
     for block, state in zip(network.blocks, network.states(x), strict=False):
         assert isinstance(block, Block)
         outputs = block.attended(state).flatten(2)[:, :, inside].movedim(1, 2).double()  # (B, queries, D)
-        windows = unfold(state, largest, padding=largest // 2)[:, :, inside].movedim(1, 2).double()
+        windows = unfold(_around_the_middle(state, largest // 2), largest).movedim(1, 2).double()
         (fit, test), (fit_y, test_y) = ([half.flatten(0, 1) for half in t.chunk(2)] for t in (windows, outputs))
         centre, mean = fit.mean(0), fit_y.mean(0)
         a = fit - centre
-        gram, cross = a.mT @ a, a.mT @ (fit_y - mean)
+        gram, cross = _gram(a), a.mT @ (fit_y - mean)
         about, total = test - centre, (test_y - test_y.mean(0)).square().sum()
         scores = []
         for size in KERNELS:
             taps = _taps_within(size, largest, state.shape[1])  # the smaller windows are parts of the largest
             part = gram[taps][:, taps]
             part.diagonal().add_(1e-9 * part.diagonal().mean())  # neighbouring tokens may be nearly dependent
-            left = test_y - mean - about[:, taps] @ torch.linalg.solve(part, cross[taps])
+            left = test_y - mean - about[:, taps] @ torch.cholesky_solve(cross[taps], torch.linalg.cholesky(part))
             scores.append(1 - float(left.square().sum() / total))
         rows.append(scores)
     return rows
+
+
+def _around_the_middle(state: Tensor, reach: int) -> Tensor:
+    """What outputs in the middle of the grid read of their inputs within a reach, with zeros beyond the border."""
+    edge = margin((state.shape[2], state.shape[3]))
+    rows, columns = (slice(edge, n - edge + 2 * reach) for n in state.shape[2:])
+    return pad(state, [reach] * 4)[..., rows, columns]
+
+
+def _gram(a: Tensor) -> Tensor:
+    """AᵀA of (rows, columns): of a matrix and its own transpose numpy multiplies half of the entries alone."""
+    entries = a.cpu().numpy()
+    return torch.from_numpy(entries.T @ entries).to(a.device)
 
 
 def _taps_within(size: int, largest: int, channels: int) -> Tensor:
@@ -79,7 +94,7 @@ def accuracy_after(network: AttentionNet, x: Tensor, labels: Tensor, pictures: T
         shifts = Shifts(p.mean(0), w, network.grid)
         blocks.append([block.with_attention(_convolution(shifts.kernel(size, w), layer.b_out)) for size in KERNELS])
     right = torch.zeros(len(blocks), len(KERNELS), dtype=torch.int64)
-    for part, answers in zip(x.split(500), labels.split(500), strict=True):
+    for part, answers in zip(x.split(BATCH), labels.split(BATCH), strict=True):
         states = network.states(part)  # those before the block stay as they are
         for number, of_layer in enumerate(blocks):
             for place, block in enumerate(of_layer):
@@ -95,7 +110,7 @@ def accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
     """The fraction of pictures whose largest logit is that of the right class."""
     right = [
         int((network(part).argmax(1) == answers).sum())
-        for part, answers in zip(x.split(500), labels.split(500), strict=True)
+        for part, answers in zip(x.split(BATCH), labels.split(BATCH), strict=True)
     ]
     return sum(right) / len(x)
 
