@@ -15,10 +15,8 @@ output is rounded once to the layer's type.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from math import prod
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +24,17 @@ from torch import Tensor, nn
 import construct.tokens as tokens
 from construct.encoding.encoding import Encoding, Quadratic
 from construct.encoding.scores import Scores
-from construct.errors import require
-from construct.execution import EXECUTIONS, execution_named, explained, reads
-from construct.execution.blocks import smaller_blocks
-from construct.execution.cache import cached
-from construct.execution.protocol import in_format_of, working_dtype
-from construct.execution.traced import frozen_now, recorded_by_fx, run_abstract, run_traced
-from construct.execution.transforms import abstract, eagerly, faked, jit_traced, nonzero, plain, traced
+from construct.execution import NAMES as EXECUTION_NAMES
+from construct.execution import reads
+from construct.execution.protocol import working_dtype
+from construct.execution.transforms import nonzero, plain
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
-from construct.tokens import output_size as output_size_of
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
+
+if TYPE_CHECKING:
+    from construct.execution.blocks import smaller_blocks
+    from construct.execution.call import EXECUTIONS
 
 
 class MHSA(nn.Module):
@@ -147,7 +145,8 @@ class MHSA(nn.Module):
 
     @execution.setter
     def execution(self, name: str) -> None:
-        execution_named(name)  # raises for an unknown name
+        if name not in EXECUTION_NAMES:
+            raise ValueError(f"no execution {name!r}; there are {', '.join(EXECUTION_NAMES)}")
         self._execution = name
 
     @property
@@ -230,7 +229,9 @@ class MHSA(nn.Module):
         Returns:
             float64 (B, heads, queries, T), rows summing to 1; B is 1 while attention does not depend on content.
         """
-        x = x if self._is_batched(x) else x[None]
+        from construct.execution.call import has_batch_axis
+
+        x = x if has_batch_axis(self, x) else x[None]
         grid = TokenGrid.of(self.geometry, tuple(x.shape[2:]))
         return torch.softmax(Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1)
 
@@ -243,6 +244,8 @@ class MHSA(nn.Module):
         Raises:
             ValueError: no input of this layer has this shape.
         """
+        from construct.execution.call import explained
+
         return explained(self, shape[0], self._grid_of(shape))
 
     def multiplications(self, shape: Sequence[int], execution: str) -> int:
@@ -251,7 +254,11 @@ class MHSA(nn.Module):
         Raises:
             ValueError: the execution is unknown, or no input of this layer has this shape.
         """
-        return execution_named(execution).cost(self, shape[0], self._grid_of(shape))
+        from construct.execution.call import EXECUTIONS
+
+        if execution not in EXECUTIONS:
+            raise ValueError(f"no execution {execution!r}; there are {', '.join(EXECUTIONS)}")
+        return EXECUTIONS[execution].cost(self, shape[0], self._grid_of(shape))
 
     def _grid_of(self, shape: Sequence[int]) -> TokenGrid:
         if len(shape) != self.geometry.dims + 2:
@@ -276,82 +283,22 @@ class MHSA(nn.Module):
             ValueError: ``output_size`` cannot be reached.
             NotEnoughMemory: the chosen execution needs more memory than is free.
         """
-        if not isinstance(input, Tensor):
-            return recorded_by_fx(self, input, output_size)
-        run, recorded = EXECUTIONS[self._execution].run, traced()
-        if not recorded and output_size is None and (call := cached(self, run, input)) is not None:
-            return call(input)
-        if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
-            return self._autocast(input, output_size)
-        if torch.compiler.is_dynamo_compiling() or input.is_neg():
-            input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
-        with eagerly() if recorded and jit_traced() else nullcontext():  # sizes as numbers
-            batched, size = self._is_batched(input), tuple(input.shape[-self.geometry.dims :])
-        x = input if batched else input[None]
-        y = self._evaluate(run, x, self._geometry_for(output_size, size, batched), size)
-        y = in_format_of(x, y)
-        return y if batched else y[0]
+        from construct.execution.call import call
 
-    def _autocast(self, input: Tensor, output_size: list[int] | None) -> Tensor:
-        """As torch's convolution under autocast: the output is rounded to autocast's type, which nothing else sees."""
-        kind = input.device.type
-        with torch.autocast(kind, enabled=False):
-            return self.forward(input.to(self.w_val.dtype), output_size).to(torch.get_autocast_dtype(kind))
-
-    def _geometry_for(self, output_size: list[int] | None, size: tuple[int, ...], batched: bool) -> ConvGeometry:
-        """The geometry, with the output padding that reaches a requested output size."""
-        if output_size is None:
-            return self.geometry
-        leading = 1 + batched  # torch accepts the spatial size or the whole shape
-        whole = len(output_size) == self.geometry.dims + leading
-        return self.geometry.reaching(output_size[leading:] if whole else output_size, size)
-
-    def _evaluate(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
-        """Eq. 3 by what can evaluate it: x (B, D_in, *size) → (B, D_out, *o), in its type."""
-        y = run_traced(self, x, geometry) if traced() else None
-        if y is not None:
-            return y
-        if faked() or abstract(x, self.w_val):
-            return run_abstract(self, x, geometry)
-        evaluate: Any = self._run
-        if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
-            evaluate = torch.compiler.disable(evaluate, reason="MHSA: only layers whose heads are sharp are compiled")
-        return evaluate(run, x, geometry, size)
-
-    def _run(self, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
-        """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), if memory allows, in its type."""
-        output = output_size_of(geometry, size)
-        if 0 in output:
-            return run_abstract(self, x, geometry)
-        require(len(x) * self.out_channels * prod(output) * x.element_size(), x.device, f"an output of size {output}")
-        return run(self, x, TokenGrid.of(geometry, size)).to(x.dtype)
+        return call(self, input, output_size)
 
     def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str, bool] | None:
         """Where the heads look now, their whole factor, and whether our operators serve; None if they cannot be frozen.
 
         ``torch.compile`` calls this while it traces, and treats the result as a constant.
         """
+        from construct.execution.traced import frozen_now
+
         return frozen_now(self)
 
     # What torch.compiler.assume_constant_result does; calling that here would import the whole compiler.  It is a method
     # because torch 2.11 accepts no module as an argument of a constant function.
     frozen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def _is_batched(self, x: Tensor) -> bool:
-        """Check an input as torch's convolution does, and say whether it has a batch axis."""
-        dims = self.geometry.dims
-        if x.dim() not in (dims + 1, dims + 2):
-            raise RuntimeError(
-                f"MHSA: expected a {dims + 1}-D (unbatched) or {dims + 2}-D (batched) input, got {tuple(x.shape)}"
-            )
-        channels = x.shape[-dims - 1]
-        if channels != self.in_channels:
-            raise RuntimeError(f"MHSA: expected {self.in_channels} channels, got {channels} in {tuple(x.shape)}")
-        if x.dtype != self.w_val.dtype:
-            raise RuntimeError(f"MHSA: input is {x.dtype}, the layer {self.w_val.dtype}; they must be the same")
-        if x.device != self.w_val.device:
-            raise RuntimeError(f"MHSA: input is on {x.device}, the layer on {self.w_val.device}")
-        return x.dim() == dims + 2
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MHSA":
         """Move or cast like any module, but keep positions in float32 or better, and storage contiguous."""
@@ -405,6 +352,19 @@ class MHSA(nn.Module):
         if self._encoding is not None:
             parts.append(f"encoding={self._encoding!r}")
         return ", ".join(parts)
+
+
+def __getattr__(name: str) -> Any:
+    """How the layer is evaluated is loaded on first use."""
+    if name == "EXECUTIONS":
+        from construct.execution.call import EXECUTIONS
+
+        return EXECUTIONS
+    if name == "smaller_blocks":
+        from construct.execution.blocks import smaller_blocks
+
+        return smaller_blocks
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = ["EXECUTIONS", "MHSA", "POSITIONAL", "ConvGeometry", "MHSAWeights", "smaller_blocks"]

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from construct.command import demo
 from construct.command.startup import VERSION
 from construct.errors import BadModelFile, printable
+from construct.execution import NAMES as EXECUTION_NAMES
 from construct.geometry import PADDING_MODES
 
 DESCRIPTION = """examples:
@@ -43,8 +44,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 FORMATS = ("pt", "safetensors", "pt2", "onnx")
-EXECUTIONS = ("dense", "axial", "auto")
-"""The names of :data:`construct.execution.EXECUTIONS`, which would import torch."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -163,7 +162,7 @@ def _add_attention(group: Any) -> None:
     )
     add = group.add_argument
     add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
-    add("--execution", choices=EXECUTIONS, default="auto", help="how attention is evaluated (default: auto)")
+    add("--execution", choices=EXECUTION_NAMES, default="auto", help="how attention is evaluated (default: auto)")
 
 
 def _add_proof(group: Any) -> None:

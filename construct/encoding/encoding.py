@@ -6,7 +6,7 @@ encodings are in :mod:`construct.encoding.encodings`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,8 +68,8 @@ class Encoding(ABC):
         """
         raise ValueError(f"MHSA: the {self.name} encoding has no head vector for a shift")
 
-    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Tensor:
-        """The products of any vectors with r_δ, one for each pair of a query and a key.
+    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Iterator[Tensor]:
+        """The products of any vectors with r_δ for each pair of a query and a key, as summands: one at a time, for memory's sake.
 
         Args:
             q: float64 (B, heads, queries, D_p), a vector for each query.
@@ -77,13 +77,11 @@ class Encoding(ABC):
             grid: the grid.
             delta: the index of each pair's shift in r, int64 (queries, T).
 
-        Returns:
+        Yields:
             float64 (B, heads, queries, T).
         """
-        total = q.new_zeros(())
-        for p, component in enumerate(r):  # one component at a time, for the sake of memory
-            total = total + q[..., p, None] * component[delta]
-        return total
+        for p, component in enumerate(r):
+            yield q[..., p, None] * component[delta]
 
     def attributes(self) -> dict[str, Any]:
         """What a layer stores to know its encoding, by name; nothing for that of the theorem."""

@@ -9,7 +9,7 @@ Subclass :class:`Encoding` for one of your own.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -208,17 +208,15 @@ class Relative(Encoding):
             "MHSA: a learned relative embedding has no centres; attention_probabilities shows where it looks"
         )
 
-    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Tensor:
+    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Iterator[Tensor]:
         """As :meth:`Encoding.products`, axis by axis.
 
         D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then gather.
         """
-        parts = []
         for axis, (table, shifts) in enumerate(zip(self.tables, grid.shifts(), strict=True)):
             product = q[..., self.components(axis)] @ table.double().T  # (B, heads, queries, rows)
             rows = self.rows(shifts, axis)[delta]
-            parts.append(product.gather(3, rows.expand(*product.shape[:3], -1)))
-        return torch.stack(parts).sum(0)
+            yield product.gather(3, rows.expand(*product.shape[:3], -1))
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum over the axes."""

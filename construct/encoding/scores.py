@@ -50,4 +50,6 @@ class Scores:
         if query is None:
             return total
         places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos.double())
-        return total + self.encoding.products(places, self.r, self.grid, delta)  # X_q W_qry Ŵ_key r_δ
+        for term in self.encoding.products(places, self.r, self.grid, delta):  # X_q W_qry Ŵ_key r_δ
+            total = total + term
+        return total

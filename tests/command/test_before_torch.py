@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from commands import ROOT, python
-from construct.command import arguments
-from construct.execution import EXECUTIONS
+from construct.execution import NAMES
+from construct.execution.call import EXECUTIONS
 
 WITHOUT_TORCH = {
     "help": ("--help", 0, "usage: python -m construct.from_conv"),
@@ -50,7 +50,7 @@ def test_an_old_torch_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_executions_are_those_of_the_layer() -> None:
-    assert {*arguments.EXECUTIONS} == {*EXECUTIONS}
+    assert NAMES == tuple(EXECUTIONS)
 
 
 def test_the_network_s_own_code_has_the_whole_package(tmp_path: Path) -> None:

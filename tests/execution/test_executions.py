@@ -21,7 +21,8 @@ from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct import errors as room
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.errors import NotEnoughMemory
-from construct.execution import choose, fused
+from construct.execution import fused
+from construct.execution.call import choose
 from construct.execution.shifts import workspace
 from construct.tokens import TokenGrid
 from runs import SMALL, channels_last, normal, peak_bytes

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
-    "construct": {"tokens": 79_200, "tokens a line": 11.1, "conditional expressions": 43, "branching functions": 0.094},
+    "construct": {"tokens": 80_200, "tokens a line": 11.1, "conditional expressions": 43, "branching functions": 0.094},
     "verify": {"tokens": 130_200, "tokens a line": 11.0, "conditional expressions": 35, "branching functions": 0.051},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of

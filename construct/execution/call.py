@@ -1,0 +1,157 @@
+"""A call of a layer: the table of executions, the automatic choice among them, and what a convolution does around its sum.
+
+To add an execution, add a file, a line in ``EXECUTIONS`` and its name in ``construct.execution.NAMES``; the contract test then
+runs it on every geometry.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from construct.errors import require
+from construct.execution import axial, dense
+from construct.execution.cache import cached
+from construct.execution.plan import axial_plan
+from construct.execution.protocol import Execution, Layer, in_format_of
+from construct.execution.traced import recorded_by_fx, run_abstract, run_traced
+from construct.execution.transforms import abstract, eagerly, faked, jit_traced, traced
+from construct.geometry import ConvGeometry
+from construct.tokens import TokenGrid
+from construct.tokens import output_size as output_size_of
+
+# ---- the executions ---------------------------------------------------------------------------------------------------
+
+SMALL_BYTES = 2**26
+"""Up to this size (64 MiB), ``dense`` is about the fastest execution of attention that does not factorise."""
+
+
+def choose(layer: Layer, batch: int, grid: TokenGrid) -> str:
+    """The execution that ``auto`` uses for this call: ``axial``, but ``dense`` for small attention that does not factorise."""
+    if axial_plan(layer, grid) is not None:
+        return "axial"
+    return "dense" if dense.memory(layer, batch, grid) <= SMALL_BYTES else "axial"
+
+
+def _auto(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
+    plan = axial_plan(layer, grid)
+    if plan is not None:
+        return axial.run_plan(layer, x, grid, plan, _auto)
+    return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
+
+
+def _memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
+    return EXECUTIONS[choose(layer, batch, grid)].memory(layer, batch, grid)
+
+
+def _cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
+    return EXECUTIONS[choose(layer, batch, grid)].cost(layer, batch, grid)
+
+
+EXECUTIONS: dict[str, Execution] = {
+    "dense": dense.EXECUTION,
+    "axial": axial.EXECUTION,
+    "auto": Execution(_auto, _memory, "axial, but dense for small attention that does not factorise", _cost, choose),
+}
+"""The executions by name."""
+
+
+def explained(layer: Layer, batch: int, grid: TokenGrid) -> str:
+    """One line per execution: multiplications, memory beyond the input, and a description; for ``auto``, what it picks."""
+    rows = []
+    for name, execution in EXECUTIONS.items():
+        cost, memory = (count(layer, batch, grid) for count in (execution.cost, execution.memory))
+        picked = f"{execution.picks(layer, batch, grid)} here: " if execution.picks else ""
+        rows.append(f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}")
+    return "\n".join(rows)
+
+
+# ---- a call -----------------------------------------------------------------------------------------------------------
+
+
+def call(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
+    """What :meth:`construct.attention.MHSA.forward` returns, and raises."""
+    if not isinstance(input, Tensor):
+        return recorded_by_fx(layer, input, output_size)
+    run = EXECUTIONS[layer.execution].run
+    recorded = traced()
+    if not recorded and output_size is None and (prepared := cached(layer, run, input)) is not None:
+        return prepared(input)
+    if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+        return _autocast(layer, input, output_size)
+    if torch.compiler.is_dynamo_compiling() or input.is_neg():
+        input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
+    with eagerly() if recorded and jit_traced() else nullcontext():  # sizes as numbers
+        batched = has_batch_axis(layer, input)
+        size = tuple(input.shape[-layer.geometry.dims :])
+    x = input if batched else input[None]
+    y = _evaluated(layer, run, x, _geometry_for(layer.geometry, output_size, size, batched), size)
+    y = in_format_of(x, y)
+    return y if batched else y[0]
+
+
+def has_batch_axis(layer: Any, x: Tensor) -> bool:
+    """Check an input as torch's convolution does, and say whether it has a batch axis.
+
+    Raises:
+        RuntimeError: its rank, channels, dtype or device do not fit.
+    """
+    dims = layer.geometry.dims
+    if x.dim() not in (dims + 1, dims + 2):
+        raise RuntimeError(
+            f"MHSA: expected a {dims + 1}-D (unbatched) or {dims + 2}-D (batched) input, got {tuple(x.shape)}"
+        )
+    channels = x.shape[-dims - 1]
+    if channels != layer.in_channels:
+        raise RuntimeError(f"MHSA: expected {layer.in_channels} channels, got {channels} in {tuple(x.shape)}")
+    w = layer.w_val
+    if x.dtype != w.dtype:
+        raise RuntimeError(f"MHSA: input is {x.dtype}, the layer {w.dtype}; they must be the same")
+    if x.device != w.device:
+        raise RuntimeError(f"MHSA: input is on {x.device}, the layer on {w.device}")
+    return x.dim() == dims + 2
+
+
+def _autocast(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
+    """As torch's convolution under autocast: the output is rounded to autocast's type, which nothing else sees."""
+    kind = input.device.type
+    with torch.autocast(kind, enabled=False):
+        return call(layer, input.to(layer.w_val.dtype), output_size).to(torch.get_autocast_dtype(kind))
+
+
+def _geometry_for(
+    geometry: ConvGeometry, output_size: list[int] | None, size: tuple[int, ...], batched: bool
+) -> ConvGeometry:
+    """The geometry, with the output padding that reaches a requested output size."""
+    if output_size is None:
+        return geometry
+    leading = 1 + batched  # torch accepts the spatial size or the whole shape
+    whole = len(output_size) == geometry.dims + leading
+    return geometry.reaching(output_size[leading:] if whole else output_size, size)
+
+
+def _evaluated(
+    layer: Any, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]
+) -> Tensor:
+    """Eq. 3 by what can evaluate it: x (B, D_in, *size) → (B, D_out, *o), in its type."""
+    y = run_traced(layer, x, geometry) if traced() else None
+    if y is not None:
+        return y
+    if faked() or abstract(x, layer.w_val):
+        return run_abstract(layer, x, geometry)
+    evaluate: Any = _run
+    if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
+        evaluate = torch.compiler.disable(evaluate, reason="MHSA: only layers whose heads are sharp are compiled")
+    return evaluate(layer, run, x, geometry, size)
+
+
+def _run(layer: Any, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
+    """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), if memory allows, in its type."""
+    output = output_size_of(geometry, size)
+    if 0 in output:
+        return run_abstract(layer, x, geometry)
+    require(len(x) * layer.out_channels * prod(output) * x.element_size(), x.device, f"an output of size {output}")
+    return run(layer, x, TokenGrid.of(geometry, size)).to(x.dtype)
