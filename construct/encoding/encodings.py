@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from construct.encoding import quadratic
 from construct.encoding.encoding import Encoding, Quadratic
-from construct.geometry import ConvGeometry
+from construct.geometry import ConvGeometry, whole_numbers
 from construct.heads import Shift, tap_shifts
 from construct.tokens import TokenGrid
 
@@ -86,6 +86,10 @@ class Parabola(Encoding):
 
     radix: tuple[int, ...]
     name = "parabola"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.radix, tuple) or whole_numbers(self.radix) is None:
+            raise ValueError(f"the radix must be a tuple of whole numbers, not {self.radix!r}")
 
     def pos_dim(self, dims: int) -> int:
         """2, in every dimension."""

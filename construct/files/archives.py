@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 import torch
@@ -35,19 +35,14 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
         BadModelFile: it is truncated, damaged, a bomb, or no model file.
     """
     size = file.seek(0, io.SEEK_END)
-    try:
-        archive = zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
-        raise BadModelFile("the file is truncated: the end of the archive is missing", AGAIN) from error
-    except Exception as error:  # of any numbers in its directory
-        raise BadModelFile(f"the archive is malformed: {one_line(error)}", RESAVE) from error
-    names = archive.namelist()
+    archive = _opened(file)
+    names, entries = archive.namelist(), archive.infolist()
     if any(name.endswith("/constants.pkl") for name in names):
         raise BadModelFile("a TorchScript archive", "re-save as the nn.Module itself, or its state dict")
-    _check_unpacked(size, [entry.file_size for entry in archive.infolist()])
+    _check_unpacked(size, [entry.file_size for entry in entries])
     if any(name.endswith(("/archive_format", "/serialized_exported_program.json")) for name in names):
         return "pt2", ()
-    if any(entry.external_attr & _FOLDER and entry.file_size for entry in archive.infolist()):
+    if any(entry.external_attr & _FOLDER and entry.file_size for entry in entries):
         raise BadModelFile("a malformed archive: a record is said to be a folder, and torch would not read it", RESAVE)
     pickles = [name for name in names if name.lower().replace("\\", "/").endswith("/data.pkl")]
     if not pickles:
@@ -56,34 +51,50 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
         raise BadModelFile("a malformed archive: it holds two pickles that could be meant", RESAVE)
     try:
         notes = _check_sums(archive)
-        file.seek(0)
-        reader: Any = torch._C.PyTorchFileReader(file)
-        _check_unpacked(size, [reader.get_record_size(name) for name in reader.get_all_records()])
-        places = {entry.filename.partition("/")[2]: entry.header_offset for entry in archive.infolist()}
-        # An archive behind another one: zipfile finds its records, and torch those of the first.
-        gaps = [reader.get_record_offset(name) - places.get(name, 0) for name in reader.get_all_records()]
-        if not all(0 < gap < _LONGEST_HEADER for gap in gaps):
-            raise BadModelFile("a malformed archive: its records are not where its directory says", RESAVE)
-        pickled = reader.get_record_size("data.pkl")
+        _check_records(file, size, {entry.filename.partition("/")[2]: entry.header_offset for entry in entries})
     except BadModelFile:
         raise
     except Exception as error:  # zipfile and torch raise anything
         raise BadModelFile(f"the archive is malformed: {one_line(error, 200)}", RESAVE) from error
-    if pickled > LARGEST_PICKLE:
-        raise too_large(pickled)
     return "torch.save", notes
 
 
+def _opened(file: BinaryIO) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except zipfile.BadZipFile as error:
+        raise BadModelFile("the file is truncated: the end of the archive is missing", AGAIN) from error
+    except Exception as error:  # of any numbers in its directory
+        raise BadModelFile(f"the archive is malformed: {one_line(error)}", RESAVE) from error
+
+
+def _check_records(file: BinaryIO, size: int, headers: Mapping[str, int]) -> None:
+    """Check that torch's reader sees the records that zipfile sees; ``headers`` has where zipfile finds each."""
+    file.seek(0)
+    reader: Any = torch._C.PyTorchFileReader(file)
+    records = reader.get_all_records()
+    _check_unpacked(size, [reader.get_record_size(name) for name in records])
+    # An archive behind another one: zipfile finds its records, and torch those of the first.
+    gaps = [reader.get_record_offset(name) - headers.get(name, 0) for name in records]
+    if not all(0 < gap < _LONGEST_HEADER for gap in gaps):
+        raise BadModelFile("a malformed archive: its records are not where its directory says", RESAVE)
+    pickled = reader.get_record_size("data.pkl")
+    if pickled > LARGEST_PICKLE:
+        raise too_large(pickled)
+
+
 def _check_unpacked(size: int, sizes: Iterable[int]) -> None:
-    if (unpacked := sum(sizes)) > LARGEST_RATIO * size + SLACK:
+    unpacked = sum(sizes)
+    if unpacked > LARGEST_RATIO * size + SLACK:
         raise BadModelFile(f"a compressed archive of {size} bytes that unpacks to {unpacked}", RESAVE)
 
 
 def _check_sums(archive: zipfile.ZipFile) -> tuple[str, ...]:
     if not any(entry.CRC for entry in archive.infolist()):
         return ("it was written without checksums, so nobody can tell whether it is whole",)
-    if (bad := archive.testzip()) is not None:
-        record = one_line(bad.partition("/")[2], 60)
+    damaged = archive.testzip()
+    if damaged is not None:
+        record = one_line(damaged.partition("/")[2], 60)
         raise BadModelFile(f"CRC mismatch in {record}: the file has changed since it was written", AGAIN)
     return ()
 

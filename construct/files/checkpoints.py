@@ -35,56 +35,75 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[st
     """
     notes: list[str] = []
     path: list[str] = []
-    parts = _parts(content, chosen)
+    keys = _chosen_keys(content, chosen)
     while isinstance(content, dict) and content and len(path) < 4:
         items = dict(dict.items(content))  # attributes of an OrderedDict may hide its methods
-        if not parts and _is_state(items):
+        if not keys and _is_state(items):
             break
-        key = parts.pop(0) if parts else _key_of(items)
-        if key is None:
+        key = _key_of(items)
+        if keys:
+            key = keys.pop(0)
+        elif key is None:
             content, others = _tensors_in(content, items)
             notes.append(f"no tensors, and so read only if a network's own loading asks for them: {others}")
             break
-        models = [k for k in items if k != key and isinstance(k, str) and _holds_model(items[k])]
-        others = [k for k in items if k != key and k not in models]
         path.append(key)
-        note = f"a checkpoint: its key {'/'.join(path)!r} was used"
-        note += f", and not {_listed(models)} (the option key chooses)" if models else ""
-        notes.append(note + (f"; ignored: {_listed(others)}" if others else ""))
+        notes.append(f"a checkpoint: its key {'/'.join(path)!r} was used{_beside(key, items)}")
         content = items[key]
     return content, tuple(notes)
 
 
-def _parts(content: object, chosen: str | None) -> list[str]:
+def _beside(key: str, items: Mapping[Any, Any]) -> str:
+    """What a checkpoint holds beside the model that was taken, in words."""
+    models = [other for other in items if other != key and isinstance(other, str) and _holds_model(items[other])]
+    others = [other for other in items if other != key and other not in models]
+    text = ""
+    if models:
+        text = f", and not {_listed(models)} (the option key chooses)"
+    if others:
+        text += f"; ignored: {_listed(others)}"
+    return text
+
+
+def _chosen_keys(content: object, chosen: str | None) -> list[str]:
     """The keys of the user's choice, each of which must lead on."""
     if chosen is None:
         return []
-    for parts in ([chosen], chosen.split("/")):
+    for keys in ([chosen], chosen.split("/")):
         inner: Any = content
-        for part in parts:
-            inner = dict(dict.items(inner)).get(part) if isinstance(inner, dict) else None
+        for key in keys:
+            inner = dict.get(inner, key) if isinstance(inner, dict) else None
         if inner is not None:
-            return parts
-    keys = f"; it has {_listed(list(dict.keys(content)))}" if isinstance(content, dict) else ""
-    raise BadModelFile(f"it has no key {chosen!r:.80}{keys}", "name a key of the checkpoint")
+            return keys
+    what = f"it has no key {chosen!r:.80}"
+    if isinstance(content, dict):
+        what += f"; it has {_listed(list(dict.keys(content)))}"
+    raise BadModelFile(what, "name a key of the checkpoint")
 
 
 def _tensors_in(content: dict[Any, Any], items: Mapping[Any, Any]) -> tuple[dict[str, Tensor], str]:
     """The tensors of a state dict that holds other things, too, as ``_values``; and the names of these."""
     tensors = OrderedDict((k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor))
     if not tensors:
-        keys = list(items)
-        what = f"a dict with the keys {_listed(keys[:4])}{', ...' if len(keys) > 4 else ''}"
-        if place := model_paths(content):
-            raise BadModelFile(f"{what}; {place}", "choose one with key=", option="choose one with --key")
-        raise BadModelFile(f"{what}, but not a state dict", "save the state dict")
-    others = [k for k in items if k not in tensors]
-    if plain := [k for k in others if str(k).rpartition(".")[2] in ("weight", "bias", *NAMES)]:
-        raise BadModelFile(f"{plain[0]!r:.80} is no tensor", "save the state dict of a module")
+        raise _no_state(content)
+    others = [key for key in items if key not in tensors]
+    for key in others:
+        if str(key).rpartition(".")[2] in ("weight", "bias", *NAMES):
+            raise BadModelFile(f"{key!r:.80} must be a tensor", "save the state dict of a module")
     if isinstance(content, OrderedDict) and "_metadata" in vars(content):
         tensors._metadata = vars(content)["_metadata"]  # type: ignore[attr-defined]
     tensors._values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}  # type: ignore[attr-defined]
     return tensors, _listed(others)
+
+
+def _no_state(content: dict[Any, Any]) -> BadModelFile:
+    """The error for a dict without tensors, with the places of models in it."""
+    keys = list(dict.keys(content))
+    what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
+    places = model_paths(content)
+    if places:
+        return BadModelFile(f"{what}; {places}", "choose one with key=", option="choose one with --key")
+    return BadModelFile(f"{what}, but not a state dict", "save the state dict")
 
 
 def _is_simple(value: object) -> bool:
@@ -117,8 +136,14 @@ def _is_state(items: Mapping[Any, Any]) -> bool:
 
 
 def _key_of(items: Mapping[Any, Any]) -> str | None:
-    good = [key for key, value in items.items() if isinstance(key, str) and _holds_model(value)]
-    return next((key for key in KEYS if key in good), good[0] if len(good) == 1 else None)
+    """The key of the model: the first of ``KEYS``, or the only one."""
+    models = [key for key, value in items.items() if isinstance(key, str) and _holds_model(value)]
+    known = [key for key in KEYS if key in models]
+    if known:
+        return known[0]
+    if len(models) == 1:
+        return models[0]
+    return None
 
 
 def _holds_model(value: object, depth: int = 3) -> bool:
@@ -134,20 +159,29 @@ def _holds_model(value: object, depth: int = 3) -> bool:
 
 def model_paths(content: object) -> str:
     """Where a file's content holds its models, in words; empty if one is at the top, or there is none."""
+    if _kind_of(content):
+        return ""
     models: list[str] = []
-    level: list[tuple[str, object]] = [("", content)]
+    level: list[tuple[str, Any]] = [("its entry ", content)]
     for _ in range(4):
-        deeper: list[tuple[str, object]] = []
-        for path, value in level[:1000]:
-            if kind := _kind_of(value):
+        deeper = [(path + key, value) for path, container in level[:1000] for key, value in _entries(container)]
+        level = []
+        for path, value in deeper:
+            kind = _kind_of(value)
+            if kind:
                 models.append(f"{path} holds a {kind}")
-            elif isinstance(value, dict):
-                keys = [key for key in dict.keys(value) if _is_plain(key)]
-                deeper += [(f"{path or 'its entry '}[{key!r:.60}]", dict.get(value, key)) for key in keys]
-            elif isinstance(value, tuple | list):
-                deeper += [(f"{path or 'its entry '}[{n}]", inner) for n, inner in enumerate(value[:1000])]
-        level = deeper
-    return "" if _kind_of(content) else one_line("; ".join(models[:3]))
+            else:
+                level.append((path, value))
+    return one_line("; ".join(models[:3]))
+
+
+def _entries(container: object) -> list[tuple[str, object]]:
+    """The values in a dict, list or tuple, with their keys in brackets."""
+    if isinstance(container, dict):
+        return [(f"[{key!r:.60}]", value) for key, value in dict.items(container) if _is_plain(key)]
+    if isinstance(container, tuple | list):
+        return [(f"[{n}]", value) for n, value in enumerate(container[:1000])]
+    return []
 
 
 def _kind_of(value: object) -> str:
@@ -171,17 +205,26 @@ def renamings(names: Collection[str], wanted: Collection[str]) -> Iterator[tuple
     yield old, ()
     notes: tuple[str, ...] = ()
     if AVERAGED in old and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in old):
-        old = {key: name for key, name in old.items() if key != AVERAGED}
+        del old[AVERAGED]
         notes = (f"ignored: {AVERAGED!r}, the counter of an average",)
-    removed, known = "", {key.partition(".")[0] for key in wanted}
-    while old and not known & {key.partition(".")[0] for key in old}:
+    removed = ""
+    while not _first_parts(old) & _first_parts(wanted):
         prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in old)), None)
-        if prefix is None:
+        if prefix is None or not old:
             break
         old = {key.removeprefix(prefix): name for key, name in old.items()}
         removed += prefix
-        yield old, (*notes, f"the prefix {removed!r} was removed from every name")
+        yield old, (*notes, _removed(removed))
     bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): name for key, name in old.items()}
     if bare.keys() != old.keys() and len(bare) == len(old):
-        notes += (f"the prefix {removed!r} was removed from every name",) if removed else ()
+        if removed:
+            notes += (_removed(removed),)
         yield bare, (*notes, "the names of wrappers were taken out of its names")
+
+
+def _first_parts(names: Collection[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def _removed(prefix: str) -> str:
+    return f"the prefix {prefix!r} was removed from every name"

@@ -1,12 +1,11 @@
-"""Detects a model file's format from its first bytes, and says what a file is that holds no model, or a part of one."""
+"""Detects a model file's format from its first bytes, and says what a file is that holds no model."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from construct.errors import BadModelFile, describe, one_line, printable
+from construct.errors import BadModelFile, describe, one_line
 from construct.files.archives import ZIP
 
 _FOREIGN = {
@@ -32,7 +31,6 @@ def kind_of(file: BinaryIO, path: Path) -> str:
     Raises:
         BadModelFile: another format, which is named.
     """
-    _whole(path)
     file.seek(0)
     start = file.read(512)
     file.seek(0)
@@ -40,11 +38,7 @@ def kind_of(file: BinaryIO, path: Path) -> str:
         raise BadModelFile("the file is empty", "save the model again")
     if start[:4] == ZIP:
         return "zip"
-    for magic, what in _FOREIGN.items():
-        if start.startswith(magic):
-            raise BadModelFile(f"not a model file but {what}")
-    if start[257:262] == b"ustar":
-        raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
+    _refuse_foreign(start)
     # A safetensors file begins with the length of its header, which may look like a pickle's first opcode.
     torn = 2 < len(start) <= 8 and not start[2:].strip(b"\0")
     pickled = (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not torn) or start.startswith(_OLD)
@@ -52,52 +46,40 @@ def kind_of(file: BinaryIO, path: Path) -> str:
         return "safetensors"
     if pickled:
         return "pickle"
-    # A protobuf message whose first field is a small version number, and whose second one is known to ONNX.
-    if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
-        raise BadModelFile("an ONNX model, which is not read", "give the PyTorch model that it was exported from")
     raise BadModelFile(f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote")
 
 
+def _refuse_foreign(start: bytes) -> None:
+    """Refuse, by its name, a format that begins like this."""
+    for magic, name in _FOREIGN.items():
+        if start.startswith(magic):
+            raise BadModelFile(f"not a model file but {name}")
+    if start[257:262] == b"ustar":
+        raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
+    # A protobuf message whose first field is a small version number, and whose second one is known to ONNX.
+    if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
+        raise BadModelFile("an ONNX model, which is not read", "give the PyTorch model that it was exported from")
+
+
 def _as_text(start: bytes) -> str:
+    """What a text is, in words; empty if it is none."""
+    errors = "strict"
+    if len(start) == 512:
+        errors = "ignore"  # a character may be cut
     try:
-        text = start.decode(errors="strict" if len(start) < 512 else "ignore")
+        text = start.decode(errors=errors)
     except ValueError:
         return ""
     if not all(c.isprintable() or c.isspace() for c in text):
         return ""
-    page = text.lstrip().lower().startswith(("<!doctype", "<html", "<?xml", "<head"))
-    what = "an HTML page, perhaps of a failed download" if page else "plain text"
-    return f" but {what}, beginning with {one_line(text.strip()[:30])!r}"
+    kind = "plain text"
+    if text.lstrip().lower().startswith(("<!doctype", "<html", "<?xml", "<head")):
+        kind = "an HTML page, perhaps of a failed download"
+    return f" but {kind}, beginning with {one_line(text.strip()[:30])!r}"
 
 
 _OLD = b"L119547037146038801333356L\n"
 """How a file of torch.save before 1.6 begins in pickle protocol 1."""
-
-
-def _whole(path: Path) -> None:
-    """Refuse the index of shards, one shard of several, and a part of a distributed checkpoint, with the way to one file.
-
-    Raises:
-        BadModelFile: it is one of these.
-    """
-    name = path.name
-    if name.endswith(".distcp"):
-        way = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch ITS_FOLDER model.pt"
-        raise BadModelFile("a part of a distributed checkpoint", f"make one file of its folder: {way}")
-    shard = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)
-    index = re.fullmatch(r"(.+)(\.\w+)\.index\.json", name)
-    if index is not None:
-        what, pattern, suffix = "the index of a model in shards", f"{index[1]}-*-of-*{index[2]}", index[2]
-    elif shard is not None and int(shard[3]) > 1:
-        what, suffix = f"shard {int(shard[2])} of {int(shard[3])} of a model", shard[4]
-        pattern = f"{shard[1]}-*-of-{shard[3]}{suffix}"
-    else:
-        return
-    merged = "{k: v for f in glob.glob('%s') for k, v in s.load%s(f).items()}"
-    code = "import glob, torch as s; s.save(" + merged % (pattern, "") + ", 'model.pt')"
-    if suffix == ".safetensors":
-        code = "import glob, safetensors.torch as s; s.save_file(" + merged % (pattern, "_file") + f", 'model{suffix}')"
-    raise BadModelFile(what, f'make one file in its folder: python -c "{printable(code)}"')
 
 
 def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
@@ -118,8 +100,10 @@ def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
     except MemoryError:
         raise
     except Exception as error:  # its class of errors is not public
-        cut = "the file is truncated, or no safetensors" if "not fully covered" in str(error) else "not safetensors"
-        raise BadModelFile(f"{cut}: {describe(error)}", "save it again, or copy it again") from error
+        what = "not safetensors"
+        if "not fully covered" in str(error):
+            what = "the file is truncated, or not safetensors"
+        raise BadModelFile(f"{what}: {describe(error)}", "save it again, or copy it again") from error
     try:
         header = strict_json(data[8 : 8 + length].decode())
     except (ValueError, RecursionError) as error:
@@ -139,8 +123,10 @@ def strict_json(text: str) -> Any:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if duplicates := [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]:
-            raise ValueError(f"the key {duplicates[0][:100]!r} stands twice, which is ambiguous")
-        return dict(pairs)
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            (key, _), *_ = Counter(key for key, _ in pairs).most_common()
+            raise ValueError(f"the key {key[:100]!r} stands twice, which is ambiguous")
+        return values
 
     return json.loads(text, object_pairs_hook=unique)

@@ -93,8 +93,10 @@ def load(
         if model is not None:
             content, renamed = loaded_into(unwrapped(model)[0], file, type(model).__name__)
             notes += renamed
+        elif layers:
+            content = _layers(file)
         else:
-            content = _layers(file) if layers else _whole(file)
+            content = _whole(file)
     for note in notes:
         log.warning("%s: %s", printable(path), note)
     return content
@@ -107,8 +109,10 @@ def _whole(file: ModelFile) -> nn.Module:
     if GEOMETRY in file.metadata:
         records = records_in(content, file.metadata)
         return as_network({path: layer_of(path, content, record) for path, record in records.items()})
-    alone = ", or layers=True for its attention layers alone" if _attention_paths(content) else ""
-    raise BadModelFile("a state dict without its network", f"give model=Net(), the network that it is of{alone}")
+    remedy = "give model=Net(), the network that it is of"
+    if _attention_paths(content):
+        remedy += ", or layers=True for its attention layers alone"
+    raise BadModelFile("a state dict without its network", remedy)
 
 
 def _layers(file: ModelFile) -> dict[str, MHSA]:
@@ -141,7 +145,9 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     Raises:
         BadModelFile: they do not fit, or the network cannot be copied.
     """
-    state: dict[str, Any] = file.content.state_dict() if isinstance(file.content, nn.Module) else file.content
+    state: Any = file.content
+    if isinstance(state, nn.Module):
+        state = state.state_dict()
     entries = OrderedDict({**state, **file.values})
     entries._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
     try:
@@ -149,7 +155,10 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     except UnsupportedLayer as error:  # the network cannot be copied
         raise BadModelFile(one_line(error)) from error
     except Exception as error:  # a user's network may raise anything
-        what = f"does not fit {printable(name)}: {error if isinstance(error, BadModelFile) else describe(error)}"
+        reason = describe(error)
+        if isinstance(error, BadModelFile):
+            reason = str(error)
+        what = f"does not fit {printable(name)}: {reason}"
         raise BadModelFile(what, "give the network that it was saved from") from error
 
 
@@ -176,46 +185,65 @@ def _load_named(
     model: nn.Module, state: dict[str, Any], records: dict[str, Any], renamed: Mapping[str, str]
 ) -> nn.Module:
     """Load a state dict under other names, new → old; torch's own loading decides whether it fits."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    fitted, records = _renamed(state, records, renamed)
+    network = substitute(model, _replacements(model, fitted, records))
+    _match_dtypes(network, fitted)
+    # Weights on the meta device have no storage: assign the file's tensors.
+    on_meta = any(isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values())
+    options = {"assign": True} if on_meta else {}  # a network's own method may not know the option
+    try:
+        network.load_state_dict(fitted, strict=True, **options)
+    except RuntimeError as error:
+        difference = _key_differences(fitted, network)
+        if difference:
+            raise BadModelFile(difference) from error
+        raise
+    return network
+
+
+def _renamed(
+    state: dict[str, Any], records: dict[str, Any], renamed: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A state dict and its records under other names, new → old; both are in its metadata."""
     fitted = OrderedDict((new, state[old]) for new, old in renamed.items())
     # Records and metadata are keyed by module path, so they follow the renamed tensors.
     paths = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in renamed.items()}
     records = {new: records[old] for new, old in paths.items() if old in records}
     original = getattr(state, "_metadata", None)
-    original = original if isinstance(original, Mapping) else {}
+    if not isinstance(original, Mapping):
+        original = {}
     if all(new == old for new, old in renamed.items()):
         paths |= {path: path for path in original}
     metadata = {new: dict(original[old]) for new, old in paths.items() if old in original}
     for path, record in records.items():
         metadata.setdefault(path, {})[GEOMETRY] = record
     fitted._metadata = metadata  # type: ignore[attr-defined]
+    return fitted, records
 
+
+def _replacements(model: nn.Module, state: dict[str, Any], records: dict[str, Any]) -> dict[nn.Module, MHSA]:
+    """The file's attention layers, by the convolutions of the network in their places."""
+    modules = dict(model.named_modules(remove_duplicate=False))
     replacements: dict[nn.Module, MHSA] = {}
-    for path in _attention_paths(fitted):
+    for path in _attention_paths(state):
         module = modules.get(path)
         if module is not None and not isinstance(module, MHSA):  # strict loading reports unknown paths
-            replacements[module] = _replacement(module, path, fitted, records)
+            replacements[module] = _replacement(module, path, state, records)
     share_tied(replacements)
-    network = substitute(model, replacements)
-    tensors = [value for value in fitted.values() if isinstance(value, Tensor)]
-    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    return replacements
+
+
+def _match_dtypes(network: nn.Module, state: dict[str, Any]) -> None:
+    """Give the tensors of a network the dtypes that they have in a state dict."""
+    tensors = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    first, *others = {tensor.dtype for tensor in tensors} or {None}
     for key, tensor in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(tensor):
             continue
-        if key in fitted:
-            tensor.data = tensor.data.to(fitted[key].dtype)
-        elif len(dtypes) == 1 and isinstance(tensor, nn.Parameter):  # a hook of the network may know its old name
-            tensor.data = tensor.data.to(next(iter(dtypes)))
-    # Weights on the meta device have no storage: assign the file's tensors.
-    on_meta = any(isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values())
-    try:
-        # A network's own method may not know the option.
-        network.load_state_dict(fitted, strict=True, **({"assign": True} if on_meta else {}))
-    except RuntimeError as error:
-        if difference := _key_differences(fitted, network):
-            raise BadModelFile(difference) from error
-        raise
-    return network
+        if key in state:
+            tensor.data = tensor.data.to(state[key].dtype)
+        elif not others and isinstance(tensor, nn.Parameter):  # a hook of the network may know its old name
+            tensor.data = tensor.data.to(first)
 
 
 def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], records: Mapping[str, Any]) -> MHSA:
@@ -241,10 +269,12 @@ def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], record
 def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:
     """The differences between the names in a state dict and those of its network, in words; empty if there are none."""
     wanted = model.state_dict().keys()
+    missing = [key for key in wanted if key not in state]
+    unknown = [key for key in state if key not in wanted]
     parts = []
-    if missing := [key for key in wanted if key not in state]:
+    if missing:
         parts.append(f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_listed(missing)}")
-    if unknown := [key for key in state if key not in wanted]:
+    if unknown:
         parts.append(f"{len(unknown)} of its own are not in the network{_listed(unknown)}")
     if not parts:
         return ""
@@ -253,4 +283,5 @@ def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:
 
 
 def _listed(names: list[str], most: int = 3) -> str:
-    return f" ({one_line(', '.join(names[:most]), 300)}{', ...' if len(names) > most else ''})"
+    more = ", ..." * (len(names) > most)
+    return f" ({one_line(', '.join(names[:most]), 300)}{more})"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from construct.attention import EXECUTIONS, MHSA
+from construct.attention import MHSA
 from construct.encoding.encodings import encoding_named
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
@@ -89,13 +89,7 @@ def read(
     loaded = Loaded()
     with _opened(path) as file:
         kind, notes = _kind(file, place)
-        suffix = place.suffix.lower()
-        if kind == "pickle" and suffix in (".safetensors", ".onnx"):
-            # Users choose these formats to avoid pickles.
-            raise BadModelFile(f"a pickle, though its name ends in {suffix}", "rename it if you want it read")
-        other = (suffix == ".safetensors") != (kind == "safetensors") or suffix == ".onnx"
-        if other and suffix in _SUFFIXES:
-            notes += (f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that",)
+        notes += _suffix_notes(kind, place.suffix.lower())
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
@@ -112,10 +106,7 @@ def read(
             loaded = _load_safely(file, allowed, printable(path), inert)
         content, unwrapped = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
-    admitted = None if trust else allowed
-    values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
     others = {id(module) for module in _others(loaded.content, content)}
-    modules = tuple(module for module in loaded.modules if id(module) not in others)
     return ModelFile(
         path=place,
         sha256=digest,
@@ -123,11 +114,25 @@ def read(
         kind=kind,
         notes=(*notes, *unwrapped),
         metadata=metadata,
-        allowed=admitted,
+        allowed=None if trust else allowed,
         foreign=loaded.foreign,
-        values=values,
-        modules=modules,
+        values=getattr(content, "_values", {}),
+        modules=tuple(module for module in loaded.modules if id(module) not in others),
     )
+
+
+def _suffix_notes(kind: str, suffix: str) -> tuple[str, ...]:
+    """Notes on a name that says another format than the content has.
+
+    Raises:
+        BadModelFile: a pickle under a name that users choose to avoid pickles.
+    """
+    if kind == "pickle" and suffix in (".safetensors", ".onnx"):
+        raise BadModelFile(f"a pickle, though its name ends in {suffix}", "rename it if you want it read")
+    same = (suffix == ".safetensors") == (kind == "safetensors") and suffix != ".onnx"
+    if same or suffix not in _SUFFIXES:
+        return ()
+    return (f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that",)
 
 
 def _others(container: object, content: object, depth: int = 4) -> Iterator[nn.Module]:
@@ -158,10 +163,15 @@ def read_inputs(path: FilePath) -> Any:
         if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
             what = f"a {type(content).__name__}, not the inputs of a network"
             raise BadModelFile(what, "save a tensor, tuple or dict")
-        values = content.values() if isinstance(content, Mapping) else content
-        named = [("an input", value) for value in ([content] if isinstance(content, Tensor) else values)]
-        _check_tensors(named, loaded.most_bytes)
-    return tuple(content) if isinstance(content, list) else content
+        arguments: Iterable[Any] = content
+        if isinstance(content, Tensor):
+            arguments = [content]
+        elif isinstance(content, Mapping):
+            arguments = content.values()
+        _check_tensors([("an input", value) for value in arguments], loaded.most_bytes)
+    if isinstance(content, list):
+        return tuple(content)
+    return content
 
 
 LAZY = "torch.nn.parameter.UninitializedParameter"
@@ -182,7 +192,9 @@ _KINDS = {
 def _kind(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
     """The format of a file, a key of ``_KINDS``, and notes; a zip archive is checked."""
     kind = kind_of(file, path)
-    return check_archive(file) if kind == "zip" else (kind, ())
+    if kind == "zip":
+        return check_archive(file)
+    return kind, ()
 
 
 def _load_safely(file: BinaryIO, allowed: Allowed, name: str, inert: bool) -> Loaded:
@@ -220,11 +232,10 @@ def _load_trusted(file: BinaryIO, kind: str) -> object:
 def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     """The error for classes that are not allowed, with every remedy."""
     names = loaded.foreign
-    if any(
-        other.startswith("torch.ao.nn.") for other in names
-    ):  # no name that could be allowed would make them readable
+    if any(other.startswith("torch.ao.nn.") for other in names):  # no name would make them readable
         return BadModelFile("holds quantised modules, which are not read", "save the network before it is quantised")
-    if earlier := [other for other in names if other.startswith("construct.") and not can_be_allowed(other)]:
+    earlier = [other for other in names if other.startswith("construct.") and not can_be_allowed(other)]
+    if earlier:
         what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
         reads = "model=Net(), its network, or layers=True reads its tensors"
         return BadModelFile(what, reads, option="--model-file with its network reads its tensors")
@@ -232,23 +243,30 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     if loaded.failure is not None:
         return BadModelFile(f"{what}; {loaded.failure.what}", loaded.failure.remedy, loaded.failure.option)
     alone = "save its state dict"
-    if inside := model_paths(loaded.content):
+    inside = model_paths(loaded.content)
+    if inside:
         what = f"the model is not at its top: {inside}; the file {what}"
         alone = "save that alone, from a program where its classes can be imported"
+    remedy = f"give its network with model=Net(), or {alone}"
+    option = f"give its network with --arch or --model-file, or {alone}"
+    choices = _allowing(names, allowed)
+    if choices:
+        trusting = "; or, if you trust these packages, whose code then may run: "
+        flags = "".join(f" --allow {shlex.quote(choice)}" for choice in choices)
+        remedy += f"{trusting}construct.load({name!r}, allow={choices!r})"
+        option += f"{trusting}python -m construct.from_conv {shlex.quote(name)}{flags}"
+    elif allowed.packages:
+        what += f", which {', '.join(allowed.packages)} does not define as a class"
+    return BadModelFile(what, remedy, option)
+
+
+def _allowing(names: Iterable[str], allowed: Allowed) -> list[str]:
+    """The options that would allow these names, too; empty if none would."""
     given = [*allowed.exact, *allowed.packages]
     more = [choice for choice in allow_options(names) if choice not in given]
-    choices = [*given, *more] if more else []
-    if allowed.packages and not choices:
-        what += f", which {', '.join(allowed.packages)} does not define as a class"
-    trusting = "; or, if you trust these packages, whose code then may run: " if choices else ""
-    call = f"{trusting}construct.load({name!r}, allow={choices!r})" if choices else ""
-    return BadModelFile(
-        what,
-        f"give its network with model=Net(), or {alone}{call}",
-        option=f"give its network with --arch or --model-file, or {alone}"
-        + (f"{trusting}python -m construct.from_conv {shlex.quote(name)}" if choices else "")
-        + "".join(f" --allow {shlex.quote(choice)}" for choice in choices),
-    )
+    if more:
+        more[:0] = given
+    return more
 
 
 def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, Tensor]:
@@ -262,22 +280,31 @@ def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, T
             raise BadModelFile(f"its layers contradict themselves: {describe(error)}") from error
         return content
     if isinstance(content, dict) and content:
-        state = OrderedDict(dict.items(content))
-        if isinstance(metadata := vars(content).get("_metadata") if type(content) is OrderedDict else None, dict):
-            _check_leaves("the metadata", [metadata], {})
-            state._metadata = metadata  # type: ignore[attr-defined]
-        if invalid := [key for key in state if not all(key.split("."))]:
-            what = f"a tensor is named {invalid[0]!r:.80}, which no path is"
-            raise BadModelFile(what, "save the state dict of a module")
-        state.update(
-            (key, value.as_subclass(Tensor)) for key, value in state.items() if isinstance(value, StandInTensor)
-        )
-        _check_tensors(state.items(), loaded.most_bytes)
-        return state
-    what = "an empty dict" if isinstance(content, dict) else f"an object of class {type(content).__name__}"
-    if inside := model_paths(loaded.content):
+        return _checked_state(content, loaded)
+    what = f"an object of class {type(content).__name__}"
+    if isinstance(content, dict):
+        what = "an empty dict"
+    inside = model_paths(loaded.content)
+    if inside:
         raise BadModelFile(f"holds {what}, not a model; {inside}", "save that alone")
     raise BadModelFile(f"holds {what}, not a model", "save the nn.Module, or its state dict")
+
+
+def _checked_state(content: dict[str, Any], loaded: Loaded) -> dict[str, Tensor]:
+    """A state dict of plain tensors, with its metadata."""
+    state = OrderedDict(dict.items(content))
+    for key, value in state.items():
+        if not all(key.split(".")):
+            raise BadModelFile(f"a tensor is named {key!r:.80}, which no path is", "save the state dict of a module")
+        if isinstance(value, StandInTensor):
+            state[key] = value.as_subclass(Tensor)
+    if type(content) is OrderedDict:
+        metadata = vars(content).get("_metadata")
+        if isinstance(metadata, dict):
+            _check_leaves("the metadata", [metadata], {})
+            state._metadata = metadata  # type: ignore[attr-defined]
+    _check_tensors(state.items(), loaded.most_bytes)
+    return state
 
 
 def _check_module(model: nn.Module, loaded: Loaded) -> None:
@@ -293,24 +320,30 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
     for path, module in reached:
         loaded.put_back(module)
         _check_leaves(path or "the model", list(vars(module).values()), counts)
-        tensors += [(path, tensor) for part in (module._parameters, module._buffers) for tensor in part.values()]
+        registered = [*module._parameters.values(), *module._buffers.values()]
+        tensors += [(path, tensor) for tensor in registered]
         if isinstance(module, MHSA):
             _check_attention(module, path)
         if isinstance(module, StandIn) and "w_key_pos" in module._parameters:
             what = f"a {type(module).__name__} is an attention layer of a class of its own"
             raise BadModelFile(what, "allow its class")
-    if own := [type(tensor).__name__ for _, tensor in tensors if isinstance(tensor, StandInTensor)]:
-        raise BadModelFile(f"its tensors are of a class of their own, {own[0]}", "allow it, or save the state dict")
+    for _, tensor in tensors:
+        if isinstance(tensor, StandInTensor):
+            what = f"its tensors are of a class of their own, {type(tensor).__name__}"
+            raise BadModelFile(what, "allow it, or save the state dict")
     _check_tensors(tensors, loaded.most_bytes)
     model.state_dict()
     known = {id(module) for _, module in reached}
-    lost = any(is_module(module) and id(module) not in known for module in loaded.modules)
+    if any(is_module(module) and id(module) not in known for module in loaded.modules):
+        _refuse_lossy(model)
+
+
+def _refuse_lossy(model: nn.Module) -> None:
+    """Refuse a network that does not reach all modules in its file, if a stand-in in it may hold one of these."""
     for path, module in model.named_modules():
-        if lost and isinstance(module, StandIn) and module.lost:
-            what = (
-                f"{path or 'the model'}: a {type(module).__name__} is stored in a way of its own, and may hold modules"
-            )
-            raise BadModelFile(what, "allow its class")
+        if isinstance(module, StandIn) and module.lost:
+            what = f"{path or 'the model'}: a {type(module).__name__} is stored in a way of its own"
+            raise BadModelFile(f"{what}, and may hold modules", "allow its class")
 
 
 def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -> None:
@@ -319,11 +352,15 @@ def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -
     def leaves(value: object) -> int:
         if isinstance(value, ConvGeometry):
             value = vars(value)
-        if not isinstance(value, list | tuple | dict):
+        if isinstance(value, dict):
+            items = dict.values(value)
+        elif isinstance(value, list | tuple):
+            items = value
+        else:
             return 1
         if id(value) not in counts:
             counts[id(value)] = 1  # it may hold itself
-            counts[id(value)] += sum(map(leaves, dict.values(value) if isinstance(value, dict) else value))
+            counts[id(value)] += sum(map(leaves, items))
         return counts[id(value)]
 
     try:
@@ -341,24 +378,31 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
     Raises:
         BadModelFile: they are not.
     """
-    expanded, sizes = 0, dict[int, int]()
+    expanded = 0
+    sizes = dict[int, int]()
     for name, tensor in tensors:
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
             continue
-        if tensor.is_quantized:
-            raise BadModelFile("holds quantised tensors, which are not read", "save the network before it is quantised")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else "sparse"
-            raise BadModelFile(f"holds {kind} tensors, which are not read: make plain ones of them", "save it again")
-        if not tensor.is_meta:
-            stored = tensor.untyped_storage().nbytes() // tensor.element_size()
-            expanded += max(0, tensor.numel() - stored)
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        _require_plain(tensor)
+        if tensor.is_meta:
+            continue
+        size = tensor.untyped_storage().nbytes()
+        sizes[tensor.untyped_storage().data_ptr()] = size
+        stored = size // tensor.element_size()
+        expanded += max(0, tensor.numel() - stored)
         if expanded > MOST_EXPANDED:
             what = f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored"
             raise BadModelFile(what, "save it with .contiguous() if you mean that")
     if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
         raise BadModelFile("its tensors need more bytes than the file has", "save the model again with torch.save")
+
+
+def _require_plain(tensor: Tensor) -> None:
+    if tensor.is_quantized:
+        raise BadModelFile("holds quantised tensors, which are not read", "save the network before it is quantised")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise BadModelFile(f"holds {kind} tensors, which are not read: make plain ones of them", "save it again")
 
 
 def _check_attention(layer: MHSA, path: str) -> None:
@@ -371,14 +415,10 @@ def _check_attention(layer: MHSA, path: str) -> None:
     parts = {name: getattr(layer, name) for name in NAMES}
     for name, part in parts.items():
         if not (isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()):
-            raise ValueError(f"{path}: {name} is no dense tensor of floating-point numbers")
-    if layer._execution not in EXECUTIONS:
-        raise ValueError(f"{path}: no execution {layer._execution!r}")
-    radix = layer.radix
-    if not (radix is None or (isinstance(radix, tuple) and all(type(weight) is int for weight in radix))):
-        raise ValueError(f"{path}: its radix is {radix!r}, not whole numbers")
-    name = layer._encoding
-    encoding = None if name is None else encoding_named(name, layer.geometry.dims, partial(getattr, layer))
-    rebuilt = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, radix, encoding)
+            raise ValueError(f"{path}: {name} must be a dense tensor of floating-point numbers")
+    encoding = None
+    if layer._encoding is not None:
+        encoding = encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
+    rebuilt = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, layer.radix, encoding)
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

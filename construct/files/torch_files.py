@@ -107,19 +107,20 @@ def load(file: BinaryIO, allowed: Allowed) -> Loaded:
     else:
         data = mmap(file.fileno(), 0, access=ACCESS_READ)
         file = data  # a file would allocate as much as a text is said to have
-    if unbounded := [name for name in _UNBOUNDED if data.find(name) >= 0]:
-        what = f"its pickle names {unbounded[0].decode().strip()}, which allocates as much as a file says"
-        return Loaded(failure=BadModelFile(what, ALONE))
-    head = data[: LARGEST_PICKLE + 1]
+    for name in _UNBOUNDED:
+        if data.find(name) >= 0:
+            what = f"its pickle names {name.decode().strip()}, which allocates as much as a file says"
+            return Loaded(failure=BadModelFile(what, ALONE))
     with _LOCK:  # what another thread allows meanwhile is not allowed here
-        names, length, broken = _scan(head, 1 if archive else _PICKLES)
+        names, length, broken = _scan(data[: LARGEST_PICKLE + 1], 1 if archive else _PICKLES)
     if length > LARGEST_PICKLE:
         return Loaded(failure=too_large(length))
-    attempt, spent = _Attempt(allowed, names, size), 0
+    attempt = _Attempt(allowed, names, size)
+    work = 0
     while True:
-        spent += length * (len(names) + _WORK_WITHOUT_NAMES)
+        work += length * (len(names) + _WORK_WITHOUT_NAMES)
         try:
-            if spent > MOST_WORK:
+            if work > MOST_WORK:
                 what = f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read"
                 raise BadModelFile(what, ALONE)
             return attempt.load(file)
@@ -128,8 +129,10 @@ def load(file: BinaryIO, allowed: Allowed) -> Loaded:
         except Exception as error:
             if broken is None and attempt.learns(error):
                 continue
-            at_end = not archive and not file.read(1)
-            failure = None if _FOREIGN_BUILT.search(str(error)) else _failure(error, broken, data, at_end)
+            failure = None
+            if not _FOREIGN_BUILT.search(str(error)):
+                at_end = not archive and not file.read(1)
+                failure = _failure(error, broken, data, at_end)
             return Loaded(failure=failure, foreign=tuple(sorted(attempt.foreign)))
 
 
@@ -169,28 +172,39 @@ def _failure(error: Exception, broken: Exception | None, data: Any, at_end: bool
     text = text.partition("\n\nCheck the documentation")[0]
     if "magic number" in text or "protocol version" in text:
         return BadModelFile("a pickle, but not a model file that torch.save wrote", RESAVE)
-    trusting = "or, if you know who made it,"
     if "persistent_load of storage" in text:
         what = (
             "a whole module in the format before torch 1.6, of which torch reads only state dicts without running code"
         )
-        advice = f"save it again in a current format; {trusting}"
-        return BadModelFile(what, f"{advice} trust=True", option=f"{advice} --trust")
+        return _or_trusted(what, "save it again in a current format")
     if broken is not None and "not an allowed global" in text:
         text = str(broken)
     if "Unsupported operand" in text and data[:2] != b"\x80\x02":
-        protocol = f"protocol {data[1]}" if data[:1] == b"\x80" else "protocol 0 or 1"
-        what = f"its pickle is of {protocol}, and without running code torch reads only protocol 2"
-        advice = "save it with torch.save and without pickle_protocol"
-        if data.find(b"P('storage'") >= 0:  # protocol 0, of which torch reads nothing
-            return BadModelFile(what, advice)
-        return BadModelFile(what, f"{advice}; {trusting} trust=True", option=f"{advice}; {trusting} --trust")
+        return _other_protocol(data)
     if at_end or "unexpected EOF" in text or isinstance(broken, EOFError):
         return BadModelFile("the file is truncated: its pickle or a storage has no end", AGAIN)
     if "but got <class 'list'>" in text:
         text = "a list of a class of its own has attributes, too"
-    reason = type(error).__name__ if "weights_only" in text else one_line(text, 200)
-    return BadModelFile(f"not a model that can be read safely: torch says {reason or type(error).__name__}", ALONE)
+    if "weights_only" in text or not text:
+        text = type(error).__name__
+    return BadModelFile(f"not a model that can be read safely: torch says {one_line(text, 200)}", ALONE)
+
+
+def _other_protocol(data: Any) -> BadModelFile:
+    """The error for a pickle of another protocol than torch reads."""
+    protocol = "protocol 0 or 1"
+    if data[:1] == b"\x80":
+        protocol = f"protocol {data[1]}"
+    what = f"its pickle is of {protocol}, and without running code torch reads only protocol 2"
+    advice = "save it with torch.save and without pickle_protocol"
+    if data.find(b"P('storage'") >= 0:  # protocol 0, of which torch reads nothing
+        return BadModelFile(what, advice)
+    return _or_trusted(what, advice)
+
+
+def _or_trusted(what: str, advice: str) -> BadModelFile:
+    advice = f"{advice}; or, if you know who made it,"
+    return BadModelFile(what, f"{advice} trust=True", option=f"{advice} --trust")
 
 
 class _Attempt:
@@ -238,11 +252,13 @@ class _Attempt:
     def learns(self, error: Exception) -> bool:
         """Whether torch's error says something of a class that another attempt can heed."""
         message = str(error)
-        if match := _FOREIGN_BUILT.search(message):  # by a function that the user allows
+        match = _FOREIGN_BUILT.search(message)
+        if match:  # by a function that the user allows
             known = match[1] in self.names
             self.names.add(match[1])
             return not known
-        if match := re.search(r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", message, re.DOTALL):
+        match = re.search(r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", message, re.DOTALL)
+        if match:
             known = match[2] in self.containers or match[2] not in self.values
             self.containers[match[2]] = OrderedDict if match[1] == "SETITEM" else list
             return not known

@@ -47,14 +47,12 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     if fields.pop("kind", None) != "MHSA":
         raise ValueError("it is of no attention layer")
-    radix, name, bias = fields.pop("radix", None), fields.pop("encoding", None), fields.pop("bias", True)
-    arguments: dict[str, Any] = {"geometry": ConvGeometry(**fields), "bias": bias}
+    radix = fields.pop("radix", None)
+    encoding = fields.pop("encoding", None)
+    bias = fields.pop("bias", True)
     if not isinstance(bias, bool):
         raise ValueError(f"its bias is {bias!r}, neither True nor False")
-    if name is not None:
-        arguments["encoding"] = encoding_named(name, arguments["geometry"].dims, tensor)
-    if radix is not None:
-        if name is not None or not (isinstance(radix, tuple) and all(type(weight) is int for weight in radix)):
-            raise ValueError(f"its radix is {radix!r}, beside the encoding {name!r}")
-        arguments["radix"] = radix
-    return arguments
+    geometry = ConvGeometry(**fields)
+    if encoding is not None:
+        encoding = encoding_named(encoding, geometry.dims, tensor)
+    return {"geometry": geometry, "radix": radix, "encoding": encoding, "bias": bias}
