@@ -148,8 +148,6 @@ def _add_geometry(group: Any) -> None:
     add("--dilation", type=_positive, nargs="+", metavar="N", help="distance of the taps (default: 1)")
     add("--groups", type=_positive, metavar="N", help="blocks of channels (default: 1)")
     add("--padding-mode", choices=PADDING_MODES, help="what stands beyond the border (default: zeros)")
-    add("--output-padding", type=_natural, nargs="+", metavar="N", help="goes with --transposed (default: 0)")
-    add("--transposed", action="store_true", help="the kernels are of transposed convolutions")
 
 
 def _add_attention(group: Any) -> None:

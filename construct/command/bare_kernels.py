@@ -11,15 +11,18 @@ from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
 
 DEFAULTS: Mapping[str, Any] = {
-    **{"stride": None, "padding": [0], "dilation": [1], "groups": 1, "padding_mode": "zeros"},
-    **{"output_padding": [0], "transposed": False},
+    "stride": None,
+    "padding": [0],
+    "dilation": [1],
+    "groups": 1,
+    "padding_mode": "zeros",
 }
 """The options for the geometry, which a state dict does not hold; the stride must be given."""
 
 
 def geometry_flags(options: Namespace) -> list[str]:
     """The geometry options that the user gave, as typed."""
-    return [f"--{flag.replace('_', '-')}" for flag in DEFAULTS if getattr(options, flag) not in (None, False)]
+    return [f"--{flag.replace('_', '-')}" for flag in DEFAULTS if getattr(options, flag) is not None]
 
 
 def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
@@ -45,7 +48,8 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Mo
     except BadModelFile as error:
         raise BadModelFile(str(error), "give --arch") from error
     assumed = ", ".join(f"{flag} {_text(value)}" for flag, value in geometry.items())
-    notes = (f"kernels alone, each of {len(kernels)} assumed to have {assumed}, as the options say or by default",)
+    kind = f"a plain convolution with {assumed}, as the options say or by default"
+    notes = (f"kernels alone, each of {len(kernels)} assumed to be of {kind}",)
     used = {f"{path}.{name}".lstrip(".") for path in kernels for name in ("weight", "bias")}
     unused = [printable(key) for key in state if key not in used]
     if unused:
@@ -60,12 +64,6 @@ def _check_options(options: Namespace) -> None:
     if options.input_size or options.example_inputs:
         what = "kernels alone are no network that could be run"
         raise BadModelFile(what, "leave out --input-size and --example-inputs")
-    if options.output_padding and not options.transposed:
-        what = "--output-padding is for transposed convolutions"
-        raise BadModelFile(what, "give --transposed, or leave it out")
-    if options.transposed and isinstance(options.padding, str):
-        what = f"--padding {options.padding} is for plain convolutions"
-        raise BadModelFile(what, "give --padding in numbers")
 
 
 def _text(value: Any) -> str:
@@ -80,17 +78,10 @@ def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path
     for key, value in geometry.items():
         if isinstance(value, list):
             settings[key] = tuple(value) if len(value) > 1 else value[0]
-    transposed = settings.pop("transposed")
-    d_out, d_in = weight.shape[:2]
-    base = weight.dim() - 3
-    if transposed:
-        base, d_out, d_in = base + 3, d_in, d_out
-        d_out *= settings["groups"]
-    else:
-        d_in *= settings["groups"]
-        del settings["output_padding"]
+    d_out, d_in, *kernel_size = weight.shape
+    kind = BASES[len(kernel_size) - 1]
     try:
-        conv: Any = BASES[base](d_in, d_out, tuple(weight.shape[2:]), bias=False, device="meta", **settings)  # type: ignore[arg-type]
+        conv: Any = kind(d_in * settings["groups"], d_out, tuple(kernel_size), bias=False, device="meta", **settings)  # type: ignore[arg-type]
         conv.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
         if bias is not None:
             conv.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())

@@ -88,29 +88,42 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     exact: dict[str, Any] = {}
     packages: list[str] = []
     for name in names:
-        module, _, last = name.rpartition(".")
-        top = name.partition(".")[0]
         if _is_never(name) or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of old names, as numpy.core
-                value = getattr(import_module(module), last, None) if module else None
-            if value is None or isinstance(value, ModuleType):
-                if top in _FOREIGN and (not module or importlib.util.find_spec(name)):
-                    raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
-                import_module(name)
-                packages.append(name)
-                continue
+            value = _imported(name)
         except BadModelFile:
             raise
         except Exception as error:  # the user's package may raise anything
             remedy = "put its package on PYTHONPATH, or save a state dict"
             raise BadModelFile(f"{name!r}: {describe(error)}", remedy) from error
-        if not callable(value) or (top in _FOREIGN and not isinstance(value, type)):
-            raise BadModelFile(f"{name!r} is no class", _FORMS)
-        exact[name] = value
+        if isinstance(value, ModuleType):
+            packages.append(name)
+        elif not callable(value) or (_is_foreign(name) and not isinstance(value, type)):
+            raise BadModelFile(f"{name!r} must be a class", _FORMS)
+        else:
+            exact[name] = value
     return Allowed(exact, tuple(packages))
+
+
+def _imported(name: str) -> Any:
+    """The class, function or package of this name.
+
+    Raises:
+        BadModelFile: a package that cannot be allowed as a whole.
+        Exception: any that importing it raises.
+    """
+    module, _, last = name.rpartition(".")
+    value = None
+    if module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of old names, as numpy.core
+            value = getattr(import_module(module), last, None)
+    if value is not None and not isinstance(value, ModuleType):
+        return value
+    if _is_foreign(name) and (not module or importlib.util.find_spec(name)):
+        raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
+    return import_module(name)
 
 
 def can_be_allowed(name: str) -> bool:
@@ -132,6 +145,10 @@ _FOREIGN = (sys.stdlib_module_names | {"torch", "construct", "verify"}) - _NEVER
 """Packages of which single classes can be allowed, but not the whole package."""
 
 
+def _is_foreign(name: str) -> bool:
+    return name.partition(".")[0] in _FOREIGN
+
+
 def _is_never(name: str) -> bool:
     return name.startswith("torch.serialization.") or (name.partition(".")[0] in _NEVER and name not in _PLAIN)
 
@@ -140,11 +157,14 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
     """The ``--allow`` options that would admit these names; empty if one of them can never be allowed."""
     options: dict[str, None] = {}
     for name in foreign:
-        top, (module, _, last) = name.partition(".")[0], name.rpartition(".")
+        module, _, last = name.rpartition(".")
         value = getattr(sys.modules.get(module), last, None)
         function = value is not None and not isinstance(value, type)
-        if _is_never(name) or not name.isprintable() or not module or (top in _FOREIGN and function):
+        if _is_never(name) or not name.isprintable() or not module or (_is_foreign(name) and function):
             return []
         # A package admits its classes only; a lower-case initial is taken for a function.
-        options[name if top in _FOREIGN or not last[:1].isupper() or name in _PLAIN else top] = None
+        if _is_foreign(name) or not last[:1].isupper() or name in _PLAIN:
+            options[name] = None
+        else:
+            options[name.partition(".")[0]] = None
     return list(options)

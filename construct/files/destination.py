@@ -55,31 +55,36 @@ def check_destination(
     Raises:
         BadModelFile: it cannot be written, or would replace an input, another file or other output.
     """
-    other = "" if flag == "-o" else f" with {flag}"
+    another = f"give another name with {flag}"
     with naming(path):
         try:
             path = Path(path)
-            if any(path.resolve() == place.resolve() for place in taken):
-                raise BadModelFile("is where other output goes", f"give another name with {flag}")
+            if any(path.resolve() == other.resolve() for other in taken):
+                raise BadModelFile("is where other output goes", another)
             if path.exists():
                 if any(Path(other).exists() and path.samefile(other) for other in inputs):
-                    raise BadModelFile("is an input itself", f"give another name with {flag}")
+                    raise BadModelFile("is an input itself", another)
                 if not path.is_file():
-                    raise BadModelFile("is there, and is not a file", f"give another name with {flag}")
+                    raise BadModelFile("is there, and is not a file", another)
                 if not force and not ours(path):
                     what = f"exists and is not our own output: {reason}"
-                    raise BadModelFile(what, option=f"give another name{other}, or --force")
-            if not path.parent.is_dir():
-                raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
-            temporary = temporary_name(path.resolve())
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            temporary.unlink()
+                    raise BadModelFile(what, option=f"{another.removesuffix(' with -o')}, or --force")
+            _check_writable(path)
         except BadModelFile:
             raise
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
             what = f"cannot be written: {one_line(getattr(error, 'strerror', None) or error)}"
             raise BadModelFile(what, f"give another place with {flag}") from error
     return path
+
+
+def _check_writable(path: Path) -> None:
+    """Make a file beside the path, and remove it."""
+    if not path.parent.is_dir():
+        raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
+    temporary = temporary_name(path.resolve())
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    temporary.unlink()
 
 
 def temporary_name(path: Path) -> Path:

@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -57,39 +58,45 @@ def export_program(
         ValueError: a layer, or the network, cannot be traced.
     """
     network = frozen_copy(model)
-    errors: list[Exception] = []
-    # Try every axis dynamic, then the batch alone, then none.
-    for dynamic in (slice(None), slice(1), slice(0)):
-        args, kwargs = _arguments(network, input_size, inputs, batch=2 if range(1)[dynamic] else 1)
-
-        def free(value: Any, axes: slice = dynamic) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return None
-            return {axis: torch.export.Dim.AUTO for axis in range(value.dim())[axes] if axis != 1 or inputs is not None}
-
-        try:
-            with torch.no_grad(), _quiet():
-                program = torch.export.export(network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args))
-            break
-        except MemoryError:
-            raise
-        except Exception as error:  # tracing a user's network may raise anything
-            errors.append(error)
-    else:
-        first = one_line(str(errors[-1]).strip().split("\n")[0])
-        raise ValueError(f"the network cannot be exported: {first}") from errors[-1]
+    program = _exported(network, input_size, inputs)
     program.example_inputs = None  # they are the user's, and a file would hold them
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     if not output.all_input_nodes:
         raise ValueError("the network cannot be exported: it returns no tensor")
+    shapes = _input_shapes(program)
     static = []
-    for name, shape in _input_shapes(program).items():
+    for name, shape in shapes.items():
         axes = ["batch", *(f"axis {axis}" for axis in range(1, len(shape)))]
         if inputs is None:  # axis 1 is the first after the channels
             axes = ["batch", "", *axes[1:-1]]
-        prefix = f"{name}'s " if len(_input_shapes(program)) > 1 else ""
-        static += [prefix + axis for axis, n in zip(axes, shape, strict=True) if n is not None and axis]
+        if len(shapes) > 1:
+            axes = [f"{name}'s {axis}" for axis in axes]
+        static += [axis for axis, n in zip(axes, shape, strict=True) if n is not None and axis]
     return program, tuple(static)
+
+
+def _exported(network: nn.Module, input_size: Sequence[int], inputs: Any) -> "torch.export.ExportedProgram":
+    """Export with every axis dynamic; if that fails, with the batch alone; then with none."""
+    error: Exception | None = None
+    for dynamic in (slice(None), slice(1), slice(0)):
+        args, kwargs = _arguments(network, input_size, inputs, batch=2 if range(1)[dynamic] else 1)
+        free = partial(_dynamic_axes, dynamic, with_channels=inputs is not None)
+        try:
+            with torch.no_grad(), _quiet():
+                return torch.export.export(network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args))
+        except MemoryError:
+            raise
+        except Exception as failure:  # tracing a user's network may raise anything
+            error = failure
+    first, *_ = str(error).strip().split("\n")
+    raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
+
+
+def _dynamic_axes(axes: slice, value: Any, with_channels: bool) -> Any:
+    """These axes of a tensor, but for the channels' axis 1, as ``torch.export`` takes them."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return {axis: torch.export.Dim.AUTO for axis in range(value.dim())[axes] if axis != 1 or with_channels}
 
 
 def _arguments(
@@ -98,8 +105,10 @@ def _arguments(
     """Positional and keyword arguments of an example; without ``inputs`` a random tensor."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
+    if isinstance(inputs, tuple):
+        return inputs, {}
     if inputs is not None:
-        return inputs if isinstance(inputs, tuple) else (inputs,), {}
+        return (inputs,), {}
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     generator = torch.Generator().manual_seed(0)
     return (torch.randn(batch, *input_size, dtype=dtype, generator=generator, device="cpu"),), {}
@@ -107,14 +116,19 @@ def _arguments(
 
 def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int | None]]:
     """The shapes of the tensors that a program takes, by name; None for a dynamic axis."""
-    names = program.graph_signature.user_inputs
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    # A static axis is a number, or a symbol that was specialised to one.
-    return {
-        node.name: [int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in node.meta["val"].shape]
-        for node in nodes
-        if isinstance(node.meta["val"], torch.Tensor)
-    }
+    shapes = dict[str, list[int | None]]()
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.name in program.graph_signature.user_inputs and isinstance(value, torch.Tensor):
+            shapes[node.name] = list(map(_static, value.shape))
+    return shapes
+
+
+def _static(size: Any) -> int | None:
+    """The length of a static axis: a number, or a symbol that was specialised to one."""
+    if isinstance(size, int) or size.node.expr.is_number:
+        return int(size)
+    return None
 
 
 @contextlib.contextmanager
@@ -201,21 +215,23 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
         raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
     content, difference = stream.getvalue(), None
     if find_spec("onnxruntime") is not None:
-        import onnxruntime  # optional
-
-        def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-            tensors = [x.numpy() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            try:
-                session = onnxruntime.InferenceSession(content)
-                names = [node.name for node in session.get_inputs()]
-                return [torch.as_tensor(y) for y in session.run(None, dict(zip(names, tensors, strict=True)))]
-            except MemoryError:
-                raise
-            except Exception as error:  # its own classes, e.g. for operators without a kernel for this dtype
-                raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
-
-        difference = _difference(model, input_size, inputs, program, run)
+        difference = _difference(model, input_size, inputs, program, partial(_run_onnx, content))
     return Program(content, static, difference, program.state_dict)
+
+
+def _run_onnx(content: bytes, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """The outputs of an ONNX file in onnxruntime."""
+    import onnxruntime  # optional
+
+    tensors = [x.numpy() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    try:
+        session = onnxruntime.InferenceSession(content)
+        names = [node.name for node in session.get_inputs()]
+        return [torch.as_tensor(y) for y in session.run(None, dict(zip(names, tensors, strict=True)))]
+    except MemoryError:
+        raise
+    except Exception as error:  # its own classes, e.g. for operators without a kernel for this dtype
+        raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
 
 
 def _difference(
@@ -229,15 +245,23 @@ def _difference(
     network = deep_copy(model).eval()
     batch = next((shape[0] for shape in _input_shapes(program).values() if shape), None)
     args, kwargs = _arguments(network, input_size, inputs, batch or 2)
+    results = []
     with torch.no_grad():
-        results = [run(*tree_map(_copied, args), **tree_map(_copied, kwargs)) for run in (call, network)]
-    actual, expected = ([y for y in tree_leaves(z) if isinstance(y, torch.Tensor)] for z in results)
-    ours, theirs = ([tuple(y.shape) for y in tensors] for tensors in (actual, expected))
+        for run in (call, network):
+            outputs = run(*tree_map(_copied, args), **tree_map(_copied, kwargs))
+            results.append([y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)])
+    actual, expected = results
+    ours, theirs = [tuple(y.shape) for y in actual], [tuple(y.shape) for y in expected]
     if ours != theirs:
         raise ValueError(f"the program returns tensors of sizes {ours}, not {theirs} as the network does")
-    pairs = [(a, b) for a, b in zip(actual, expected, strict=True) if a.numel()]
-    return max((float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()) for a, b in pairs), default=0.0)
+    differences = [0.0]
+    for a, b in zip(actual, expected, strict=True):
+        if a.numel():
+            differences.append(float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()))
+    return float(torch.tensor(differences, dtype=torch.float64).max())  # NaN if one is
 
 
 def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value

@@ -41,9 +41,9 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
         except RecursionError as error:
             raise BadModelFile("its geometry is nested too deep") from error
         except ValueError as error:
-            raise BadModelFile(f"its geometry is no JSON: {one_line(error)}") from error
+            raise BadModelFile(f"its geometry must be JSON: {one_line(error)}") from error
         if not isinstance(records, dict):
-            raise BadModelFile("its geometry is no JSON object")
+            raise BadModelFile("its geometry must be a JSON object")
         return records
     by_path = getattr(state, "_metadata", None)
     entries = by_path.items() if isinstance(by_path, Mapping) else ()
@@ -68,10 +68,12 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -
     except RecursionError as error:
         raise BadModelFile("its geometry is nested too deep") from error
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        parametrized = any(key.startswith(_key(path, "parametrizations.")) for key in state)
-        what = f"no tensor {error}" if isinstance(error, KeyError) else one_line(error)
-        hint = " (construct.modules.learning.settle makes plain tensors of parametrized ones)" if parametrized else ""
-        raise BadModelFile(f"its geometry and its tensors do not fit together: {what}{hint}") from error
+        reason = one_line(error)
+        if isinstance(error, KeyError):
+            reason = f"no tensor {error}"
+        if any(key.startswith(_key(path, "parametrizations.")) for key in state):
+            reason += " (construct.modules.learning.settle makes plain tensors of parametrized ones)"
+        raise BadModelFile(f"its geometry and its tensors do not fit together: {reason}") from error
 
 
 def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
@@ -99,4 +101,4 @@ def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _key(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}".removeprefix(".")

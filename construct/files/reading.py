@@ -107,6 +107,7 @@ def read(
         content, unwrapped = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
     others = {id(module) for module in _others(loaded.content, content)}
+    values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
     return ModelFile(
         path=place,
         sha256=digest,
@@ -116,7 +117,7 @@ def read(
         metadata=metadata,
         allowed=None if trust else allowed,
         foreign=loaded.foreign,
-        values=getattr(content, "_values", {}),
+        values=values,
         modules=tuple(module for module in loaded.modules if id(module) not in others),
     )
 

@@ -53,9 +53,10 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
     if suffix in (".pt2", ".onnx"):
         what = f"{printable(path)}: {suffix} takes the size of an input"
         raise BadModelFile(what, f"use construct.files.export.to_{suffix[1:]}")
-    content = to_safetensors(model) if suffix == ".safetensors" else model
-    allowed = import_allowed(allow)
-    with staged(path, content, allowed):
+    content = model
+    if suffix == ".safetensors":
+        content = to_safetensors(model)
+    with staged(path, content, import_allowed(allow)):
         pass
 
 
@@ -94,12 +95,8 @@ def staged(
                 with naming(path):
                     _save_into(file, content)
                     check_archive(file)
-                    names = unlisted_names_in(temporary)
-                    if allowed is not None and (more := [name for name in names if name not in allowed.of(names)]):
-                        what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(more))}"
-                        choices = allow_options(more)
-                        way = f"give allow={choices!r}, or " if choices else ""
-                        raise BadModelFile(what, f"{way}save its state dict with torch.save")
+                    if allowed is not None:
+                        _check_names(temporary, allowed)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -110,6 +107,19 @@ def staged(
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _check_names(path: Path, allowed: Allowed) -> None:
+    """Check that a file could be read back safely."""
+    names = unlisted_names_in(path)
+    more = [name for name in names if name not in allowed.of(names)]
+    if more:
+        what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(more))}"
+        remedy = "save its state dict with torch.save"
+        choices = allow_options(more)
+        if choices:
+            remedy = f"give allow={choices!r}, or {remedy}"
+        raise BadModelFile(what, remedy)
 
 
 def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from construct.errors import Refusal, UnsupportedLayer, describe
-from construct.geometry import ConvGeometry
+from construct.geometry import ConvGeometry, whole_numbers
 from construct.modules.parametrizations import is_weight_hook, with_effective_weight
 
 BASES: tuple[type[_ConvNd], ...] = (
@@ -42,9 +42,8 @@ def is_convolution(module: nn.Module) -> bool:
         return True
     if isinstance(module, torch.jit.ScriptModule):
         return "conv" in str(module.original_name).lower() and not any(module.children())
-    if "conv" not in type(module).__name__.lower() or not (
-        hasattr(module, "kernel_size") and hasattr(module, "weight")
-    ):
+    named = "conv" in type(module).__name__.lower()
+    if not (named and hasattr(module, "kernel_size") and hasattr(module, "weight")):
         return False
     # With children it may be a block around a convolution, unless it has its own kernel (as a deformable one does).
     return module._parameters.get("weight") is not None or not any(module.children())
@@ -70,17 +69,33 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
 
 def _checked_class(conv: Any) -> type[_ConvNd]:
     """Which of torch's six convolutions this is; a ValueError says why its class or its hooks are not covered."""
-    by_rule = (
-        f"in Python, construct.convert(model, rules={{{type(conv).__name__}: function}}) takes the torch layers that "
-    )
-    by_rule += "compute the same"
-    base = next((base for base in BASES if isinstance(conv, base)), None)
-    if base is None:
-        if isinstance(conv, torch.jit.ScriptModule):
-            raise ValueError("it is compiled by TorchScript; convert the Python network that it was made from")
-        if "quantized" in type(conv).__module__:
-            raise ValueError("it is quantised; convert the floating-point network that it was made from")
-        raise ValueError(f"not one of torch's convolutions; {by_rule}" if is_convolution(conv) else "not a convolution")
+    rules = f"construct.convert(model, rules={{{type(conv).__name__}: function}})"
+    by_rule = f"in Python, {rules} takes the torch layers that compute the same"
+    base = _base_of(conv, by_rule)
+    _check_code(conv, base, by_rule)
+    _check_initialised(conv)
+    children = [name for name in vars(conv)["_modules"] if name != "parametrizations"]
+    if children:
+        raise ValueError(f"it holds a module of its own ({children[0]}), which a convolution never calls")
+    check_hooks(conv)
+    return base
+
+
+def _base_of(conv: Any, by_rule: str) -> type[_ConvNd]:
+    for base in BASES:
+        if isinstance(conv, base):
+            return base
+    if isinstance(conv, torch.jit.ScriptModule):
+        raise ValueError("it is compiled by TorchScript; convert the Python network that it was made from")
+    if "quantized" in type(conv).__module__:
+        raise ValueError("it is quantised; convert the floating-point network that it was made from")
+    if is_convolution(conv):
+        raise ValueError(f"not one of torch's convolutions; {by_rule}")
+    raise ValueError("not a convolution")
+
+
+def _check_code(conv: Any, base: type[_ConvNd], by_rule: str) -> None:
+    """Check that nothing that a call runs or reads is the user's own."""
     for name in CODE:
         if name in vars(conv):
             raise ValueError(f"its {name} is replaced on the instance")
@@ -88,11 +103,14 @@ def _checked_class(conv: Any) -> type[_ConvNd]:
         if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
             raise ValueError(f"its class has a {name} of its own; {by_rule}")
     for name in ("weight", "bias"):
-        places = (vars(conv), conv._parameters, conv._buffers)
-        if not hasattr(type(conv), name) and not any(name in place for place in places):
-            raise ValueError(f"it has no {name}, not even None")
-        if hasattr(type(conv), name) and not is_parametrized(conv, name):
+        if not hasattr(type(conv), name):
+            if not any(name in place for place in (vars(conv), conv._parameters, conv._buffers)):
+                raise ValueError(f"it has no {name}, not even None")
+        elif not is_parametrized(conv, name):
             raise ValueError(f"its class has a {name} of its own; {by_rule}")
+
+
+def _check_initialised(conv: Any) -> None:
     try:
         with with_effective_weight(conv) as plain:
             lazy = nn.parameter.is_lazy(plain.weight)
@@ -102,10 +120,6 @@ def _checked_class(conv: Any) -> type[_ConvNd]:
         raise ValueError("its weights do not exist yet; run one batch through the network first")
     if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
         raise ValueError("it is lazy until a batch has gone through it; run one batch through the network first")
-    if children := [name for name in vars(conv)["_modules"] if name != "parametrizations"]:
-        raise ValueError(f"it holds a module of its own ({children[0]}), which a convolution never calls")
-    check_hooks(conv)
-    return base
 
 
 def check_hooks(module: Any) -> None:
@@ -127,23 +141,25 @@ def _check_values(conv: Any) -> None:
         tensor = getattr(conv, name)
         if tensor is None:
             continue
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            raise ValueError(f"its {name} is not a dense tensor")
-        if type(tensor) is not torch.Tensor and not _is_plain_parameter(type(tensor)):
-            raise ValueError(
-                f"its {name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
-            )
-        if tensor.is_meta:
-            raise ValueError(f"its {name} is on the meta device; load real weights first")
-        if tensor.dtype.is_complex:
-            raise ValueError(f"its {name} is complex, which is not covered")
-        if tensor.dtype not in DTYPES:
-            raise ValueError(f"its {name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64")
+        _check_tensor(f"its {name}", tensor)
         if tensor.dtype != conv.weight.dtype or tensor.device != conv.weight.device:
             raise ValueError("its bias and its weight differ in type or device")
-        # aminmax returns NaN for both if any entry is NaN.
-        if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.detach().aminmax()):
-            raise ValueError(f"its {name} has entries that are not finite")
+
+
+def _check_tensor(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        raise ValueError(f"{name} is not a dense tensor")
+    if type(tensor) is not torch.Tensor and not _is_plain_parameter(type(tensor)):
+        raise ValueError(f"{name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here")
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device; load real weights first")
+    if tensor.dtype.is_complex:
+        raise ValueError(f"{name} is complex, which is not covered")
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"{name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64")
+    # aminmax returns NaN for both if any entry is NaN.
+    if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.detach().aminmax()):
+        raise ValueError(f"{name} has entries that are not finite")
 
 
 def _is_plain_parameter(kind: type) -> bool:
@@ -155,46 +171,32 @@ def _is_plain_parameter(kind: type) -> bool:
 
 
 def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
-    weight, groups = conv.weight, conv.groups
+    """The geometry with which ``forward`` computes, after checking what only describes against it."""
+    weight = conv.weight
     if weight.dim() != dims + 2:
         raise ValueError(f"its weight has {weight.dim()} axes, not {dims + 2}")
-    if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
-        raise ValueError(f"groups is {groups!r}, not a positive whole number")
-    groups = index(groups)
-    for name in ("stride", "padding", "dilation", "output_padding"):
-        value = getattr(conv, name)
-        if isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value):  # whose value may change
-            raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
-    output_padding = _tuple(conv.output_padding, dims)
-    if not output_padding:  # an empty tuple would mean zeros in ConvGeometry
-        raise ValueError(f"output_padding is {conv.output_padding!r}, not {dims} whole numbers")
-    first, second = weight.shape[:2]
-    d_in, d_out = (first, second * groups) if transposed else (second * groups, first)
+    groups = _whole_number(conv.groups)
+    d_out, d_in = weight.shape[0], weight.shape[1] * groups
+    if transposed:
+        d_in, d_out = weight.shape[0], weight.shape[1] * groups
+    padding = conv.padding
+    if not isinstance(padding, str):
+        padding = _along_axes(conv, "padding", dims)
     geometry = ConvGeometry(
         in_channels=d_in,
         out_channels=d_out,
         kernel_size=tuple(weight.shape[2:]),
-        stride=_tuple(conv.stride, dims),
-        padding=conv.padding if isinstance(conv.padding, str) else _tuple(conv.padding, dims),
+        stride=_along_axes(conv, "stride", dims),
+        padding=padding,
         padding_mode=conv.padding_mode,
-        dilation=_tuple(conv.dilation, dims),
+        dilation=_along_axes(conv, "dilation", dims),
         groups=groups,
         transposed=transposed,
-        output_padding=output_padding,
+        output_padding=_along_axes(conv, "output_padding", dims),
     )
-    actual = {"in_channels": d_in, "out_channels": d_out, "kernel_size": geometry.kernel_size, "transposed": transposed}
-    for name, used in actual.items():
-        value = getattr(conv, name)
-        if (_tuple(value, dims) if name == "kernel_size" else value) != used:
-            what = f"its {name} says {value!r}, but it computes with {used!r}"
-            raise ValueError(f"{what}; if that is meant, say so: set its {name} to {used!r}")
+    _check_described(conv, geometry)
     if conv.bias is not None and tuple(conv.bias.shape) != (d_out,):
         raise ValueError(f"its bias has shape {tuple(conv.bias.shape)}, not ({d_out},)")
-    if geometry.padding_mode != "zeros":
-        # torch pads with this private list, last axis first, not with ``padding``.
-        listed = [n for pads in reversed(geometry.pads) for n in pads]
-        if list(conv._reversed_padding_repeated_twice) != listed:
-            raise ValueError(f"it pads by {list(conv._reversed_padding_repeated_twice)!r}, but padding says {listed}")
     farthest = max(dil * (k // 2) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True))
     if farthest > FARTHEST:
         what = f"it looks {farthest:,} positions away"
@@ -202,13 +204,48 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     return geometry
 
 
+def _whole_number(groups: Any) -> int:
+    if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
+        raise ValueError(f"groups is {groups!r}, not a positive whole number")
+    return index(groups)
+
+
+def _check_described(conv: Any, geometry: ConvGeometry) -> None:
+    """Check attributes with which ``forward`` does not compute."""
+    for name in ("in_channels", "out_channels", "kernel_size", "transposed"):
+        value, used = getattr(conv, name), getattr(geometry, name)
+        stated = value
+        if name == "kernel_size":
+            stated = _tuple(value, geometry.dims)
+        if stated != used:
+            what = f"its {name} says {value!r}, but it computes with {used!r}"
+            raise ValueError(f"{what}; if that is meant, say so: set its {name} to {used!r}")
+    if geometry.padding_mode != "zeros":
+        # torch pads with this private list, last axis first, not with ``padding``.
+        padded = list(conv._reversed_padding_repeated_twice)
+        stated = [n for pads in reversed(geometry.pads) for n in pads]
+        if padded != stated:
+            raise ValueError(f"it pads by {padded!r}, but padding says {stated}")
+
+
+def _along_axes(conv: Any, name: str, dims: int) -> Any:
+    """A hyperparameter along each axis."""
+    value = getattr(conv, name)
+    numbers = _tuple(value, dims)
+    changing = isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value)
+    if changing or numbers == ():  # which would mean zeros in ConvGeometry
+        raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
+    return numbers
+
+
 def _tuple(value: Any, dims: int) -> Any:
     """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses non-integers."""
-    values = tuple(value) if isinstance(value, tuple | list) else (value,)
-    try:
-        numbers = tuple(index(n) for n in values if not isinstance(n, bool))
-    except TypeError:
+    values = value
+    if not isinstance(value, tuple | list):
+        values = (value,)
+    numbers = whole_numbers(values)
+    if numbers is None:
         return value
-    if len(numbers) < len(values):  # torch refuses booleans
-        return value
-    return numbers * dims if len(numbers) == 1 else numbers
+    if len(numbers) == 1:
+        return numbers * dims
+    return numbers

@@ -67,7 +67,6 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
     float64 rounding, so that the module's own dtype hides no difference.  The layers themselves, with weights that may have been
     rounded to that dtype, must agree up to a few of its units.  At least one of the layers is a convolution, all are convertible.
     """
-    generator = torch.Generator().manual_seed(0)
     geometries = [geometry_of(conv) for conv in _convolutions(layers)]
     default = torch.get_default_dtype()
     try:
@@ -78,29 +77,39 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
         return f"its rule fails on a float64 copy of it: {describe(error)}"
     finally:
         torch.set_default_dtype(default)
-    formats = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
-    coarsest = max((torch.finfo(dtype).eps for dtype in formats), default=2.0**-52)
-    device = next((p.device for p in exact.parameters()), None)
-    own_slack = OWN_SLACK * coarsest / 2 if coarsest > 2.0**-52 else 0.0
-    candidates, magnitudes = ((exact_layers, 0.0), (own, own_slack)), _magnitudes(exact_layers)
+    magnitudes = _magnitudes(exact_layers)
     terms = 2 * sum(g.in_channels // g.groups * g.taps + 1 for g in geometries)
+    relative = (terms + SLACK) * 2.0**-53
+    candidates = ((exact_layers, relative), (own, relative + _own_slack(module)))
+    generator = torch.Generator().manual_seed(0)
+    device = next((p.device for p in exact.parameters()), None)
     ran, failure = 0, "there are none"
     for size in sizes(geometries):
-        x = torch.randn(
-            BATCH, geometries[0].in_channels, *size, generator=generator, dtype=torch.float64, device="cpu"
-        ).to(device)
+        shape = (BATCH, geometries[0].in_channels, *size)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(device)
         try:
             expected = exact(x.clone())
         except Exception as error:
             failure = describe(error)
             continue
         ran += not isinstance(expected, Tensor) or expected.numel() > 0
-        for part, slack in candidates:
-            reason = _difference(part, x, expected, magnitudes, (terms + SLACK) * 2.0**-53 + slack)
+        for part, allowance in candidates:
+            reason = _difference(part, x, expected, magnitudes, allowance)
             if reason is not None:
                 return f"its rule gives another function: on an input of size {' x '.join(map(str, size))} {reason}"
-    shape = " x ".join(map(str, (geometries[0].in_channels, *size)))
-    return None if ran > 1 else f"its rule cannot be judged, for it runs on no inputs like {shape}: {failure}"
+    if ran > 1:
+        return None
+    tried = " x ".join(map(str, shape[1:]))
+    return f"its rule cannot be judged, for it runs on no inputs like {tried}: {failure}"
+
+
+def _own_slack(module: nn.Module) -> float:
+    """Allowance for weights that were rounded to the dtype of the module; none for float64."""
+    formats = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
+    coarsest = max((torch.finfo(dtype).eps for dtype in formats), default=0.0)
+    if coarsest <= 2.0**-52:
+        return 0.0
+    return OWN_SLACK * coarsest / 2
 
 
 def _difference(part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module, relative: float) -> str | None:
@@ -129,18 +138,15 @@ def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
     """Spatial input sizes on which a chain of layers is tested; their axes have different lengths."""
     dims = geometries[0].dims
     chain = [g for g in geometries if g.dims == dims]
-    reach = [1 + sum(g.span[axis] for g in chain) for axis in range(dims)]
-    stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in range(dims)))
+    axes = range(dims)
+    reach = [1 + sum(g.span[axis] for g in chain) for axis in axes]
+    pads = [sum(map(abs, (n for g in chain for n in g.pads[axis]))) for axis in axes]
+    stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in axes))
     count = min(stride, MOST_RESIDUES)
     residues = sorted({round(i * (stride - 1) / (count - 1)) for i in range(count)})
-    pads = [sum(abs(n) for g in chain for n in g.pads[axis]) for axis in range(dims)]
-    candidates = [
-        tuple(n + pad + rest + axis for axis, (n, pad) in enumerate(zip(reach, pads, strict=True)))
-        for rest in (*residues, stride + 7)
-    ]
-    candidates += [
-        tuple(most + axis for axis, most in enumerate(small)) for small in (reach, [(n + 1) // 2 for n in reach])
-    ]
+    candidates = [tuple(reach[axis] + pads[axis] + rest + axis for axis in axes) for rest in (*residues, stride + 7)]
+    candidates.append(tuple(reach[axis] + axis for axis in axes))
+    candidates.append(tuple((reach[axis] + 1) // 2 + axis for axis in axes))
     return list(dict.fromkeys(candidates))
 
 

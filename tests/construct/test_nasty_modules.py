@@ -559,7 +559,7 @@ def test_row_40_example_inputs_that_do_not_fit(state: Any, from_conv: Command) -
         torch.save(wrong, "inputs.pt")
         assert reason in from_conv.refuses(*options)
     assert "no such file" in from_conv.refuses(*options[:-1], "none.pt")
-    assert "give one of them" in from_conv.refuses(*options, *SIZE)
+    assert "not allowed with argument" in from_conv.refuses(*options, *SIZE)
 
 
 class InPlace(OneConvolution):

@@ -163,15 +163,6 @@ def test_row_11_kernels_alone(from_conv: Command) -> None:
     assert torch.allclose(layer(x), conv(x), atol=1e-5)
 
 
-def test_row_11_geometry_that_has_no_meaning_is_not_passed_over(from_conv: Command) -> None:
-    path = "m.pt"
-    torch.save(nn.Conv2d(2, 3, 3).state_dict(), path)
-    line = from_conv.refuses(path, "--stride", 2, "--output-padding", 1)
-    assert "--output-padding is for transposed" in line
-    line = from_conv.refuses(path, "--stride", 1, "--transposed", "--padding", "same")
-    assert "--padding same is for plain" in line
-
-
 def test_row_12_wrapped_checkpoints(from_conv: Command) -> None:
     model = nn.Conv2d(1, 2, 3)
     state = {f"module._orig_mod.{key}": value for key, value in model.state_dict().items()}
