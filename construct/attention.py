@@ -198,8 +198,9 @@ class MHSA(nn.Module):
     @property
     def offsets(self) -> tuple[str, ...]:
         """The parameter names of a learned relative encoding's tables, one per axis; empty for other encodings."""
-        relative = self._encoding == "relative"
-        return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1)) if relative else ()
+        if self._encoding != "relative":
+            return ()
+        return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1))
 
     def centres(self) -> tuple[Tensor, Tensor]:
         """Sharpness and shift of every head, read back from c = Ŵ_keyᵀ v: α (heads,) and τ (heads, d), float64.

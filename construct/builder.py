@@ -11,7 +11,7 @@ from construct.attention import MHSA
 from construct.encoding.encoding import Encoding, Quadratic
 from construct.encoding.sharpness import ALPHA
 from construct.errors import require
-from construct.geometry import ConvGeometry, whole_numbers
+from construct.geometry import ConvGeometry, positive_number
 from construct.modules.convolutions import geometry_of
 from construct.modules.parametrizations import with_effective_weight
 from construct.weights import MHSAWeights
@@ -106,7 +106,7 @@ def kernel_to_mhsa(
             D_h is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """
-    if not (alpha > 0 and alpha < float("inf")):
+    if not 0 < alpha < float("inf"):
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     pieces = _heads_per_shift(head_dim, heads_per_shift, geometry)
     _require_memory(geometry, weight, pieces)
@@ -126,14 +126,15 @@ def kernel_to_mhsa(
     # Only the encoding enters the score: Ŵ_key = I; W_qry = W_key = 0 and u = 0 switch the content terms off.
     w_key_pos = torch.eye(d_p, dtype=v.dtype, device=v.device).repeat(n, 1, 1)
     w_qry = weight.new_zeros(n, geometry.in_channels, d_p)
-    w_key, u = torch.zeros_like(w_qry), weight.new_zeros(n, d_p)
+    w_key = torch.zeros_like(w_qry)
+    u = weight.new_zeros(n, d_p)
     # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
     # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
     taps = heads.tap_matrices(weight.detach(), geometry)[list(order)]
-    w_val, w_out = heads.factor(taps, head_dim if pieces == 1 else pieces * index(head_dim))  # type: ignore[operator]
     # Several heads at one shift have the same attention, and their widths add up.
-    w_val, w_out = heads.split_heads(w_val, w_out, pieces)
-    v, w_key_pos, w_qry, w_key, u = (x.repeat_interleave(pieces, dim=0) for x in (v, w_key_pos, w_qry, w_key, u))
+    width = head_dim if pieces == 1 else pieces * index(head_dim)  # type: ignore[operator]
+    w_val, w_out = heads.split_heads(*heads.factor(taps, width), pieces)
+    w_qry, w_key, w_key_pos, u, v = (x.repeat_interleave(pieces, dim=0) for x in (w_qry, w_key, w_key_pos, u, v))
     b_out = weight.new_zeros(geometry.out_channels) if bias is None else bias.detach().clone()
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
@@ -153,28 +154,31 @@ def _encoding(name: str, geometry: ConvGeometry, alpha: float) -> Encoding:
 
 def _heads_per_shift(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:
     """How many heads look at each shift."""
-    number = (0,) if heads_per_shift is None else whole_numbers([heads_per_shift])
-    if number is None or (number[0] < 1 and heads_per_shift is not None):
+    number = positive_number(heads_per_shift)
+    if number is None and heads_per_shift is not None:
         raise ValueError(f"heads_per_shift is {heads_per_shift!r}, neither None nor a positive number")
-    if number == (1,):
+    if number == 1:
         return 1
-    width = whole_numbers([head_dim])
-    if width is None or width[0] < 1:
+    width = positive_number(head_dim)
+    if width is None:
         raise ValueError(f"several heads at a shift take a head_dim that is a positive number, not {head_dim!r}")
-    needed = -(-min(geometry.in_channels, geometry.out_channels) // (geometry.groups * width[0]))
-    return number[0] or needed
+    needed = -(-min(geometry.in_channels, geometry.out_channels) // (geometry.groups * width))
+    return number or needed
 
 
 def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:
     """v as float32, or as float64 if float32 would round it."""
     exact = torch.tensor(v, dtype=torch.float64, device="cpu")
     single = exact.float()
-    return exact if dtype == torch.float64 or not torch.equal(single.double(), exact) else single
+    if dtype == torch.float64 or not torch.equal(single.double(), exact):
+        return exact
+    return single
 
 
 def _require_memory(geometry: ConvGeometry, weight: Tensor, pieces: int) -> None:
     """Check that the eight tensors fit into memory before making any."""
-    d_in, d_out = geometry.in_channels // geometry.groups, geometry.out_channels // geometry.groups
+    d_in = geometry.in_channels // geometry.groups
+    d_out = geometry.out_channels // geometry.groups
     factors = geometry.groups * min(d_in, d_out) * (d_in + d_out)
     content = 2 * pieces * geometry.in_channels * (geometry.dims + 1)
     needed = geometry.taps * (2 * factors + content) * weight.element_size()  # 2: the taps are copied once

@@ -70,10 +70,10 @@ class ConvGeometry:
             if self.padding == "same" and any(s != 1 for s in self.stride):
                 raise ValueError("padding='same' does not go with a stride")
         for name in ("in_channels", "out_channels", "groups"):
-            number = whole_numbers([getattr(self, name)])
-            if number is None or number[0] < 1:
+            number = positive_number(getattr(self, name))
+            if number is None:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, not a positive whole number")
-            object.__setattr__(self, name, number[0])
+            object.__setattr__(self, name, number)
         if self.in_channels % self.groups or self.out_channels % self.groups:
             raise ValueError(
                 f"{self.groups} groups do not divide {self.in_channels} input and {self.out_channels} output channels"
@@ -176,6 +176,14 @@ def whole_numbers(values: Any) -> tuple[int, ...] | None:
         return None if any(isinstance(x, bool) for x in numbers) else tuple(map(index, numbers))
     except TypeError:
         return None
+
+
+def positive_number(value: Any) -> int | None:
+    """A positive whole number of any type as an int; None for anything else."""
+    numbers = whole_numbers([value])
+    if numbers is None or numbers[0] < 1:
+        return None
+    return numbers[0]
 
 
 def _vector(name: str, values: Any, length: int, least: int) -> tuple[int, ...]:

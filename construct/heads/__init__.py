@@ -16,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from construct.geometry import ConvGeometry, whole_numbers
+from construct.geometry import ConvGeometry, positive_number, whole_numbers
 
 # ---- where heads look ------------------------------------------------------------------------------------------------
 
@@ -37,12 +37,13 @@ def bijection(shifts: Sequence[Shift], order: Sequence[int] | None = None) -> tu
     Raises:
         ValueError: ``order`` is not a permutation of all taps, or two taps have the same shift.
     """
-    order = whole_numbers(range(len(shifts)) if order is None else order)
-    if order is None or sorted(order) != list(range(len(shifts))):
+    every = range(len(shifts))
+    taps = tuple(every) if order is None else whole_numbers(order)
+    if taps is None or sorted(taps) != [*every]:
         raise ValueError(f"the order of heads is not a permutation of 0 … {len(shifts) - 1}")
     if len(set(shifts)) != len(shifts):
         raise ValueError("two heads look at the same shift: no bijection")
-    return order
+    return taps
 
 
 # ---- what heads carry ------------------------------------------------------------------------------------------------
@@ -93,28 +94,33 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
     Raises:
         ValueError: ``head_dim`` is neither None, "rank" nor a positive number.
     """
-    heads, groups, d_in, d_out = taps.shape
-    least = min(d_in, d_out)
     if head_dim == "rank":
         from construct.heads.rank import NoFactors, rank_factors
 
         try:
             return rank_factors(taps)
         except NoFactors as reason:
-            log.warning("%s; D_h stays %d", reason, least)
-        head_dim = None
-    number = whole_numbers([head_dim])
-    if number is not None and number[0] > 0:
-        head_dim = number[0]
-        if head_dim < least:
-            return _truncated(taps, head_dim)
-        w_val, w_out = factor(taps)
-        more = head_dim - least
-        return torch.nn.functional.pad(w_val, (0, more)), torch.nn.functional.pad(w_out, (0, 0, 0, more))
-    if head_dim is not None:
+            log.warning("%s; D_h stays %d", reason, min(taps.shape[2:]))
+            head_dim = None
+    w_val, w_out = _tap_and_identity(taps)
+    if head_dim is None:
+        return w_val, w_out
+    width = positive_number(head_dim)
+    if width is None:
         raise ValueError(f"head_dim is {head_dim!r}, neither None, 'rank' nor a positive number")
-    identity = torch.eye(least, dtype=taps.dtype, device=taps.device).repeat(heads, groups, 1, 1)
-    return (taps.clone(), identity) if d_out <= d_in else (identity, taps.clone())
+    more = width - w_val.shape[3]
+    if more < 0:
+        return _truncated(taps, width)
+    return torch.nn.functional.pad(w_val, (0, more)), torch.nn.functional.pad(w_out, (0, 0, 0, more))
+
+
+def _tap_and_identity(taps: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of width min(D_in, D_out), of which one is the tap itself."""
+    heads, groups, d_in, d_out = taps.shape
+    identity = torch.eye(min(d_in, d_out), dtype=taps.dtype, device=taps.device).repeat(heads, groups, 1, 1)
+    if d_out <= d_in:
+        return taps.clone(), identity
+    return identity, taps.clone()
 
 
 def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
