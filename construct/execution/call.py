@@ -16,9 +16,9 @@ from construct.errors import require
 from construct.execution import axial, dense
 from construct.execution.cache import cached
 from construct.execution.plan import axial_plan
-from construct.execution.protocol import Execution, Layer, in_format_of
+from construct.execution.protocol import Execution, Layer, memory_format
 from construct.execution.traced import recorded_by_fx, run_abstract, run_traced
-from construct.execution.transforms import abstract, eagerly, faked, jit_traced, traced
+from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
@@ -89,7 +89,7 @@ def call(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
         size = tuple(input.shape[-layer.geometry.dims :])
     x = input if batched else input[None]
     y = _evaluated(layer, run, x, _geometry_for(layer.geometry, output_size, size, batched), size)
-    y = in_format_of(x, y)
+    y = _in_format_of(x, y)
     return y if batched else y[0]
 
 
@@ -113,6 +113,17 @@ def has_batch_axis(layer: Any, x: Tensor) -> bool:
     if x.device != w.device:
         raise RuntimeError(f"MHSA: input is on {x.device}, the layer on {w.device}")
     return x.dim() == dims + 2
+
+
+def _in_format_of(x: Tensor, y: Tensor) -> Tensor:
+    """The output y, (B, D_out, *o), contiguous or with channels last in memory, as the input x, (B, D_in, *n)."""
+    # Under vmap, torch has no channels-last format for a single member, and a compiler does not say whether it maps.
+    form = torch.contiguous_format if is_batched(y) else memory_format(x)
+    if form == torch.contiguous_format:
+        return y.contiguous()
+    if torch.compiler.is_compiling() or not y.is_contiguous(memory_format=form):
+        return y.movedim(1, -1).contiguous().movedim(-1, 1)
+    return y
 
 
 def _autocast(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:

@@ -81,14 +81,3 @@ def memory_format(x: Tensor) -> torch.memory_format:
     else:
         last = x.is_contiguous(memory_format=wanted) and not x.is_contiguous()
     return wanted if last else torch.contiguous_format
-
-
-def in_format_of(x: Tensor, y: Tensor) -> Tensor:
-    """The output y, (B, D_out, *o), contiguous or with channels last in memory, as the input x, (B, D_in, *n)."""
-    # Under vmap, torch has no channels-last format for a single member, and a compiler does not say whether it maps.
-    form = torch.contiguous_format if is_batched(y) else memory_format(x)
-    if form == torch.contiguous_format:
-        return y.contiguous()
-    if torch.compiler.is_compiling() or not y.is_contiguous(memory_format=form):
-        return y.movedim(1, -1).contiguous().movedim(-1, 1)
-    return y
