@@ -81,7 +81,9 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 def _check(options: argparse.Namespace) -> int:
     from verify.checker import NotConfirmed, check
 
-    judges = [coq_command.judge(options)] if options.verified else []
+    judges = []
+    if options.verified:
+        judges = [coq_command.judge(options)]
     try:
         result = check(options.certificate, options.conv, options.mhsa, *judges, key=options.key)
         print(result)
@@ -90,7 +92,7 @@ def _check(options: argparse.Namespace) -> int:
         raise
     for judge in judges:
         print(judge)
-    return 0 if result.verdict.name == "PROVED" and all(judge.accepts for judge in judges) else 1
+    return int(not (result.verdict.name == "PROVED" and all(judge.accepts for judge in judges)))
 
 
 def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,13 +111,12 @@ def _lemmas(options: argparse.Namespace) -> int:
     except ProofFailed as failure:
         print(f"NOT PROVED: {failure}")
         return 1
-    print(
-        "\n\n".join(proof.full() for proof in proofs)
-        if options.full
-        else in_latex(proofs)
-        if options.latex
-        else in_brief(proofs)
-    )
+    if options.full:
+        print(*(proof.full() for proof in proofs), sep="\n\n")
+    elif options.latex:
+        print(in_latex(proofs))
+    else:
+        print(in_brief(proofs))
     return 0
 
 
@@ -128,8 +129,13 @@ def _claims(options: argparse.Namespace) -> int:
     from verify.theory.literature.claim_table import claims
 
     table = claims(options.why)
-    print(table.markdown() if options.markdown else "\n\n".join(map(str, table)) if options.why else table)
-    return 0 if table.good else 1
+    if options.markdown:
+        print(table.markdown())
+    elif options.why:
+        print(*table, sep="\n\n")
+    else:
+        print(table)
+    return int(not table.good)
 
 
 def _coq(options: argparse.Namespace) -> int:
@@ -141,7 +147,7 @@ def _coq(options: argparse.Namespace) -> int:
 def _audit(options: argparse.Namespace) -> int:
     result = audit_command.run(options)
     print(result.to_json() if options.json else f"{result}\n", end="")
-    return 0 if result.is_convolution else 1
+    return int(not result.is_convolution)
 
 
 def _sweep(options: argparse.Namespace) -> int:

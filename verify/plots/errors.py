@@ -5,7 +5,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, Figure, new_figure, plain, style
+import numpy as np
+
+from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, Axes, Figure, new_figure, plain, style
 from verify.recheck.certificate_file import read_document
 from verify.recheck.strict_input import strict_json
 
@@ -39,7 +41,7 @@ def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
     rows = []
     for stated, record in zip(certificates, records, strict=True):
         differences = [float.fromhex(x) for x in record["observed"]]
-        observed = math.nan if any(map(math.isnan, differences)) else max(differences, default=0.0)
+        observed = float(np.max(differences, initial=0.0))  # NaN, if one is
         bound, rounding = (float(stated.parts[part].max(initial=0.0)) for part in ("bound", "rounding"))
         rows.append(LayerErrors(stated.name or "(the layer)", stated.verdict, observed, bound, rounding))
     return rows
@@ -67,9 +69,7 @@ def errors_figure(path: str | os.PathLike[str]) -> Figure:
     >>> figure = verify.plots.errors_figure(path)
     """
     rows = rows_of(path)
-    drawn = [v for row in rows for v in (row.observed, row.bound, row.rounding) if _drawable(v)]
-    low, high = (min(drawn), max(drawn)) if drawn else (1e-8, 1.0)
-    low, high = 10.0 ** (math.floor(math.log10(low)) - 0.7), 10.0 ** (math.ceil(math.log10(high)) + 0.2)
+    low, high = _limits(rows)
     with style():
         figure = new_figure(8.4, min(60.0, 1.7 + 0.3 * len(rows)))
         ax = figure.subplots()
@@ -78,22 +78,15 @@ def errors_figure(path: str | os.PathLike[str]) -> Figure:
             if _drawable(row.observed) and _drawable(row.bound):
                 ax.plot([row.observed, row.bound], [y, y], color="#cfcfcf", lw=1.5, zorder=1)
             for name, value in (("observed", row.observed), ("bound", row.bound)):
-                if not _drawable(value):
-                    left = value == 0
-                    ax.annotate(
-                        f"{name} {'0' if left else '∞' if value == math.inf else 'is no number'}",
-                        (low if left else high, y), xytext=(3 if left else -3, 0), textcoords="offset points",
-                        ha="left" if left else "right", va="center", fontsize=8, color=INK,
-                    )  # fmt: skip
-        for gid, marker, colour, size, label in (
-            ("rounding", "|", FAINT, 11, "of it, rounding"),
-            ("bound", "<", BLUE, 8, "bound, for all inputs"),
-            ("observed", "o", ORANGE, 6, "greatest difference observed, on adversarial inputs"),
-        ):
-            points = [(getattr(row, gid), y) for y, row in enumerate(rows) if _drawable(getattr(row, gid))]
-            x, y = zip(*points, strict=True) if points else ((), ())
-            edge = 1.8 if marker == "|" else 0.5
-            ax.plot(x, y, marker=marker, ms=size, mew=edge, color=colour, ls="none", label=label, gid=gid)
+                if value == 0:
+                    _write(ax, f"{name} 0", (low, y), 3, "left")
+                elif not _drawable(value):
+                    what = "∞" if value == math.inf else "is not a number"
+                    _write(ax, f"{name} {what}", (high, y), -3, "right")
+        for name, marker, colour, size, edge, label in _SERIES:
+            points = [(getattr(row, name), y) for y, row in enumerate(rows)]
+            x, y = np.array([point for point in points if _drawable(point[0])]).reshape(-1, 2).T
+            ax.plot(x, y, marker=marker, ms=size, mew=edge, color=colour, ls="none", label=label, gid=name)
         ax.set_xlim(low, high)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_yticks(range(len(rows)), [plain(row.name) for row in rows], parse_math=False)
@@ -107,6 +100,25 @@ def errors_figure(path: str | os.PathLike[str]) -> Figure:
         figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=3)
         figure.suptitle("Observed and bounded, layer by layer")
     return figure
+
+
+_SERIES = (
+    ("rounding", "|", FAINT, 11, 1.8, "of it, rounding"),
+    ("bound", "<", BLUE, 8, 0.5, "bound, for all inputs"),
+    ("observed", "o", ORANGE, 6, 0.5, "greatest difference observed, on adversarial inputs"),
+)
+"""Name, marker, colour, size, edge and label of what is drawn for each layer."""
+
+
+def _limits(rows: list[LayerErrors]) -> tuple[float, float]:
+    """The ends of the x axis."""
+    drawn = [v for row in rows for v in (row.observed, row.bound, row.rounding) if _drawable(v)] or [1e-8, 1.0]
+    return 10.0 ** (math.floor(math.log10(min(drawn))) - 0.7), 10.0 ** (math.ceil(math.log10(max(drawn))) + 0.2)
+
+
+def _write(ax: Axes, text: str, place: tuple[float, float], offset: int, side: str) -> None:
+    look = {"ha": side, "va": "center", "fontsize": 8, "color": INK}
+    ax.annotate(text, place, xytext=(offset, 0), textcoords="offset points", **look)
 
 
 def _drawable(value: float) -> bool:

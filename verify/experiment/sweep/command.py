@@ -76,22 +76,27 @@ def _check(options: argparse.Namespace) -> None:
         if sweeps:
             raise ValueError("--report runs no sweep (give it alone, after the sweep)")
         return
-    if options.figure is not None:
-        raise ValueError("--figure goes with --report")
-    if options.output is None:
-        raise ValueError("a sweep writes its results to a file (give --output results.sqlite)")
-    if (options.random is None) == (not options.models and not options.arch):
-        raise ValueError("give networks, or --random N")
-    if options.random is not None and (options.random < 1 or options.seed < 0):
-        raise ValueError("--random takes a number from 1, and --seed one from 0")
-    if options.random is not None and options.input_size:
-        raise ValueError("--input-size goes with networks, not with --random")
-    if options.workers is not None and options.workers < 1:
-        raise ValueError(f"--workers takes a number from 1, not {options.workers}")
-    if options.workers is not None and options.scheduler:
-        raise ValueError("--workers is of a local cluster (leave it out with --scheduler)")
-    if not options.timeout > 0:
-        raise ValueError(f"--timeout takes a positive number, not {options.timeout:g}")
+    random = options.random
+    networks = bool(options.models or options.arch)
+    refusals = (
+        (options.figure is not None, "--figure goes with --report"),
+        (options.output is None, "a sweep writes its results to a file (give --output results.sqlite)"),
+        ((random is None) != networks, "give networks, or --random N"),
+        (
+            random is not None and (random < 1 or options.seed < 0),
+            "--random takes a number from 1, and --seed one from 0",
+        ),
+        (random is not None and options.input_size, "--input-size goes with networks, not with --random"),
+        (
+            options.workers is not None and options.workers < 1,
+            f"--workers takes a number from 1, not {options.workers}",
+        ),
+        (options.workers and options.scheduler, "--workers is of a local cluster (leave it out with --scheduler)"),
+        (not options.timeout > 0, f"--timeout takes a positive number, not {options.timeout:g}"),
+    )
+    for holds, what in refusals:
+        if holds:
+            raise ValueError(what)
 
 
 def _networks(options: argparse.Namespace) -> Iterator["Network"]:
@@ -99,26 +104,16 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
     if not (options.models or options.arch):
         return
     from verify.experiment.sweep.models import Network
-    from verify.recheck.strict_input import opened
 
-    size = ("--input-size", *options.input_size) if options.input_size else ()
-    lines = [(shlex.quote(model), model) for model in options.models if not model.endswith(".txt")]
-    for name in options.models:
-        if name.endswith(".txt"):
-            with opened(name) as file:
-                text = file.read().decode()
-            named = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
-            if not named:  # nothing certified is no success
-                raise ValueError(f"{name}: names no network (write MODEL [options] in each line)")
-            lines += [(line, f"{name}: {line}") for line in named]
-    for line, shown in lines:
+    size: tuple[str, ...] = ()
+    if options.input_size:
+        size = ("--input-size", *options.input_size)
+    for line, shown in _lines(options.models):
         pattern, *words = shlex.split(line)
-        exact = Path(pattern).exists()
-        files = [pattern] if exact else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  on the whole file system
-        if not files:
-            raise ValueError(f"{shown}: no such file")
-        for file in files:
-            own = () if {"--input-size", "--example-inputs"} & set(words) else size
+        own = size
+        if {"--input-size", "--example-inputs"} & set(words):
+            own = ()
+        for file in _files(pattern, shown):
             network = Network((file, *words, *own))
             try:
                 network.options()
@@ -129,3 +124,29 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
         network = Network((spec, *size), factory=True)
         network.options()
         yield network
+
+
+def _lines(models: list[str]) -> list[tuple[str, str]]:
+    """A command line for each name, and for each line of a .txt file, with what an error calls it."""
+    from verify.recheck.strict_input import opened
+
+    lines = [(shlex.quote(model), model) for model in models if not model.endswith(".txt")]
+    for name in models:
+        if name.endswith(".txt"):
+            with opened(name) as file:
+                text = file.read().decode()
+            named = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
+            if not named:  # nothing certified is no success
+                raise ValueError(f"{name}: names no network (write MODEL [options] in each line)")
+            lines += [(line, f"{name}: {line}") for line in named]
+    return lines
+
+
+def _files(pattern: str, shown: str) -> list[str]:
+    """The files that a pattern names, on the whole file system."""
+    if Path(pattern).exists():
+        return [pattern]
+    files = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    if not files:
+        raise ValueError(f"{shown}: no such file")
+    return files

@@ -96,14 +96,7 @@ class Sweep:
 
     def _conclusion(self) -> tuple[str, int]:
         """The counts of verdicts and what is wrong, and the exit code."""
-        random = {f"seed {seed}" for seed in self._seeds}
-        rows = [
-            (model, layer, fault, verdict, error)
-            for key, model, layer, fault, verdict, error in self._results.select(
-                "SELECT key, model, layer, fault, verdict, error FROM certificates"
-            )
-            if (layer in random if model == "random" else key in self._keys)
-        ]
+        rows = self._rows()
         built = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if not fault)
         faults = Counter(verdict or "failed" for _, _, fault, verdict, _ in rows if fault)
         lines = [f"{built.total()} layers: {_listed(built)}"]
@@ -111,11 +104,21 @@ class Sweep:
             lines.append(f"{faults.total()} with a fault: {_listed(faults)}")
         wrong = [row for row in rows if row[-1]]
         for model, layer, fault, _, error in wrong[:20]:
-            where = f"{model}: {layer}" if layer else model
-            lines.append(f"{where}{f', {fault}' if fault else ''}: {error}")
+            where = ": ".join(filter(None, (model, layer)))
+            lines.append(f"{', '.join(filter(None, (where, fault)))}: {error}")
         if len(wrong) > 20:
             lines.append(f"and {len(wrong) - 20} more (python -m verify sweep --report DB)")
-        return "\n".join(lines), 1 if wrong else 0
+        return "\n".join(lines), int(bool(wrong))
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """Model, layer, fault, verdict and error of every row of this sweep."""
+        random = {f"seed {seed}" for seed in self._seeds}
+        query = "SELECT key, model, layer, fault, verdict, error FROM certificates"
+        rows = []
+        for key, model, layer, *rest in self._results.select(query):
+            if key in self._keys or (model == "random" and layer in random):
+                rows.append((model, layer, *rest))
+        return rows
 
 
 def _listed(counts: Counter[str]) -> str:
