@@ -58,12 +58,12 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
     with torch.no_grad():
         content = mhsa.has_content()
     size = _size(layer, g, content)
-    part, caption = crop(layer.x, size) if layer.x is not None and layer.x.numel() else (None, "")
+    part, caption = None, ""
+    if layer.x is not None and layer.x.numel():
+        part, caption = crop(layer.x, size)
     data: dict[str, Any] = _tokens(g, size) | {"crop": caption}
     pairs = len(centres) * prod(data["shape"])
-    if content:
-        pairs *= prod(len(axis) for axis in data["queries"])
-    if pairs > (MOST_NUMBERS if content else MOST_PAIRS):
+    if pairs > MOST_PAIRS or (content and pairs * prod(map(len, data["queries"])) > MOST_NUMBERS):
         raise NoPicture(f"{mhsa.heads} heads over {times(data['shape'])} tokens are too many to draw")
     if content:
         with torch.no_grad():

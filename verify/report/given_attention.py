@@ -38,11 +38,12 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
     if queries is None:
         raise NoPicture(f"{len(rows)} heads over {times(shape)} positions are too many to draw")
     kept = maps[(slice(drawn), *np.ix_(*queries))].reshape(drawn, -1, prod(shape))
-    bits = 16 if kept.size <= min(MOST_EXACT, share // 2) else 8
+    exact = kept.size <= min(MOST_EXACT, share // 2)
     caption = "These are attention probabilities as they were given"
     if prod(map(len, queries)) < prod(shape):
         caption += f", from {times([len(axis) for axis in queries])} of the {times(shape)} positions"
-    caption += "." if bits == 16 else ", rounded to what a shade can show."
+    if not exact:
+        caption += ", rounded to what a shade can show"
     return {
         "input": list(shape),
         "shape": list(shape),
@@ -52,9 +53,9 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
         "mode": "zeros",
         "transposed": False,
         "heads": len(rows),
-        "maps": packed(kept, bits),
-        "bits": bits,
-        "caption": caption,
+        "maps": packed(kept, exact),
+        "bits": 8 + 8 * exact,
+        "caption": f"{caption}.",
         "radix": None,
         "centres": [None] * drawn,
         "kernel": None,
@@ -76,10 +77,13 @@ def _asking(shape: tuple[int, ...], most: int) -> list[list[int]] | None:
     return None
 
 
-def packed(rows: np.ndarray, bits: int = 16) -> str:
+def packed(rows: np.ndarray, exact: bool = True) -> str:
     """Probabilities (heads, queries, keys) in base64: 16 bits with 65535 for 1, little-endian; or their square roots in 8 bits.
 
     A shade in the picture is the square root, so 8 bits change it by at most 1/510.
     """
-    values = np.rint(rows.clip(0, 1) * 65535).astype("<u2") if bits == 16 else np.rint(np.sqrt(rows.clip(0, 1)) * 255)
-    return base64.b64encode(values.astype("<u2" if bits == 16 else "u1").tobytes()).decode()
+    rows = rows.clip(0, 1)
+    values = np.rint(np.sqrt(rows) * 255).astype("u1")
+    if exact:
+        values = np.rint(rows * 65535).astype("<u2")
+    return base64.b64encode(values.tobytes()).decode()

@@ -106,8 +106,9 @@ def _input_image(x: np.ndarray) -> Image:
 
 def _image(title: str, values: np.ndarray, of: str, scaled_as: np.ndarray | None = None) -> Image:
     """An image whose lightest and darkest shades are the extremes of ``scaled_as``, by default its own."""
-    plane = values if scaled_as is None else scaled_as
-    low, high = float(plane.min()), float(plane.max())
+    if scaled_as is None:
+        scaled_as = values
+    low, high = float(scaled_as.min()), float(scaled_as.max())
     shade = (_small(_flat(values)) - low) / ((high - low) or 1.0)
     return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{_number(low)} … {_number(high)}; {of}")
 
@@ -124,7 +125,9 @@ def _number(value: float) -> str:
 
 def _flat(values: np.ndarray) -> np.ndarray:
     """A plane unchanged, or the middle slice of a volume."""
-    return values[len(values) // 2] if values.ndim == 3 else values
+    if values.ndim == 3:
+        return values[len(values) // 2]
+    return values
 
 
 def _small(planes: np.ndarray, greatest: bool = False) -> np.ndarray:
@@ -180,9 +183,8 @@ def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor
     scikit-learn is installed.
     """
     if shape == (1, 8, 8):
-        return torch.tensor(digit(), device="cpu")[None, None].to(
-            dtype
-        ), "a handwritten digit of scikit-learn's, pixels from 0 to 1"
+        image = torch.tensor(digit(), device="cpu")[None, None].to(dtype)
+        return image, "a handwritten digit of scikit-learn's, pixels from 0 to 1"
     if not has_photograph(shape):
         return None
     try:

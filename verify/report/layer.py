@@ -45,9 +45,11 @@ class ReportLayer:
 
 def in_words(g: Geometry) -> str:
     """``3 × 3 convolution, 16 → 24 channels, every 2nd position, padded by 1 with zeros``."""
-    kind = "transposed convolution" if g.transposed else "convolution"
-    words = [f"{times(g.kernel_size)} {kind}" if g.dims > 1 else f"1-D {kind} of {g.kernel_size[0]} taps"]
-    words.append(f"{g.in_channels} → {g.out_channels} channels")
+    kind = "transposed " * g.transposed + "convolution"
+    shape = f"{times(g.kernel_size)} {kind}"
+    if g.dims == 1:
+        shape = f"1-D {kind} of {g.kernel_size[0]} taps"
+    words = [shape, f"{g.in_channels} → {g.out_channels} channels"]
     if g.groups == g.in_channels > 1:
         words.append("each channel on its own")
     elif g.groups > 1:
@@ -64,7 +66,7 @@ def in_words(g: Geometry) -> str:
 
 def _padding(g: Geometry) -> str:
     if not any(p for pair in g.pads for p in pair):
-        return "no padding" if not g.transposed else "nothing cropped"
+        return "nothing cropped" if g.transposed else "no padding"
     if g.transposed:
         return f"cropped by {times([before for before, _ in g.pads])}"
     sides = times([before if before == after else f"{before}+{after}" for before, after in g.pads])

@@ -56,7 +56,9 @@ def claimed(certificate: Certificate) -> str:
 
 def numbers_of(layer: ReportLayer) -> list[Quantity]:
     """The rows of a layer's table: its certificate's numbers and the differences on samples."""
-    return [*(_certified(layer.certificate) if layer.certificate is not None else ()), *_sampled(layer)]
+    if layer.certificate is None:
+        return _sampled(layer)
+    return _certified(layer.certificate) + _sampled(layer)
 
 
 def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
@@ -69,14 +71,15 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
     if certificate is None or verdict is None:
         return ()
     known = {number.key: number for number in numbers}
-    observed, bound = known["observed"], known["bound"]
+    observed = known["observed"]
     if verdict.good:
-        return (observed, " ≤ " if float(observed.exact) <= float(bound.exact) else " > ", bound)
-    within = certificate.within
-    allowed = quantity("allowed", known["rounding"].exact if within is None else within)
+        within = float(observed.exact) <= float(known["bound"].exact)  # false of NaN
+        return (observed, " ≤ " if within else " > ", known["bound"])
+    allowed = quantity("allowed", certificate.within or known["rounding"].exact)
     if allowed.text == "∞":
         return (observed, ", no bound")
-    return (observed, " > " if float(observed.exact) > float(allowed.exact) else ", allowed ", allowed)
+    over = float(observed.exact) > float(allowed.exact)
+    return (observed, " > " if over else ", allowed ", allowed)
 
 
 def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
@@ -95,14 +98,25 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     if operators["converted"] is None:
         counts = f"{operators['original']} convolutions; the converted network does not run"
     unseen = (f"Not compared: {what}." for what in calls["unseen"])
-    sentences: list[Sentence] = [
-        (text,) for text in (calls_sentence, *unseen, f"A run of the original executes {counts}.")
-    ]
-    if numbers is None:
+    texts = (calls_sentence, *unseen, f"A run of the original executes {counts}.")
+    sentences: list[Sentence] = [(text,) for text in texts]
+    sentences += _distances(numbers, network["max_abs"])
+    if network["same_expression"]:
         sentences.append(
-            ("The networks do not return tensors of the same sizes, so that their numbers cannot be compared.",)
+            (
+                "Every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs both "
+                "networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch).",
+            )
         )
-    elif numbers["original"] is not None:
+    return tuple(sentences)
+
+
+def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -> list[Sentence]:
+    """How far the networks' outputs are from a float64 run, or from each other."""
+    if numbers is None:
+        return [("The networks do not return tensors of the same sizes, so that their numbers cannot be compared.",)]
+    sentences: list[Sentence] = []
+    if numbers["original"] is not None:
         sentences.append(
             (
                 "A run of the original in float64 shows how far rounding moves each: the original is at most ",
@@ -114,26 +128,19 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
                 ".",
             )
         )
-    elif network["max_abs"] is not None:
+    elif max_abs is not None:
         sentences.append(
             (
                 "The outputs of both networks differ by at most ",
-                quantity("network-max-abs", network["max_abs"]),
+                quantity("network-max-abs", max_abs),
                 ", with outputs up to ",
                 quantity("network-largest", numbers["largest"]),
                 f"; there is no float64 run to hold them against: {numbers['no_float64']}.",
             )
         )
-    if numbers is not None and numbers["verdict"] != "CHECKED":
+    if numbers["verdict"] != "CHECKED":
         sentences.append((f"{numbers['verdict']}: {numbers['sentence']}.",))
-    if network["same_expression"]:
-        sentences.append(
-            (
-                "Every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs both "
-                "networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch).",
-            )
-        )
-    return tuple(sentences)
+    return sentences
 
 
 def _certified(certificate: Certificate) -> list[Quantity]:
@@ -162,8 +169,10 @@ def _sampled(layer: ReportLayer) -> list[Quantity]:
         ("border", "the same, where some is", outer),
     ):
         value = getattr(check, key)
-        missing = value == 0 and not exists
-        rows.append(Quantity(key, name, "–" if missing else rounded_up(value), "" if missing else repr(value)))
+        if value == 0 and not exists:
+            rows.append(Quantity(key, name, "–", ""))
+        else:
+            rows.append(Quantity(key, name, rounded_up(value), repr(value)))
     return rows
 
 

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -19,7 +19,7 @@ from verify.report.images import Strip, strip
 from verify.report.layer import NoPicture, ReportLayer, in_words
 from verify.report.numbers import Sentence, claimed, numbers_of, summary
 from verify.report.seal import sealed
-from verify.verdict import escaped, exactly
+from verify.verdict import Verdict, escaped, exactly
 
 MOST_PICTURES = 600_000
 """The most characters of attention data; layers beyond that show only their numbers."""
@@ -71,8 +71,9 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     certificates = [layer.certificate for layer in layers if layer.certificate is not None]
     common = _common(certificates)
     for view, layer in zip(views, layers, strict=True):
-        own = layer.certificate.assumptions if layer.certificate else ()
-        view["assumptions"] = [assumption for assumption in own if assumption not in common]
+        view["assumptions"] = []
+        if layer.certificate:
+            view["assumptions"] = [one for one in layer.certificate.assumptions if one not in common]
     names = Counter(layer.verdict.name for layer in layers if layer.verdict is not None)
     style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     text = template.render(
@@ -144,70 +145,94 @@ def _hash(text: str) -> str:
 
 def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[int, Any], list[str]]:
     """The template's data for each layer, the data of the pictures, and remarks on omissions."""
-    views, pictures = [], {}
-    drawn, images, omitted = 0, 0, Counter()
+    views: list[dict[str, Any]] = []
+    pictures: dict[int, Any] = {}
+    omitted = Counter[str]()
+    drawn = 0
+    images = 0
     share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
     for index, layer in enumerate(layers):
-        why_not, shown, no_strip, data = "", None, "", {}
+        data: dict[str, Any] = {}
+        why_not = FULL
         # Given attention is the page's purpose, so it is drawn at any size.
         if drawn >= MOST_PICTURES and layer.attention is None:
-            why_not = FULL
             omitted["pictures of attention"] += 1
         else:
-            try:
-                data = picture(layer, share)
-                drawn += len(in_script(data)) if layer.attention is None else 0
-                pictures[index] = data
-            except NoPicture as reason:
-                why_not = str(reason)
+            data, why_not = _tried(picture, layer, share)
+        if data:
+            pictures[index] = data
+        if data and layer.attention is None:
+            drawn += len(in_script(data))
+        shown: Strip | None = None
+        no_strip = ""
         live = data.get("live") is not None
-        if live and not data["crop"]:
-            pass  # the page itself draws both outputs in full
-        elif images < MOST_IMAGES or layer.x is None:
-            try:
-                shown = strip(layer)
-                images += 0 if shown is None else shown.size
-            except NoPicture as reason:
-                no_strip = str(reason)
-        else:
+        in_full = live and not data["crop"]  # the page itself draws both outputs
+        if not in_full and images >= MOST_IMAGES and layer.x is not None:
             no_strip = FULL
             omitted["outputs side by side"] += 1
+        elif not in_full:
+            shown, no_strip = _tried(strip, layer)
+        if shown:
+            images += shown.size
         if index >= MOST_ARGUMENTS and layer.certificate is not None:
             omitted["the argument step by step"] += 1
         pictured = {key: data.get(key, "") for key in ("live_why", "crop", "caption")}
-        pictured |= {"live": live, "leaks": "factors" in data}
-        views.append(_view(index, layer, shown) | pictured | {"why_not": why_not, "no_strip": no_strip})
+        pictured |= {"live": live, "leaks": "factors" in data, "why_not": why_not, "no_strip": no_strip}
+        views.append(_view(index, layer, shown or None) | pictured)
     limits = [f"Left out to keep the page small: {what}, of {count} layers." for what, count in omitted.items()]
     return views, pictures, limits
 
 
+def _tried(draw: Callable[..., Any], *given: Any) -> tuple[Any, str]:
+    """What is drawn, or why it cannot be."""
+    try:
+        return draw(*given), ""
+    except NoPicture as reason:
+        return {}, str(reason)
+
+
 def _view(index: int, layer: ReportLayer, shown: Strip | None) -> dict[str, Any]:
-    certificate, conv, verdict = layer.certificate, layer.conv, layer.verdict
-    heads, alpha = "", None
-    if layer.mhsa is not None:
-        heads = layer.mhsa.heads
-        if layer.mhsa.encoding.name != "relative":  # that encoding has no sharpness
-            alpha = _alpha(float(layer.mhsa.centres()[0].min()))
-    elif layer.attention is not None:
-        heads = len(layer.attention)
+    conv = layer.conv
     numbers = numbers_of(layer)
-    proved = certificate is not None and certificate.verdict.name == "PROVED" and verdict is not None and verdict.good
-    return {
+    view = {
         "index": index,
         "name": layer.name or "(the model)",
-        "words": in_words(Geometry.read(conv)) if conv is not None else "attention as given",
-        "heads": heads,
-        "alpha": alpha,
-        "verdict": verdict.name if verdict else "",
-        "sentence": verdict.sentence.rstrip(".") if verdict else "",
-        "claim": claimed(certificate) if certificate is not None and proved else "",
+        "words": "attention as given",
         "numbers": numbers,
         "summary": summary(layer, numbers),
         "strip": shown,
         "flat": layer.x is not None and layer.x.dim() == 3,
-        "steps": certificate.steps if certificate and index < MOST_ARGUMENTS else (),
-        "digests": [*certificate.conv_sha256.items(), *certificate.mhsa_sha256.items()] if certificate else [],
+        "heads": "",
+        "alpha": None,
+        "verdict": "",
+        "sentence": "",
+        "claim": "",
+        "steps": (),
+        "digests": [],
     }
+    if conv is not None:
+        view["words"] = in_words(Geometry.read(conv))
+    if layer.mhsa is not None:
+        view["heads"] = layer.mhsa.heads
+        if layer.mhsa.encoding.name != "relative":  # that encoding has no sharpness
+            view["alpha"] = _alpha(float(layer.mhsa.centres()[0].min()))
+    elif layer.attention is not None:
+        view["heads"] = len(layer.attention)
+    if layer.verdict is not None:
+        view |= {"verdict": layer.verdict.name, "sentence": layer.verdict.sentence.rstrip(".")}
+    if layer.certificate is not None:
+        view |= _of_certificate(layer.certificate, layer.verdict, index)
+    return view
+
+
+def _of_certificate(certificate: Certificate, verdict: Verdict | None, index: int) -> dict[str, Any]:
+    """What a layer's certificate adds to its data."""
+    own: dict[str, Any] = {"digests": [*certificate.conv_sha256.items(), *certificate.mhsa_sha256.items()]}
+    if index < MOST_ARGUMENTS:
+        own["steps"] = certificate.steps
+    if certificate.verdict.name == "PROVED" and verdict is not None and verdict.good:
+        own["claim"] = claimed(certificate)
+    return own
 
 
 def _alpha(value: float) -> str | None:
@@ -215,10 +240,12 @@ def _alpha(value: float) -> str | None:
     if not value > 0:
         return None
     text = exactly(value)
-    return text if len(text) <= 7 else f"{value:.4g}"
+    if len(text) > 7:
+        return f"{value:.4g}"
+    return text
 
 
 def _common(certificates: Iterable[Certificate]) -> list[str]:
     """The assumptions that all certificates share, in the order of the first."""
-    assumptions = [certificate.assumptions for certificate in certificates]
-    return [a for a in assumptions[0] if all(a in other for other in assumptions)] if assumptions else []
+    assumptions = [certificate.assumptions for certificate in certificates] or [()]
+    return [a for a in assumptions[0] if all(a in other for other in assumptions)]

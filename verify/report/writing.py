@@ -87,7 +87,7 @@ def write_report(
     layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
     if not layers:
         raise ValueError("write_report: there is nothing to show")
-    lede = LEDE if original is not None else "Attention as it was given, head by head."
+    lede = "Attention as it was given, head by head." if original is None else LEDE
     replace_file(Path(path), page(layers, Facts(title, lede, input_caption=input_caption)))
 
 
@@ -117,7 +117,7 @@ def pictured(
     """
     convolutions = dict(islice(convolutions.items(), MOST_DRAWN))
     dtype = next(conv.weight.dtype for conv in convolutions.values())
-    real = photograph(size, dtype) if size is not None else None
+    real = size and photograph(size, dtype)
     if real is not None:
         return activations(original, real[0], convolutions), f"What reaches this layer from {real[1]}."
     wanting = has_photograph(size)
@@ -129,23 +129,25 @@ def pictured(
         caption = "The input is random."
         if list(convolutions) == [""]:
             conv = convolutions[""]
-            shape = (int(conv.in_channels), 64, 64) if conv.weight.dim() == 4 else None
-            own = photograph(shape, dtype) if shape is not None else None
+            shape = (int(conv.in_channels), *(64,) * (conv.weight.dim() - 2))
+            own = photograph(shape, dtype)
             if own is not None:
                 return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}."
             wanting = has_photograph(shape)
-    return inputs, f"{caption} Install scikit-learn for a real picture." if wanting else caption
+    if wanting:
+        caption += " Install scikit-learn for a real picture."
+    return inputs, caption
 
 
 def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict[str, str]:
     """The reasons why layers have no input to draw, by path."""
-    return {
-        name: f"only the inputs of the first {MOST_DRAWN} layers are kept"
-        if index >= MOST_DRAWN
-        else "the network did not call this layer"
-        for index, name in enumerate(convolutions)
-        if name not in inputs
-    }
+    reasons = {}
+    for index, name in enumerate(convolutions):
+        if index >= MOST_DRAWN:
+            reasons[name] = f"only the inputs of the first {MOST_DRAWN} layers are kept"
+        elif name not in inputs:
+            reasons[name] = "the network did not call this layer"
+    return reasons
 
 
 def _inputs(original: nn.Module, convolutions: dict[str, nn.Module], x: Any) -> tuple[dict[str, torch.Tensor], str]:

@@ -131,9 +131,14 @@ def _ulp(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of a tensor's numbers, as integers."""
-    tensor = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    tensor = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 

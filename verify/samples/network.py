@@ -136,33 +136,46 @@ def compare_calls(
     ``repeated`` runs another copy of the original: numbers that differ there too say nothing about the conversion.  Without runs
     of the converted network nothing is compared.
     """
-    first, untraced = original[0], list[str]()
+    first = original[0]
     layers = tuple(dict.fromkeys(path for run in original for path in run.layers))
     executed = first.convolutions + first.elsewhere
     if not converted:
         return CallComparison(0, len(first.layers), layers, executed, None, None, ())
     left = converted[0].convolutions
-    compared, calls, difference = len(first.record), len(first.layers), _difference(original, standing_in)
+    calls = len(first.layers)
+    compared = len(first.record)
+    difference = _difference(original, standing_in)
     if difference is not None:
         difference += " (while each layer returns its convolution's numbers)"
     elif [run.layers for run in original] != [run.layers for run in converted]:
         difference = "on its own numbers it calls other layers"
+    untraced = []
     if difference is not None and (unsteady := _difference(original, repeated())) is not None:
-        untraced.append(f"the original does not repeat itself: {unsteady}")
-        compared, difference = 0, None
-    became = executed - left
+        untraced = [f"the original does not repeat itself: {unsteady}"]
+        compared = 0
+        difference = None
+    untraced += _untraced(first, executed - left)
+    return CallComparison(compared, calls, layers, executed, left, difference, tuple(dict.fromkeys(untraced)))
+
+
+def _untraced(first: Run, became: int) -> Iterator[str]:
+    """What a run does not show, where so many convolutions became attention."""
+    calls = len(first.layers)
     if became > calls:
-        untraced.append(
+        yield (
             f"{became - calls} of {became} convolutions that became attention, in no call of a layer that was seen: they are in "
             "transforms of torch.func, or of a method that the network has stored"
         )
     if first.elsewhere:
-        untraced.append("other threads call layers: what else they do is seen in the results alone, and not counted")
-    untraced += [f"{name} is within a transform of torch.func" for name, x in first.record[:calls] if x is None]
-    odd = (type(value).__name__ for _, value in first.record[calls:] if not isinstance(value, PLAIN))
-    untraced += [f"the output holds an object of class {name}, which is not looked into" for name in odd]
-    untraced += [] if first.outputs else ["the output has no tensor in it"]
-    return CallComparison(compared, calls, layers, executed, left, difference, tuple(dict.fromkeys(untraced)))
+        yield "other threads call layers: what else they do is seen in the results alone, and not counted"
+    for name, x in first.record[:calls]:
+        if x is None:
+            yield f"{name} is within a transform of torch.func"
+    for _, value in first.record[calls:]:
+        if not isinstance(value, PLAIN):
+            yield f"the output holds an object of class {type(value).__name__}, which is not looked into"
+    if not first.outputs:
+        yield "the output has no tensor in it"
 
 
 def compare_numbers(
@@ -178,7 +191,9 @@ def compare_numbers(
     ours, theirs, exact = ([t for run in side or () for t in run.outputs] for side in (original, converted, reference))
     if [(t.shape, t.dtype) for t in ours] != [(t.shape, t.dtype) for t in theirs]:
         return None
-    return accuracy(ours, theirs, None if reference is None or no_float64 else exact, no_float64, leaking)
+    if reference is None or no_float64:
+        return accuracy(ours, theirs, None, no_float64, leaking)
+    return accuracy(ours, theirs, exact, no_float64, leaking)
 
 
 def _why_no_float64(ours: Run, exact: Run) -> str:
@@ -215,7 +230,9 @@ def _seeded(seed: int) -> Iterator[None]:
 def _checksum(x: Tensor) -> tuple[Any, ...] | None:
     """Shape and sum of bits, in no order; None for a tensor whose numbers cannot be read."""
     with uncounted():
-        return None if is_transformed(x) else (tuple(x.shape), int(bits(x).sum()))
+        if is_transformed(x):
+            return None
+        return tuple(x.shape), int(bits(x).sum())
 
 
 PLAIN = Tensor | bool | int | float | complex | str | None
@@ -227,7 +244,9 @@ def _leaves(value: Any) -> list[Any]:
         value = list(value.items())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list | tuple) else [value]
+    if not isinstance(value, list | tuple):
+        return [value]
+    return [leaf for item in value for leaf in _leaves(item)]
 
 
 def _difference(ours: Sequence[Run], theirs: Sequence[Run]) -> str | None:
@@ -247,4 +266,6 @@ def _difference(ours: Sequence[Run], theirs: Sequence[Run]) -> str | None:
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    return str(value[0]) if isinstance(value, tuple) else repr(value)[:60]
+    if isinstance(value, tuple):
+        return str(value[0])
+    return repr(value)[:60]

@@ -75,11 +75,9 @@ def deviation(
         rounding: the bound on the rounding error of torch's convolution.
         over: bool (N, D_out, *output), the outputs to judge, at least one.
     """
-    fields, geometry, inputs = (
-        Convolution.read(conv).reaching(x.shape[2:], over.shape[2:]),
-        Geometry.read(conv),
-        float64(x),
-    )
+    fields = Convolution.read(conv).reaching(x.shape[2:], over.shape[2:])
+    geometry = Geometry.read(conv)
+    inputs = float64(x)
 
     def judged(index: Index) -> Deviation:
         """Judge one output exactly."""
@@ -95,10 +93,10 @@ def deviation(
         )
         if not refutes:
             sentence += ": here torch's own convolution does not compute its definition, and the attention does ("
-            flushed = _subnormal(fields.weight) or _subnormal(inputs[image]) or 0 < abs(exact) < TINY
-            sentence += (
-                "subnormal numbers are flushed to zero there)" if flushed else "docs/numerics.md has known cases)"
-            )
+            known = "docs/numerics.md has known cases"
+            if _subnormal(fields.weight) or _subnormal(inputs[image]) or 0 < abs(exact) < TINY:
+                known = "subnormal numbers are flushed to zero there"
+            sentence += f"{known})"
         return Deviation(index, inputs[image], exact, convolution, attention, refutes, convolution_off, sentence)
 
     reference, places = fields(inputs)[over], np.flatnonzero(over)
@@ -126,4 +124,6 @@ def _within(value: float, exact: Fraction, distance: float) -> bool:
 
 
 def _distance(value: float, exact: Fraction) -> str:
-    return f"{rounded_up(abs(Fraction(value) - exact)):.3g}" if isfinite(value) else str(value)
+    if not isfinite(value):
+        return str(value)
+    return f"{rounded_up(abs(Fraction(value) - exact)):.3g}"

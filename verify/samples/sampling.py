@@ -4,6 +4,7 @@ Comparing whole networks is a weak test (normalisation hides much), so each laye
 reach it inside the network, or on generated inputs.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from verify.layers.fields import Unreadable
 from verify.layers.reparametrized import keeping_modes
-from verify.oracle import Convolution
+from verify.oracle import Convolution, largest
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.call_counter import uncounted
@@ -104,19 +105,27 @@ def check_outputs(
     """:func:`check_call` for outputs that have been computed already."""
     x, a, b, error = subtracted(conv, x, expected, attended)
     difference = of_errors(conv, x, expected.dtype, a, b, error)
-    grid, largest = tuple(x.shape[2:]), float(x.abs().max()) if x.numel() else 0.0
-    by_channel = error.max(axis=(0, *range(2, error.ndim)), initial=0.0)
-    output, outputs = float(np.abs(a).max(initial=0.0)), a.shape[2:]
+    outputs = a.shape[2:]
+    judged = LayerCheck(
+        discrepancy=difference,
+        interior=difference.interior,
+        border=difference.border,
+        bound=math.nan,
+        ratio=math.nan,
+        calls=1,
+        grid=tuple(x.shape[2:]),
+        largest_input=largest(x),
+        verdict=Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}"),
+        by_channel=error.max(axis=(0, *range(2, error.ndim)), initial=0.0),
+        largest_output=float(np.abs(a).max(initial=0.0)),
+    )
     soft = ""  # why the soft-heads bound is used, if it is
     try:
         bound = difference_bound(conv, layer, x, outputs)
     except OffTheKernel as off:  # only the sizes of its terms are known
         bound, soft = soft_heads_bound(layer, conv, x, outputs), f"{off}, and "
     except Unreadable as unknown:
-        verdict, nan = Verdict("UNDECIDED", str(unknown)), float("nan")
-        return LayerCheck(
-            difference, difference.interior, difference.border, nan, nan, 1, grid, largest, verdict, by_channel, output
-        )
+        return replace(judged, verdict=Verdict("UNDECIDED", str(unknown)))
     ratios = _ratios(error, bound)
     if not soft and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
         # Soft attention also rounds in sums over all keys, which that bound does not cover.
@@ -124,24 +133,22 @@ def check_outputs(
         if float(_ratios(error, wide).max(initial=0.0)) <= 1:
             bound, soft = wide, "attention is shared among keys, and "
             ratios = _ratios(error, bound)
-    ratio, convolution_off = float(ratios.max(initial=0.0)), False
+    ratio = float(ratios.max(initial=0.0))
     at_worst = float(bound[difference.worst]) if difference.worst else 0.0
+    judged = replace(judged, bound=at_worst, ratio=ratio)
     if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
-        verdict = Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}")
-    elif not ratio <= 1:  # written so that NaN fails
+        return replace(judged, verdict=Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}"))
+    if not ratio <= 1:  # written so that NaN fails
         worst = deviation(conv, x, a, b, bound, convolution_bound(conv, x, outputs), ~(ratios <= 1))
         at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
         at += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"
-        verdict, convolution_off = Verdict("REFUTED" if worst.refutes else "UNDECIDED", at), worst.convolution_off
-    elif soft:
+        verdict = Verdict("REFUTED" if worst.refutes else "UNDECIDED", at)
+        return replace(judged, verdict=verdict, convolution_off=worst.convolution_off)
+    if soft:
         most = from_above(difference.max_abs)
-        verdict = Verdict("UNDECIDED", f"{soft}the outputs differ by at most {most} on {what}, as rounding may")
-    else:
-        verdict = Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}")
-    sides = difference.interior, difference.border
-    return LayerCheck(
-        difference, *sides, at_worst, ratio, 1, grid, largest, verdict, by_channel, output, convolution_off
-    )
+        sentence = f"{soft}the outputs differ by at most {most} on {what}, as rounding may"
+        return replace(judged, verdict=Verdict("UNDECIDED", sentence))
+    return judged
 
 
 def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
@@ -165,19 +172,14 @@ def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] =
 def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
     """The shape of :func:`generated_inputs`, known before anything is allocated."""
     fields = Convolution.read(conv)
-    if fields.transposed:
-        assert not isinstance(fields.padding, str)
-        # One output needs s·(n − 1) ≥ 2p − span, and one that reads no padding s·(n − 1) ≥ span; plus two more inputs.
-        size = [
-            -(-max(span, 2 * p - span) // s) + 3
-            for span, p, s in zip(fields.spans, fields.padding, fields.stride, strict=True)
-        ]
-    else:
-        size = [
-            max(span + 1 + 2 * s, before + 1, after + 1)
-            for span, (before, after), s in zip(fields.spans, fields.pads(), fields.stride, strict=True)
-        ]
-    size = [n + axis for axis, n in enumerate(size)]  # sides differ, so swapped axes show
+    size = []
+    for axis, (span, (before, after), s) in enumerate(zip(fields.spans, fields.pads(), fields.stride, strict=True)):
+        if fields.transposed:
+            # One output needs s·(n − 1) ≥ 2p − span, and one that reads no padding s·(n − 1) ≥ span; plus two more inputs.
+            least = -(-max(span, before + after - span) // s) + 3
+        else:
+            least = max(span + 1 + 2 * s, before + 1, after + 1)
+        size.append(least + axis)  # sides differ, so swapped axes show
     return (samples, fields.in_channels, *size)
 
 
@@ -194,7 +196,9 @@ def call_with(model: nn.Module, x: Any) -> Any:
     """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
     if isinstance(x, tuple):
         return model(*x)
-    return model(**x) if isinstance(x, Mapping) else model(x)
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(x)
 
 
 def copies(x: Any) -> Any:
