@@ -28,7 +28,8 @@ from construct.execution.head_matrices import merged
 from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.shifts.operator import evaluate, queries_at_once, shifted
-from construct.execution.transforms import shared_array, transformed
+from construct.execution.shifts.plain import sliced
+from construct.execution.transforms import plain, shared_array, transformed
 from construct.tokens import TokenGrid
 
 
@@ -52,15 +53,17 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     learned = torch.is_grad_enabled() and any(t.requires_grad for t in positional)
     recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *positional)))
     if plan.sharp:
-        sight = Sight.of(grid, plan)
-        images, matrices = grid.padded(x) if sight.padded else x, _of(w, plan.sharp)
-        y = shifted(
-            images.to(dtype), matrices.mT if sight.stuffed else matrices, b_out, sight.shifts, adjoint=sight.stuffed
+        matrices = _of(w, plan.sharp)
+        y = (
+            _shifted(x, matrices, b_out, grid, plan)
+            if plain()
+            else sliced(grid.padded(x).to(dtype), matrices, b_out, plan.starts(grid), grid.step, grid.query_shape)
         )
         if learned:
             zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in positional[2:])
             y = y + (0 * zero).to(dtype)  # so their gradients are 0 instead of None
         if not (recorded or plan.soft):
+            sight = Sight.of(grid, plan)
             keep(layer, owner, x, grid, w, lambda: _prepared(grid, sight, w.detach(), b_out.detach(), memory_format(x)))
     else:
         y = b_out.view(-1, *(1,) * len(grid.shape))
@@ -68,6 +71,13 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
         return y
     c = layer.position_vector().to(x.device)[list(plan.soft)]
     return y + soft_heads.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid)
+
+
+def _shifted(x: Tensor, w: Tensor, bias: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
+    """What the sharp heads add up to, in the type of their matrices w."""
+    sight = Sight.of(grid, plan)
+    images = grid.padded(x) if sight.padded else x
+    return shifted(images.to(w.dtype), w.mT if sight.stuffed else w, bias, sight.shifts, sight.stuffed)
 
 
 def _prepared(grid: TokenGrid, sight: Sight, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:

@@ -5,7 +5,6 @@ runs it on every geometry.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -18,7 +17,7 @@ from construct.execution.cache import cached
 from construct.execution.plan import axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format
 from construct.execution.traced import recorded_by_fx, run_abstract, run_traced
-from construct.execution.transforms import abstract, eagerly, faked, is_batched, jit_traced, traced
+from construct.execution.transforms import abstract, faked, is_batched, sizes_as_numbers, traced
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
@@ -77,14 +76,13 @@ def call(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
     if not isinstance(input, Tensor):
         return recorded_by_fx(layer, input, output_size)
     run = EXECUTIONS[layer.execution].run
-    recorded = traced()
-    if not recorded and output_size is None and (prepared := cached(layer, run, input)) is not None:
+    if not traced() and output_size is None and (prepared := cached(layer, run, input)) is not None:
         return prepared(input)
     if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
         return _autocast(layer, input, output_size)
     if torch.compiler.is_dynamo_compiling() or input.is_neg():
         input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
-    with eagerly() if recorded and jit_traced() else nullcontext():  # sizes as numbers
+    with sizes_as_numbers():
         batched = has_batch_axis(layer, input)
         size = tuple(input.shape[-layer.geometry.dims :])
     x = input if batched else input[None]

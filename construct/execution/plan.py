@@ -38,6 +38,10 @@ class Plan:
     deltas: tuple[tuple[int, ...], ...]
     soft: tuple[int, ...]
 
+    def starts(self, grid: TokenGrid) -> tuple[tuple[int, ...], ...]:
+        """For each sharp head, the token that output 0 sees, as one position per axis."""
+        return tuple(tuple(map(add, grid.first, delta)) for delta in self.deltas)
+
 
 _PLANS = BoundedCache(2**24)
 """Plans (16 MiB), keyed by everything that they depend on."""
@@ -176,8 +180,7 @@ class Sight:
         if affine is None or (stuffed and any(step > 1 for step in grid.step)):
             affine, padded, stuffed, size = ((0, 1),) * len(size), True, False, grid.shape
         offsets = [
-            tuple(q + n - begin for q, n, (begin, _) in zip(grid.first, delta, affine, strict=True))
-            for delta in plan.deltas
+            tuple(place - begin for place, (begin, _) in zip(start, affine, strict=True)) for start in plan.starts(grid)
         ]
         if not stuffed:
             return cls(Shifts(tuple(offsets), grid.step, size, grid.query_shape), padded, False)

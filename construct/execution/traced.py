@@ -1,8 +1,7 @@
-"""One-hot heads in plain tensor operations that ``torch.compile`` and ``torch.export`` can trace.
+"""One-hot heads as ``torch.compile`` and ``torch.export`` trace them.
 
 A trace sees tensors without values, so where the heads look must be known beforehand: a trace freezes it.  It records the
-shift itself, for any spatial size: pad, take each head's tokens, multiply by its matrix.  Channels stay first or last, as in
-the input, so that nothing is transposed on the way in or out.
+shift itself, for any spatial size: pad, take each head's tokens, multiply by its matrix.
 """
 
 import logging
@@ -19,8 +18,7 @@ from construct.execution.head_matrices import whole_factor
 from construct.execution.plan import plan_for
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
 from construct.execution.shifts import plain
-from construct.execution.shifts.operator import shifted, shifted_sum
-from construct.execution.shifts.windows import Shifts
+from construct.execution.shifts.operator import shifted_sum
 from construct.execution.transforms import abstract, eagerly, transformed
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid, output_size
@@ -28,31 +26,13 @@ from construct.tokens import TokenGrid, output_size
 log = logging.getLogger(__name__)
 
 FROZEN = "_frozen_heads"
-"""The submodule that holds the :class:`FrozenHeads` of a layer copied for export; no other layer has it."""
+"""The attribute of a layer copied for export that holds what :func:`freeze` returned; no other layer has it."""
 EXAMPLE = 64
 """Without a given size, shifts are read off on a grid this many steps longer than the kernel reaches."""
 
 
 Starts = tuple[tuple[int, ...], ...]
 """For each head, the token that output 0 sees, as one position per axis."""
-
-
-class FrozenHeads(nn.Module):
-    """What an exported program must know about a layer beforehand.
-
-    Attributes:
-        start_1, …: per axis, the token that output 0 sees, (heads, 1, …); not in the state dict, which has the eight tensors.
-        whole: as returned by :func:`freeze`.
-
-    Raises:
-        ValueError: as for :func:`freeze`.
-    """
-
-    def __init__(self, layer: Layer):
-        super().__init__()
-        starts, self.whole = freeze(layer)
-        for axis, start in enumerate(torch.tensor(starts, device=layer.v.device).unbind(1), start=1):
-            self.register_buffer(f"start_{axis}", start.view(-1, *(1,) * len(starts[0])).clone(), persistent=False)
 
 
 def freeze(layer: Layer) -> tuple[Starts, str]:
@@ -74,8 +54,9 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
     size = tuple(span + EXAMPLE * s for span, s in zip(geometry.span, geometry.stride, strict=True))
     if geometry.transposed:
         size = (EXAMPLE,) * geometry.dims
-    plan = plan_for(layer, TokenGrid.of(geometry, size))
-    starts = tuple(tuple(a + n for a, n in zip(geometry.anchor, delta, strict=True)) for delta in plan.deltas)
+    grid = TokenGrid.of(geometry, size)
+    plan = plan_for(layer, grid)
+    starts = plan.starts(grid)
     inside = all(0 <= t <= span for start in starts for t, span in zip(start, geometry.span, strict=True))
     if plan.soft or not inside:
         raise ValueError("MHSA: a head that is no shift within the kernel's reach cannot be traced for every size")
@@ -111,47 +92,50 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     Raises:
         NotImplementedError: torch.export traces tensors without values, which do not tell where heads look.
     """
-    frozen, starts, eager = getattr(layer, FROZEN, None), (), False
-    if frozen is not None:
-        whole = frozen.whole
-    else:
-        if not torch.compiler.is_dynamo_compiling() and (torch.compiler.is_compiling() or abstract(layer.v)):
-            if type(layer.encoding) not in CLASSICAL:
-                raise NotImplementedError(f"MHSA: the {layer.encoding.name} encoding cannot be exported, only run")
-            raise NotImplementedError(
-                "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
-                "construct.files.export.frozen_copy(network))"
-            )
-        with nullcontext() if torch.compiler.is_compiling() else eagerly():
-            id(layer)  # makes the compiler guard on this very layer: the constant holds for no other
-            now = layer.frozen_now()
-        if now is None:
-            return None
-        starts, whole, eager = now
+    copied = getattr(layer, FROZEN, None)
+    frozen = _frozen_while_traced(layer) if copied is None else (*copied, False)
+    if frozen is None:
+        return None
+    starts, whole, operators = frozen
     dtype = working_dtype(x.dtype)
-    identity = "w_out" if whole == "w_val" else "w_val"
-    # A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these too,
-    # and so is what functional_call puts in a parameter's place.
-    beside = getattr(layer, identity)
-    learns = beside.requires_grad if frozen is None else beside.requires_grad and torch.is_grad_enabled()
-    if whole and not learns and (frozen is not None or isinstance(beside, nn.Parameter)):
-        w = _of(dtype, getattr(layer, whole))
-    else:
-        w = _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)  # (heads, g, C, D)
-    x_working, bias = _of(dtype, x), _of(dtype, layer.b_out)
-    if frozen is not None:  # the number of operations is independent of the heads
-        y = _gathered(_padded(x_working, geometry), w, list(frozen.buffers()), bias, geometry)
-    elif eager and torch.compiler.is_dynamo_compiling() and not w.shape[2] == w.shape[3] == 1:
-        y = _as_operator(x_working, w, starts, bias, geometry)
-    else:
-        tokens = _padded(x_working, geometry)
-        output = _outputs(tokens.shape[2:], geometry)
-        y = plain.products([plain.head_view(tokens, start, geometry.query_stride, output) for start in starts], w, bias)
-    return _of(x.dtype, y)
+    w, bias = _matrices(layer, whole, dtype), _of(dtype, layer.b_out)
+    if operators and torch.compiler.is_dynamo_compiling() and not w.shape[2] == w.shape[3] == 1:
+        return _of(x.dtype, _as_operator(_of(dtype, x), w, starts, bias, geometry))
+    attended = plain.sliced if copied is None else plain.gathered
+    tokens = _padded(_of(dtype, x), geometry)
+    return _of(x.dtype, attended(tokens, w, bias, starts, geometry.query_stride, _outputs(tokens.shape[2:], geometry)))
+
+
+def _frozen_while_traced(layer: Layer) -> tuple[Starts, str, bool] | None:
+    if not torch.compiler.is_dynamo_compiling() and (torch.compiler.is_compiling() or abstract(layer.v)):
+        if type(layer.encoding) not in CLASSICAL:
+            raise NotImplementedError(f"MHSA: the {layer.encoding.name} encoding cannot be exported, only run")
+        raise NotImplementedError(
+            "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
+            "construct.files.export.frozen_copy(network))"
+        )
+    with nullcontext() if torch.compiler.is_compiling() else eagerly():
+        id(layer)  # makes the compiler guard on this very layer: the constant holds for no other
+        return layer.frozen_now()
+
+
+def _matrices(layer: Layer, whole: str, dtype: torch.dtype) -> Tensor:
+    """W_h of every head, (heads, g, C, D): the factor named ``whole``, or the product.
+
+    A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these
+    too, and so is what functional_call puts in a parameter's place.
+    """
+    identity = layer.w_out if whole == "w_val" else layer.w_val
+    if whole and not identity.requires_grad and (isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN)):
+        return _of(dtype, getattr(layer, whole))
+    return _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)
 
 
 def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
-    """The outputs along each axis of a padded grid."""
+    """The outputs along each axis of a padded grid.
+
+    A program evaluates an expression for every size: here a stride of a stride is one division, known to be at least 1.
+    """
     axes = zip(tokens, geometry.span, geometry.query_stride, strict=True)
     return [(n - span - 1) // step + 1 if step > 1 else n - span for n, span, step in axes]
 
@@ -181,10 +165,9 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
     Raises:
         RuntimeError: this size has no output.
     """
-    size = tuple(x.shape[2:])
-    heads = ((0,) * geometry.dims,) * layer.heads
-    shifts = Shifts(heads, (1,) * geometry.dims, size, output_size(geometry, size))
-    y = shifted(x, layer.w_val @ layer.w_out, layer.b_out, shifts)
+    output = output_size(geometry, tuple(x.shape[2:]))
+    columns = (0 * x.sum()).expand(len(x), x.shape[1], layer.heads, *output)
+    y = plain.product(columns, layer.w_val @ layer.w_out, layer.b_out)
     for tensor in tensors_of(layer):
         if tensor.requires_grad and tensor is not layer.b_out:
             y = y + 0 * tensor.sum().to(y.dtype)
@@ -208,26 +191,6 @@ def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any
     return tracer.create_proxy("call_module", tracer.path_of_module(layer), (input,), options)
 
 
-def _gathered(tokens: Tensor, w: Tensor, starts: list[Tensor], bias: Tensor, geometry: ConvGeometry) -> Tensor:
-    """Channels first in memory: gather the tokens of all heads, by position on each axis, then one product.
-
-    A program stores and evaluates an expression for every tensor size.  So there are few tensors, and sizes have the form
-    (n − span − 1)//step + 1, in which a stride of a stride is one division, not two, and is known to be at least 1.
-    """
-    if len(starts[0]) == 1 and not any(geometry.span) and set(geometry.query_stride) == {1}:
-        return plain.product(tokens.unsqueeze(2), w, bias)
-    places = []
-    for axis, (span, step) in enumerate(zip(geometry.span, geometry.query_stride, strict=True)):
-        count = tokens.shape[axis + 2] - span
-        queries = torch.arange((count - 1) // step + 1 if step > 1 else count, device=tokens.device)
-        if step > 1:
-            queries = step * queries
-        if later := geometry.dims - 1 - axis:
-            queries = queries.view(-1, *(1,) * later)
-        places.append(starts[axis] + queries)  # (heads, …, o, …)
-    return plain.product(tokens[(..., *places)], w, bias)  # of (B, g·C, heads, *o)
-
-
 def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     """Cast only if the dtype differs; a trace records every ``.to``."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
@@ -235,7 +198,11 @@ def _of(dtype: torch.dtype, tensor: Tensor) -> Tensor:
 
 def _padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
     """The padded grid in traceable operations: (B, C, *n) → (B, C, *tokens)."""
-    x = plain.stuffed(x, geometry.stuffing)
+    for axis, stuff in enumerate(geometry.stuffing, start=2):
+        if stuff > 1:  # zeros after every input; those after the last are removed
+            zeros = (0, 0) * (x.dim() - axis - 1) + (0, stuff - 1)
+            x = nn.functional.pad(x.unsqueeze(axis + 1), zeros).flatten(axis, axis + 1)
+            x = x.narrow(axis, 0, x.shape[axis] - (stuff - 1))
     pads = [n for pair in reversed(geometry.pads) for n in pair]
     if not any(pads):
         return x

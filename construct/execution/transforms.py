@@ -4,7 +4,7 @@ Where heads look is read from the values of ``v`` and ``w_key_pos``.  A transfor
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -63,6 +63,11 @@ def eagerly() -> Iterator[None]:
             yield
     finally:
         torch._C._set_tracing_state(state)  # type: ignore[arg-type]
+
+
+def sizes_as_numbers() -> AbstractContextManager[None]:
+    """Sizes of tensors that are read within the block are ints, also where ``torch.jit.trace`` is recording."""
+    return eagerly() if jit_traced() else nullcontext()
 
 
 def numbers(t: Tensor) -> Tensor:

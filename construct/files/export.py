@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from construct.attention import MHSA
 from construct.errors import one_line
-from construct.execution.traced import FROZEN, FrozenHeads
+from construct.execution.traced import FROZEN, freeze
 from construct.modules.traversal import deep_copy, every_module
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode in which every attention layer has a submodule that says where its heads look.
+    """A copy in eval mode in which every attention layer has an attribute that says where its heads look.
 
     Raises:
         ValueError: a layer cannot be traced; the message has its path.
@@ -34,10 +34,9 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     for path, module in every_module(network):
         if isinstance(module, MHSA):
             try:
-                frozen = FrozenHeads(module)
+                setattr(module, FROZEN, freeze(module))
             except ValueError as error:
                 raise ValueError(f"{path or 'the layer'}: {error}") from None
-            module.add_module(FROZEN, frozen)
     return network
 
 

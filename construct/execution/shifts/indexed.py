@@ -7,6 +7,7 @@ Nothing is scattered, so that results are deterministic, and no shape depends on
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
+from operator import add
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch.nn.functional import pad
 
 from construct.execution.blocks import pieces
 from construct.execution.shifts.maps import new_images
+from construct.execution.shifts.plain import places
 from construct.execution.shifts.windows import Box, Ints, Shifts
 
 AT_ONCE = 2**28
@@ -63,15 +65,16 @@ def _columns(x: Tensor, shifts: Shifts, stuffing: Ints) -> Iterator[tuple[slice,
     """In blocks, which images and outputs, and the tokens that all heads see from there, (g·C, heads, images, *outputs)."""
     tokens, origin = _tokens(x.contiguous(), shifts, stuffing)
     tokens = tokens.transpose(0, 1)
-    images, starts, queries = _positions(shifts, len(x), origin, x.device)
+    images, index = _index(shifts, len(x), origin, x.device)
     fitting = max(1, AT_ONCE // max(1, x.itemsize * x.shape[1] * len(shifts.offsets)))
     for few in pieces(len(x), max(1, fitting // max(1, prod(shifts.output)))):
         for box in _boxes(shifts.output, fitting):
             if shifts.pointwise:
                 yield few, box, tokens[(slice(None), few, *box)].unsqueeze(1)
                 continue
-            places = [start + query[part] for start, query, part in zip(starts, queries, box, strict=True)]
-            yield few, box, tokens[(slice(None), images[few], *places)]
+            axes = enumerate(zip(index, box, strict=True), start=2)
+            read = [place.narrow(axis, part.start, part.stop - part.start) for axis, (place, part) in axes]
+            yield few, box, tokens[(slice(None), images[few], *read)]
 
 
 def _boxes(output: Ints, fitting: int) -> Iterator[Box]:
@@ -103,19 +106,8 @@ def _tokens(x: Tensor, shifts: Shifts, stuffing: Ints) -> tuple[Tensor, Ints]:
 
 @lru_cache(maxsize=512)
 @torch.inference_mode(False)
-def _positions(
-    shifts: Shifts, images: int, origin: Ints, device: torch.device
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The images' numbers; and for each axis, the tokens that the heads see from output 0, and those of one head from all outputs.
-
-    All for broadcasting over (heads, images, *outputs).
-    """
-    dims = len(origin)
-    batch = torch.arange(images, device=device).view(-1, *(1,) * dims)
-    starts, queries = list[Tensor](), list[Tensor]()
-    for axis, first in enumerate(origin):
-        start = [first + offset[axis] for offset in shifts.offsets]
-        starts.append(torch.tensor(start, device=device).view(-1, *(1,) * (dims + 1)))
-        places = shifts.step[axis] * torch.arange(shifts.output[axis], device=device)
-        queries.append(places.view(-1, *(1,) * (dims - 1 - axis)))
-    return batch, starts, queries
+def _index(shifts: Shifts, images: int, origin: Ints, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """The images' numbers; and for each axis, the tokens that heads see.  All for broadcasting over (heads, images, *outputs)."""
+    starts = [tuple(map(add, origin, offset)) for offset in shifts.offsets]
+    batch = torch.arange(images, device=device).view(-1, *(1,) * len(origin))
+    return batch, [place.unsqueeze(1) for place in places(starts, shifts.step, shifts.output, device)]

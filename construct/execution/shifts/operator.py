@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import construct.tokens as tokens
-from construct.execution.shifts import indexed, maps, plain
+from construct.execution.shifts import indexed, maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last
-from construct.execution.transforms import abstract, faked, nonzero, traced, transformed
+from construct.execution.transforms import nonzero
 
 
 def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool = False) -> Tensor:
@@ -30,8 +30,6 @@ def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjo
     Returns:
         (B, g·D, *o), or (B, g·C, *n) for the adjoint, with channels last in memory where the images have them.
     """
-    if transformed() or traced() or faked() or abstract(images, w):  # which must see plain operations
-        return (plain.adjoint if adjoint else plain.forward)(images, w, bias, shifts)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias)):
         return shifted_sum(images, w, bias, *shifts.numbers, adjoint, is_last(images))
     return evaluate(images, w, _unless_zero(bias), shifts, adjoint, is_last(images))
