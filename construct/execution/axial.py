@@ -29,7 +29,7 @@ from construct.execution.plan import Plan, Sight, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.shifts.operator import evaluate, queries_at_once, shifted
 from construct.execution.shifts.plain import sliced
-from construct.execution.transforms import plain, shared_array, transformed
+from construct.execution.transforms import plain, shared_array
 from construct.tokens import TokenGrid
 
 
@@ -49,32 +49,25 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
     require(memory_of(layer, len(x), grid, plan), x.device, what)
     dtype = working_dtype(x.dtype)
     w, b_out = merged(layer, dtype), layer.b_out.to(dtype)
-    positional = [layer.v, layer.w_key_pos, *(getattr(layer, name) for name in layer.offsets)]
-    learned = torch.is_grad_enabled() and any(t.requires_grad for t in positional)
-    recorded = transformed() or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b_out, *positional)))
-    if plan.sharp:
-        matrices = _of(w, plan.sharp)
-        y = (
-            _shifted(x, matrices, b_out, grid, plan)
-            if plain()
-            else sliced(grid.padded(x).to(dtype), matrices, b_out, plan.starts(grid), grid.step, grid.query_shape)
-        )
-        if learned:
-            zero = layer.position_vector()[list(plan.sharp)].sum() + sum(t.double().sum() for t in positional[2:])
-            y = y + (0 * zero).to(dtype)  # so their gradients are 0 instead of None
-        if not (recorded or plan.soft):
-            sight = Sight.of(grid, plan)
-            keep(layer, owner, x, grid, w, lambda: _prepared(grid, sight, w.detach(), b_out.detach(), memory_format(x)))
-    else:
-        y = b_out.view(-1, *(1,) * len(grid.shape))
-    if not plan.soft:
-        return y
-    c = layer.position_vector().to(x.device)[list(plan.soft)]
-    return y + soft_heads.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid)
+    y = _sharp(x, _of(w, plan.sharp), b_out, grid, plan) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
+    if plan.soft:
+        c = layer.position_vector().to(x.device)[list(plan.soft)]
+        return y + soft_heads.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid)
+    tables = [getattr(layer, name) for name in layer.offsets]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (layer.v, layer.w_key_pos, *tables)):
+        zero = layer.position_vector().sum() + sum(table.double().sum() for table in tables)
+        return y + (0 * zero).to(dtype)  # so their gradients are 0 instead of None
+    if not y.requires_grad:
+        sight = Sight.of(grid, plan)
+        keep(layer, owner, x, grid, w, lambda: _prepared(grid, sight, w.detach(), b_out.detach(), memory_format(x)))
+    return y
 
 
-def _shifted(x: Tensor, w: Tensor, bias: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
+def _sharp(x: Tensor, w: Tensor, bias: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
     """What the sharp heads add up to, in the type of their matrices w."""
+    if not plain():
+        tokens = grid.padded(x).to(w.dtype)
+        return sliced(tokens, w, bias, plan.starts(grid), grid.step, grid.query_shape)
     sight = Sight.of(grid, plan)
     images = grid.padded(x) if sight.padded else x
     return shifted(images.to(w.dtype), w.mT if sight.stuffed else w, bias, sight.shifts, sight.stuffed)
