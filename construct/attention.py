@@ -73,7 +73,7 @@ class MHSA(nn.Module):
 
     Raises:
         ValueError: weights, encoding, bias and geometry do not fit together, or the execution is unknown.
-        TypeError: the encoding is no :class:`~construct.encoding.encodings.Encoding`.
+        TypeError: the encoding is not an :class:`~construct.encoding.encodings.Encoding`.
     """
 
     _encoding: str | None = None
@@ -109,9 +109,8 @@ class MHSA(nn.Module):
         elif encoding is None:
             encoding = Quadratic()
         elif not isinstance(encoding, Encoding):
-            raise TypeError(
-                f"MHSA: a {type(encoding).__name__} is no construct.encoding.encodings.Encoding; subclass that"
-            )
+            own = type(encoding).__name__
+            raise TypeError(f"MHSA: encoding must be a construct.encoding.encodings.Encoding, not a {own}; subclass it")
         weights.check_fit(geometry, encoding, bias)
         self.geometry = geometry
         self.heads = len(weights.v)

@@ -97,11 +97,11 @@ class Encoding(ABC):
         Raises:
             ValueError: the score is not a sum over the axes.
         """
-        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
+        raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
 
     def components(self, axis: int) -> list[int]:
         """The components of c that an axis's summand depends on."""
-        raise ValueError(f"MHSA: scores of the {self.name} encoding are no sum over the axes")
+        raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
         raise ValueError("give either a dtype or a tolerance")
     if dtype is not None:
         if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"{dtype!r} is no torch.dtype")
+            raise TypeError(f"dtype must be a torch.dtype, not {dtype!r}")
         if not dtype.is_floating_point:
             raise ValueError(f"{dtype} is not a floating-point format")
         smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)  # η = 2^smallest, exactly
