@@ -16,7 +16,7 @@ from rich.console import Console
 
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.results import plots, table
-from examples.learned.results.measurements import RULER, is_measured, measurements, of_training
+from examples.learned.results.measurements import OF_TRAINING, RULER, earlier_of, is_measured, measurements
 from examples.learned.results.stored import stored
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running import group
@@ -245,7 +245,7 @@ def one_run(
     run = Run(settings, pictures, folder, options.checkpoint_every)
     if group.agreed(lambda: is_measured(folder / RESULT)) and run.done == run.steps:
         return
-    earlier = group.agreed(lambda: of_training(folder / RESULT)) if run.done == run.steps else {}
+    earlier = group.agreed(lambda: earlier_of(folder / RESULT)) if run.done == run.steps else {}
     run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
     test_accuracy = (
         earlier["test_accuracy"] if "test_accuracy" in earlier else run.accuracy(pictures.test, pictures.test_labels)
@@ -253,7 +253,7 @@ def one_run(
     if group.rank():
         return
     tell(run.steps, run.steps, "measured")
-    layers = measurements(run)
+    layers = measurements(run, earlier)
     if run.settings.device != settings.device:
         stated = stated | {"machine": f"trained on {run.settings.device}; {stated['machine']}"}
     result = {
@@ -271,7 +271,7 @@ def one_run(
         "budget": run.budget(),
         **layers,
         "settings": run.settings.record(),
-        **earlier,
+        **{key: earlier[key] for key in OF_TRAINING if key in earlier},
     }
     replaced(folder / RESULT, json.dumps(result, indent=1) + "\n")
 

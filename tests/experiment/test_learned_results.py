@@ -117,16 +117,18 @@ def test_a_finished_run_is_drawn_before_it_is_measured(runs: Path, tmp_path: Pat
 
 
 def test_a_run_measured_by_an_older_ruler_is_measured_again(runs: Path, tmp_path: Path):
-    """And keeps what its result says of the training."""
+    """And keeps what its result says of the training, and of convolutions in its layers' place."""
     shutil.copytree(runs / "quadratic", tmp_path / "quadratic")
     path = tmp_path / "quadratic" / "seed-0" / RESULT
     right = json.loads(path.read_text())
-    older = right | {"ruler": 2, "layers": [], "ended": "then", "command": "theirs", "test_accuracy": 0.25}
+    layers = [{"explained": [0.5] * 5, "substituted": layer["substituted"]} for layer in right["layers"]]
+    older = right | {"ruler": 2, "layers": layers, "ended": "then", "command": "theirs", "test_accuracy": 0.25}
     path.write_text(json.dumps(older))
     again = ["--variants", "quadratic", "--seeds", "0", "--out", str(tmp_path), *SIZES]
     assert main(again) == 0
     now = json.loads(path.read_text())
-    assert now == right | {"ended": "then", "command": "theirs", "test_accuracy": 0.25}
+    layers = [layer | {"explained": [0.5] * 5} for layer in right["layers"]]
+    assert now == right | {"ended": "then", "command": "theirs", "test_accuracy": 0.25, "layers": layers}
     written = path.stat().st_mtime_ns
     assert main(again) == 0
     assert path.stat().st_mtime_ns == written
