@@ -215,7 +215,7 @@ def _softmax(alpha: float, dtype: torch.dtype, scores: torch.dtype = torch.float
         ({"tolerance": math.nan}, ValueError, "between 0 and 1"),
         ({"tolerance": 0.1, "dims": 0}, ValueError, "below 1"),
         ({"tolerance": "0.1"}, TypeError, "a tolerance is a number, not '0.1'"),
-        ({"dtype": "float32"}, TypeError, "'float32' is no torch.dtype"),
+        ({"dtype": "float32"}, TypeError, "must be a torch.dtype, not 'float32'"),
     ],
     ids=str,
 )

@@ -373,7 +373,7 @@ def test_an_encoding_and_weights_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="give a radix or an encoding"):
         MHSA(layer.geometry, weights, radix=(1,), encoding=Quadratic())
     assert MHSA(layer.geometry, weights, encoding=Parabola((1,))).radix == (1,)
-    with pytest.raises(ValueError, match="no sum over the axes"):
+    with pytest.raises(ValueError, match="not a sum over the axes"):
         Covariance().along(None, None, 0)
 
 
