@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from verify.recheck.certificate_file import LayerCertificate, read_document
 from verify.recheck.counterexample import refuted
@@ -129,7 +130,7 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     """Recompute one layer's bound and compare it with the stated one."""
     prefix = f"layer {stated.name!r}: says {stated.verdict}, but "
     failure = ""
-    parts: dict[str, np.ndarray] = {}
+    parts: dict[str, ndarray] = {}
     exact = False
     try:
         parts, exact = parts_of(pair)
@@ -146,7 +147,7 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     return _confirmed(stated, pair, exact, prefix)
 
 
-def _require_parts(stated: LayerCertificate, parts: dict[str, np.ndarray], prefix: str) -> None:
+def _require_parts(stated: LayerCertificate, parts: dict[str, ndarray], prefix: str) -> None:
     """Refuse a stated bound below the one computed here, or far above it."""
     tolerance = 2.0 ** (80 - FORMATS[stated.dtype].log_eta)  # the certifier may count more underflows (η each)
     for name, own in parts.items():
@@ -174,7 +175,7 @@ def _confirmed(stated: LayerCertificate, pair: LayerPair, exact: bool, prefix: s
 
 
 @np.errstate(all="ignore")
-def parts_of(pair: LayerPair) -> tuple[dict[str, np.ndarray], bool]:
+def parts_of(pair: LayerPair) -> tuple[dict[str, ndarray], bool]:
     """Steps 0 to 5: upper bounds of rounding, leakage and taps and their sum, each (D_out,).
 
     Returns:
@@ -233,7 +234,7 @@ def targets(pair: LayerPair, axes: list[Axis]) -> list[Centre | None]:
     return centres
 
 
-def differences(pair: LayerPair, centres: list[Centre | None]) -> np.ndarray:
+def differences(pair: LayerPair, centres: list[Centre | None]) -> ndarray:
     """Step 4: Σ_i |Σ_h W_val^h W_out^h − W_j| over all shifts, (D_out,); 0 only where all are exactly equal."""
     taps = dict(zip(pair.conv.shifts(), pair.kernel, strict=True))
     heads_at: dict[tuple[int, ...], list[int]] = {shift: [] for shift in taps}
@@ -259,6 +260,6 @@ def differences(pair: LayerPair, centres: list[Centre | None]) -> np.ndarray:
     return total
 
 
-def above(value: np.ndarray, nonzero: np.ndarray | bool) -> np.ndarray:
+def above(value: ndarray, nonzero: ndarray | bool) -> ndarray:
     """The value widened by more than its rounding error where it can be nonzero; else exactly 0."""
     return np.where(nonzero, np.nextafter(value * WIDEN, np.inf), 0.0)

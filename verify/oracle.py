@@ -16,10 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 """What ``np.pad`` calls each padding mode of torch."""
 PADDING_MODES = tuple(NUMPY_PAD)
+Vector = tuple[int, ...]
+"""A size, a shift or a position: one integer for each axis."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +37,18 @@ class Convolution:
         stride, dilation, groups, padding_mode, transposed, output_padding: as in torch.
     """
 
-    weight: np.ndarray
-    bias: np.ndarray | None
-    stride: tuple[int, ...]
-    padding: tuple[int, ...] | str
-    dilation: tuple[int, ...]
+    weight: ndarray
+    bias: ndarray | None
+    stride: Vector
+    padding: Vector | str
+    dilation: Vector
     groups: int
     padding_mode: str = "zeros"
     transposed: bool = False
-    output_padding: tuple[int, ...] = ()
+    output_padding: Vector = ()
 
     @classmethod
-    def read(cls, conv: Any, weight: np.ndarray | None = None) -> "Convolution":
+    def read(cls, conv: Any, weight: ndarray | None = None) -> "Convolution":
         """The raw fields of a torch convolution, as float64; ``weight`` is its weight, if already read."""
         dims = conv.weight.dim() - 2
         return cls(
@@ -59,7 +63,7 @@ class Convolution:
             output_padding=per_axis(conv.output_padding, dims),
         )
 
-    def reaching(self, size: tuple[int, ...], output: tuple[int, ...]) -> "Convolution":
+    def reaching(self, size: Vector, output: Vector) -> "Convolution":
         """A transposed convolution with the output padding that turns ``size`` into ``output``; any other, unchanged."""
         if not self.transposed:
             return self
@@ -68,7 +72,7 @@ class Convolution:
         extra = tuple(o + 2 * p - n for o, p, n in zip(output, self.padding, bare, strict=True))
         return replace(self, output_padding=extra)
 
-    def _full_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
+    def _full_size(self, size: Vector) -> Vector:
         """Output size of a transposed convolution before the padding crops it."""
         return tuple(
             s * (n - 1) + span + 1 + extra
@@ -76,7 +80,7 @@ class Convolution:
         )
 
     @cached_property
-    def sizes(self) -> np.ndarray:
+    def sizes(self) -> ndarray:
         """Σ|W| per output channel: float64 (D_out,)."""
         weight = np.abs(self.weight)
         with np.errstate(over="ignore"):
@@ -86,7 +90,7 @@ class Convolution:
             return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
 
     @cached_property
-    def biases(self) -> np.ndarray:
+    def biases(self) -> ndarray:
         """The bias of each output channel, zero without one: (D_out,)."""
         if self.bias is None:
             return np.zeros(len(self.sizes))
@@ -103,12 +107,12 @@ class Convolution:
         return self.in_channels // self.groups
 
     @property
-    def kernel_size(self) -> tuple[int, ...]:
+    def kernel_size(self) -> Vector:
         """K_1, …, K_d."""
         return self.weight.shape[2:]
 
     @property
-    def spans(self) -> tuple[int, ...]:
+    def spans(self) -> Vector:
         """dil·(K − 1), from the first to the last tap of each axis."""
         return spans(self.kernel_size, self.dilation)
 
@@ -116,7 +120,7 @@ class Convolution:
         """Padding before and after each axis, of a convolution that is not transposed."""
         return padding_pairs(self.padding, self.spans)
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: ndarray) -> ndarray:
         """Apply it: (B, D_in, *size) → (B, D_out, *output)."""
         y = self._scatter(x) if self.transposed else self._gather(x)
         if self.bias is None:
@@ -127,7 +131,7 @@ class Convolution:
         """The convolution with |W| and |b|."""
         return replace(self, weight=np.abs(self.weight), bias=None if self.bias is None else np.abs(self.bias))
 
-    def _gather(self, x: np.ndarray) -> np.ndarray:
+    def _gather(self, x: ndarray) -> ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
         widths: Any = [(0, 0), (0, 0), *self.pads()]
         # Padding object arrays with a numpy integer zero would overflow beside a large Python integer.
@@ -150,7 +154,7 @@ class Convolution:
         assert total is not None
         return total.reshape(batch, self.weight.shape[0], *output)
 
-    def _scatter(self, x: np.ndarray) -> np.ndarray:
+    def _scatter(self, x: ndarray) -> ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
         assert not isinstance(self.padding, str)
         g, batch, size, weight = self.groups, len(x), x.shape[2:], self.matrices
@@ -168,13 +172,13 @@ class Convolution:
         return total[(slice(None), slice(None), *crop)]
 
     @cached_property
-    def matrices(self) -> np.ndarray:
+    def matrices(self) -> ndarray:
         """The weight by tap and group, contiguous: (*K, groups, out, in), transposed (*K, groups, in, out)."""
         g = self.groups
         weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
         return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
 
-    def interior(self, size: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
+    def interior(self, size: Vector, output: Vector) -> ndarray:
         """Which outputs read no padding, only real positions: bool, of shape ``output``."""
         mask = np.ones(output, dtype=bool)
         for axis, (n, o, span, s) in enumerate(zip(size, output, self.spans, self.stride, strict=True)):
@@ -191,7 +195,7 @@ class Convolution:
         return mask
 
 
-def spans(kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+def spans(kernel_size: Sequence[int], dilation: Sequence[int]) -> Vector:
     """dil·(K − 1) of each axis."""
     return tuple(dil * (k - 1) for k, dil in zip(kernel_size, dilation, strict=True))
 
@@ -205,23 +209,23 @@ def padding_pairs(padding: str | Sequence[int], spans: Sequence[int]) -> tuple[t
     return tuple((p, p) for p in padding)
 
 
-def per_axis(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+def per_axis(value: int | Sequence[int], dims: int) -> Vector:
     """One number per axis; torch takes a single number, even in a list, for all axes."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * dims if len(values) == 1 else values
 
 
-def float64(tensor: torch.Tensor) -> np.ndarray:
+def float64(tensor: Tensor) -> ndarray:
     """The numbers of a tensor, exactly; a lazy negation (``torch.Tensor.is_neg``) is resolved."""
     return tensor.detach().cpu().resolve_neg().double().numpy()
 
 
-def largest(x: torch.Tensor) -> float:
+def largest(x: Tensor) -> float:
     """max|x|; 0 for a tensor without numbers."""
     return float(x.detach().abs().max()) if x.numel() else 0.0
 
 
-def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def matmul(a: ndarray, b: ndarray) -> ndarray:
     """Matrix product; torch multiplies floats, because numpy's threads keep a core busy long after each product."""
     if a.dtype == b.dtype and a.dtype in (np.float32, np.float64):
         first, second = (torch.from_numpy(np.require(part, requirements=["C", "W"])) for part in (a, b))
@@ -233,7 +237,7 @@ def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # ---- torch's settings ------------------------------------------------------------------------------------------------
 
 
-def flushes_to_zero(like: torch.Tensor) -> bool:
+def flushes_to_zero(like: Tensor) -> bool:
     """Whether arithmetic on tensors of this type and device flushes subnormals to 0: see ``torch.set_flush_denormal``."""
     if not like.dtype.is_floating_point or like.is_meta:
         return False

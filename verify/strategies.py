@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from verify.layers.fields import Geometry
 from verify.layers.reading import output_length, token_length
 from verify.layers.torch_faults import crashes_along, wrong_along
-from verify.oracle import per_axis
+from verify.oracle import Vector, per_axis
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
@@ -100,10 +100,12 @@ def convolutions(
     >>> find(convolutions(dims=[2], bias=[True]), lambda conv: True)  # the simplest
     Conv2d(1, 1, kernel_size=(1, 1), stride=(1, 1))
     """
-    d, flip = draw(st.sampled_from(dims)), draw(st.sampled_from(transposed))
+    d = draw(st.sampled_from(dims))
+    flip = draw(st.sampled_from(transposed))
     if d not in _MOST:
         raise ValueError(f"torch has convolutions of 1, 2 and 3 dimensions, not {d}")
-    dtype, whole = draw(st.sampled_from(dtypes)), draw(st.sampled_from(integers))
+    dtype = draw(st.sampled_from(dtypes))
+    whole = draw(st.sampled_from(integers))
     options: dict[str, Any] = {"kernel_size": draw(_per_axis(d, 1, _LONGEST_KERNEL[d]))}
     options["dilation"] = draw(_per_axis(d, 1, _MOST[d]))
     if flip:
@@ -111,18 +113,15 @@ def convolutions(
     else:
         options["padding_mode"] = draw(st.sampled_from(padding_modes))
     padding = draw(st.sampled_from(paddings))
-    if padding != "none":
-        options["padding"] = padding if padding != "numbers" else draw(_per_axis(d, 0, _MOST[d]))
+    if padding == "numbers":
+        options["padding"] = draw(_per_axis(d, 0, _MOST[d]))
+    elif padding != "none":
+        options["padding"] = padding
     stride = draw(_per_axis(d, 1, _MOST[d]))  # always drawn: hypothesis regards fewer draws as simpler
     if padding != "same":
         options["stride"] = stride
     if flip:
-        steps = zip(per_axis(options["stride"], d), per_axis(options["dilation"], d), strict=True)
-        most = [max(stride, dilation) - 1 for stride, dilation in steps]
-        if draw(st.booleans()):
-            options["output_padding"] = tuple(draw(st.integers(0, m)) for m in most)
-        else:
-            options["output_padding"] = draw(st.integers(0, min(most)))
+        options["output_padding"] = draw(_output_paddings(per_axis(stride, d), per_axis(options["dilation"], d)))
     d_in, d_out, options["groups"] = draw(_channels(channels))
     options["bias"] = draw(st.sampled_from(bias))
     kind = getattr(nn, f"ConvTranspose{d}d" if flip else f"Conv{d}d")
@@ -164,10 +163,11 @@ def inputs_for(
     if size is None:
         size = draw(sizes_for(conv, tokens))
     generator = torch.Generator().manual_seed(draw(_SEEDS))
-    shape = (1 if batch is None else batch, conv.in_channels, *size)
-    x = numbers(shape, conv.weight.dtype, integers, generator)
-    x = _laid_out(x, layout)
-    return x[0] if batch is None else x
+    count = 1 if batch is None else batch
+    x = _laid_out(numbers((count, conv.in_channels, *size), conv.weight.dtype, integers, generator), layout)
+    if batch is None:
+        return x[0]
+    return x
 
 
 @st.composite
@@ -220,13 +220,15 @@ def cases(
         )
     )
     x = draw(inputs_for(conv, integers=whole, batches=batches, layouts=layouts, tokens=tokens))
+    description = f"{conv} in {conv.weight.dtype} on {tuple(x.shape)}"
+    if not x.is_contiguous():
+        description += f" with strides {x.stride()}"
     kind = "small integers" if whole else "normal numbers"
-    layout = "" if x.is_contiguous() else f" with strides {x.stride()}"
-    return Case(conv, x, whole, f"{conv} in {conv.weight.dtype} on {tuple(x.shape)}{layout}, {kind}")
+    return Case(conv, x, whole, f"{description}, {kind}")
 
 
 @st.composite
-def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> tuple[int, ...]:
+def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> Vector:
     """Spatial sizes that a convolution accepts, with about ``tokens`` positions on the padded grid at most."""
     g, size = Geometry.read(conv), list(least_size(conv))
     lengths = [token_length(g, axis, n) for axis, n in enumerate(size)]
@@ -252,7 +254,7 @@ def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
     return any(_is_faulty(conv, g, axis, n) for axis, n in enumerate(size))
 
 
-def least_size(conv: Any) -> tuple[int, ...]:
+def least_size(conv: Any) -> Vector:
     """The smallest spatial size, axis by axis, that a convolution accepts and for which torch's own is known to be right."""
     g = Geometry.read(conv)
     size = []
@@ -277,10 +279,19 @@ _SEEDS = st.integers(0, 2**16)
 
 
 @cache
-def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | tuple[int, ...]]:
+def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | Vector]:
     """One number for all axes, or one per axis, both of which torch accepts."""
     one = st.integers(least, most)
     return st.one_of(one, st.tuples(*(one for _ in range(d))))
+
+
+@st.composite
+def _output_paddings(draw: st.DrawFn, stride: Vector, dilation: Vector) -> int | Vector:
+    """Less than the stride or the dilation: one per axis, or one number for all."""
+    most = [max(step) - 1 for step in zip(stride, dilation, strict=True)]
+    if draw(st.booleans()):
+        return tuple(draw(st.integers(0, m)) for m in most)
+    return draw(st.integers(0, min(most)))
 
 
 @st.composite

@@ -6,9 +6,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.argument.refutation import Counterexample
 from verify.argument.steps import Step
+from verify.oracle import Vector
 from verify.recheck.certificate_file import VERSION
 from verify.verdict import Verdict, as_html, exactly, from_above
 
@@ -29,8 +31,8 @@ class Overrun:
     """
 
     execution: str
-    input: np.ndarray
-    output: tuple[int, ...]
+    input: ndarray
+    output: Vector
     convolution: Fraction
     attention: float
 
@@ -86,13 +88,13 @@ class Certificate:
     """
 
     verdict: Verdict
-    grid: tuple[int, ...]
+    grid: Vector
     input_bound: float
     within: float | None
-    bound: np.ndarray
-    rounding: np.ndarray
-    leakage: np.ndarray
-    taps: np.ndarray
+    bound: ndarray
+    rounding: ndarray
+    leakage: ndarray
+    taps: ndarray
     steps: tuple[Step, ...]
     assumptions: tuple[str, ...]
     dtype: str
@@ -102,7 +104,7 @@ class Certificate:
     conv_sha256: dict[str, str]
     mhsa_sha256: dict[str, str]
     torch_version: str
-    observed: np.ndarray
+    observed: ndarray
     probes: tuple[dict[str, Any], ...] = ()
     counterexample: Counterexample | None = None
     overrun: Overrun | None = None
@@ -192,9 +194,9 @@ class Certificate:
         return json.dumps(self.record(), indent=1, ensure_ascii=False) + "\n"
 
 
-def _most(part: np.ndarray) -> str:
+def _most(part: ndarray) -> str:
     return from_above(float(part.max(initial=0.0)))
 
 
-def _hex(array: np.ndarray) -> list[str]:
+def _hex(array: ndarray) -> list[str]:
     return [float(x).hex() for x in array]

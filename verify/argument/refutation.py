@@ -12,19 +12,20 @@ from itertools import islice, product
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.argument.steps import Argument, Problem, Taps
 from verify.layers.reading import (
     ZERO,
-    Index,
     output_size,
     query_places,
     tap_matrix,
     taps_at,
     tokens_along,
 )
-from verify.layers.taps import Shift, head_product
+from verify.layers.taps import head_product
 from verify.layers.targets import attends_by_content, target
+from verify.oracle import Vector
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Counterexample:
             sentence is set besides.
     """
 
-    entries: dict[Index, Fraction]
-    output: Index
+    entries: dict[Vector, Fraction]
+    output: Vector
     convolution: Fraction | None
     attention: Fraction | None
     sentence: str
-    shapes: tuple[Index, Index | None] | None = None
+    shapes: tuple[Vector, Vector | None] | None = None
 
     def record(self) -> dict[str, Any]:
         """As JSON types."""
@@ -58,7 +59,7 @@ class Counterexample:
             "shapes": self.shapes and [shape and list(shape) for shape in self.shapes],
         }
 
-    def input(self, channels: int, grid: tuple[int, ...]) -> np.ndarray:
+    def input(self, channels: int, grid: Vector) -> ndarray:
         """The input as an array (channels, *grid), float64."""
         x = np.zeros((channels, *grid))
         for index, value in self.entries.items():
@@ -88,7 +89,7 @@ def counterexample_of(argument: Argument) -> Counterexample | None:
     return _reading_counterexample(problem)
 
 
-def _tap_counterexample(problem: Problem, shifts: Sequence[Shift | None], kernel: Taps) -> Counterexample | None:
+def _tap_counterexample(problem: Problem, shifts: Sequence[Vector | None], kernel: Taps) -> Counterexample | None:
     """For taps that differ, an impulse at an input that they read, the largest differences first; for biases, the zero input."""
     reading = _Reading(problem, shifts)
     counterexample = _of_biases(problem)
@@ -106,7 +107,7 @@ def _reading_counterexample(problem: Problem) -> Counterexample | None:
     attention = problem.attention
     if attention.radix is not None or attends_by_content(attention):
         return None
-    shifts: list[Shift | None] = [None] * len(attention.carrying)
+    shifts: list[Vector | None] = [None] * len(attention.carrying)
     for head in map(int, np.flatnonzero(attention.carrying)):
         at = target(attention, head)
         if at is None or not at.gap > problem.fmt.one_hot_gap:
@@ -116,7 +117,7 @@ def _reading_counterexample(problem: Problem) -> Counterexample | None:
     return _of_biases(problem) or _of_impulses(reading, islice(_places(problem.outputs), 64))
 
 
-def _places(outputs: tuple[int, ...]) -> Iterable[Index]:
+def _places(outputs: Vector) -> Iterable[Vector]:
     """Output positions to try: corners, edges and middles first, then more."""
     few = [sorted({0, 1 % o, o // 2, max(o - 2, 0), o - 1}) for o in outputs]
     more = (range(min(o, 2000)) for o in outputs)
@@ -133,17 +134,17 @@ class _Reading:
     """
 
     problem: Problem
-    shifts: Sequence[Shift | None]
+    shifts: Sequence[Vector | None]
 
     @cached_property
-    def tokens(self) -> list[np.ndarray]:
+    def tokens(self) -> list[ndarray]:
         return [tokens_along(self.problem.attention.geometry, axis, n) for axis, n in enumerate(self.problem.grid)]
 
     @cached_property
-    def queries(self) -> list[np.ndarray]:
+    def queries(self) -> list[ndarray]:
         return [query_places(self.problem.attention.geometry, axis, o) for axis, o in enumerate(self.problem.outputs)]
 
-    def by_head(self, shift: Shift | None, place: Index) -> Index | None:
+    def by_head(self, shift: Vector | None, place: Vector) -> Vector | None:
         """The input position that a one-hot head reads: the key at its shift, or the nearest key on the grid."""
         if shift is None:
             return None
@@ -151,9 +152,9 @@ class _Reading:
         read = tuple(int(row[min(max(int(query[o]) + tau, 0), len(row) - 1)]) for row, query, o, tau in axes)
         return None if ZERO in read else read
 
-    def readers(self, place: Index) -> dict[Index, tuple[list[Index], list[int]]]:
+    def readers(self, place: Vector) -> dict[Vector, tuple[list[Vector], list[int]]]:
         """For each input position, the taps and the heads that read it for the output at ``place``."""
-        readers: dict[Index, tuple[list[Index], list[int]]] = {}
+        readers: dict[Vector, tuple[list[Vector], list[int]]] = {}
         for tap, position in taps_at(self.problem.geometry, self.problem.grid, place):
             readers.setdefault(position, ([], []))[0].append(tap)
         for head, shift in enumerate(self.shifts):
@@ -171,7 +172,7 @@ def _of_biases(problem: Problem) -> Counterexample | None:
 
 
 def _of_impulses(
-    reading: _Reading, places: Iterable[Index], first: Sequence[tuple[int, int, int]] = ()
+    reading: _Reading, places: Iterable[Vector], first: Sequence[tuple[int, int, int]] = ()
 ) -> Counterexample | None:
     """Try impulses at the inputs that the outputs at ``places`` read, and in each tap matrix ``first`` (group, i, o) first."""
     for place in places:
@@ -186,7 +187,7 @@ def _of_impulses(
     return None
 
 
-def _coefficients(problem: Problem, taps: list[Index], heads: list[int]) -> np.ndarray:
+def _coefficients(problem: Problem, taps: list[Vector], heads: list[int]) -> ndarray:
     """|Attention − convolution| of an input position's coefficients, rounded, (g, i, o), from the taps and heads that read it."""
     total = np.zeros_like(tap_matrix(problem.conv, (0,) * len(problem.grid)))
     for tap in taps:
@@ -197,7 +198,7 @@ def _coefficients(problem: Problem, taps: list[Index], heads: list[int]) -> np.n
 
 
 def _confirmed(
-    problem: Problem, output: Index, entry: Index = (), taps: Sequence[Index] = (), heads: Sequence[int] = ()
+    problem: Problem, output: Vector, entry: Vector = (), taps: Sequence[Vector] = (), heads: Sequence[int] = ()
 ) -> Counterexample | None:
     """Evaluate both layers exactly, and return a counterexample only if they differ.
 
@@ -209,7 +210,7 @@ def _confirmed(
     theirs = Fraction(float(conv.biases[channel]))
     ours = Fraction(float(attention.b_out[channel]))
     what = "the zero input"
-    entries: dict[Index, Fraction] = {}
+    entries: dict[Vector, Fraction] = {}
     if entry:
         amplitude = problem.fmt.below(problem.bound)  # the largest number of the layers' format that is at most B
         what = f"the input that is {amplitude!r} at {entry}, else 0"

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from construct.attention import EXECUTIONS, MHSA, smaller_blocks
 from verify.argument.steps import Argument, Problem, Step
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import GridRefused, output_size, taps_at, token_count
 from verify.layers.torch_faults import may_crash
-from verify.oracle import Convolution, full_precision
+from verify.oracle import Convolution, Vector, full_precision
 from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.reference import Deviation, deviation
 
-Size = tuple[int, ...]
 MOST_MULTIPLICATIONS = 2**33
 """An execution that takes more is not run, and a note says so (about ten seconds of one core)."""
 SOFTMAX_COST = 64
@@ -52,8 +52,8 @@ class Probe:
 
     execution: str
     inputs: int
-    grid: tuple[int, ...]
-    observed: np.ndarray
+    grid: Vector
+    observed: ndarray
     worst: float
     note: str = ""
     broken: bool = False
@@ -71,7 +71,7 @@ class Probe:
         return not self.worst <= 1 and (self.over is None or self.over.refutes)
 
 
-def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
+def run_step(argument: Argument, total: ndarray) -> tuple[Step, list[Probe]]:
     """Step 6: run every execution and compare each run with the bound ``total``, (D_out,)."""
     problem = argument.problem
     if not isinstance(problem.layer, MHSA):
@@ -88,7 +88,7 @@ def run_step(argument: Argument, total: np.ndarray) -> tuple[Step, list[Probe]]:
     return Step(6, "runs", within, sentence), probes
 
 
-def _probes(argument: Argument, total: np.ndarray, small: Size, other: Size) -> list[Probe]:
+def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) -> list[Probe]:
     """Runs on adversarial inputs of the first size, and on random inputs and impulses of the other."""
     problem = argument.problem
     conv, bound = problem.conv, problem.bound
@@ -114,7 +114,7 @@ def _probes(argument: Argument, total: np.ndarray, small: Size, other: Size) -> 
     return probes + run_executions(problem.conv_module, problem.layer, inputs, allowed, queries=queries)
 
 
-def _impulse_bound(argument: Argument, alone: np.ndarray) -> np.ndarray | None:
+def _impulse_bound(argument: Argument, alone: ndarray) -> ndarray | None:
     """The bound for impulses, if the argument has shown that one-hot heads carry exactly the kernel."""
     if argument.leaks is None or argument.kernel is None:
         return None
@@ -124,7 +124,7 @@ def _impulse_bound(argument: Argument, alone: np.ndarray) -> np.ndarray | None:
     return impulse_bound(problem.conv, problem.attention, alone, problem.fmt, problem.tokens)
 
 
-def _narrow_probes(problem: Problem, total: np.ndarray, small: Size, other: Size) -> list[Probe]:
+def _narrow_probes(problem: Problem, total: ndarray, small: Vector, other: Vector) -> list[Probe]:
     """Runs where outputs are one wide, if that is another size."""
     narrow = narrow_grid(problem.geometry, small)
     if narrow in (None, small, other):
@@ -137,7 +137,7 @@ def _narrow_probes(problem: Problem, total: np.ndarray, small: Size, other: Size
 
 
 def run_executions(
-    conv_module: Any, layer: Any, inputs: np.ndarray, bound: np.ndarray, queries: int | None = None
+    conv_module: Any, layer: Any, inputs: ndarray, bound: ndarray, queries: int | None = None
 ) -> list[Probe]:
     """Run every execution of ``layer`` against the convolution, in full precision.
 
@@ -196,7 +196,7 @@ def run_executions(
     return probes
 
 
-def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.ndarray, float]:
+def judged_by_channel(difference: ndarray, bound: ndarray) -> tuple[ndarray, float]:
     """The largest |difference| per output channel, and the largest |difference|/bound over all outputs."""
     per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
     # With one bound per channel, the largest difference has the largest ratio: rounded division preserves order.
@@ -205,7 +205,7 @@ def judged_by_channel(difference: np.ndarray, bound: np.ndarray) -> tuple[np.nda
     return per_channel, float(_ratio(difference, bound).max(initial=0.0))
 
 
-def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
+def _ratio(difference: ndarray, bound: ndarray) -> ndarray:
     """|difference|/bound: 0 where the bound is infinite and so claims nothing; else NaN is over the bound."""
     allowed = _by_output(bound, difference.ndim)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -214,7 +214,7 @@ def _ratio(difference: np.ndarray, bound: np.ndarray) -> np.ndarray:
         return np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)
 
 
-def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
+def _by_output(bound: ndarray, ndim: int) -> ndarray:
     """A bound per channel, reshaped to broadcast over outputs with ``ndim`` axes; a bound per output, unchanged."""
     if bound.ndim < ndim:
         return bound.reshape(-1, *(1,) * (ndim - 2))
@@ -224,7 +224,7 @@ def _by_output(bound: np.ndarray, ndim: int) -> np.ndarray:
 # ---- inputs for the runs, and their sizes --------------------------------------------------------------------------------
 
 
-def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def probe_grids(g: Geometry, grid: Vector, attention: Attention) -> tuple[Vector, Vector]:
     """Two legal grids no larger than ``grid``, one small and one with other outputs.
 
     On the small one, every tap that can see an input does.  The second is ``grid`` itself if running the attention layer on it
@@ -249,7 +249,7 @@ def probe_grids(g: Geometry, grid: tuple[int, ...], attention: Attention) -> tup
     return small, (grid if cost <= CHEAP else longer)
 
 
-def narrow_grid(g: Geometry, small: tuple[int, ...]) -> tuple[int, ...] | None:
+def narrow_grid(g: Geometry, small: Vector) -> Vector | None:
     """The grid ``small``, made so narrow that outputs are one wide, where torch has kernels of its own; None if that is illegal."""
     span = g.spans[-1]
     pads = sum(g.pads[-1])
@@ -263,7 +263,7 @@ def narrow_grid(g: Geometry, small: tuple[int, ...]) -> tuple[int, ...] | None:
     return None
 
 
-def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bound: float) -> np.ndarray:
+def adversarial_inputs(conv: Convolution, g: Geometry, grid: Vector, bound: float) -> ndarray:
     """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
 
     Signs that match the kernel of the heaviest channels (of one, for a heavy layer), random signs (for light layers only),
@@ -282,12 +282,12 @@ def adversarial_inputs(conv: Convolution, g: Geometry, grid: tuple[int, ...], bo
     return np.stack(inputs)
 
 
-def random_inputs(shape: tuple[int, ...], bound: float, rng: np.random.Generator) -> list[np.ndarray]:
+def random_inputs(shape: Vector, bound: float, rng: np.random.Generator) -> list[ndarray]:
     """One input with random signs, and one with random magnitudes."""
     return [bound * rng.choice([-1.0, 1.0], shape), bound * rng.uniform(-1, 1, shape)]
 
 
-def impulses(conv: Convolution, grid: tuple[int, ...], bound: float) -> np.ndarray:
+def impulses(conv: Convolution, grid: Vector, bound: float) -> ndarray:
     """Inputs with one nonzero position, ±bound in all channels, (N, D_in, *grid) float64; for light layers, the zero input too.
 
     Most outputs then read it by one tap or none, so that little rounding is allowed, and a head or a bias that some execution
@@ -309,7 +309,7 @@ def impulses(conv: Convolution, grid: tuple[int, ...], bound: float) -> np.ndarr
     return np.concatenate([np.zeros((int(light), d_in, *grid)), inputs])
 
 
-def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: tuple[int, ...]) -> np.ndarray:
+def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: Vector) -> ndarray:
     """±1 such that the middle output of ``channel`` is Σ|W| over the inputs it reads: (D_in, *grid)."""
     group, o = divmod(channel, len(conv.sizes) // conv.groups)
     inputs = slice(group * conv.contraction, (group + 1) * conv.contraction)  # which the channel reads

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.layers.fields import Attention, Geometry, read_convolution
 from verify.layers.reading import (
@@ -25,7 +26,7 @@ from verify.layers.reading import (
     tap_matrix,
     token_count,
 )
-from verify.layers.taps import Shift, TapDifference, compare_taps
+from verify.layers.taps import TapDifference, compare_taps
 from verify.layers.targets import (
     Target,
     largest_encoding,
@@ -34,7 +35,7 @@ from verify.layers.targets import (
     score_rounding,
     target,
 )
-from verify.oracle import Convolution
+from verify.oracle import Convolution, Vector
 from verify.rounding.channels import largest_intermediate, leakage_part, rounding_part, taps_part
 from verify.rounding.leakage import cached_leakage
 from verify.rounding.model import Format
@@ -71,14 +72,14 @@ class Problem:
     conv: Convolution
     geometry: Geometry
     attention: Attention
-    grid: tuple[int, ...]
-    outputs: tuple[int, ...]
+    grid: Vector
+    outputs: Vector
     bound: float
     fmt: Format
     tokens: int
 
     @classmethod
-    def read(cls, conv_module: Any, layer: Any, grid: tuple[int, ...], bound: float) -> "Problem":
+    def read(cls, conv_module: Any, layer: Any, grid: Vector, bound: float) -> "Problem":
         """Read both layers.
 
         Raises:
@@ -112,7 +113,7 @@ class Targets:
     box: tuple[tuple[int, int], ...]
 
     @property
-    def shifts(self) -> list[Shift | None]:
+    def shifts(self) -> list[Vector | None]:
         """The shift of each head."""
         return [at and at.shift for at in self.heads]
 
@@ -126,7 +127,7 @@ class Leaks:
         sharp_from: the α from which no head leaks.
     """
 
-    working: np.ndarray
+    working: ndarray
     sharp_from: float
 
     @property
@@ -145,7 +146,7 @@ class Taps:
     """
 
     differences: list[TapDifference]
-    bias: np.ndarray
+    bias: ndarray
 
     @property
     def same(self) -> bool:
@@ -166,9 +167,9 @@ class Argument:
 
     problem: Problem
     steps: tuple[Step, ...]
-    rounding: np.ndarray
-    leakage: np.ndarray
-    taps: np.ndarray
+    rounding: ndarray
+    leakage: ndarray
+    taps: ndarray
     targets: Targets | None = None
     leaks: Leaks | None = None
     kernel: Taps | None = None
@@ -301,7 +302,7 @@ def _gap_sentence(a: Attention, targets: Targets) -> str:
     return f"{those} {shift}; scores round by {float(rounding):.2g}"
 
 
-def _within_kernel(g: Geometry, shift: Shift) -> bool:
+def _within_kernel(g: Geometry, shift: Vector) -> bool:
     """Whether a shift lies between the first and the last tap, on every axis."""
     return all(0 <= tau + a <= span for tau, a, span in zip(shift, g.anchor, g.spans, strict=True))
 
@@ -341,11 +342,11 @@ def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Ste
     a = problem.attention
     g = problem.geometry
     conv = problem.conv
-    heads: dict[Shift, list[int]] = {}
+    heads: dict[Vector, list[int]] = {}
     for h, shift in enumerate(targets.shifts):
         if shift is not None:
             heads.setdefault(shift, []).append(h)
-    kernel: dict[Shift, np.ndarray] = {}
+    kernel: dict[Vector, ndarray] = {}
     for tap in np.ndindex(*g.kernel_size):
         kernel[tuple(shift_of_tap(g, axis, j) for axis, j in enumerate(tap))] = tap_matrix(conv, tap)
     differences, in_integers = compare_taps(kernel, heads, a.w_val, a.w_out)

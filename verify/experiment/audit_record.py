@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.experiment.head_maps import Head, collapsed
-from verify.experiment.receptive_fields import Vector
+from verify.oracle import Vector
 from verify.verdict import as_html
 
 LEAST_PRINTED = 1e-3
@@ -66,12 +67,12 @@ class Audit:
     rounding: float
     superposition: float
     equivariance: float | None
-    kernel: np.ndarray
+    kernel: ndarray
     stride: Vector
     dilation: Vector
     padding: tuple[tuple[int, int], ...]
     padding_modes: tuple[str, ...]
-    bias: np.ndarray
+    bias: ndarray
     bias_variation: float
     groups: int | None
     interior: float | None
@@ -81,8 +82,8 @@ class Audit:
     exact: bool
     interior_outputs: int
     not_finite: int
-    tap_ranks: np.ndarray
-    tap_effective_ranks: np.ndarray
+    tap_ranks: ndarray
+    tap_effective_ranks: ndarray
     attention_available: bool
     heads: tuple[Head, ...] | None
 
@@ -116,12 +117,12 @@ class Audit:
         return max((head.content_most for head in self.heads), default=0.0)
 
     @property
-    def collapsed(self) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
+    def collapsed(self) -> tuple[tuple[Vector, Vector], ...]:
         """(shift, heads) for every shift that receives more than half of the attention of several heads."""
         return collapsed(self.heads or ())
 
     @property
-    def unplaced(self) -> tuple[int, ...]:
+    def unplaced(self) -> Vector:
         """The heads that give no key more than half of their attention."""
         return tuple(number for number, head in enumerate(self.heads or ()) if not head.peak > 0.5)
 
@@ -262,7 +263,7 @@ def _json(value: Any) -> Any:
         return [_json(item) for item in value]
     if isinstance(value, Head):
         return value.record()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, ndarray):
         return value.tolist()
     return value
 
@@ -275,6 +276,6 @@ def _place(numbers: tuple[float, ...]) -> str:
     return f"({', '.join(f'{x:g}' for x in numbers)})"
 
 
-def _span(numbers: np.ndarray, form: str) -> str:
+def _span(numbers: ndarray, form: str) -> str:
     """The least and the greatest of these numbers, or one if they read the same."""
     return " to ".join(dict.fromkeys(f"{x:{form}}" for x in (numbers.min(), numbers.max())))

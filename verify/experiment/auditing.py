@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 from verify.experiment.audit_record import Audit
 from verify.experiment.black_box import (
@@ -36,7 +38,7 @@ def audit(
     in_channels: int | None = None,
     kernel_size: int | Sequence[int] | None = None,
     most_channels: int | None = None,
-    probabilities: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    probabilities: Callable[[Tensor], Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     budget: int = BUDGET,
@@ -143,7 +145,7 @@ Distances = tuple[float, ...]
 
 def _fitted(
     black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
-) -> tuple[np.ndarray, np.ndarray, dict[str, Distances]]:
+) -> tuple[ndarray, ndarray, dict[str, Distances]]:
     """Kernel, bias, and the distances with each padding mode."""
     if not linear.affine:
         return _by_regression(black_box, linear, fit, random, budget)
@@ -162,7 +164,7 @@ def _padding_modes(residual: dict[str, Distances], fit: Fit, linear: LinearMap) 
     return modes, (modes or (best,))[0]
 
 
-def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: np.ndarray) -> bool:
+def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: ndarray) -> bool:
     """Whether kernel, padding and bias all agree within rounding."""
     sizes = np.maximum(
         sizes_by_channel(linear.constant, linear.products),
@@ -172,14 +174,14 @@ def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: np.ndarray) ->
     return within and linear.affine and max(fit.worst[mode]) <= linear.rounding
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
+def _mean(values: ndarray) -> ndarray:
     """The mean over the first axis; exact for equal numbers."""
     return values[0] + (values - values[0]).mean(axis=0)
 
 
 def _by_regression(
     black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
-) -> tuple[np.ndarray, np.ndarray, dict[str, Distances]]:
+) -> tuple[ndarray, ndarray, dict[str, Distances]]:
     """Kernel, bias and distances (interior, border, all) of a non-affine layer, from random inputs.
 
     The fit and the distances use different inputs.
@@ -193,7 +195,7 @@ def _by_regression(
             f"fitting {field.taps} taps to {samples} random inputs is over the budget; look for a smaller kernel_size"
         )
 
-    def draw() -> tuple[np.ndarray, np.ndarray]:
+    def draw() -> tuple[ndarray, ndarray]:
         x = random.standard_normal((samples, len(black_box.inputs), *black_box.grid))
         y = black_box(x)
         return x, np.where(linear.finite[:, None], y, 0.0)
@@ -228,7 +230,7 @@ def _matching_modes(residual: dict[str, Distances], fit: Fit, linear: LinearMap)
 
 
 def _equivariance(
-    black_box: BlackBox, field: ReceptiveField, finite: np.ndarray, random: np.random.Generator
+    black_box: BlackBox, field: ReceptiveField, finite: ndarray, random: np.random.Generator
 ) -> float | None:
     """The largest ‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ of any axis, over neighbouring interior outputs."""
     inside = (field.interior() & finite).reshape(field.output)
@@ -252,8 +254,8 @@ def _equivariance(
 def _heads(
     black_box: BlackBox,
     field: ReceptiveField,
-    kernel: np.ndarray,
-    probabilities: Callable[[torch.Tensor], torch.Tensor] | None,
+    kernel: ndarray,
+    probabilities: Callable[[Tensor], Tensor] | None,
     random: np.random.Generator,
 ) -> tuple[Any, bool]:
     maps = []
@@ -270,7 +272,7 @@ def _heads(
     return summarise_heads(maps, field, kernel), True
 
 
-def _ranks(kernel: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]:
+def _ranks(kernel: ndarray, rounding: float) -> tuple[ndarray, ndarray]:
     """For each tap, the number of singular values above rounding, and exp of the entropy of the normalised ones."""
     taps = np.moveaxis(kernel.reshape(*kernel.shape[:2], -1), 2, 0)
     values = np.linalg.svd(taps, compute_uv=False)  # (taps, min(D, C))
@@ -284,7 +286,7 @@ def _ranks(kernel: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray]
     return (kept > 0).sum(axis=1).reshape(size), effective.reshape(size)
 
 
-def _groups(kernel: np.ndarray, rounding: float, black_box: BlackBox) -> int | None:
+def _groups(kernel: ndarray, rounding: float, black_box: BlackBox) -> int | None:
     """The largest number of equal channel blocks outside which the kernel is zero; None if not all channels were read."""
     d, c = kernel.shape[:2]
     if (d, c) != (black_box.out_channels, black_box.channels):

@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from numpy import ndarray
+from torch import Tensor, nn
+
+from verify.oracle import Vector
 
 BUDGET = 2**30
 """Default budget in bytes for a layer's linear map."""
@@ -30,7 +33,7 @@ _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
 _BATCH_BYTES = 2**24
 
 
-def whole_numbers(values: Any) -> tuple[int, ...] | None:
+def whole_numbers(values: Any) -> Vector | None:
     """A sequence of positive whole numbers of any type (numpy's, tensors of one), as ints; None for anything else."""
     try:
         numbers = tuple(values)
@@ -81,7 +84,7 @@ class BlackBox:
         ValueError: grid, channels or dtype are invalid, or the layer cannot be copied or called.
     """
 
-    def __init__(self, attention: Any, grid: tuple[int, ...], in_channels: int | None, dtype: torch.dtype, budget: int):
+    def __init__(self, attention: Any, grid: Vector, in_channels: int | None, dtype: torch.dtype, budget: int):
         if not callable(attention):
             raise ValueError(f"an audit needs a layer or a function, not {type(attention).__name__}")
         sizes = whole_numbers(grid)
@@ -135,7 +138,7 @@ class BlackBox:
         exponent = frexp(size)[1]
         self.exponent = exponent * (abs(exponent) > FAR)
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: ndarray) -> ndarray:
         """Run the layer: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
         y = self._run(x)
         if y.shape != (shape := (len(x), self.out_channels, *self.output)):
@@ -143,12 +146,12 @@ class BlackBox:
         y = y.reshape(*shape[:2], prod(self.output))
         return np.ldexp(y[:, self.outputs].transpose(0, 2, 1), -self.exponent)
 
-    def _input(self, x: np.ndarray) -> torch.Tensor:
+    def _input(self, x: ndarray) -> Tensor:
         full = torch.zeros(len(x), self.channels, *self.grid, dtype=self.dtype, device="cpu")
         full[:, torch.from_numpy(self.inputs)] = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
         return full
 
-    def _run(self, x: np.ndarray) -> np.ndarray:
+    def _run(self, x: ndarray) -> ndarray:
         tensor = self._input(x)
         try:
             with torch.no_grad(), torch.device("cpu"):  # where the copy is, whatever the default
@@ -158,7 +161,7 @@ class BlackBox:
                     y = y.transpose(1, 2).unflatten(2, self.grid)
                 else:
                     y = self.function(tensor)
-            if not isinstance(y, torch.Tensor):
+            if not isinstance(y, Tensor):
                 raise TypeError(f"it gives a {type(y).__name__}, and not a tensor (batch, channels, *output)")
             if y.is_complex():
                 raise TypeError("it gives complex numbers, and an audit is of real ones")
@@ -172,9 +175,7 @@ class BlackBox:
                 f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}{hint}"
             ) from error
 
-    def probabilities(
-        self, x: np.ndarray, own: Callable[[torch.Tensor], torch.Tensor | None] | None
-    ) -> np.ndarray | None:
+    def probabilities(self, x: ndarray, own: Callable[[Tensor], Tensor | None] | None) -> ndarray | None:
         """The attention of every head, (B, heads, outputs, keys); None if the layer does not expose it.
 
         Args:
@@ -197,7 +198,7 @@ class BlackBox:
             )
         return np.broadcast_to(maps, (len(x), *maps.shape[1:]))
 
-    def _hooked(self, x: np.ndarray) -> torch.Tensor | None:
+    def _hooked(self, x: ndarray) -> Tensor | None:
         """The weights of the only ``nn.MultiheadAttention`` in the layer's copy during a run: (B, heads, outputs, keys)."""
         if not isinstance(self.function, nn.Module):
             return None
@@ -208,7 +209,7 @@ class BlackBox:
         recorded = []
         forward = inner.forward
 
-        def hooked(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        def hooked(*args: Any, **options: Any) -> tuple[Tensor, None]:
             y, weights = forward(*args, **{**options, "need_weights": True, "average_attn_weights": False})
             recorded.append(weights)
             return y, None
@@ -240,9 +241,9 @@ class LinearMap:
     superposition: float
     products: int
     rounding: float
-    constant: np.ndarray
-    matrix: np.ndarray
-    finite: np.ndarray
+    constant: ndarray
+    matrix: ndarray
+    finite: ndarray
 
     @property
     def affine(self) -> bool:
@@ -267,7 +268,7 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
         )
     finite = np.ones(outputs, dtype=bool)
 
-    def run(x: np.ndarray) -> np.ndarray:
+    def run(x: ndarray) -> ndarray:
         y = black_box(x)
         finite[:] &= np.isfinite(y).all(axis=(0, 2))
         return np.where(np.isfinite(y), y, 0.0)
@@ -298,11 +299,11 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
 def _superposition(
     black_box: BlackBox,
     size: float,
-    constant: np.ndarray,
-    finite: np.ndarray,
+    constant: ndarray,
+    finite: ndarray,
     products: int,
     random: np.random.Generator,
-) -> tuple[float, np.ndarray]:
+) -> tuple[float, ndarray]:
     """The deviation from superposition on inputs of a size, as in :class:`LinearMap`, and the outputs judged, bool (O,).
 
     An output is judged until a run makes it infinite or NaN.
@@ -319,7 +320,7 @@ def _superposition(
     return off, judged
 
 
-def sizes_by_channel(values: np.ndarray, products: int) -> np.ndarray:
+def sizes_by_channel(values: ndarray, products: int) -> ndarray:
     """The largest |value| of each channel (the last axis), but at least the overall largest divided by ``products``.
 
     Rounding scales with a channel's own size if its numbers are sums of its own terms, and with the others' if they are mixed.

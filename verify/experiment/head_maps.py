@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.experiment.receptive_fields import ReceptiveField, Vector
 
@@ -43,7 +44,7 @@ class Head:
         return {**vars(self), "centre": list(self.centre), "shifts": shifts}
 
 
-def key_grids(field: ReceptiveField, keys: int) -> list[np.ndarray]:
+def key_grids(field: ReceptiveField, keys: int) -> list[ndarray]:
     """Candidate positions of the keys in pixels of the input, each (keys, d): rectangles of that many positions.
 
     Either the pixels themselves, or a padded grid no wider than what the receptive field reads; with a stride it may extend
@@ -58,11 +59,11 @@ def key_grids(field: ReceptiveField, keys: int) -> list[np.ndarray]:
     return [_positions(sides) for sides in product(*axes) if prod(map(len, sides)) == keys]
 
 
-def _positions(sides: Sequence[range]) -> np.ndarray:
+def _positions(sides: Sequence[range]) -> ndarray:
     return np.array(list(product(*sides)))
 
 
-def summarise_heads(maps: Sequence[np.ndarray], field: ReceptiveField, kernel: np.ndarray) -> tuple[Head, ...] | None:
+def summarise_heads(maps: Sequence[ndarray], field: ReceptiveField, kernel: ndarray) -> tuple[Head, ...] | None:
     """Summarise the heads.
 
     Args:
@@ -104,13 +105,13 @@ def summarise_heads(maps: Sequence[np.ndarray], field: ReceptiveField, kernel: n
 class _Shifted:
     """Mean attention (heads, queries, keys) by shift δ = key − query: ``shifts`` (S, d) and ``weights`` (heads, S)."""
 
-    def __init__(self, mean: np.ndarray, keys: np.ndarray, queries: np.ndarray):
+    def __init__(self, mean: ndarray, keys: ndarray, queries: ndarray):
         delta = (keys[None] - queries[:, None]).reshape(-1, keys.shape[1])
         self.shifts, place = np.unique(delta, axis=0, return_inverse=True)
         flat = [np.bincount(place.reshape(-1), weights=p.reshape(-1), minlength=len(self.shifts)) for p in mean]
         self.weights = np.stack(flat) / len(queries)
 
-    def share_on_taps(self, field: ReceptiveField, sized: np.ndarray) -> float:
+    def share_on_taps(self, field: ReceptiveField, sized: ndarray) -> float:
         """The attention that falls on taps with nonzero weights, at most 1 per tap."""
         steps = [
             [a + dil * j for j in range(k)] for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
@@ -120,7 +121,7 @@ class _Shifted:
         return round(sum(min(1.0, weight) for shift, weight in weights if tuple(shift) in taps), 9)
 
 
-def _variation(p: np.ndarray) -> np.ndarray:
+def _variation(p: ndarray) -> ndarray:
     """The largest ½Σ|p − p′| between the maps of consecutive inputs: (heads, O)."""
     return (np.abs(p[1:] - p[:-1]).sum(axis=3) / 2).max(axis=0, initial=0.0)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
+from numpy import ndarray
 
 from verify.experiment.black_box import sizes_by_channel
 from verify.experiment.receptive_fields import BETWEEN, MODES, ReceptiveField, Vector, candidates, half_of
@@ -28,13 +29,13 @@ class Fit:
     """
 
     field: ReceptiveField
-    kernel: np.ndarray
-    inside: np.ndarray
-    size: np.ndarray
-    residual: dict[str, np.ndarray]
+    kernel: ndarray
+    inside: ndarray
+    size: ndarray
+    residual: dict[str, ndarray]
     worst: dict[str, tuple[float, float]]
 
-    def distance(self, mode: str, outputs: np.ndarray) -> float:
+    def distance(self, mode: str, outputs: ndarray) -> float:
         """√(Σ|A − convolution|² / Σ|A|²) over the given outputs: the relative error for white noise."""
         size = float(self.size[outputs].sum())
         residual = float(self.residual[mode][outputs].sum())
@@ -49,7 +50,7 @@ class Fit:
 
 
 def nearest_convolution(
-    matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
+    matrix: ndarray, grid: Vector, output: Vector, finite: ndarray, rounding: float, most: Vector | None
 ) -> Fit:
     """Fit the nearest convolution.
 
@@ -72,9 +73,7 @@ def nearest_convolution(
     return fit
 
 
-def _best(
-    matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
-) -> Fit:
+def _best(matrix: ndarray, grid: Vector, output: Vector, finite: ndarray, rounding: float, most: Vector | None) -> Fit:
     best, least_cost = None, np.inf
     for field in candidates(matrix, grid, output, finite, rounding, most):
         fit = fit_taps(matrix, field, finite, ("zeros",))
@@ -112,7 +111,7 @@ def _mode_by_axis(fit: Fit) -> str:
     return BETWEEN.join(modes)
 
 
-def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, modes: tuple[str, ...] = MODES) -> Fit:
+def fit_taps(matrix: ndarray, field: ReceptiveField, finite: ndarray, modes: tuple[str, ...] = MODES) -> Fit:
     """Fit the taps of one receptive field: means over the interior, with the residual of each padding mode.
 
     Without interior outputs, a tap is averaged over the outputs at which it reads the grid.
@@ -145,7 +144,7 @@ def fit_taps(matrix: np.ndarray, field: ReceptiveField, finite: np.ndarray, mode
     return Fit(field, kernel, inside, size, residual, worst)
 
 
-def regression(field: ReceptiveField, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def regression(field: ReceptiveField, x: ndarray, y: ndarray) -> tuple[ndarray, ndarray]:
     """Kernel (D, C, *K) and bias (D,) by linear regression of outputs (B, O, D) on inputs (B, C, *grid).
 
     It uses the interior outputs, or all outputs if there are none.
@@ -158,14 +157,14 @@ def regression(field: ReceptiveField, x: np.ndarray, y: np.ndarray) -> tuple[np.
     return kernel.reshape(y.shape[2], x.shape[1], *field.kernel), solution[-1]
 
 
-def im2col(field: ReceptiveField, x: np.ndarray, mode: str) -> np.ndarray:
+def im2col(field: ReceptiveField, x: ndarray, mode: str) -> ndarray:
     """The inputs that each output reads, by tap: (B, O, taps, C)."""
     flat = x.reshape(*x.shape[:2], -1)
     flat = np.concatenate([flat, np.zeros((*flat.shape[:2], 1))], axis=2)  # −1 reads this zero
     return flat[:, :, field.sources(mode)].transpose(0, 3, 2, 1)
 
 
-def convolved(field: ReceptiveField, kernel: np.ndarray, x: np.ndarray, mode: str) -> np.ndarray:
+def convolved(field: ReceptiveField, kernel: ndarray, x: ndarray, mode: str) -> ndarray:
     """The convolution without bias: (B, C, *grid) → (B, O, D)."""
     taps = kernel.reshape(*kernel.shape[:2], -1)
     return np.einsum("botc,dct->bod", im2col(field, x, mode), taps, optimize=True)

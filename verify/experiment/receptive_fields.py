@@ -11,6 +11,9 @@ from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
+
+from verify.oracle import Vector
 
 MODES = ("zeros", "replicate", "circular", "reflect")
 BETWEEN = " × "
@@ -18,8 +21,6 @@ BETWEEN = " × "
 
 MOST_CANDIDATES = 32
 """The most receptive fields to fit, likeliest first; and as many again that leave the least energy unread."""
-
-Vector = tuple[int, ...]
 
 
 class ReceptiveField(NamedTuple):
@@ -32,7 +33,7 @@ class ReceptiveField(NamedTuple):
     grid: Vector
     output: Vector
 
-    def reads(self, axis: int) -> np.ndarray:
+    def reads(self, axis: int) -> ndarray:
         """The positions read along an axis, on or off the grid: (outputs, taps)."""
         o, j = np.arange(self.output[axis])[:, None], np.arange(self.kernel[axis])
         return self.stride[axis] * o + self.start[axis] + self.dilation[axis] * j
@@ -53,21 +54,21 @@ class ReceptiveField(NamedTuple):
         """Whether it reads before or after the grid."""
         return any(before > 0 or after > 0 for before, after in self.padding)
 
-    def interior_or_all(self) -> np.ndarray:
+    def interior_or_all(self) -> ndarray:
         """:meth:`interior`, or all outputs if there are none."""
         interior = self.interior()
         return interior | (not interior.any())
 
-    def within(self, axis: int) -> np.ndarray:
+    def within(self, axis: int) -> ndarray:
         """Which outputs read no padding along an axis: bool (outputs,)."""
         reads = self.reads(axis)
         return np.asarray(((reads >= 0) & (reads < self.grid[axis])).all(axis=1))
 
-    def interior(self) -> np.ndarray:
+    def interior(self) -> ndarray:
         """Which outputs read no padding at all: bool (O,)."""
         return reduce(np.logical_and.outer, map(self.within, range(len(self.grid)))).reshape(-1)
 
-    def sources(self, mode: str) -> np.ndarray:
+    def sources(self, mode: str) -> ndarray:
         """The flat input index that each tap reads for each output, −1 for a zero: int (taps, O).
 
         ``mode`` is one of ``MODES``, or one per axis joined by ``BETWEEN``.
@@ -88,7 +89,7 @@ class ReceptiveField(NamedTuple):
         return where.reshape(self.taps, prod(self.output))
 
 
-def _folded(place: np.ndarray, n: int, mode: str) -> np.ndarray:
+def _folded(place: ndarray, n: int, mode: str) -> ndarray:
     if mode == "circular":
         return place % n
     if mode == "reflect" and n > 1:
@@ -103,7 +104,7 @@ def half_of(grid: Vector) -> Vector:
 
 
 def candidates(
-    matrix: np.ndarray, grid: Vector, output: Vector, finite: np.ndarray, rounding: float, most: Vector | None
+    matrix: ndarray, grid: Vector, output: Vector, finite: ndarray, rounding: float, most: Vector | None
 ) -> Iterator[ReceptiveField]:
     """Receptive fields worth fitting, likeliest first; arguments as in `verify.experiment.least_squares.nearest_convolution`.
 
@@ -166,7 +167,7 @@ def _usual_stride(n: int, m: int) -> int:
     return max(1, round((n - 1) / (m - 1)))
 
 
-def _repeats(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
+def _repeats(energy: ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether some tap reads the grid at two outputs or more.
 
     Otherwise nothing repeats: a mirror image would pass for padding, and any map for a sufficiently wide kernel.
@@ -180,7 +181,7 @@ def _repeats(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
     return bool((used.sum(axis=0) >= 2).any())
 
 
-def _may_fit(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
+def _may_fit(energy: ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether all interior rows have the same energy on the taps and some padding mode explains the other rows."""
     reads, inside = part.reads(0), part.within(0)
     if not inside.any():
@@ -192,7 +193,7 @@ def _may_fit(energy: np.ndarray, part: ReceptiveField, floor: float) -> bool:
     return any(not (used & ~_read(part, mode)).any() for mode in MODES)
 
 
-def _unread(energy: np.ndarray, part: ReceptiveField, modes: tuple[str, ...]) -> float:
+def _unread(energy: ndarray, part: ReceptiveField, modes: tuple[str, ...]) -> float:
     """The share of the energy off the taps, with the padding mode that leaves the least."""
     total = float(energy.sum())
     if not total:
@@ -200,7 +201,7 @@ def _unread(energy: np.ndarray, part: ReceptiveField, modes: tuple[str, ...]) ->
     return min(float(energy[~_read(part, mode)].sum()) for mode in modes) / total
 
 
-def _read(part: ReceptiveField, mode: str) -> np.ndarray:
+def _read(part: ReceptiveField, mode: str) -> ndarray:
     """Which inputs each output reads along one axis: bool (outputs, inputs)."""
     (n,), (m,) = part.grid, part.output
     read = np.zeros((m, n + 1), dtype=bool)  # the last column stands for zeros
@@ -208,7 +209,7 @@ def _read(part: ReceptiveField, mode: str) -> np.ndarray:
     return read[:, :n]
 
 
-def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:
+def _strides(matrix: ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:
     """Strides along an axis, likeliest first: the right s has A[o + 1, i + s] = A[o, i] away from the border."""
     m, n = output[axis], grid[axis]
     if m == 1:
@@ -229,7 +230,7 @@ def _strides(matrix: np.ndarray, grid: Vector, output: Vector, axis: int) -> lis
 
 
 def _axis_candidates(
-    energy: np.ndarray, n: int, m: int, stride: int, floor: float, most: int | None
+    energy: ndarray, n: int, m: int, stride: int, floor: float, most: int | None
 ) -> Iterator[ReceptiveField]:
     """Receptive fields along an axis, estimated from each middle output, then from all outputs together."""
     middle = {(m - 1) // 2 + e for e in (-1, 0, 1, 2)} & set(range(m))

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 from verify.layers.overrides import Unreadable, exact_array, require_known_encoding
 from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
-from verify.oracle import PADDING_MODES, Convolution, padding_pairs, spans
+from verify.oracle import PADDING_MODES, Convolution, Vector, padding_pairs, spans
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 
@@ -35,14 +37,14 @@ class Geometry:
 
     in_channels: int
     out_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
+    kernel_size: Vector
+    stride: Vector
     pads: tuple[tuple[int, int], ...]
     padding_mode: str
-    dilation: tuple[int, ...]
+    dilation: Vector
     groups: int
     transposed: bool
-    output_padding: tuple[int, ...]
+    output_padding: Vector
 
     @classmethod
     def read(cls, layer: Any) -> "Geometry":
@@ -82,22 +84,22 @@ class Geometry:
         return len(self.kernel_size)
 
     @property
-    def spans(self) -> tuple[int, ...]:
+    def spans(self) -> Vector:
         """dil·(K − 1), from the first to the last tap of each axis."""
         return spans(self.kernel_size, self.dilation)
 
     @property
-    def input_steps(self) -> tuple[int, ...]:
+    def input_steps(self) -> Vector:
         """The distance between neighbouring inputs on the tokens of each axis."""
         return self.stride if self.transposed else (1,) * self.dims
 
     @property
-    def query_steps(self) -> tuple[int, ...]:
+    def query_steps(self) -> Vector:
         """The distance between the queries of neighbouring outputs."""
         return (1,) * self.dims if self.transposed else self.stride
 
     @property
-    def anchor(self) -> tuple[int, ...]:
+    def anchor(self) -> Vector:
         """a = dil·⌊(K − 1)/2⌋: the query of output o is the token s·o + a of the padded axis."""
         return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
 
@@ -128,15 +130,15 @@ class Attention:
     """
 
     geometry: Geometry
-    radix: tuple[int, ...] | None
-    w_qry: np.ndarray
-    w_key: np.ndarray
-    w_key_pos: np.ndarray
-    u: np.ndarray
-    v: np.ndarray
-    w_val: np.ndarray
-    w_out: np.ndarray
-    b_out: np.ndarray
+    radix: Vector | None
+    w_qry: ndarray
+    w_key: ndarray
+    w_key_pos: ndarray
+    u: ndarray
+    v: ndarray
+    w_val: ndarray
+    w_out: ndarray
+    b_out: ndarray
 
     @classmethod
     def read(cls, layer: Any) -> "Attention":
@@ -149,7 +151,7 @@ class Attention:
         arrays = {}
         for name in TENSORS:
             tensor = getattr(layer, name, None)
-            if not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, Tensor):
                 raise Unreadable(f"the attention layer has no tensor {name}")
             arrays[name] = exact_array(tensor, f"{name} of the attention layer")
         for name in ("w_out", "b_out"):
@@ -166,18 +168,18 @@ class Attention:
         return record
 
     @cached_property
-    def magnitudes(self) -> tuple[np.ndarray, np.ndarray]:
+    def magnitudes(self) -> tuple[ndarray, ndarray]:
         """|W_val| and |W_out|."""
         return np.abs(self.w_val), np.abs(self.w_out)
 
     @cached_property
-    def outward(self) -> np.ndarray:
+    def outward(self) -> ndarray:
         """Σ|W_out| per output channel, (D_out,)."""
         with np.errstate(over="ignore"):
             return self.magnitudes[1].sum(axis=(0, 2)).reshape(-1)
 
     @property
-    def carrying(self) -> np.ndarray:
+    def carrying(self) -> ndarray:
         """Whether each head has nonzero values, bool (heads,); if not, it adds 0 to every output, wherever it looks."""
         return np.asarray(self.w_val.any(axis=(1, 2, 3)) & self.w_out.any(axis=(1, 2, 3)))
 
@@ -232,9 +234,9 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     """
     conv, _ = folded_convolution(conv)
     g = Geometry.read(conv)
-    if not isinstance(getattr(conv, "weight", None), torch.Tensor):
+    if not isinstance(getattr(conv, "weight", None), Tensor):
         raise Unreadable(f"{type(conv).__name__} has no weight")
-    if not isinstance(getattr(conv, "bias", conv), torch.Tensor | None):
+    if not isinstance(getattr(conv, "bias", conv), Tensor | None):
         raise Unreadable(f"{type(conv).__name__} has no tensor for a bias, nor None")
     weight = exact_array(conv.weight, "weight of the convolution")
     if conv.bias is not None:
@@ -257,7 +259,7 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     return Convolution.read(conv, weight), g
 
 
-def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+def bytes_of(tensor: Tensor) -> ndarray:
     """The bytes of a tensor's numbers, little-endian and row-major."""
     stored = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return stored.view(-1).view(torch.uint8).numpy()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
 
@@ -66,9 +66,9 @@ def require_no_overrides(
     _require_no_class_of_its_own(layer, base, {*tensors, *attributes})
     for own in tensors:
         tensor = None if is_parametrized(layer, own) else getattr(layer, own, None)
-        if isinstance(tensor, torch.Tensor) and type(tensor) not in (torch.Tensor, nn.Parameter):
+        if isinstance(tensor, Tensor) and type(tensor) not in (Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
-        if isinstance(tensor, torch.Tensor) and any(hasattr(torch.Tensor, method) for method in vars(tensor)):
+        if isinstance(tensor, Tensor) and any(hasattr(Tensor, method) for method in vars(tensor)):
             raise Unreadable(f"{own} of {name} has methods of its own, which may not tell its numbers")
 
 
@@ -119,7 +119,7 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
         names = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
         raise Unreadable(f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first")
     require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
-    if not isinstance(getattr(layer, "v", None), torch.Tensor):
+    if not isinstance(getattr(layer, "v", None), Tensor):
         raise Unreadable("the attention layer has no tensor v")
     name, geometry = type(layer).__name__, layer.geometry
     if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
@@ -142,7 +142,7 @@ def require_known_encoding(layer: object) -> None:
         raise Unreadable(f"its encoding is {kind}, and only the quadratic one and the parabola are known here")
 
 
-def exact_array(tensor: torch.Tensor, what: str) -> np.ndarray:
+def exact_array(tensor: Tensor, what: str) -> np.ndarray:
     """The stored numbers as float64, which holds them exactly.
 
     Raises:

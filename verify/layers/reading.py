@@ -16,11 +16,10 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.layers.fields import Geometry
-from verify.oracle import NUMPY_PAD, Convolution
-
-Index = tuple[int, ...]
+from verify.oracle import NUMPY_PAD, Convolution, Vector
 
 ZERO = -1
 """Stands for a padded zero instead of an input position."""
@@ -32,7 +31,7 @@ class GridRefused(ValueError):
     """torch's convolution has no output for this grid."""
 
 
-def output_size(g: Geometry, grid: tuple[int, ...]) -> tuple[int, ...]:
+def output_size(g: Geometry, grid: Vector) -> Vector:
     """The spatial size of the output.
 
     Raises:
@@ -68,7 +67,7 @@ def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
     return output + before - dil * tap if g.transposed else g.stride[axis] * output + dil * tap - before
 
 
-def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
+def input_at(g: Geometry, axis: int, n: int, place: ndarray) -> ndarray:
     """The convolution's side: the input position, or ``ZERO``, at each :func:`tap_place`, including places outside 0 … n − 1."""
     if g.transposed:  # Y[s·i + dil·j − p] += X[i] W_j, solved for i
         i, rest = np.divmod(place, g.stride[axis])
@@ -84,7 +83,7 @@ def input_at(g: Geometry, axis: int, n: int, place: np.ndarray) -> np.ndarray:
     return np.minimum(wave, period - wave)
 
 
-def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
+def tokens_along(g: Geometry, axis: int, n: int) -> ndarray:
     """The attention's side: int (T_axis,), the input position that each token of the padded axis copies, or ``ZERO``."""
     span, s, (before, after) = g.spans[axis], g.stride[axis], g.pads[axis]
     if g.transposed:  # inputs at distance s, then padded (or cropped) by dil·(K − 1) − p
@@ -99,12 +98,12 @@ def tokens_along(g: Geometry, axis: int, n: int) -> np.ndarray:
     return np.pad(row, (before, after), mode=NUMPY_PAD[g.padding_mode])  # type: ignore[call-overload]
 
 
-def query_places(g: Geometry, axis: int, outputs: int) -> np.ndarray:
+def query_places(g: Geometry, axis: int, outputs: int) -> ndarray:
     """The attention's side: int (outputs,), the position of each output's query on the padded axis: s·o + a."""
     return g.query_steps[axis] * np.arange(outputs) + g.anchor[axis]
 
 
-def shift_box(g: Geometry, grid: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def shift_box(g: Geometry, grid: Vector) -> tuple[tuple[int, int], ...]:
     """The least and greatest δ between a query and a key, on each axis."""
     box = []
     for axis, (n, outputs) in enumerate(zip(grid, output_size(g, grid), strict=True)):
@@ -139,7 +138,7 @@ def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
     return next(tap for tap in range(g.kernel_size[axis]) if not held[queries + shift_of_tap(g, axis, tap)].all())
 
 
-def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
+def tap_of_shift(g: Geometry, shift: Vector) -> Vector | None:
     """The kernel position that a head at this shift must carry, or None if it is no kernel position.
 
     Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel is flipped.
@@ -153,7 +152,7 @@ def tap_of_shift(g: Geometry, shift: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(tap)
 
 
-def token_count(g: Geometry, grid: tuple[int, ...]) -> int:
+def token_count(g: Geometry, grid: Vector) -> int:
     """T, the number of tokens of the padded grid."""
     return math.prod(token_length(g, axis, n) for axis, n in enumerate(grid))
 
@@ -178,7 +177,7 @@ def tokens_before(g: Geometry, axis: int) -> int:
     return g.dilation[axis] * (g.kernel_size[axis] - 1) - pad if g.transposed else pad
 
 
-def require_enumerable(g: Geometry, grid: tuple[int, ...]) -> None:
+def require_enumerable(g: Geometry, grid: Vector) -> None:
     """Raise a ValueError if an axis of the grid is too long to be enumerated."""
     for axis, n in enumerate(grid):
         length = token_length(g, axis, n)
@@ -190,7 +189,7 @@ def require_enumerable(g: Geometry, grid: tuple[int, ...]) -> None:
 # ---- one output of the convolution, in rational arithmetic ------------------------------------------------------------
 
 
-def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -> Fraction:
+def exact_output(conv: Convolution, g: Geometry, x: ndarray, output: Vector) -> Fraction:
     """One output (channel, *position) of the convolution of x (D_in, *grid), exactly."""
     channel, *place = output
     d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
@@ -202,7 +201,7 @@ def exact_output(conv: Convolution, g: Geometry, x: np.ndarray, output: Index) -
     return total
 
 
-def taps_at(g: Geometry, grid: Index, place: Sequence[int]) -> Iterator[tuple[Index, Index]]:
+def taps_at(g: Geometry, grid: Vector, place: Sequence[int]) -> Iterator[tuple[Vector, Vector]]:
     """Each tap that reads an input for the output at ``place``, with that input's position; taps that read a zero are omitted."""
     axes = []
     for axis, (n, k, output) in enumerate(zip(grid, g.kernel_size, place, strict=True)):
@@ -213,6 +212,6 @@ def taps_at(g: Geometry, grid: Index, place: Sequence[int]) -> Iterator[tuple[In
         yield tap, read
 
 
-def tap_matrix(conv: Convolution, tap: Index) -> np.ndarray:
+def tap_matrix(conv: Convolution, tap: Vector) -> ndarray:
     """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), converted from torch's layout."""
     return conv.matrices[tap] if conv.transposed else np.swapaxes(conv.matrices[tap], 1, 2)

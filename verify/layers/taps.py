@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from numpy import ndarray
 
-from verify.oracle import matmul
+from verify.oracle import Vector, matmul
 
-Shift = tuple[int, ...]
 SMALLEST, LARGEST = 2.0**-1000, 2.0**1000
 """Well inside the normal range of float64."""
 
@@ -32,13 +32,13 @@ class TapDifference:
         exact: the exact difference there, heads minus kernel.
     """
 
-    shift: Shift
-    size: np.ndarray
+    shift: Vector
+    size: ndarray
     entry: tuple[int, int, int]
     exact: Fraction
 
 
-def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+def scaled_permutation_product(a: ndarray, b: ndarray) -> ndarray | None:
     """A·B without rounding, if each row of A, or each column of B, has at most one nonzero entry, a power of two.
 
     Args:
@@ -60,19 +60,19 @@ def scaled_permutation_product(a: np.ndarray, b: np.ndarray) -> np.ndarray | Non
     return product
 
 
-def head_product(w_val: np.ndarray, w_out: np.ndarray) -> np.ndarray:
+def head_product(w_val: ndarray, w_out: ndarray) -> ndarray:
     """W_val W_out of one head, (groups, D_in/groups, D_out/groups), by a matrix product only if it needs sums."""
     product = scaled_permutation_product(w_val, w_out)
     return matmul(w_val, w_out) if product is None else product
 
 
-def _identity(a: np.ndarray) -> bool:
+def _identity(a: ndarray) -> bool:
     """Whether each matrix is the identity: ones on the diagonal and zeros elsewhere."""
     groups, rows, columns = a.shape
     return rows == columns and bool((np.einsum("gii->gi", a) == 1).all()) and np.count_nonzero(a) == groups * rows
 
 
-def _select(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+def _select(a: ndarray, b: ndarray) -> ndarray | None:
     """A·B if each row of A has at most one nonzero entry, a power of two: select the matching row of B and scale it."""
     if (np.count_nonzero(a, axis=2) > 1).any() or (np.frexp(np.abs(a[a != 0]))[0] != 0.5).any():
         return None
@@ -89,7 +89,7 @@ def _select(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     return product
 
 
-def as_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
+def as_integers(array: ndarray) -> tuple[ndarray, int]:
     """An array of floats as Python integers times one power of two: array = integers · 2^exponent, exactly."""
     mantissa, exponent = np.frexp(array)
     whole = (mantissa * 2.0**53).astype(np.int64)
@@ -99,7 +99,7 @@ def as_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
     return integers.reshape(array.shape), least - 53
 
 
-def integer_sum(pairs: Iterable[tuple[np.ndarray, np.ndarray]], minus: np.ndarray) -> tuple[np.ndarray, int]:
+def integer_sum(pairs: Iterable[tuple[ndarray, ndarray]], minus: ndarray) -> tuple[ndarray, int]:
     """Σ A·B − C in exact integers: (object array, exponent)."""
     parts = []
     for a, b in pairs:
@@ -112,8 +112,8 @@ def integer_sum(pairs: Iterable[tuple[np.ndarray, np.ndarray]], minus: np.ndarra
 
 
 def compare_taps(
-    kernel: dict[Shift, np.ndarray], heads: dict[Shift, list[int]], w_val: np.ndarray, w_out: np.ndarray
-) -> tuple[list[TapDifference], Shift | None]:
+    kernel: dict[Vector, ndarray], heads: dict[Vector, list[int]], w_val: ndarray, w_out: ndarray
+) -> tuple[list[TapDifference], Vector | None]:
     """Compare the sum of the heads with the kernel's tap at every shift; no difference means exact equality.
 
     Args:
@@ -126,7 +126,7 @@ def compare_taps(
         The differences, and the first shift that needed exact integers, or None.
     """
     differences: list[TapDifference] = []
-    in_integers: Shift | None = None
+    in_integers: Vector | None = None
     zero = np.zeros((*w_val.shape[1:3], w_out.shape[3]))
     for shift in sorted({*kernel, *heads}):
         members, tap = heads.get(shift, []), kernel.get(shift, zero)
@@ -147,7 +147,7 @@ def compare_taps(
     return differences, in_integers
 
 
-def _stored_difference(shift: Shift, product: np.ndarray, tap: np.ndarray) -> TapDifference:
+def _stored_difference(shift: Vector, product: ndarray, tap: ndarray) -> TapDifference:
     """The difference of two arrays of stored numbers; rounded subtraction gives 0 only for equal numbers."""
     with np.errstate(over="ignore"):
         size = np.abs(product - tap)

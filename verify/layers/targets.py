@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from verify.layers.fields import Attention
+from verify.oracle import Vector
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Target:
         size: Σ_k |v_k Ŵ_kp| for each p: the size of the score's terms, for its rounding bound.
     """
 
-    shift: tuple[int, ...]
+    shift: Vector
     sharpness: Fraction
     offset: tuple[Fraction, ...]
     gap: Fraction
@@ -61,7 +62,7 @@ def attends_by_content(attention: Attention) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _target(v: Row, columns: tuple[Row, ...], radix: tuple[int, ...] | None) -> Target | None:
+def _target(v: Row, columns: tuple[Row, ...], radix: Vector | None) -> Target | None:
     c = position_vector(v, columns)
     a = -c[0]
     if a <= 0:
@@ -83,7 +84,7 @@ def score_size(v: Row, columns: tuple[Row, ...]) -> tuple[Fraction, ...]:
     return position_vector(tuple(map(abs, v)), tuple(tuple(map(abs, column)) for column in columns))
 
 
-def shift_of_number(number: int, radix: tuple[int, ...]) -> tuple[int, ...] | None:
+def shift_of_number(number: int, radix: Vector) -> Vector | None:
     """The shift δ with Σ radix_i δ_i = number and every δ_i but the first in its balanced range; None if there is none."""
     shift = []
     for axis in range(len(radix) - 1, 0, -1):
@@ -98,7 +99,7 @@ def shift_of_number(number: int, radix: tuple[int, ...]) -> tuple[int, ...] | No
     return None if rest else (first, *reversed(shift))
 
 
-def numbers_are_distinct(radix: tuple[int, ...], box: tuple[tuple[int, int], ...]) -> bool:
+def numbers_are_distinct(radix: Vector, box: tuple[tuple[int, int], ...]) -> bool:
     """Whether the mixed radix gives each shift in the box a distinct number from which it can be read back."""
     if radix[-1] != 1:
         return False
@@ -110,7 +111,7 @@ def numbers_are_distinct(radix: tuple[int, ...], box: tuple[tuple[int, int], ...
     return True
 
 
-def largest_encoding(radix: tuple[int, ...] | None, box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+def largest_encoding(radix: Vector | None, box: tuple[tuple[int, int], ...]) -> Vector:
     """The largest |r_δ| over the box, per component."""
     widest = [max(-least, most, 0) for least, most in box]
     if radix is None:

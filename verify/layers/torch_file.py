@@ -21,8 +21,9 @@ from construct.modules.traversal import every_module
 from verify.layers.fields import TENSORS, read_convolution
 from verify.layers.overrides import Unreadable, require_plain_attention
 from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
+from verify.oracle import Vector
 
-Tensors = dict[str, tuple[str, tuple[int, ...], Any]]
+Tensors = dict[str, tuple[str, Vector, Any]]
 """Type, shape and little-endian bytes of tensors, by name."""
 
 
@@ -77,7 +78,7 @@ def _modules(file: ModelFile) -> dict[str, nn.Module]:
     return modules | {f"({n}: reached by no path)": module for n, module in enumerate(hidden)}
 
 
-def _plain(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], Any]:
+def _plain(tensor: torch.Tensor) -> tuple[str, Vector, Any]:
     """Type, shape and the little-endian bytes of the numbers, row-major; not by the certifier's code."""
     if tensor.is_meta:
         raise ValueError("a tensor is on the meta device, and has no numbers")

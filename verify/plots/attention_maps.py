@@ -6,6 +6,7 @@ from importlib import import_module
 import torch
 
 from construct.attention import MHSA
+from verify.oracle import Vector
 from verify.plots.drawing import FAINT, ORANGE, Axes, Figure, new_figure, style
 from verify.plots.probabilities import LayerAttention, attention_of
 
@@ -18,8 +19,8 @@ def attention_figure(
     layer: MHSA,
     x: torch.Tensor | None = None,
     *,
-    grid: tuple[int, ...] | None = None,
-    queries: Sequence[tuple[int, ...]] | None = None,
+    grid: Vector | None = None,
+    queries: Sequence[Vector] | None = None,
     alpha: float | None = None,
 ) -> Figure:
     """Draw the attention probabilities of every head for some queries, over the padded token grid.
@@ -76,7 +77,7 @@ def attention_figure(
     return figure
 
 
-def _draw(ax: Axes, attention: LayerAttention, head: int, position: tuple[int, ...], most: float) -> str:
+def _draw(ax: Axes, attention: LayerAttention, head: int, position: Vector, most: float) -> str:
     """Draw one panel and return its title."""
     weights, query, title = attention.map(head, position), attention.query(position), f"head {head}"
     inside, query_on_plane = attention.inside, True

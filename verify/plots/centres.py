@@ -6,8 +6,10 @@ from statistics import NormalDist
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from construct.attention import MHSA
+from verify.oracle import Vector
 from verify.plots.drawing import INK, Axes, Figure, colours, new_figure, style
 from verify.plots.probabilities import LayerAttention, attention_of
 
@@ -15,7 +17,7 @@ SHARES = {0.5: "-", 0.9: ":"}
 """The fractions of a Gaussian inside the circles, with their line styles."""
 
 
-def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def centres_of(attention: LayerAttention, position: Vector) -> tuple[ndarray, ndarray]:
     """The attention of every head for one query, from the probabilities alone, in tokens.
 
     Returns:
@@ -33,7 +35,7 @@ def centres_of(attention: LayerAttention, position: tuple[int, ...]) -> tuple[np
     return centre, spread
 
 
-def radius(spread: np.ndarray, share: float) -> float:
+def radius(spread: ndarray, share: float) -> float:
     """The radius that contains a given fraction of an isotropic Gaussian, in one or two dimensions.
 
     Args:
@@ -49,8 +51,8 @@ def centres_figure(
     layer: MHSA,
     x: torch.Tensor | None = None,
     *,
-    grid: tuple[int, ...] | None = None,
-    query: tuple[int, ...] | None = None,
+    grid: Vector | None = None,
+    query: Vector | None = None,
     alpha: float | None = None,
 ) -> Figure:
     """Draw every head's centre of attention relative to the query, with circles for 50 % and 90 %.
@@ -102,7 +104,7 @@ def centres_figure(
     return figure
 
 
-def _circles(ax: Axes, centre: np.ndarray, spread: np.ndarray, heads: np.ndarray) -> None:
+def _circles(ax: Axes, centre: ndarray, spread: ndarray, heads: ndarray) -> None:
     Circle = import_module("matplotlib.patches").Circle
     Line2D = import_module("matplotlib.lines").Line2D
     halo = [import_module("matplotlib.patheffects").withStroke(linewidth=3, foreground="white")]
@@ -130,7 +132,7 @@ def _circles(ax: Axes, centre: np.ndarray, spread: np.ndarray, heads: np.ndarray
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
 
 
-def _intervals(ax: Axes, centre: np.ndarray, spread: np.ndarray) -> None:
+def _intervals(ax: Axes, centre: ndarray, spread: ndarray) -> None:
     for head, colour in enumerate(colours(len(centre))):
         for (share, line), width in zip(SHARES.items(), (3.0, 1.4), strict=True):
             size = radius(spread[head], share)

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from construct.attention import MHSA
 from verify.layers.fields import Geometry
 from verify.layers.reading import input_span, output_size, query_places, token_count, token_length, tokens_before
+from verify.oracle import Vector
 
 MOST_NUMBERS = 2**25
 """The most probabilities to hold, eight bytes each: a quarter of a gigabyte."""
@@ -31,22 +33,22 @@ class LayerAttention:
         content: whether the attention depends on the input.
     """
 
-    probabilities: np.ndarray
-    outputs: tuple[int, ...]
-    tokens: tuple[int, ...]
-    places: tuple[np.ndarray, ...]
+    probabilities: ndarray
+    outputs: Vector
+    tokens: Vector
+    places: tuple[ndarray, ...]
     inside: tuple[tuple[int, int], ...]
     content: bool
 
-    def query(self, position: tuple[int, ...]) -> tuple[int, ...]:
+    def query(self, position: Vector) -> Vector:
         """The query token of an output."""
         return tuple(int(place[o]) for place, o in zip(self.places, position, strict=True))
 
-    def map(self, head: int, position: tuple[int, ...]) -> np.ndarray:
+    def map(self, head: int, position: Vector) -> ndarray:
         """The attention of a head for an output, over the padded grid."""
         return self.probabilities[head, np.ravel_multi_index(position, self.outputs)].reshape(self.tokens)
 
-    def require_query(self, position: tuple[int, ...]) -> None:
+    def require_query(self, position: Vector) -> None:
         """Raise a ValueError unless the output has this position."""
         if position not in np.ndindex(*self.outputs):
             raise ValueError(f"the query {position} is no position of an output of size {self.outputs}")
@@ -56,7 +58,7 @@ class LayerAttention:
         """The inputs that have this attention, for a title."""
         return "for one input, on which it depends" if self.content else "the same for every input"
 
-    def middle(self) -> tuple[int, ...]:
+    def middle(self) -> Vector:
         """The middle output."""
         return tuple(o // 2 for o in self.outputs)
 
@@ -64,7 +66,7 @@ class LayerAttention:
 def attention_of(
     layer: MHSA,
     x: torch.Tensor | None = None,
-    grid: tuple[int, ...] | None = None,
+    grid: Vector | None = None,
     alpha: float | None = None,
     larger: int = 1,
 ) -> LayerAttention:
@@ -110,7 +112,7 @@ def attention_of(
     )
 
 
-def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> tuple[int, ...]:
+def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> Vector:
     """The spatial size of a small input: about ``tokens`` per axis, with room for five outputs, or two if far apart."""
     size = []
     for axis, (pads, span, s) in enumerate(zip(g.pads, g.spans, g.stride, strict=True)):

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 LN2, PI = Fraction(6931471805599453095, 10**19), Fraction(355, 113)  # upper bounds of both
 LIMB = 20  # bits; a sum of fewer than 2^13 products of two limbs is exact in float64
@@ -31,7 +32,7 @@ class NoCentre(ValueError):
     """The score of a head has no maximum that exceeds its own rounding error."""
 
 
-def centre_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> Centre:
+def centre_of(v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> Centre:
     """Solve c = Ŵ_keyᵀ v = −a(1, −2τ) for a and τ; the gap of Lemma 2 is a(1 − 2 max|τ − n|).
 
     Args:
@@ -62,7 +63,7 @@ def centre_of(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None,
     return Centre(tuple(nearest), a, offset, gap, slack)
 
 
-def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> None:
+def finite_scores(v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> None:
     """Raise `NoCentre` unless every shift in the box has a finite score, which suffices for a head with zero values."""
     encoded = encoded_at_most(radix, widest)
     if radix is not None:
@@ -71,7 +72,7 @@ def finite_scores(v: np.ndarray, w_key_pos: np.ndarray, radix: Sequence[int] | N
         raise NoCentre("has scores that may overflow")
 
 
-def terms_of(v: np.ndarray, w_key_pos: np.ndarray) -> list[list[Fraction]]:
+def terms_of(v: ndarray, w_key_pos: ndarray) -> list[list[Fraction]]:
     """The products whose sums are c = Ŵ_keyᵀ v, one row per entry."""
     return [[Fraction(float(w)) * Fraction(float(x)) for w, x in zip(column, v, strict=True)] for column in w_key_pos.T]
 
@@ -180,7 +181,7 @@ def gamma(n: int, u: float) -> float:
 # ---- taps ------------------------------------------------------------------------------------------------------------
 
 
-def selected(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+def selected(a: ndarray, b: ndarray) -> ndarray | None:
     """A·B without rounding, if each row of A, or each column of B, has at most one nonzero, a power of two; else None.
 
     Args:
@@ -202,7 +203,7 @@ def selected(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     return None
 
 
-def product_gap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tap: np.ndarray) -> np.ndarray:
+def product_gap(pairs: Sequence[tuple[ndarray, ndarray]], tap: ndarray) -> ndarray:
     """An upper bound on |Σ A·B − W|, 0 only where that is exactly 0, from limbs that float64 multiplies exactly."""
     terms = [(-part, exponent) for part, exponent in limbs(tap)]
     for a, b in pairs:
@@ -217,7 +218,7 @@ def product_gap(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tap: np.ndarray)
     return np.array([rounded_up(abs(x) * scale) if x else 0.0 for x in total.flat]).reshape(tap.shape)
 
 
-def limbs(x: np.ndarray) -> list[tuple[np.ndarray, int]]:
+def limbs(x: ndarray) -> list[tuple[ndarray, int]]:
     """x = Σ part·2^exponent exactly, with every part an integer below 2^LIMB."""
     top, rest, parts = int(np.frexp(np.abs(x).max(initial=0.0))[1]), x, []
     while rest.any():

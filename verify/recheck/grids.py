@@ -17,6 +17,7 @@ from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from verify.recheck.strict_input import Rejected
 
@@ -77,9 +78,9 @@ class StatedGeometry(NamedTuple):
 class Axis(NamedTuple):
     """One axis of a grid; in ``reads`` and ``tokens`` a number is an input position, −1 a zero."""
 
-    reads: Callable[[int], np.ndarray]  # tap → (outputs,): the input that it reads for each output
-    tokens: np.ndarray  # (N,): the input that each token holds
-    queries: np.ndarray  # (outputs,): the query token of each output
+    reads: Callable[[int], ndarray]  # tap → (outputs,): the input that it reads for each output
+    tokens: ndarray  # (N,): the input that each token holds
+    queries: ndarray  # (outputs,): the query token of each output
 
 
 class NoOutput(ValueError):
@@ -150,7 +151,7 @@ def axis_of(g: StatedGeometry, axis: int, n: int) -> Axis:
     if g.transposed:
         size = s * (n - 1) - before - after + span + g.extra[axis] + 1
 
-        def reads(j: int) -> np.ndarray:
+        def reads(j: int) -> ndarray:
             read, out = np.full(size, -1), s * inputs + dil * j - before
             reached = (out >= 0) & (out < size)
             read[out[reached]] = inputs[reached]
@@ -164,7 +165,7 @@ def axis_of(g: StatedGeometry, axis: int, n: int) -> Axis:
             raise NoOutput(f"{g.mode} padding by {before} and {after} of only {n} positions")
         size, step = (n + before + after - span - 1) // s + 1, s
 
-        def reads(j: int) -> np.ndarray:
+        def reads(j: int) -> ndarray:
             return _continued(s * np.arange(size) + dil * j - before, n, g.mode)
 
         tokens = _continued(np.arange(n + before + after) - before, n, g.mode)
@@ -194,7 +195,7 @@ def read_by_taps(g: StatedGeometry, axes: list[Axis], output: list[int]) -> list
     return [*product(*([int(axis.reads(j)[at]) for j in range(k)] for axis, k, at in along))]
 
 
-def _continued(place: np.ndarray, n: int, mode: str) -> np.ndarray:
+def _continued(place: ndarray, n: int, mode: str) -> ndarray:
     """The input position of X̃ at a place that may lie outside of 0 … n − 1; −1 for a zero."""
     if mode == "zeros":
         return np.where((place >= 0) & (place < n), place, -1)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.recheck.certificate_file import LayerCertificate
 from verify.recheck.grids import StatedGeometry, geometry_of
@@ -22,12 +23,12 @@ class LayerPair:
     conv: StatedGeometry
     mhsa: StatedGeometry
     radix: list[int] | None  # of the parabola; None for the quadratic encoding
-    weight: np.ndarray  # the kernel in torch's layout
-    kernel: np.ndarray  # W, (taps, groups, D_in/groups, D_out/groups), taps in row-major order
-    bias: np.ndarray  # (D_out,)
-    a: dict[str, np.ndarray]  # the eight tensors of the attention layer
-    carrying: np.ndarray  # (heads,): whether a head's value and output matrices are nonzero
-    content: np.ndarray  # (heads,): whether a head's scores may depend on the content
+    weight: ndarray  # the kernel in torch's layout
+    kernel: ndarray  # W, (taps, groups, D_in/groups, D_out/groups), taps in row-major order
+    bias: ndarray  # (D_out,)
+    a: dict[str, ndarray]  # the eight tensors of the attention layer
+    carrying: ndarray  # (heads,): whether a head's value and output matrices are nonzero
+    content: ndarray  # (heads,): whether a head's scores may depend on the content
     assumed: bool  # whether a file states no geometry, so that the certificate's is used
     notes: list[str]  # for the report
 
@@ -82,9 +83,7 @@ def _require_plain(prefix: str, conv: StoredLayer) -> None:
         raise Rejected(f"{prefix}the file of the convolutions has its attention (are the two files exchanged?)")
 
 
-def _certified(
-    prefix: str, layer: StoredLayer, stated: dict[str, Any], digests: dict[str, str]
-) -> dict[str, np.ndarray]:
+def _certified(prefix: str, layer: StoredLayer, stated: dict[str, Any], digests: dict[str, str]) -> dict[str, ndarray]:
     """The numbers of a layer, if digests and geometry match the certificate."""
     if layer.geometry not in (None, stated):
         raise Rejected(f"{prefix}the geometry of the {layer.kind} is not the one that was certified")
@@ -123,7 +122,7 @@ def _shapes(
     }
 
 
-def _taps(weight: np.ndarray, g: StatedGeometry) -> np.ndarray:
+def _taps(weight: ndarray, g: StatedGeometry) -> ndarray:
     """The matrix of every tap from torch's layout: (D_out, D_in/groups, *K), or transposed (D_in, D_out/groups, *K)."""
     flat = np.moveaxis(weight.reshape(*weight.shape[:2], -1), -1, 0)  # (taps, first, second/groups)
     blocks = flat.reshape(len(flat), g.groups, -1, flat.shape[2])

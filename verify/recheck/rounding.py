@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from verify.recheck.exact import gamma
 from verify.recheck.heads import FORMATS
@@ -15,9 +16,9 @@ MOST_TERMS = 2**26
 class Magnitudes(NamedTuple):
     """The sums of the magnitudes of all terms, for inputs |x| ≤ B."""
 
-    through: np.ndarray  # (heads, D_out): B Σ|W_val||W_out| of each head
-    conv: np.ndarray  # (D_out,): B Σ|W| + |b|
-    attention: np.ndarray  # (D_out,): of all heads, and |b_out|
+    through: ndarray  # (heads, D_out): B Σ|W_val||W_out| of each head
+    conv: ndarray  # (D_out,): B Σ|W| + |b|
+    attention: ndarray  # (D_out,): of all heads, and |b_out|
     largest: float  # of any intermediate
 
 
@@ -38,7 +39,7 @@ def magnitudes_of(pair: LayerPair) -> Magnitudes:
     return Magnitudes(through, conv, attention, float(largest))
 
 
-def rounding_of(pair: LayerPair, sizes: Magnitudes, tokens: int, soft: bool) -> np.ndarray:
+def rounding_of(pair: LayerPair, sizes: Magnitudes, tokens: int, soft: bool) -> ndarray:
     """An upper bound on the rounding of both layers, (D_out,), infinite for sums of too many terms.
 
     Args:

@@ -14,11 +14,13 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from construct.attention import MHSA
 from verify.layers.fields import Attention, Geometry, Unreadable, read_convolution
 from verify.layers.reading import GridRefused, input_span, output_size, query_places, tap_of_shift, tokens_along
 from verify.layers.targets import Target, target
+from verify.oracle import Vector
 from verify.plots.probabilities import drawn_size
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
 from verify.report.layer import NoPicture, ReportLayer, times
@@ -82,7 +84,7 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
     return data | _taps(layer, data["centres"], content)
 
 
-def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
+def _tokens(g: Geometry, size: Vector) -> dict[str, Any]:
     """The padded grid for an input of spatial size ``size``: the content of each token, and the queries."""
     try:
         outputs = output_size(g, size)
@@ -100,7 +102,7 @@ def _tokens(g: Geometry, size: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def _size(layer: ReportLayer, g: Geometry, content: bool) -> tuple[int, ...]:
+def _size(layer: ReportLayer, g: Geometry, content: bool) -> Vector:
     """The size of the layer's own input if small; else of a part of it, no larger than the certified or checked size."""
     record = layer.certificate or layer.check
     most = None if record is None else record.grid
@@ -112,7 +114,7 @@ def _size(layer: ReportLayer, g: Geometry, content: bool) -> tuple[int, ...]:
     return drawn_size(g, TOKENS[g.dims] // 2 if content else TOKENS[g.dims], most)
 
 
-def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys: int) -> dict[str, Any]:
+def _computed(layer: ReportLayer, part: Tensor | None, content: bool, keys: int) -> dict[str, Any]:
     """The picture below the attention and the data from which the page computes outputs, or why it cannot."""
     data: dict[str, Any] = {"image": None, "live": None, "live_why": ""}
     try:
@@ -130,7 +132,7 @@ def _computed(layer: ReportLayer, part: torch.Tensor | None, content: bool, keys
     return data
 
 
-def _content_input(mhsa: Any, part: torch.Tensor | None, size: tuple[int, ...]) -> torch.Tensor:
+def _content_input(mhsa: Any, part: Tensor | None, size: Vector) -> Tensor:
     """The part of the layer's own input to draw, or noise if there is none."""
     if part is not None:
         return part.to(mhsa.w_val)

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from numpy import ndarray
+from torch import Tensor, nn
 
+from verify.oracle import Vector
 from verify.report.layer import NoPicture, ReportLayer, most_varied
 from verify.samples.sampling import called, evaluating, watching
 
@@ -92,7 +94,7 @@ def strip(layer: ReportLayer) -> Strip | None:
     return Strip(tuple(images), " ".join(remarks))
 
 
-def _input_image(x: np.ndarray) -> Image:
+def _input_image(x: ndarray) -> Image:
     if x.ndim == 3 and len(x) == 3:
         low, high = float(x.min()), float(x.max())
         shade = np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
@@ -104,7 +106,7 @@ def _input_image(x: np.ndarray) -> Image:
     return _image("Input", x[channel], f"channel {channel} of {len(x)}")
 
 
-def _image(title: str, values: np.ndarray, of: str, scaled_as: np.ndarray | None = None) -> Image:
+def _image(title: str, values: ndarray, of: str, scaled_as: ndarray | None = None) -> Image:
     """An image whose lightest and darkest shades are the extremes of ``scaled_as``, by default its own."""
     if scaled_as is None:
         scaled_as = values
@@ -113,7 +115,7 @@ def _image(title: str, values: np.ndarray, of: str, scaled_as: np.ndarray | None
     return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{_number(low)} … {_number(high)}; {of}")
 
 
-def _difference(values: np.ndarray, most: float, caption: str) -> Image:
+def _difference(values: ndarray, most: float, caption: str) -> Image:
     shade = 0.5 + 0.5 * _small(_flat(values), greatest=True) / (most or 1.0)
     scale = f"its own scale: ±{most:.3g}; {caption}" if most else "exactly 0 everywhere"
     return Image("Difference", png(_coloured(shade, BOTH)), f"difference, {caption}", scale)
@@ -123,14 +125,14 @@ def _number(value: float) -> str:
     return f"{value:.3g}".replace("-", "−")
 
 
-def _flat(values: np.ndarray) -> np.ndarray:
+def _flat(values: ndarray) -> ndarray:
     """A plane unchanged, or the middle slice of a volume."""
     if values.ndim == 3:
         return values[len(values) // 2]
     return values
 
 
-def _small(planes: np.ndarray, greatest: bool = False) -> np.ndarray:
+def _small(planes: ndarray, greatest: bool = False) -> ndarray:
     """Downsample to at most ``LARGEST`` pixels per side, by each block's mean or its value of largest magnitude."""
     height, width = planes.shape[-2:]
     f, g = -(-height // LARGEST), -(-width // LARGEST)
@@ -145,14 +147,14 @@ def _small(planes: np.ndarray, greatest: bool = False) -> np.ndarray:
     return np.where(-least > most, least, most)
 
 
-def _coloured(shade: np.ndarray, stops: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+def _coloured(shade: ndarray, stops: tuple[tuple[int, int, int], ...]) -> ndarray:
     """Map numbers from 0 to 1 to colours, (height, width, 3) bytes."""
     at = np.linspace(0, 1, len(stops))
     parts = [np.interp(shade.clip(0, 1), at, [stop[c] for stop in stops]) for c in range(3)]
     return np.rint(np.stack(parts, axis=-1)).astype(np.uint8)
 
 
-def png(pixels: np.ndarray) -> str:
+def png(pixels: ndarray) -> str:
     """Encode (height, width, 3) bytes as a PNG data URI."""
     height, width, _ = pixels.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
@@ -164,19 +166,19 @@ def png(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
-def has_photograph(shape: tuple[int, ...] | None) -> bool:
+def has_photograph(shape: Vector | None) -> bool:
     """Whether scikit-learn has a photograph for inputs of (channels, height, width)."""
     return shape is not None and len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 8
 
 
-def digit() -> np.ndarray:
+def digit() -> ndarray:
     """The bundled handwritten digit, (8, 8) from 0 to 1, an input of the network that ships with the project."""
     text = (files("verify.report") / "digit.txt").read_text(encoding="utf-8")
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     return np.array(rows, dtype=np.float64) / 16
 
 
-def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, str] | None:
+def photograph(shape: Vector, dtype: torch.dtype) -> tuple[Tensor, str] | None:
     """A real image of shape (channels, height, width) and its description, or None.
 
     One channel of 8 × 8 pixels gets a handwritten digit; three channels get scikit-learn's sample photograph of a flower, if
@@ -198,11 +200,11 @@ def photograph(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor
     return (2 * small - 1).to(dtype), "a photograph of scikit-learn's, pixels from −1 to 1"
 
 
-def activations(model: nn.Module, x: Any, convolutions: dict[str, Any]) -> dict[str, torch.Tensor]:
+def activations(model: nn.Module, x: Any, convolutions: dict[str, Any]) -> dict[str, Tensor]:
     """Run a network once and record the first input of each convolution by a forward pre-hook."""
-    kept: dict[str, torch.Tensor] = {}
+    kept: dict[str, Tensor] = {}
 
-    def keep(path: str, given: torch.Tensor) -> None:
+    def keep(path: str, given: Tensor) -> None:
         batched = given.dim() == convolutions[path].weight.dim()
         kept.setdefault(path, (given if batched else given[None]).detach()[:1].clone())
 

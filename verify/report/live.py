@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from verify.oracle import Convolution, float64
 from verify.report.layer import NoPicture, ReportLayer, most_varied, times
@@ -23,7 +23,7 @@ WHOLE = {1: 64, 2: 16, 3: 6}
 """By dimension, inputs with at most this many positions along every axis are drawn whole."""
 
 
-def crop(x: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, str]:
+def crop(x: Tensor, size: Sequence[int]) -> tuple[Tensor, str]:
     """The middle of an input (1, C, *n), and which part this is, in words; empty if it is the whole input."""
     whole = tuple(x.shape[2:])
     first = [(n - small) // 2 for n, small in zip(whole, size, strict=True)]
@@ -35,7 +35,7 @@ def crop(x: torch.Tensor, size: Sequence[int]) -> tuple[torch.Tensor, str]:
     return part, f"a crop, {', '.join(spans)} of {times(whole)}, taken as the whole input"
 
 
-def grey(x: torch.Tensor) -> dict[str, Any]:
+def grey(x: Tensor) -> dict[str, Any]:
     """One byte per position of (1, C, *n): the lightness of a colour picture, or the channel that varies most."""
     values = float64(x)[0]
     if not np.isfinite(values).all():
@@ -51,7 +51,7 @@ def grey(x: torch.Tensor) -> dict[str, Any]:
 
 
 @np.errstate(all="ignore")  # non-finite numbers are refused at the end
-def live(layer: ReportLayer, part: torch.Tensor, keys: int) -> dict[str, Any]:
+def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
     """The values z, the bias and the convolution's output, for the output channel that varies most on this crop, (1, C, *n).
 
     Raises:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from construct.attention import MHSA
 from verify.argument.certificate import Certificate
@@ -34,7 +33,7 @@ def write_report(
     path: str | os.PathLike[str],
     original: nn.Module | None = None,
     converted: nn.Module | None = None,
-    x: torch.Tensor | None = None,
+    x: Tensor | None = None,
     *,
     certificates: Mapping[str, Certificate] | Certificate | None = None,
     attention: Mapping[str, Any] | None = None,
@@ -109,7 +108,7 @@ def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Modu
 
 def pictured(
     original: nn.Module, convolutions: Mapping[str, Any], x: Any, size: tuple[int, ...] | None = None
-) -> tuple[dict[str, torch.Tensor], str]:
+) -> tuple[dict[str, Tensor], str]:
     """An input to draw for each layer, and a caption.
 
     The network runs once: on a photograph if it accepts one of ``size``, (channels, height, width), else on ``x``.
@@ -150,7 +149,7 @@ def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict
     return reasons
 
 
-def _inputs(original: nn.Module, convolutions: dict[str, nn.Module], x: Any) -> tuple[dict[str, torch.Tensor], str]:
+def _inputs(original: nn.Module, convolutions: dict[str, nn.Module], x: Any) -> tuple[dict[str, Tensor], str]:
     try:
         return pictured(original, convolutions, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

@@ -12,6 +12,7 @@ B Σ|ΔW| + |Δb|.
 from collections.abc import Iterable
 
 import numpy as np
+from numpy import ndarray
 
 from verify.layers.fields import Attention
 from verify.oracle import Convolution, matmul
@@ -29,7 +30,7 @@ from verify.rounding.model import (
 
 def rounding_part(
     conv: Convolution, attention: Attention, bound: float, fmt: Format, tokens: int, soft: bool
-) -> np.ndarray:
+) -> ndarray:
     """Rounding of both layers, including the softmax's η, float64 (D_out,).
 
     ``soft`` says whether attention weights other than 0 and 1 occur, which have rounding errors of their own.
@@ -45,12 +46,12 @@ def rounding_part(
 def working_rounding(
     conv: Convolution,
     attention: Attention,
-    size_c: np.ndarray,
-    size_a: np.ndarray,
+    size_c: ndarray,
+    size_a: ndarray,
     fmt: Format,
     bound: float,
     soft_tokens: int = 0,
-) -> np.ndarray:
+) -> ndarray:
     """Rounding of both layers in the working format.
 
     ``size_c`` is Σ|W||x| + |b| and ``size_a`` is Σ|W_val||W_out||x| + |b_out|, with |x| ≤ bound, (D_out,) each or
@@ -62,14 +63,14 @@ def working_rounding(
         return theirs.slope * size_c + ours.slope * size_a + lost.reshape(-1, *(1,) * (size_c.ndim - 2))
 
 
-def leakage_part(attention: Attention, bound: float, leaks: np.ndarray) -> np.ndarray:
+def leakage_part(attention: Attention, bound: float, leaks: ndarray) -> ndarray:
     """2B Σ_h ε_h |W_val^h||W_out^h|, float64 (D_out,); ``leaks`` holds ε_h, rounded up."""
     size = attention_size(attention, bound)
     leaking = leaks > 0  # an exact 0 stays 0, even with an infinite size
     return widened(2 * (leaks[leaking, None] * size[leaking] + TINY).sum(axis=0))
 
 
-def taps_part(differences: Iterable[np.ndarray], bias_difference: np.ndarray, bound: float) -> np.ndarray:
+def taps_part(differences: Iterable[ndarray], bias_difference: ndarray, bound: float) -> ndarray:
     """B Σ|ΔW| + |Δb|, float64 (D_out,), from |ΔW| of each tap, (groups, D_in/groups, D_out/groups)."""
     total = bias_difference
     for difference in differences:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
+from numpy import ndarray
+from torch import Tensor
 
 from verify.layers.fields import Attention
 from verify.layers.reading import tap_of_shift
 from verify.layers.taps import head_product
 from verify.layers.targets import target
-from verify.oracle import Convolution, float64, largest
+from verify.oracle import Convolution, Vector, float64, largest
 from verify.rounding.channels import working_rounding
 from verify.rounding.model import (
     WIDEN,
@@ -31,13 +32,13 @@ class OffTheKernel(ValueError):
     """Some head looks at no tap of the kernel, so this layer does not evaluate that convolution."""
 
 
-def convolution_bound(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+def convolution_bound(conv: Any, x: Tensor, output: Vector | None = None) -> ndarray:
     """Elementwise bound on the error of torch's convolution of ``x`` (B, D_in, *size)."""
     fields, fmt = _fields(conv, x, output), Format.of(x.dtype)
     return _bound(convolution_rounding(fields, fmt), size_of(fields, x), most_roundings(fields), fmt)
 
 
-def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
+def convolution_share(conv: Any, x: Tensor) -> ndarray:
     """Like :func:`convolution_bound`, but never more than the convolution's share in a certificate's bound.
 
     In half precision, taps that meet only zeros do not round, and every rounding goes to the nearest number.
@@ -49,7 +50,7 @@ def convolution_share(conv: Any, x: torch.Tensor) -> np.ndarray:
     return _bound(convolution_rounding(fields, fmt), size_of(fields, x), met + 2, fmt, units=1)
 
 
-def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> np.ndarray:
+def attention_bound(attention: Attention, x: Tensor, size: ndarray) -> ndarray:
     """Elementwise bound on the error of one-hot attention on inputs ``x`` (B, D_in, *size).
 
     ``size`` is at least Σ_h |W_val^h||W_out^h||x| + |b_out|, for each output.
@@ -57,7 +58,7 @@ def attention_bound(attention: Attention, x: torch.Tensor, size: np.ndarray) -> 
     return _bound(_rounding_of(attention, x), size.copy(), 1, Format.of(x.dtype))
 
 
-def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
+def difference_bound(conv: Any, layer: Any, x: Tensor, output: Vector | None = None) -> ndarray:
     """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention is fully sharp; float64.
 
     ``x`` is finite, (B, D_in, *size); ``output`` is the output size requested of a transposed layer.
@@ -79,10 +80,10 @@ def difference_bound(conv: Any, layer: Any, x: torch.Tensor, output: tuple[int, 
 def impulse_bound(
     conv: Convolution,
     attention: Attention,
-    inputs: np.ndarray,
+    inputs: ndarray,
     fmt: Format,
     tokens: int,
-) -> np.ndarray | None:
+) -> ndarray | None:
     """A bound on |attention − convolution| on impulses, if one-hot heads carry exactly the kernel: float64 (N, D_out, *output).
 
     It covers the rounding of the terms that an output reads; an output that reads none is 0, or the bias, in both layers.  Every
@@ -121,7 +122,7 @@ def impulse_bound(
 # ---- what the heads carry ----------------------------------------------------------------------------------------------
 
 
-def absolute_kernel(attention: Attention) -> np.ndarray:
+def absolute_kernel(attention: Attention) -> ndarray:
     """Σ |W_val^h||W_out^h| over the heads h that look at each tap, the magnitude of the attention's terms, in torch's layout.
 
     Raises:
@@ -152,23 +153,23 @@ def absolute_kernel(attention: Attention) -> np.ndarray:
 # ---- sizes and sums ----------------------------------------------------------------------------------------------------
 
 
-def _fields(conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> Convolution:
+def _fields(conv: Any, x: Tensor, output: Vector | None = None) -> Convolution:
     """The convolution's fields, with the output padding that a transposed one used for this output size."""
     fields = Convolution.read(conv)
     return fields if output is None else fields.reaching(tuple(x.shape[2:]), output)
 
 
-def size_of(fields: Convolution, x: torch.Tensor) -> np.ndarray:
+def size_of(fields: Convolution, x: Tensor) -> ndarray:
     """Σ|W||x| + |b| for every output, in a new array."""
     return fields.absolute()(np.abs(float64(x)))
 
 
-def _taps_met(fields: Convolution, nonzero: np.ndarray) -> np.ndarray:
+def _taps_met(fields: Convolution, nonzero: ndarray) -> ndarray:
     """For each output, how many taps meet a nonzero position, (N, 1, *output); ``nonzero`` is 1 or 0 by position."""
     return replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)(nonzero)
 
 
-def _over_channels(conv: Convolution, weight: np.ndarray) -> Convolution:
+def _over_channels(conv: Convolution, weight: ndarray) -> Convolution:
     """The convolution of one input channel for an x equal in all channels: Σ_i W_i x = (Σ_i W_i) x."""
     if conv.transposed:
         blocks = weight.reshape(conv.groups, -1, *weight.shape[1:]).sum(axis=1)  # (g, out/g, *K)
@@ -178,11 +179,11 @@ def _over_channels(conv: Convolution, weight: np.ndarray) -> Convolution:
     return replace(conv, weight=summed, bias=None, groups=1)
 
 
-def _rounding_of(attention: Attention, x: torch.Tensor) -> Rounding:
+def _rounding_of(attention: Attention, x: Tensor) -> Rounding:
     return attention_rounding(attention, largest(x), Format.of(x.dtype))
 
 
-def _bound(rounding: Rounding, size: np.ndarray, roundings: Any, fmt: Format, units: int = 2) -> np.ndarray:
+def _bound(rounding: Rounding, size: ndarray, roundings: Any, fmt: Format, units: int = 2) -> ndarray:
     """The bound for outputs of these sizes, (B, D_out, *output), stored in ``size`` where possible."""
     rest = fmt.eta * np.reshape(rounding.underflows, (-1, *(1,) * (size.ndim - 2)))
     if fmt.stored_u:

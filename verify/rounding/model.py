@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from verify.layers.fields import Attention
 from verify.oracle import Convolution, matmul
@@ -101,13 +102,13 @@ def gamma(n: int, u: float) -> float:
     return n * u / (1 - n * u) if n * u < 1 else float("inf")
 
 
-def widened(bound: np.ndarray) -> np.ndarray:
+def widened(bound: ndarray) -> ndarray:
     """A bound, widened by more than float64 lost in evaluating it; an exact 0 stays 0."""
     with np.errstate(over="ignore"):
         return np.where(bound > 0, np.nextafter(bound * WIDEN, np.inf), bound)
 
 
-def attention_size(attention: Attention, bound: float) -> np.ndarray:
+def attention_size(attention: Attention, bound: float) -> ndarray:
     """B Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out).
 
     B is multiplied first, because the product of two small weights alone could underflow while B is large.
@@ -155,7 +156,7 @@ def attention_rounding(attention: Attention, bound: float, fmt: Format, soft_tok
     return Rounding(slope, underflows)
 
 
-def stored_rounding(error: np.ndarray, results: Sequence[tuple[Any, Any]], fmt: Format, units: int = 1) -> np.ndarray:
+def stored_rounding(error: ndarray, results: Sequence[tuple[Any, Any]], fmt: Format, units: int = 1) -> ndarray:
     """An error in the working format, plus, in half precision, that of rounding the results to the stored format.
 
     Args:

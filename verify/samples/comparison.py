@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 from verify.oracle import Convolution, float64
 
@@ -38,7 +40,7 @@ class Discrepancy:
     compared: int
 
 
-def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
+def compare(conv: Any, layer: Any, x: Tensor, **call: Any) -> Discrepancy:
     """The largest difference between a convolution and a layer on one input.
 
     Args:
@@ -63,7 +65,7 @@ def compare(conv: Any, layer: Any, x: torch.Tensor, **call: Any) -> Discrepancy:
         return discrepancy(conv, x, conv(x, **call), layer(x, **call))
 
 
-def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor) -> Discrepancy:
+def discrepancy(conv: Any, x: Tensor, expected: Tensor, attended: Tensor) -> Discrepancy:
     """The difference of two outputs; ``conv`` and ``x`` determine which positions are interior.
 
     Raises:
@@ -73,9 +75,7 @@ def discrepancy(conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: to
     return of_errors(conv, x, expected.dtype, a, b, error)
 
 
-def subtracted(
-    conv: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor
-) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
+def subtracted(conv: Any, x: Tensor, expected: Tensor, attended: Tensor) -> tuple[Tensor, ndarray, ndarray, ndarray]:
     """Input and outputs a and b as float64 with a batch axis, and |a − b|, which is 0 where both are equal, even if infinite.
 
     Raises:
@@ -96,9 +96,7 @@ def subtracted(
     return x, a, b, error
 
 
-def of_errors(
-    conv: Any, x: torch.Tensor, dtype: torch.dtype, a: np.ndarray, b: np.ndarray, error: np.ndarray
-) -> Discrepancy:
+def of_errors(conv: Any, x: Tensor, dtype: torch.dtype, a: ndarray, b: ndarray, error: ndarray) -> Discrepancy:
     """The difference of two float64 batches of outputs, a and b, from ``error`` = |a − b|."""
     if a.size == 0:
         return Discrepancy(0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0, 0)
@@ -122,14 +120,14 @@ def of_errors(
     )
 
 
-def _ulp(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+def _ulp(size: ndarray, dtype: torch.dtype) -> ndarray:
     """The distance from |value| to the next number of its format, stored in the float64 array ``size``."""
     info = torch.finfo(dtype)
     np.clip(size, info.tiny, 2.0**1023, out=size)
     return np.multiply(np.spacing(size, out=size), info.eps * 2.0**52, out=size)
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: Tensor) -> Tensor:
     """The bits of a tensor's numbers, as integers."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
@@ -142,6 +140,6 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same shape, type and bits."""
     return (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(bits(a), bits(b))

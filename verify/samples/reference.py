@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from verify.layers.fields import Geometry
-from verify.layers.reading import Index, exact_output
+from verify.layers.reading import exact_output
 from verify.layers.taps import rounded_up
-from verify.oracle import Convolution, float64
+from verify.oracle import Convolution, Vector, float64
 
 TINY = 2.0**-126
 """Numbers below this are subnormal in bfloat16 and float32."""
@@ -40,8 +41,8 @@ class Deviation:
         sentence: the errors of both.
     """
 
-    index: Index
-    input: np.ndarray
+    index: Vector
+    input: ndarray
     exact: Fraction
     convolution: float
     attention: float
@@ -53,11 +54,11 @@ class Deviation:
 def deviation(
     conv: Any,
     x: torch.Tensor,
-    expected: np.ndarray,
-    attended: np.ndarray,
-    allowed: np.ndarray,
-    rounding: np.ndarray,
-    over: np.ndarray,
+    expected: ndarray,
+    attended: ndarray,
+    allowed: ndarray,
+    rounding: ndarray,
+    over: ndarray,
 ) -> Deviation:
     """Judge outputs that differ by more than is allowed.
 
@@ -79,7 +80,7 @@ def deviation(
     geometry = Geometry.read(conv)
     inputs = float64(x)
 
-    def judged(index: Index) -> Deviation:
+    def judged(index: Vector) -> Deviation:
         """Judge one output exactly."""
         image, *output = index
         exact = exact_output(fields, geometry, inputs[image], tuple(output))
@@ -108,14 +109,14 @@ def deviation(
     return replace(first, convolution_off=any(one.convolution_off for one in outputs))
 
 
-def _ratio(values: np.ndarray, reference: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def _ratio(values: ndarray, reference: ndarray, allowed: ndarray) -> ndarray:
     """|values − reference|/allowed; infinite for NaN."""
     with np.errstate(all="ignore"):
         off = np.abs(values - reference)
         return np.nan_to_num(np.where(off == 0, 0.0, off / allowed), nan=inf, posinf=inf)
 
 
-def _subnormal(numbers: np.ndarray) -> bool:
+def _subnormal(numbers: ndarray) -> bool:
     return bool(((numbers != 0) & (np.abs(numbers) < TINY)).any())
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from numpy import ndarray
+from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_map
 
 from verify.layers.fields import Unreadable
 from verify.layers.reparametrized import keeping_modes
-from verify.oracle import Convolution, largest
+from verify.oracle import Convolution, Vector, largest
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.call_counter import uncounted
@@ -52,10 +53,10 @@ class LayerCheck:
     bound: float
     ratio: float
     calls: int
-    grid: tuple[int, ...]
+    grid: Vector
     largest_input: float
     verdict: Verdict
-    by_channel: np.ndarray
+    by_channel: ndarray
     largest_output: float
     convolution_off: bool = False
 
@@ -84,7 +85,7 @@ def _greater(a: float, b: float) -> float:
     return float(np.maximum(a, b))
 
 
-def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -> LayerCheck:
+def check_call(conv: Any, layer: Any, x: Tensor, what: str, **call: Any) -> LayerCheck:
     """Compare one call of a convolution and its attention layer on ``x``, batched or not, and judge it.
 
     ``what`` describes the input in the verdict's sentence; ``call`` holds further arguments
@@ -99,9 +100,7 @@ def check_call(conv: Any, layer: Any, x: torch.Tensor, what: str, **call: Any) -
         return check_outputs(conv, layer, x, conv(x, **call), layer(x, **call), what)
 
 
-def check_outputs(
-    conv: Any, layer: Any, x: torch.Tensor, expected: torch.Tensor, attended: torch.Tensor, what: str
-) -> LayerCheck:
+def check_outputs(conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: Tensor, what: str) -> LayerCheck:
     """:func:`check_call` for outputs that have been computed already."""
     x, a, b, error = subtracted(conv, x, expected, attended)
     difference = of_errors(conv, x, expected.dtype, a, b, error)
@@ -151,13 +150,13 @@ def check_outputs(
     return judged
 
 
-def _ratios(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
+def _ratios(error: ndarray, bound: ndarray) -> ndarray:
     """|a − b|/bound; 0 where a = b, for any bound."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return np.where(error == 0, 0.0, error / bound)
 
 
-def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] = ()) -> torch.Tensor:
+def generated_inputs(conv: Any, samples: int, seed: int, size: Vector = ()) -> Tensor:
     """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
 
     ``size`` is the minimum spatial size.
@@ -169,7 +168,7 @@ def generated_inputs(conv: Any, samples: int, seed: int, size: tuple[int, ...] =
     return x.to(dtype=conv.weight.dtype, device=conv.weight.device)
 
 
-def generated_shape(conv: Any, samples: int) -> tuple[int, ...]:
+def generated_shape(conv: Any, samples: int) -> Vector:
     """The shape of :func:`generated_inputs`, known before anything is allocated."""
     fields = Convolution.read(conv)
     size = []
@@ -203,7 +202,7 @@ def call_with(model: nn.Module, x: Any) -> Any:
 
 def copies(x: Any) -> Any:
     """An input with its tensors copied, because a network may change them."""
-    return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, x)
+    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, x)
 
 
 def called(model: nn.Module, x: Any) -> Any:
@@ -212,7 +211,7 @@ def called(model: nn.Module, x: Any) -> Any:
 
 
 @contextmanager
-def watching(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+def watching(layers: Mapping[str, nn.Module], see: Callable[[str, Tensor], None]) -> Iterator[None]:
     """While active, call ``see`` with path and input before each call of these layers."""
     with ExitStack() as stack:
         for path, layer in layers.items():
@@ -224,7 +223,7 @@ def watching(layers: Mapping[str, nn.Module], see: Callable[[str, torch.Tensor],
         yield
 
 
-def is_transformed(x: torch.Tensor) -> bool:
+def is_transformed(x: Tensor) -> bool:
     """Whether a transform of ``torch.func`` (vmap, jvp, grad) works on this tensor, so that its numbers cannot be read."""
     return is_functorch_wrapped_tensor(x)
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 MODES = ("zeros", "reflect", "replicate", "circular")
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
@@ -57,9 +58,9 @@ def text(
     digests: Sequence[str],
     questions: Sequence[str],
     geometries: Sequence[Mapping[str, Any]],
-    weight: np.ndarray,
-    bias: np.ndarray,
-    tensors: Mapping[str, np.ndarray],
+    weight: ndarray,
+    bias: ndarray,
+    tensors: Mapping[str, ndarray],
 ) -> Iterator[str]:
     """The text for one pair of layers, in pieces.
 
@@ -106,7 +107,7 @@ def _dyadic(x: float) -> str:
     return f"{int(mantissas[0])} {exponent}"
 
 
-def _tensor(x: np.ndarray) -> Iterator[str]:
+def _tensor(x: ndarray) -> Iterator[str]:
     """The exponent of a tensor, and its entries."""
     exponent, entries = _integers(x)
     yield f"\n{exponent}"
@@ -114,7 +115,7 @@ def _tensor(x: np.ndarray) -> Iterator[str]:
         yield "\n" + " ".join(map(str, entries[start : start + AT_ONCE].tolist()))
 
 
-def _integers(x: np.ndarray) -> tuple[int, np.ndarray]:
+def _integers(x: ndarray) -> tuple[int, ndarray]:
     """The exponent e and integers m with x = m·2^e."""
     x = np.asarray(x, dtype=np.float64).reshape(-1)
     if not np.isfinite(x).all():

@@ -11,12 +11,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from verify.layers.fields import Geometry
 from verify.layers.reading import ZERO, GridRefused, output_size, query_places, token_length, tokens_along
-from verify.oracle import Convolution
+from verify.oracle import Convolution, Vector
 
-Size = tuple[int, ...]
 _fractions: Any = np.frompyfunc(Fraction, 1, 1)
 """An array of floats as fractions, without rounding."""
 
@@ -25,7 +25,7 @@ class NoValue(Exception):
     """Two keys tie for the highest score of some head and query, or there is no output."""
 
 
-def as_integers(array: Any) -> tuple[np.ndarray, int]:
+def as_integers(array: Any) -> tuple[ndarray, int]:
     """Floats, integers or dyadic fractions as integers over a common denominator: (object array, denominator)."""
     array = np.asarray(array)
     ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
@@ -34,7 +34,7 @@ def as_integers(array: Any) -> tuple[np.ndarray, int]:
     return integers.reshape(array.shape), denominator
 
 
-def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
+def convolution(conv: Any, x: ndarray) -> ndarray:
     """The convolution of x (D_in, *size) by its definition, as fractions (D_out, *output)."""
     fields = Convolution.read(conv)
     (w, p), (xs, q) = as_integers(fields.weight), as_integers(x)
@@ -42,7 +42,7 @@ def convolution(conv: Any, x: np.ndarray) -> np.ndarray:
     return y * Fraction(1, p * q) + _fractions(fields.biases).reshape(-1, *(1,) * (y.ndim - 1))
 
 
-def attention(layer: Any, x: np.ndarray) -> np.ndarray:
+def attention(layer: Any, x: ndarray) -> ndarray:
     """b_out + Σ_h X[best key] W_val^h W_out^h for x (D_in, *size), as fractions (D_out, *output).
 
     Raises:
@@ -63,7 +63,7 @@ def attention(layer: Any, x: np.ndarray) -> np.ndarray:
     return y + _fractions(_numbers(layer.b_out)).reshape(-1, *(1,) * len(size))
 
 
-def exactly_differ(conv: Any, layer: Any, grid: Size) -> bool:
+def exactly_differ(conv: Any, layer: Any, grid: Vector) -> bool:
     """Whether the layers' exact outputs at α → ∞ differ on large random integers, or one layer has no output.
 
     Both functions are affine, so one such input distinguishes them.
@@ -77,7 +77,7 @@ def exactly_differ(conv: Any, layer: Any, grid: Size) -> bool:
     return attended.shape != expected.shape or bool((attended != expected).any())
 
 
-def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
+def attended_positions(layer: Any, size: Vector) -> tuple[Vector, ndarray]:
     """The output's size, and where each head looks for each output: int (heads, outputs), 0 a zero, i + 1 input position i.
 
     A head that carries nothing looks at a zero.
@@ -116,7 +116,7 @@ def attended_positions(layer: Any, size: Size) -> tuple[Size, np.ndarray]:
     return output, np.array(sources).reshape(len(sources), len(queries))
 
 
-def token_sources(layer: Any, size: Size) -> np.ndarray:
+def token_sources(layer: Any, size: Vector) -> ndarray:
     """The content of each token of the padded grid: 0 a zero, i + 1 a copy of input position i; int (tokens,), row-major."""
     g = Geometry.read(layer)
     copies = _places(tokens_along(g, axis, n).tolist() for axis, n in enumerate(size))
@@ -124,10 +124,10 @@ def token_sources(layer: Any, size: Size) -> np.ndarray:
     return np.where((copies == ZERO).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
 
 
-def _places(axes: Iterable[Iterable[int]]) -> np.ndarray:
+def _places(axes: Iterable[Iterable[int]]) -> ndarray:
     """Every combination of one number an axis, in row-major order: (places, d)."""
     return np.array(list(product(*axes)))
 
 
-def _numbers(tensor: Any) -> np.ndarray:
+def _numbers(tensor: Any) -> ndarray:
     return tensor.detach().double().numpy()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
-from verify.oracle import PADDING_MODES
+from verify.oracle import PADDING_MODES, Vector
 
 HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 Change = Callable[[Any, MHSA, np.random.Generator], MHSA | None]
@@ -51,7 +51,7 @@ def geometry(layer: MHSA, **changes: Any) -> MHSA:
     return layer
 
 
-def bumped(values: tuple[int, ...], rng: np.random.Generator, least: int) -> tuple[int, ...]:
+def bumped(values: Vector, rng: np.random.Generator, least: int) -> Vector:
     """The values with one entry changed by one."""
     axis = int(rng.integers(len(values)))
     step = int(rng.choice([1, -1])) if values[axis] > least else 1

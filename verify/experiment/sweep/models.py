@@ -28,11 +28,11 @@ from verify.argument.verdicts import certify_layer, power_of_two_above
 from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
-from verify.oracle import largest
+from verify.oracle import Vector, largest
 from verify.recheck.strict_input import Rejected, opened
 from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
-Given = tuple[tuple[int, ...], float]
+Given = tuple[Vector, float]
 """The largest grid that a layer received, and the power of two above its inputs."""
 
 
@@ -80,7 +80,7 @@ class Network:
         """The row of a network that could not be opened."""
         return [self._row("", error=why)]
 
-    def state(self) -> tuple[int, ...]:
+    def state(self) -> Vector:
         """Size and modification time of the file, by which a worker notices changes."""
         if self.factory:
             return ()
@@ -104,7 +104,7 @@ class NetworkLayer:
 
     network: Network
     path: str
-    grid: tuple[int, ...]
+    grid: Vector
     bound: float
     digest: str
 
@@ -155,7 +155,7 @@ class NetworkLayer:
 
 
 @lru_cache(maxsize=1)
-def _opened(network: Network, state: tuple[int, ...]) -> tuple[Survey, dict[str, Given]]:
+def _opened(network: Network, state: Vector) -> tuple[Survey, dict[str, Given]]:
     """The convolutions of a network in this state, and the inputs (``Given``) of those that can be converted.
 
     Raises:

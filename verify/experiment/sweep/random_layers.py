@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from construct.attention import EXECUTIONS, MHSA
 from construct.builder import conv_to_mhsa
@@ -28,6 +28,7 @@ from verify.experiment.sweep.faults import FAULTS, Inapplicable, planted
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import Geometry, digest
 from verify.layers.reading import GridRefused, output_size
+from verify.oracle import Vector
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, PADDING_MODES, crashes_torch
 
@@ -69,7 +70,7 @@ class RandomLayer:
     conv: Any
     alpha: float
     encoding: str
-    grid: tuple[int, ...]
+    grid: Vector
     bound: float
     rng: random.Random
     layer: MHSA = field(init=False)
@@ -103,7 +104,7 @@ def _size(rng: random.Random) -> float:
     return rng.choice([*SIZES, 2.0 ** rng.uniform(-140, 100)])
 
 
-def _convolution_and_grid(rng: random.Random) -> tuple[Any, tuple[int, ...]]:
+def _convolution_and_grid(rng: random.Random) -> tuple[Any, Vector]:
     """A convolution with its weights not yet drawn, and a grid on which it has an output."""
     while True:
         d, transposed = rng.choice([1, 1, 2, 2, 3]), rng.random() < 0.3
@@ -177,7 +178,7 @@ def _certified(case: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, 
     return replace(row, **facts_of(certificate), seconds=time.perf_counter() - start), certificate
 
 
-def described(conv: Any, grid: tuple[int, ...]) -> dict[str, Any]:
+def described(conv: Any, grid: Vector) -> dict[str, Any]:
     """The fields of a row that describe a convolution."""
     return {
         "kind": type(conv).__name__,
@@ -218,7 +219,7 @@ def _error_of(case: RandomLayer, certificate: Certificate) -> str:
     return ""
 
 
-def _sample(case: RandomLayer) -> torch.Tensor:
+def _sample(case: RandomLayer) -> Tensor:
     """One input within the bound that contains zeros and tiny numbers."""
     rng = np.random.default_rng(case.rng.randrange(2**32))
     shape = (1, case.conv.in_channels, *case.grid)
@@ -226,7 +227,7 @@ def _sample(case: RandomLayer) -> torch.Tensor:
     return torch.from_numpy(x).to(case.conv.weight.dtype).clamp(-case.bound, case.bound)
 
 
-def _holds(case: RandomLayer, certificate: Certificate, x: torch.Tensor) -> bool:
+def _holds(case: RandomLayer, certificate: Certificate, x: Tensor) -> bool:
     """Whether every execution is within the bound from the exact convolution on this input."""
     truth = exact_layers.convolution(case.conv, x[0].double().numpy())
     limits = [Fraction(float(limit)) for limit in certificate.bound]
@@ -261,7 +262,7 @@ def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
     return truth == over.convolution and (not math.isfinite(over.attention) or Fraction(over.attention) != truth)
 
 
-def _sizes_differ(case: RandomLayer, grid: tuple[int, ...]) -> bool:
+def _sizes_differ(case: RandomLayer, grid: Vector) -> bool:
     expected = exact_layers.convolution(case.conv, np.zeros((case.conv.in_channels, *grid))).shape[1:]
     return exact_layers.attended_positions(case.layer, grid)[0] != expected
 
@@ -287,7 +288,7 @@ def _off_in_one_output(case: RandomLayer, row: Row, certificate: Certificate) ->
     name = case.rng.choice(["dense", "axial", "auto"])
     right, off, start = EXECUTIONS[name], 2.5 * float(certificate.bound[-1]), time.perf_counter()
 
-    def wrong(layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
+    def wrong(layer: MHSA, x: Tensor, grid: Any) -> Tensor:
         y = right.run(layer, x, grid).double().contiguous()
         y.view(-1)[-1] += off
         return y.to(x.dtype)

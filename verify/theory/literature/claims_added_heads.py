@@ -5,6 +5,7 @@ from functools import reduce
 
 import numpy as np
 import sympy
+from numpy import ndarray
 
 from verify.theory.literature import equations
 from verify.theory.literature.claims_heads import WIDTHS
@@ -41,7 +42,7 @@ def head_count() -> Judgement:
     )
 
 
-def _by_sign(weight: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _by_sign(weight: ndarray) -> tuple[list[ndarray], list[ndarray]]:
     """Two heads for a one-channel kernel: one for its positive taps, one for its negative taps."""
     flat = [int(x) for x in weight.reshape(-1)]
     parts = [[max(sign * x, 0) for x in flat] for sign in (1, -1)]
@@ -49,12 +50,12 @@ def _by_sign(weight: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [spread_attention(PLANE, part) for part in parts], values
 
 
-def unfolded(weight: np.ndarray) -> np.ndarray:
+def unfolded(weight: ndarray) -> ndarray:
     """The taps of a kernel (D_out, D_in, *K) as the rows of one matrix, (taps, D_in·D_out)."""
     return np.array(equations.tap_matrices(weight)).reshape(-1, weight.shape[0] * weight.shape[1])
 
 
-def spread_attention(setting: Setting, shares: list[int]) -> np.ndarray:
+def spread_attention(setting: Setting, shares: list[int]) -> ndarray:
     """The attention that gives tap j the fraction shares_j/Σ shares: fractions (Q, T).
 
     It is the limit β → ∞ of a softmax over positions with score ln(share) at taps with nonzero share and −β elsewhere.
@@ -112,7 +113,7 @@ def blurred_windows() -> Judgement:
     )
 
 
-def window(tau: Vector, radius: int, reach: int) -> np.ndarray:
+def window(tau: Vector, radius: int, reach: int) -> ndarray:
     """1 where every |δ_i − τ_i| ≤ R, over the shifts δ of the cube from −reach to reach, flattened."""
     axes = [(np.abs(np.arange(-reach, reach + 1) - t) <= radius).astype(int) for t in tau]
     return reduce(np.multiply.outer, axes).reshape(-1)

@@ -13,27 +13,28 @@ from typing import Any
 
 import numpy as np
 import sympy
+from numpy import ndarray
 from sympy.polys.matrices import DomainMatrix
 
 from verify.rounding.leakage import iv
 from verify.theory.symbolic.proof_positions import Setting, Vector, quadratic_scores
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
+def softmax(scores: ndarray) -> ndarray:
     """e^s/Σe^s over the last axis in float64, after subtracting the maximum."""
     scores = np.asarray(scores, dtype=np.float64)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def enclosed_softmax(scores: np.ndarray) -> list[Any]:
+def enclosed_softmax(scores: ndarray) -> list[Any]:
     """Enclosures (mpmath.iv) of the softmax of one row of exact scores."""
     weights = [iv.exp(iv.mpf(int(score - scores.max()))) for score in scores]
     total = sum(weights, start=iv.mpf(0))
     return [weight / total for weight in weights]
 
 
-def sharp(scores: np.ndarray) -> np.ndarray:
+def sharp(scores: ndarray) -> ndarray:
     """lim softmax(α·scores) for α → ∞, in integers or fractions: the keys with the highest score share the weight equally.
 
     Any lower score has a finite distance from the highest, so its weight decays like e^{−α·distance}.
@@ -45,9 +46,7 @@ def sharp(scores: np.ndarray) -> np.ndarray:
     return shares(highest, highest.sum(axis=-1, keepdims=True))
 
 
-def mix(
-    attention: Sequence[np.ndarray], x: np.ndarray, weights: Sequence[np.ndarray], bias: np.ndarray | int = 0
-) -> np.ndarray:
+def mix(attention: Sequence[ndarray], x: ndarray, weights: Sequence[ndarray], bias: ndarray | int = 0) -> ndarray:
     """Eq. 3: b + Σ_h P^h X W^h, with P^h (Q, T), X (T, D_in), W^h (D_in, D_out)."""
     total = bias
     for p, w in zip(attention, weights, strict=True):
@@ -55,7 +54,7 @@ def mix(
     return np.asarray(total)
 
 
-def read_by_taps(setting: Setting, mode: str = "zeros") -> np.ndarray:
+def read_by_taps(setting: Setting, mode: str = "zeros") -> ndarray:
     """The impulse response of each tap of the oracle's convolution: integers (taps, outputs, inputs)."""
     taps, inputs = prod(setting.kernel), prod(setting.size)
     weight = np.eye(taps, dtype=int).reshape(taps, 1, *setting.kernel)
@@ -64,33 +63,33 @@ def read_by_taps(setting: Setting, mode: str = "zeros") -> np.ndarray:
     return y.reshape(inputs, taps, -1).transpose(1, 2, 0)
 
 
-def read_by_heads(setting: Setting, attention: Sequence[np.ndarray]) -> np.ndarray:
+def read_by_heads(setting: Setting, attention: Sequence[ndarray]) -> ndarray:
     """P^h restricted to the unpadded input, (heads, outputs, inputs)."""
     inputs = prod(setting.size)
     placed = setting.tokens(np.eye(inputs, dtype=int).reshape(inputs, *setting.size))  # (T, inputs), a token per input
     return np.array([p[:, placed.argmax(axis=0)] for p in attention])
 
 
-def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list[np.ndarray]:
+def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list[ndarray]:
     """The attention for α → ∞ of heads with the code's quadratic encoding, one per shift, (Q, T) each."""
     keys, queries = setting.keys, setting.queries
     return [sharp(quadratic_scores(queries, keys, tau)) for tau in shifts or setting.shifts]
 
 
-def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[np.ndarray]:
+def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[ndarray]:
     """The one-hot attention that Lemma 1 assumes: 1 where k − q = τ, else 0."""
     keys, queries = setting.keys, setting.queries
     matches = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
     return [match.all(axis=2).astype(int) for match in matches]
 
 
-def integers(seed: int, *shape: int) -> np.ndarray:
+def integers(seed: int, *shape: int) -> ndarray:
     """Random nonzero integers from −9 to 9, as Python integers, so that all sums are exact."""
     rng = np.random.default_rng(seed)
     return (rng.integers(1, 10, shape) * rng.choice([-1, 1], shape)).astype(object)
 
 
-def tap_matrices(weight: np.ndarray) -> list[np.ndarray]:
+def tap_matrices(weight: ndarray) -> list[ndarray]:
     """The matrix W_j of every tap, (D_in, D_out), of a kernel (D_out, D_in, *K)."""
     flat = weight.reshape(*weight.shape[:2], -1)
     return [flat[:, :, tap].T for tap in range(flat.shape[2])]
@@ -106,7 +105,7 @@ def _exactly(rows: Any) -> sympy.Matrix:
     return sympy.Matrix([[sympy.Rational(*Fraction(x).as_integer_ratio()) for x in row] for row in rows])
 
 
-def solve(matrix: np.ndarray, right: np.ndarray) -> np.ndarray:
+def solve(matrix: ndarray, right: ndarray) -> ndarray:
     """The exact solution of matrix·y = right for a square matrix of rationals of full rank, in fractions.
 
     Raises:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from verify.argument.certification import certify
 from verify.theory.literature import equations
@@ -11,7 +12,7 @@ from verify.theory.symbolic.proof_positions import Setting, Vector
 PLANE = Setting((3, 3), (4, 5), (1, 1))
 
 
-def reads_the_same(setting: Setting, heads: list[np.ndarray] | None = None) -> Check:
+def reads_the_same(setting: Setting, heads: list[ndarray] | None = None) -> Check:
     """Each tap's sharp head reads what the tap reads, so both layers agree for every input and kernel on this grid."""
     read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
     expected = equations.read_by_taps(setting)
@@ -22,9 +23,9 @@ def reads_the_same(setting: Setting, heads: list[np.ndarray] | None = None) -> C
 
 def compares(
     setting: Setting,
-    heads: list[np.ndarray],
-    values: list[np.ndarray],
-    weight: np.ndarray,
+    heads: list[ndarray],
+    values: list[ndarray],
+    weight: ndarray,
     what: str,
     channels: slice = slice(None),
 ) -> Check:
@@ -45,6 +46,6 @@ def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what:
     return Check(finding, certificate.verdict.name == "PROVED", "certificate of one kernel")
 
 
-def every_query(size: Vector, shifts: list[Vector]) -> list[np.ndarray]:
+def every_query(size: Vector, shifts: list[Vector]) -> list[ndarray]:
     """Sharp heads with the code's encoding on an unpadded grid, where every token is query and key: (T, T) each."""
     return equations.hard_heads(Setting((1,) * len(size), size), shifts)

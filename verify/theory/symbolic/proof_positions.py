@@ -11,16 +11,15 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from construct.encoding import quadratic
 from verify.layers.fields import Geometry
 from verify.layers.reading import output_length, shift_of_tap, token_length
-from verify.oracle import Convolution, padding_pairs
-
-Vector = tuple[int, ...]
+from verify.oracle import Convolution, Vector, padding_pairs
 
 
-def positions(shape: Sequence[int]) -> np.ndarray:
+def positions(shape: Sequence[int]) -> ndarray:
     """Every position of a grid in row-major order, as Python integers, (T, d)."""
     return np.array(list(product(*map(range, shape))), dtype=object).reshape(prod(shape), len(shape))
 
@@ -66,7 +65,7 @@ class Setting:
         return tuple(token_length(self.geometry, axis, n) for axis, n in enumerate(self.size))
 
     @property
-    def keys(self) -> np.ndarray:
+    def keys(self) -> ndarray:
         """The position of every token, (T, d)."""
         return positions(self.padded)
 
@@ -76,7 +75,7 @@ class Setting:
         return tuple(output_length(self.geometry, axis, n) for axis, n in enumerate(self.size))
 
     @property
-    def queries(self) -> np.ndarray:
+    def queries(self) -> ndarray:
         """s·o + a for every output o, (Q, d)."""
         return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(self.geometry.anchor, dtype=object)
 
@@ -91,12 +90,12 @@ class Setting:
         g = self.geometry
         return [tuple(shift_of_tap(g, axis, x) for axis, x in enumerate(tap)) for tap in self.taps]
 
-    def tokens(self, x: np.ndarray) -> np.ndarray:
+    def tokens(self, x: ndarray) -> ndarray:
         """The input (D_in, *size), padded with zeros and laid out as tokens: (T, D_in)."""
         widths: Any = [(0, 0), *self.geometry.pads]
         return np.pad(x, widths).reshape(len(x), -1).T
 
-    def convolution(self, weight: np.ndarray, bias: np.ndarray | None = None, mode: str = "zeros") -> Convolution:
+    def convolution(self, weight: ndarray, bias: ndarray | None = None, mode: str = "zeros") -> Convolution:
         """The oracle convolution with this geometry; weight (D_out, D_in, *kernel)."""
         return Convolution(weight, bias, self.s, self.padding or (0,) * self.dims, self.dil, 1, mode)
 
@@ -107,44 +106,42 @@ class Setting:
         return " ".join(parts)
 
 
-def differences(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
+def differences(queries: ndarray, keys: ndarray) -> list[ndarray]:
     """δ = k − q for every query and key, one (Q, T) array per component."""
     return [keys[None, :, axis] - queries[:, None, axis] for axis in range(keys.shape[1])]
 
 
-def quadratic_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
+def quadratic_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1) -> ndarray:
     """v·r_δ with the quadratic encoding, (Q, T)."""
     return _dot(quadratic.v(tau, alpha), quadratic.r(differences(queries, keys)))
 
 
-def wrapped_scores(query: np.ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1) -> np.ndarray:
+def wrapped_scores(query: ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1) -> ndarray:
     """The quadratic scores of one query on a wrapped grid, with every δ_i starting at −⌊n_i/2⌋: (T,)."""
     half = np.array([n // 2 for n in sides], dtype=object)
     delta = (positions(sides) - query + half) % np.array(sides, dtype=object) - half
     return quadratic_scores(np.zeros((1, len(sides)), dtype=object), delta, tau, alpha)[0]
 
 
-def parabola_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], radix: Sequence[int]) -> np.ndarray:
+def parabola_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any], radix: Sequence[int]) -> ndarray:
     """The parabola's scores v·r_n at α = 1, with n = n(δ) the number of the shift, so D_p = 2: (Q, T)."""
     number = quadratic.number(differences(queries, keys), radix)
     return _dot(quadratic.v((quadratic.number(tau, radix),), 1), quadratic.r((number,)))
 
 
-def absolute_scores(queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any]) -> np.ndarray:
+def absolute_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any]) -> ndarray:
     """The dot products of absolute query and key features at α = 1, (Q, T)."""
     left, right = absolute_features(queries, keys, tau)
     return left @ right.T
 
 
-def absolute_features(
-    queries: np.ndarray, keys: np.ndarray, tau: Sequence[Any], alpha: Any = 1
-) -> tuple[np.ndarray, np.ndarray]:
+def absolute_features(queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1) -> tuple[ndarray, ndarray]:
     """The d + 1 features of each query, (Q, d + 1), and of each key, (T, d + 1)."""
     left = [quadratic.absolute_query(tuple(q), tau, alpha) for q in queries]
     return np.array(left, dtype=object), np.array([quadratic.absolute_key(tuple(k)) for k in keys], dtype=object)
 
 
-def radix_for(sides: Sequence[int]) -> tuple[int, ...]:
+def radix_for(sides: Sequence[int]) -> Vector:
     """The mixed radix that numbers all shifts between positions of a grid: side m has 2m − 1 of them, −(m − 1) to m − 1."""
     return tuple(prod(2 * m - 1 for m in sides[axis + 1 :]) for axis in range(len(sides)))
 
@@ -160,5 +157,5 @@ def code_length(dims: int) -> int:
     return len(quadratic.r((1,) * dims))
 
 
-def _dot(v: Sequence[Any], r: Sequence[Any]) -> np.ndarray:
+def _dot(v: Sequence[Any], r: Sequence[Any]) -> ndarray:
     return sum((a * b for a, b in zip(v, r, strict=True)), start=np.zeros((), dtype=object))

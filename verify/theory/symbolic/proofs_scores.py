@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 
 from construct.encoding import quadratic
+from verify.oracle import Vector
 from verify.theory.symbolic.proof import ProofFailed
 
 alpha = sympy.Symbol("alpha", positive=True)
@@ -63,7 +64,7 @@ def reals(name: str, dims: int) -> tuple[sympy.Symbol, ...]:
     return symbols(name, dims, real=True)
 
 
-def small(dims: int, *sides: tuple[int, ...]) -> tuple[int, ...]:
+def small(dims: int, *sides: Vector) -> Vector:
     """Side lengths small enough for sympy, given for one, two and three dimensions; further axes have length 1."""
     return sides[min(dims, 3) - 1] + (1,) * (dims - 3)
 
