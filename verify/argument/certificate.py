@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -12,6 +11,7 @@ from verify.argument.refutation import Counterexample
 from verify.argument.steps import Step
 from verify.oracle import Vector
 from verify.recheck.certificate_file import VERSION
+from verify.recheck.strict_input import Record
 from verify.verdict import Verdict, as_html, exactly, from_above
 
 MOST_SHOWN = 2**16
@@ -36,7 +36,7 @@ class Overrun:
     convolution: Fraction
     attention: float
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """As JSON types; a long input becomes null."""
         shown = None
         if self.input.size <= MOST_SHOWN:
@@ -99,13 +99,13 @@ class Certificate:
     assumptions: tuple[str, ...]
     dtype: str
     heads: int
-    conv_geometry: dict[str, Any]
-    mhsa_geometry: dict[str, Any]
+    conv_geometry: Record
+    mhsa_geometry: Record
     conv_sha256: dict[str, str]
     mhsa_sha256: dict[str, str]
     torch_version: str
     observed: ndarray
-    probes: tuple[dict[str, Any], ...] = ()
+    probes: tuple[Record, ...] = ()
     counterexample: Counterexample | None = None
     overrun: Overrun | None = None
 
@@ -155,7 +155,7 @@ class Certificate:
         tight = f"the bound is {self.tightness:.3g} times what was observed of the output where it is tightest"
         return f"{most}{tight} (measured, not proved)"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """The certificate as JSON types; floats are written so that they read back exactly."""
         claim = "same function"
         within = None

@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verify.recheck.certificate_file import FORMAT, VERSION, record_digest
+from verify.recheck.strict_input import AnyPath, Record
 
 if TYPE_CHECKING:
     from verify.argument.certificate import Certificate
 
 
 def write_document(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     layers: Iterable[tuple[str, "Certificate"]],
-    conv_file: str | os.PathLike[str] | None = None,
-    mhsa_file: str | os.PathLike[str] | None = None,
+    conv_file: AnyPath | None = None,
+    mhsa_file: AnyPath | None = None,
 ) -> None:
     """Write certificates to a file atomically: an earlier file is replaced entirely or not at all.
 
@@ -61,9 +62,9 @@ def write_document(
 
 def document(
     layers: Iterable[tuple[str, "Certificate"]],
-    conv_file: str | os.PathLike[str] | None = None,
-    mhsa_file: str | os.PathLike[str] | None = None,
-    network: dict[str, Any] | None = None,
+    conv_file: AnyPath | None = None,
+    mhsa_file: AnyPath | None = None,
+    network: Record | None = None,
     *,
     mhsa_name: str | None = None,
     conv_sha256: str | None = None,
@@ -99,12 +100,12 @@ def document(
     return text.encode(errors="backslashreplace")  # a lone surrogate becomes JSON's own escape
 
 
-def is_document(path: str | os.PathLike[str]) -> bool:
+def is_document(path: AnyPath) -> bool:
     """Whether a file is a certificate as it was written, of any version, so that it may be replaced."""
     return _unchanged(path) is not None
 
 
-def names_file(document_path: str | os.PathLike[str], path: str | os.PathLike[str]) -> bool:
+def names_file(document_path: AnyPath, path: AnyPath) -> bool:
     """Whether a certificate, as it was written, has the digest of the attention layers' file at ``path``."""
     content = _unchanged(document_path)
     if content is None or not isinstance(content.get("mhsa_file"), dict):
@@ -113,7 +114,7 @@ def names_file(document_path: str | os.PathLike[str], path: str | os.PathLike[st
         return content["mhsa_file"].get("sha256") == hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _unchanged(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+def _unchanged(path: AnyPath) -> Record | None:
     if not Path(path).is_file():  # to read a pipe would block
         return None
     try:
@@ -125,9 +126,7 @@ def _unchanged(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return None
 
 
-def _digest_of(
-    path: str | os.PathLike[str] | None, name: str | None = None, sha256: str | None = None
-) -> dict[str, str] | None:
+def _digest_of(path: AnyPath | None, name: str | None = None, sha256: str | None = None) -> dict[str, str] | None:
     if path is None:
         return None
     # The bytes of the name, independent of the locale.

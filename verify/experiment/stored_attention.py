@@ -3,18 +3,16 @@
 A stock layer is an ``nn.MultiheadAttention``, or the image-to-image module around one that ``construct.to_torch_mha`` makes.
 """
 
-import os
-
 from torch import nn
 
 from construct.attention import ConvGeometry
 from construct.files.reading import read
 from construct.stock.layer import StockAttention
 from verify.plots.stored_layer import layer_in
-from verify.recheck.strict_input import opened
+from verify.recheck.strict_input import AnyPath, opened
 
 
-def attention_in(path: str | os.PathLike[str], name: str | None = None) -> nn.Module:
+def attention_in(path: AnyPath, name: str | None = None) -> nn.Module:
     """Read an attention layer as `verify.plots.stored_layer.layer_in` does, or a stock one that was saved by itself.
 
     Raises:

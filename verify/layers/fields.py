@@ -19,6 +19,7 @@ from torch import Tensor
 from verify.layers.overrides import Unreadable, exact_array, require_known_encoding
 from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
 from verify.oracle import PADDING_MODES, Convolution, Vector, padding_pairs, spans
+from verify.recheck.strict_input import Record
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 
@@ -104,7 +105,7 @@ class Geometry:
         return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
 
 
-def _require_padding(stated: dict[str, Any], dims: int) -> None:
+def _require_padding(stated: Record, dims: int) -> None:
     """Refuse a stated padding that torch does not know, or not together with the layer's other fields."""
     padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
     if mode not in PADDING_MODES:
@@ -204,13 +205,13 @@ class Attention:
                 raise Unreadable(f"{name} has shape {getattr(self, name).shape}, the geometry makes it {shape}")
 
 
-def stated_geometry(layer: Any) -> dict[str, Any]:
+def stated_geometry(layer: Any) -> Record:
     """The geometry that a layer states, as JSON types, which is hashed and written down.
 
     Raises:
         Unreadable: an attribute is missing.
     """
-    stated: dict[str, Any] = {}
+    stated: Record = {}
     for name in GEOMETRY:
         if not hasattr(layer, name):
             raise Unreadable(f"{type(layer).__name__} has no {name}")

@@ -22,6 +22,7 @@ from verify.layers.fields import TENSORS, read_convolution
 from verify.layers.overrides import Unreadable, require_plain_attention
 from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
 from verify.oracle import Vector
+from verify.recheck.strict_input import Record
 
 Tensors = dict[str, tuple[str, Vector, Any]]
 """Type, shape and little-endian bytes of tensors, by name."""
@@ -29,7 +30,7 @@ Tensors = dict[str, tuple[str, Vector, Any]]
 
 def contents(
     path: str | os.PathLike[str], key: str | None = None
-) -> tuple[dict[str, Tensors], dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, Tensors], Record, tuple[str, ...]]:
     """The tensors of a file and what it states, both by the path of a layer, and notes.
 
     Args:
@@ -51,7 +52,7 @@ def contents(
         advice += "; or any" if advice else "any"
         raise ValueError(f"{error.what} ({advice} .pt or .safetensors file with the same tensors will do)") from error
     groups: dict[str, Tensors] = {}
-    stated: dict[str, Any] = {}
+    stated: Record = {}
     if isinstance(file.content, nn.Module):
         for path_of, module in _modules(file).items():
             held = {**module._parameters, **module._buffers}
@@ -107,7 +108,7 @@ def _stated(module: nn.Module) -> Mapping[str, Any]:
     return {"kind": "unknown"}
 
 
-def _geometry(layer: Any) -> dict[str, Any]:
+def _geometry(layer: Any) -> Record:
     """The geometry as JSON types; torch takes a single number, even in a list, for all axes.
 
     `verify.layers.fields.stated_geometry` does the same for the certifier: here it stands again, so that no error is shared.

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import statistics
 import timeit
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from verify.argument.documents import replace_file
 from verify.layers.fields import Geometry
 from verify.layers.reading import token_count
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, Figure, new_figure, plain, style
-from verify.recheck.strict_input import strict_json
+from verify.recheck.strict_input import AnyPath, strict_json
 
 FORMAT, VERSION = "conv-as-attention cost", 1
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
@@ -48,14 +47,14 @@ class Series:
         return line.slope, math.exp(line.intercept)
 
 
-def write_costs(path: str | os.PathLike[str], series: Sequence[Series], what: str) -> None:
+def write_costs(path: AnyPath, series: Sequence[Series], what: str) -> None:
     """Write times for :func:`read_costs`; ``what`` says what was measured and where."""
     rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
     document = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
     replace_file(Path(path), (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def read_costs(path: str | os.PathLike[str]) -> tuple[list[Series], str]:
+def read_costs(path: AnyPath) -> tuple[list[Series], str]:
     """Read a file's series and description.
 
     Raises:

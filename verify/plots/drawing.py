@@ -2,7 +2,6 @@
 
 import colorsys
 import io
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.argument.documents import replace_file
+from verify.recheck.strict_input import AnyPath
 from verify.verdict import escaped
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def new_figure(width: float, height: float) -> Figure:
     return import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
-def require_writable(path: str | os.PathLike[str]) -> Path:
+def require_writable(path: AnyPath) -> Path:
     """Check that a figure can be written to a path, and return it.
 
     Raises:
@@ -114,7 +114,7 @@ def is_figure(path: Path) -> bool:
         return MARK.encode() in file.read(4096)
 
 
-def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+def write_figure(figure: Figure, path: AnyPath) -> None:
     """Write a figure atomically: an earlier file is replaced entirely or not at all.
 
     Args:

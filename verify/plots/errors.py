@@ -1,7 +1,6 @@
 """`errors_figure`: observed differences and certified bounds by layer, from a certificate file."""
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, Axes, Figure, new_figure, plain, style
 from verify.recheck.certificate_file import read_document
-from verify.recheck.strict_input import strict_json
+from verify.recheck.strict_input import AnyPath, strict_json
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class LayerErrors:
     rounding: float
 
 
-def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
+def rows_of(path: AnyPath) -> list[LayerErrors]:
     """The layers of a certificate file, in file order.
 
     Raises:
@@ -47,7 +46,7 @@ def rows_of(path: str | os.PathLike[str]) -> list[LayerErrors]:
     return rows
 
 
-def errors_figure(path: str | os.PathLike[str]) -> Figure:
+def errors_figure(path: AnyPath) -> Figure:
     """Draw the largest observed difference and the largest bound of every layer.
 
     Args:

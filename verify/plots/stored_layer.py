@@ -1,13 +1,11 @@
 """An attention layer from a file, which the project's one reader reads without running anything that it holds."""
 
-import os
-
 from construct.attention import MHSA
 from construct.files.loading import load
-from verify.recheck.strict_input import opened
+from verify.recheck.strict_input import AnyPath, opened
 
 
-def layer_in(path: str | os.PathLike[str], name: str | None = None) -> MHSA:
+def layer_in(path: AnyPath, name: str | None = None) -> MHSA:
     """Read a layer.
 
     Args:

@@ -6,7 +6,6 @@
 import hashlib
 import json
 import math
-import os
 import re
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verify.recheck.stored_layers import CONVOLUTION, TENSORS
-from verify.recheck.strict_input import Rejected, opened, strict_json
+from verify.recheck.strict_input import AnyPath, Record, Rejected, opened, strict_json
 
 FORMAT, VERSION = "conv-as-attention certificate", 5
 STEPS = ("tokens", "content", "target", "leakage", "taps", "rounding", "runs")
@@ -46,16 +45,16 @@ class LayerCertificate(NamedTuple):
     heads: int
     parts: dict[str, np.ndarray]  # rounding, leakage, taps and bound, each (D_out,)
     holds: bool  # every step is present and holds, and no run exceeds the bound
-    geometries: tuple[dict[str, Any], dict[str, Any]]  # of the convolution and of the attention layer, as stated
+    geometries: tuple[Record, Record]  # of the convolution and of the attention layer, as stated
     digests: tuple[dict[str, str], dict[str, str]]  # of their tensors, by name
-    counterexample: dict[str, Any] | None  # exact input {index: value}, output, convolution, attention; or only shapes
+    counterexample: Record | None  # exact input {index: value}, output, convolution, attention; or only shapes
 
 
 Document = tuple[tuple[LayerCertificate, ...], tuple[str | None, ...]]
 """The certificates in a file, and the SHA-256 of the two weight files."""
 
 
-def read_document(path: str | os.PathLike[str]) -> Document:
+def read_document(path: AnyPath) -> Document:
     """Read a certificate file.
 
     Raises:
@@ -73,14 +72,14 @@ def read_document(path: str | os.PathLike[str]) -> Document:
         raise Rejected(f"{path}: {message}") from None
 
 
-def record_digest(document: dict[str, Any]) -> str:
+def record_digest(document: Record) -> str:
     """SHA-256 of a document as canonical JSON, without its digest field."""
     rest = {key: value for key, value in document.items() if key != "record_sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _document(document: dict[str, Any]) -> Document:
+def _document(document: Record) -> Document:
     _check_types(document, _DOCUMENT, "no certificate")
     if (document["format"], document["version"]) != (FORMAT, VERSION):
         raise Rejected(f"no certificate of version {VERSION}, but another file or version: certify again with this one")
@@ -95,8 +94,8 @@ def _document(document: dict[str, Any]) -> Document:
     return certificates, tuple(file and file["sha256"] for file in files)
 
 
-def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
-    types: dict[str, Any] = {name: kind for kind, names in _RECORD.items() for name in names.split()}
+def _layer_certificate(record: Record) -> LayerCertificate:
+    types: Record = {name: kind for kind, names in _RECORD.items() for name in names.split()}
     types |= {"within": (str, type(None)), "counterexample": _OPTIONAL, "overrun": _OPTIONAL}
     _check_types(record, types, "a layer's record")
     for step in record["steps"]:
@@ -130,7 +129,7 @@ def _layer_certificate(record: dict[str, Any]) -> LayerCertificate:
     )
 
 
-def _require_consistent(record: dict[str, Any]) -> None:
+def _require_consistent(record: Record) -> None:
     """Refuse a record with another verdict or version, whose claim contradicts it, or of other tensors."""
     if record["verdict"] not in ("PROVED", "REFUTED", "UNDECIDED") or record["version"] != VERSION:
         raise Rejected(f"unknown verdict {record['verdict']!r} or version {record['version']}")
@@ -141,7 +140,7 @@ def _require_consistent(record: dict[str, Any]) -> None:
         raise Rejected("its digests are not those of a convolution and an attention layer")
 
 
-def _steps_hold(steps: list[dict[str, Any]], probes: list[dict[str, Any]]) -> bool:
+def _steps_hold(steps: list[Record], probes: list[Record]) -> bool:
     """Whether every step is present and holds, and no run exceeds the bound."""
     if [(step["number"], step["name"]) for step in steps] != [*enumerate(STEPS)]:
         return False
@@ -149,7 +148,7 @@ def _steps_hold(steps: list[dict[str, Any]], probes: list[dict[str, Any]]) -> bo
     return within_bound and all(step["holds"] for step in steps)
 
 
-def _check_types(record: Any, types: dict[str, Any], what: str) -> None:
+def _check_types(record: Any, types: Record, what: str) -> None:
     """Check that a record has these fields and no others, each of its type or of one of several."""
     if set(record) != set(types):
         raise Rejected(f"{what}: missing or unknown: {', '.join(sorted(set(types) ^ set(record)))}")
@@ -182,7 +181,7 @@ def _index(values: Any, least: int = 0) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _counterexample(record: dict[str, Any]) -> dict[str, Any] | None:
+def _counterexample(record: Record) -> Record | None:
     """A counterexample with exact numbers, or with the two output sizes where they differ."""
     _check_types(record, _COUNTEREXAMPLE, "the counterexample")
     if record["shapes"] is not None:

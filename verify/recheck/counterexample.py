@@ -10,14 +10,14 @@ from verify.recheck.exact import leak
 from verify.recheck.grids import Axis, axes_of, read_by_taps, sizes_of
 from verify.recheck.heads import FORMATS, centre_at
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.strict_input import NotConfirmed
+from verify.recheck.strict_input import NotConfirmed, Record
 from verify.verdict import Verdict
 
 Inputs = Mapping[tuple[int, ...], list[tuple[int, Fraction]]]
 """The nonzero inputs of one group by position: (channel of the group, value)."""
 
 
-def refuted(pair: LayerPair, counter: dict[str, Any]) -> Verdict:
+def refuted(pair: LayerPair, counter: Record) -> Verdict:
     """Evaluate both layers; each head reads its key, or the nearest on the grid.
 
     Raises:

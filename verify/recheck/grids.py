@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from verify.recheck.strict_input import Rejected
+from verify.recheck.strict_input import Record, Rejected
 
 LONGEST, MOST = 2**26, 2**32  # limits on an axis' tokens and on tokens times taps: about ten seconds of work
 GEOMETRY = {
@@ -87,7 +87,7 @@ class NoOutput(ValueError):
     """On this grid torch would raise."""
 
 
-def geometry_of(stated: dict[str, Any]) -> StatedGeometry:
+def geometry_of(stated: Record) -> StatedGeometry:
     """Read the geometry that a layer states; `Rejected` if it is not a convolution's."""
     with suppress(TypeError, ValueError, KeyError, AttributeError):
         vectors = [tuple(stated[name]) for name in ("kernel_size", "stride", "dilation", "output_padding")]

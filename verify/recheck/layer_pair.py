@@ -1,7 +1,6 @@
 """The numbers of one convolution and its attention layer, after their digests, dtypes and shapes match the certificate."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -9,7 +8,7 @@ from numpy import ndarray
 from verify.recheck.certificate_file import LayerCertificate
 from verify.recheck.grids import StatedGeometry, geometry_of
 from verify.recheck.stored_layers import BYTES, TENSORS, StoredLayer
-from verify.recheck.strict_input import Rejected
+from verify.recheck.strict_input import Record, Rejected
 
 SCORES = ("w_qry", "w_key", "w_key_pos", "u", "v")  # of at least float32, so not always of the values' type
 NOT_PLAIN = "what is folded, or of a class of its own, is not rechecked (a state dict with the plain weights is)"
@@ -83,7 +82,7 @@ def _require_plain(prefix: str, conv: StoredLayer) -> None:
         raise Rejected(f"{prefix}the file of the convolutions has its attention (are the two files exchanged?)")
 
 
-def _certified(prefix: str, layer: StoredLayer, stated: dict[str, Any], digests: dict[str, str]) -> dict[str, ndarray]:
+def _certified(prefix: str, layer: StoredLayer, stated: Record, digests: dict[str, str]) -> dict[str, ndarray]:
     """The numbers of a layer, if digests and geometry match the certificate."""
     if layer.geometry not in (None, stated):
         raise Rejected(f"{prefix}the geometry of the {layer.kind} is not the one that was certified")

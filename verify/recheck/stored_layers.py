@@ -6,14 +6,13 @@ it holds: :mod:`verify.layers.torch_file`, which is imported for such a file alo
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.strict_input import Rejected, opened, strict_json
+from verify.recheck.strict_input import AnyPath, Record, Rejected, opened, strict_json
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 CONVOLUTION = ("weight", "bias")
@@ -53,7 +52,7 @@ class StoredLayer(NamedTuple):
     """A layer of a file: its class, or "Conv" of unknown dimension, or "unknown"; its geometry, None if none is stated."""
 
     kind: str
-    geometry: dict[str, Any] | None
+    geometry: Record | None
     tensors: dict[str, StoredTensor]
 
     def fits(self, geometry: Any, digests: Mapping[str, str]) -> bool:
@@ -127,7 +126,7 @@ WRAPPERS = ("module", "_orig_mod")  # of DataParallel and torch.compile
 RENAMED = "of a parametrized layer, or a network that renames what it loads, it takes the network's state dict, folded"
 
 
-def layers_in(path: str | os.PathLike[str], certified: str | None = None, key: str | None = None) -> StoredLayers:
+def layers_in(path: AnyPath, certified: str | None = None, key: str | None = None) -> StoredLayers:
     """Read a weight file.
 
     Args:
@@ -160,12 +159,12 @@ def layers_in(path: str | os.PathLike[str], certified: str | None = None, key: s
         raise Rejected(f"{name}: {' '.join(message.removeprefix(f'{path}: ').split())}"[:1000]) from None
 
 
-def _of_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def _of_safetensors(path: AnyPath) -> tuple[dict[str, Record], Record]:
     """Tensors, and kind and geometry, by the path of their layer, as `verify.layers.torch_file.contents` returns them."""
     from safetensors import deserialize
 
     data = Path(path).read_bytes()
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, Record] = {}
     for name, tensor in deserialize(data):
         if not all(name.split(".")):
             raise Rejected(f"a tensor is named {name!r}, which no path is")
@@ -194,7 +193,7 @@ def _layers(groups: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]) 
     return layers
 
 
-def _kind_of(path: str, stated: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+def _kind_of(path: str, stated: Mapping[str, Any]) -> tuple[str | None, Record]:
     """Kind and geometry that a file states of a layer."""
     if path not in stated:
         return None, {}

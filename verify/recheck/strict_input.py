@@ -9,6 +9,11 @@ from typing import Any
 
 from verify.verdict import escaped
 
+AnyPath = str | os.PathLike[str]
+"""A path, as Python's own functions take it."""
+Record = dict[str, Any]
+"""A JSON object, or what becomes one."""
+
 
 class Rejected(ValueError):
     """A file is malformed, or a certificate states something false; the one-line message says what.
@@ -24,7 +29,7 @@ class NotConfirmed(Rejected):
     """The files are intact, but what the certificate states about them is false."""
 
 
-def opened(path: str | os.PathLike[str]) -> BufferedReader:
+def opened(path: AnyPath) -> BufferedReader:
     """A file to read.
 
     Raises:

@@ -22,6 +22,7 @@ from verify.layers.reading import GridRefused, input_span, output_size, query_pl
 from verify.layers.targets import Target, target
 from verify.oracle import Vector
 from verify.plots.probabilities import drawn_size
+from verify.recheck.strict_input import Record
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
 from verify.report.layer import NoPicture, ReportLayer, times
 from verify.report.live import WHOLE, crop, grey, live
@@ -39,7 +40,7 @@ SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-4, 21))
 """The slider's stops: 1/4, …, 1024 in steps of √2."""
 
 
-def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
+def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
     """The data of a layer's attention maps, as JSON types; ``share`` is the byte budget for given probabilities.
 
     Raises:
@@ -63,7 +64,7 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
     part, caption = None, ""
     if layer.x is not None and layer.x.numel():
         part, caption = crop(layer.x, size)
-    data: dict[str, Any] = _tokens(g, size) | {"crop": caption}
+    data: Record = _tokens(g, size) | {"crop": caption}
     pairs = len(centres) * prod(data["shape"])
     if pairs > MOST_PAIRS or (content and pairs * prod(map(len, data["queries"])) > MOST_NUMBERS):
         raise NoPicture(f"{mhsa.heads} heads over {times(data['shape'])} tokens are too many to draw")
@@ -84,7 +85,7 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> dict[str, Any]:
     return data | _taps(layer, data["centres"], content)
 
 
-def _tokens(g: Geometry, size: Vector) -> dict[str, Any]:
+def _tokens(g: Geometry, size: Vector) -> Record:
     """The padded grid for an input of spatial size ``size``: the content of each token, and the queries."""
     try:
         outputs = output_size(g, size)
@@ -114,9 +115,9 @@ def _size(layer: ReportLayer, g: Geometry, content: bool) -> Vector:
     return drawn_size(g, TOKENS[g.dims] // 2 if content else TOKENS[g.dims], most)
 
 
-def _computed(layer: ReportLayer, part: Tensor | None, content: bool, keys: int) -> dict[str, Any]:
+def _computed(layer: ReportLayer, part: Tensor | None, content: bool, keys: int) -> Record:
     """The picture below the attention and the data from which the page computes outputs, or why it cannot."""
-    data: dict[str, Any] = {"image": None, "live": None, "live_why": ""}
+    data: Record = {"image": None, "live": None, "live_why": ""}
     try:
         if part is None:
             raise NoPicture(layer.no_input or "there is no input of this layer")
@@ -140,7 +141,7 @@ def _content_input(mhsa: Any, part: Tensor | None, size: Vector) -> Tensor:
     return torch.randn(1, mhsa.in_channels, *size, generator=generator, device="cpu").to(mhsa.w_val)
 
 
-def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
+def _slider(centres: Sequence[Target | None]) -> Record:
     """For each stop of the slider, the factor on the scores and the bound on each head's leakage.
 
     A stop is the resulting α of the softest head; the last factor is 1, the layer unchanged.  Bounds come from
@@ -161,14 +162,14 @@ def _slider(centres: Sequence[Target | None]) -> dict[str, Any]:
 _bound = cache(leakage)
 
 
-def _taps(layer: ReportLayer, centres: Sequence[dict[str, Any] | None], content: bool) -> dict[str, Any]:
+def _taps(layer: ReportLayer, centres: Sequence[Record | None], content: bool) -> Record:
     """The kernel size, the tap at which each head looks, and the norm of each head's W_val W_out."""
     mhsa = layer.mhsa
     val, out = (w[: len(centres)].detach().double() for w in (mhsa.w_val, mhsa.w_out))
     # ‖A B‖² = tr(AᵀA · BBᵀ) is cheap for narrow heads.
     grams = torch.einsum("hgie,hgif->hgef", val, val) * torch.einsum("hgeo,hgfo->hgef", out, out)
     carried = grams.sum(dim=(1, 2, 3)).clamp(min=0).sqrt().tolist()
-    data: dict[str, Any] = {"kernel": None, "taps": [None] * len(centres), "carried": carried}
+    data: Record = {"kernel": None, "taps": [None] * len(centres), "carried": carried}
     if layer.conv is None:
         return data
     try:

@@ -13,6 +13,7 @@ import torch
 
 from verify.argument.certificate import Certificate
 from verify.layers.fields import Geometry
+from verify.recheck.strict_input import Record
 from verify.report.attention import picture
 from verify.report.given_attention import MOST_GIVEN
 from verify.report.images import Strip, strip
@@ -143,16 +144,16 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _views(layers: Sequence[ReportLayer]) -> tuple[list[dict[str, Any]], dict[int, Any], list[str]]:
+def _views(layers: Sequence[ReportLayer]) -> tuple[list[Record], dict[int, Any], list[str]]:
     """The template's data for each layer, the data of the pictures, and remarks on omissions."""
-    views: list[dict[str, Any]] = []
+    views: list[Record] = []
     pictures: dict[int, Any] = {}
     omitted = Counter[str]()
     drawn = 0
     images = 0
     share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
     for index, layer in enumerate(layers):
-        data: dict[str, Any] = {}
+        data: Record = {}
         why_not = FULL
         # Given attention is the page's purpose, so it is drawn at any size.
         if drawn >= MOST_PICTURES and layer.attention is None:
@@ -191,7 +192,7 @@ def _tried(draw: Callable[..., Any], *given: Any) -> tuple[Any, str]:
         return {}, str(reason)
 
 
-def _view(index: int, layer: ReportLayer, shown: Strip | None) -> dict[str, Any]:
+def _view(index: int, layer: ReportLayer, shown: Strip | None) -> Record:
     conv = layer.conv
     numbers = numbers_of(layer)
     view = {
@@ -225,9 +226,9 @@ def _view(index: int, layer: ReportLayer, shown: Strip | None) -> dict[str, Any]
     return view
 
 
-def _of_certificate(certificate: Certificate, verdict: Verdict | None, index: int) -> dict[str, Any]:
+def _of_certificate(certificate: Certificate, verdict: Verdict | None, index: int) -> Record:
     """What a layer's certificate adds to its data."""
-    own: dict[str, Any] = {"digests": [*certificate.conv_sha256.items(), *certificate.mhsa_sha256.items()]}
+    own: Record = {"digests": [*certificate.conv_sha256.items(), *certificate.mhsa_sha256.items()]}
     if index < MOST_ARGUMENTS:
         own["steps"] = certificate.steps
     if certificate.verdict.name == "PROVED" and verdict is not None and verdict.good:

@@ -29,7 +29,7 @@ from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
 from verify.oracle import Vector, largest
-from verify.recheck.strict_input import Rejected, opened
+from verify.recheck.strict_input import Record, Rejected, opened
 from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
 
 Given = tuple[Vector, float]
@@ -135,7 +135,7 @@ class NetworkLayer:
             chosen = options.alpha is not None or options.tolerance is not None
             bound = options.input_bound or max(self.bound, power_of_two_above(check.largest_input))
             certificate, verdict = certify_layer(conv, layer, check, bound, within=options.within, leaking=chosen)
-        facts: dict[str, Any] = {"verdict": verdict.name}
+        facts: Record = {"verdict": verdict.name}
         if certificate is not None:
             facts = facts_of(certificate) | facts
         return Row(

@@ -29,6 +29,7 @@ from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import Geometry, digest
 from verify.layers.reading import GridRefused, output_size
 from verify.oracle import Vector
+from verify.recheck.strict_input import Record
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, PADDING_MODES, crashes_torch
 
@@ -111,7 +112,7 @@ def _convolution_and_grid(rng: random.Random) -> tuple[Any, Vector]:
         kernel = tuple(rng.randint(1, {1: 6, 2: 4, 3: 2}[d]) for _ in range(d))
         stride, dilation = (tuple(rng.randint(1, most) for _ in range(d)) for most in (3, 2))
         groups = rng.choice([1, 1, 1, 2, 3])
-        options: dict[str, Any] = {"padding": tuple(rng.randint(0, 3) for _ in range(d))}
+        options: Record = {"padding": tuple(rng.randint(0, 3) for _ in range(d))}
         if transposed:
             steps = zip(stride, dilation, strict=True)
             options["output_padding"] = tuple(rng.randint(0, max(step) - 1) for step in steps)
@@ -178,7 +179,7 @@ def _certified(case: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, 
     return replace(row, **facts_of(certificate), seconds=time.perf_counter() - start), certificate
 
 
-def described(conv: Any, grid: Vector) -> dict[str, Any]:
+def described(conv: Any, grid: Vector) -> Record:
     """The fields of a row that describe a convolution."""
     return {
         "kind": type(conv).__name__,
@@ -188,7 +189,7 @@ def described(conv: Any, grid: Vector) -> dict[str, Any]:
     }
 
 
-def facts_of(certificate: Certificate) -> dict[str, Any]:
+def facts_of(certificate: Certificate) -> Record:
     """The fields of a row that describe a certificate."""
     return {
         "verdict": certificate.verdict.name,
