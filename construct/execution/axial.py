@@ -25,7 +25,7 @@ from construct.execution import fused, soft_heads
 from construct.execution.cache import Call, Run, keep
 from construct.execution.dense import multiplications
 from construct.execution.head_matrices import merged
-from construct.execution.plan import Plan, Sight, axial_plan
+from construct.execution.plan import Plan, axial_plan
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.shifts.operator import evaluate, queries_at_once, shifted
 from construct.execution.shifts.plain import sliced
@@ -40,16 +40,17 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         NotEnoughMemory: the call does not fit in memory.
     """
     plan = axial_plan(layer, grid)
-    return fused.run(layer, x, grid) if plan is None else run_plan(layer, x, grid, plan, run)
+    return fused.run(layer, x, grid) if plan is None else run_plan(layer, x, plan, run)
 
 
-def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -> Tensor:
+def run_plan(layer: Layer, x: Tensor, plan: Plan, owner: Run) -> Tensor:
     """As :func:`run`, with a given plan, for the execution whose ``run`` is ``owner``."""
+    grid = plan.grid
     what = f"axial attention of {layer.heads} heads over {grid.query_count} queries and {grid.token_count} keys"
-    require(memory_of(layer, len(x), grid, plan), x.device, what)
+    require(memory_of(layer, len(x), plan), x.device, what)
     dtype = working_dtype(x.dtype)
     w, b_out = merged(layer, dtype), layer.b_out.to(dtype)
-    y = _sharp(x, _of(w, plan.sharp), b_out, grid, plan) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
+    y = _sharp(x, _of(w, plan.sharp), b_out, plan) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft:
         c = layer.position_vector().to(x.device)[list(plan.soft)]
         return y + soft_heads.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid)
@@ -58,23 +59,22 @@ def run_plan(layer: Layer, x: Tensor, grid: TokenGrid, plan: Plan, owner: Run) -
         zero = layer.position_vector().sum() + sum(table.double().sum() for table in tables)
         return y + (0 * zero).to(dtype)  # so their gradients are 0 instead of None
     if not y.requires_grad:
-        sight = Sight.of(grid, plan)
-        keep(layer, owner, x, grid, w, lambda: _prepared(grid, sight, w.detach(), b_out.detach(), memory_format(x)))
+        keep(layer, owner, x, grid, w, lambda: _prepared(plan, w.detach(), b_out.detach(), memory_format(x)))
     return y
 
 
-def _sharp(x: Tensor, w: Tensor, bias: Tensor, grid: TokenGrid, plan: Plan) -> Tensor:
+def _sharp(x: Tensor, w: Tensor, bias: Tensor, plan: Plan) -> Tensor:
     """What the sharp heads add up to, in the type of their matrices w."""
+    grid, sight = plan.grid, plan.sight
     if not plain():
-        tokens = grid.padded(x).to(w.dtype)
-        return sliced(tokens, w, bias, plan.starts(grid), grid.step, grid.query_shape)
-    sight = Sight.of(grid, plan)
+        return sliced(grid.padded(x).to(w.dtype), w, bias, plan.starts, grid.step, grid.query_shape)
     images = grid.padded(x) if sight.padded else x
     return shifted(images.to(w.dtype), w.mT if sight.stuffed else w, bias, sight.shifts, sight.stuffed)
 
 
-def _prepared(grid: TokenGrid, sight: Sight, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:
+def _prepared(plan: Plan, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:
     """The call, if all heads are shifts and no gradient is recorded; it reads w and b_out."""
+    grid, sight = plan.grid, plan.sight
     matrices = w.mT if sight.stuffed else w
     # On a CPU a bias of zeros, as of most layers without one, is not added.
     array, zeros = shared_array(b_out) if b_out.is_cpu else (), bytearray(b_out.nbytes)
@@ -95,12 +95,12 @@ def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """A bound on the bytes of the merged weights, a block of tokens and outputs, the output, and copies of tokens; generous."""
     plan = axial_plan(layer, grid)
-    return fused.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, grid, plan)
+    return fused.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, plan)
 
 
-def memory_of(layer: Layer, batch: int, grid: TokenGrid, plan: Plan) -> int:
+def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
     """As :func:`memory`, with a given plan."""
-    heads, groups, channels, head_dim = layer.w_val.shape
+    grid, (heads, groups, channels, head_dim) = plan.grid, layer.w_val.shape
     width, size = layer.w_out.shape[3], working_dtype(layer.w_val.dtype).itemsize
     weights = heads * groups * (2 * channels * width + head_dim * (channels + width))
     inputs, outputs = batch * grid.token_count * layer.in_channels, batch * grid.query_count * layer.out_channels

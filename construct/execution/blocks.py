@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import ceil
 
-from construct.execution.byte_cache import bounded_cache
-
 _MOST_QUERIES: ContextVar[int | None] = ContextVar("most queries of a block", default=None)
 
 
@@ -15,9 +13,9 @@ def most_queries() -> int | None:
     return _MOST_QUERIES.get()
 
 
-def queries_per_block(fitting: int, most: int | None) -> int:
-    """The number of queries per block, at least 1: as many as fit, but at most ``most``."""
-    return max(1, fitting if most is None else min(fitting, most))
+def queries_per_block(fitting: int) -> int:
+    """The number of queries per block, at least 1: as many as fit, but no more than :func:`most_queries`."""
+    return max(1, min(fitting, most_queries() or fitting))
 
 
 @contextmanager
@@ -30,7 +28,6 @@ def smaller_blocks(queries: int) -> Iterator[None]:
         _MOST_QUERIES.reset(token)
 
 
-@bounded_cache
 def pieces(length: int, most: int) -> tuple[slice, ...]:
     """Split 0 … length into equal pieces of at most ``most``; the last may be shorter."""
     size = ceil(length / max(1, ceil(length / most))) or 1

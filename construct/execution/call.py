@@ -38,7 +38,7 @@ def choose(layer: Layer, batch: int, grid: TokenGrid) -> str:
 def _auto(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     plan = axial_plan(layer, grid)
     if plan is not None:
-        return axial.run_plan(layer, x, grid, plan, _auto)
+        return axial.run_plan(layer, x, plan, _auto)
     return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
 
 

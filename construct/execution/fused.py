@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution.blocks import most_queries, queries_per_block
+from construct.execution.blocks import queries_per_block
 from construct.execution.dense import added_up, attention_bytes, averaged, values_of
 from construct.execution.protocol import Layer, working_dtype
 from construct.execution.transforms import transformed
@@ -86,7 +86,7 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
 
 def _queries_per_block(batch: int, heads: int, grid: TokenGrid, content: bool) -> int:
     row = 8 * heads * grid.token_count * (max(1, batch) if content else 1)
-    return queries_per_block(min(grid.query_count, BLOCK_BYTES // row), most_queries())
+    return queries_per_block(min(grid.query_count, BLOCK_BYTES // row))
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from operator import add
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic, shifts_are_distinct
 from construct.execution import reads
-from construct.execution.byte_cache import BoundedCache, bounded_cache
+from construct.execution.byte_cache import RESULTS
 from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
@@ -25,26 +25,56 @@ CERTAIN = 746.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which heads are pure shifts on one grid.
+class Sight:
+    """What the sharp heads read, and at which shifts.
 
     Attributes:
+        shifts: from outputs to the positions that they read.
+        padded: whether heads read the padded input, because padding copies inputs; else the input itself, with zeros around.
+        stuffed: whether inputs are stuffed with zeros; the shifts then run from inputs to outputs.
+    """
+
+    shifts: Shifts
+    padded: bool
+    stuffed: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which heads are pure shifts on a grid.
+
+    Attributes:
+        grid: the grid.
         sharp: heads that are pure shifts.
         deltas: their shifts δ.
         soft: the other heads.
     """
 
+    grid: TokenGrid
     sharp: tuple[int, ...]
     deltas: tuple[tuple[int, ...], ...]
     soft: tuple[int, ...]
 
-    def starts(self, grid: TokenGrid) -> tuple[tuple[int, ...], ...]:
+    @cached_property
+    def starts(self) -> tuple[tuple[int, ...], ...]:
         """For each sharp head, the token that output 0 sees, as one position per axis."""
-        return tuple(tuple(map(add, grid.first, delta)) for delta in self.deltas)
+        return tuple(tuple(map(add, self.grid.first, delta)) for delta in self.deltas)
 
-
-_PLANS = BoundedCache(2**24)
-"""Plans (16 MiB), keyed by everything that they depend on."""
+    @cached_property
+    def sight(self) -> Sight:
+        """What the sharp heads read."""
+        grid = self.grid
+        affine = grid.affine
+        stuffed = affine is not None and any(step > 1 for _, step in affine)
+        if affine is None or (stuffed and any(step > 1 for step in grid.step)):
+            return Sight(Shifts(self.starts, grid.step, grid.shape, grid.query_shape), padded=True, stuffed=False)
+        offsets = [
+            tuple(place - begin for place, (begin, _) in zip(start, affine, strict=True)) for start in self.starts
+        ]
+        if not stuffed:
+            return Sight(Shifts(tuple(offsets), grid.step, grid.size, grid.query_shape), padded=False, stuffed=False)
+        flipped = tuple(tuple(-n for n in offset) for offset in offsets)
+        return Sight(Shifts(flipped, grid.stuffing, grid.query_shape, grid.size), padded=False, stuffed=True)
 
 
 def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
@@ -63,14 +93,14 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets))
-    key = (*chain.from_iterable(numbers), layer.heads, layer.radix, encoding.name, grid.box, grid.common_box, code)
-    plan = _PLANS.get(key)
+    key = (*chain.from_iterable(numbers), layer.heads, layer.radix, encoding.name, grid, code)
+    plan = RESULTS.get(key)
     if plan is None:
         c = common(layer.position_vector())
         assert c is not None
         with eagerly():
             plan = _plan(c.cpu().numpy(), encoding, grid)
-        _PLANS.keep(key, plan)
+        RESULTS.keep(key, plan)
     return plan
 
 
@@ -110,7 +140,7 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     low, high = np.array(grid.common_box).T
     certain = certain & ((low <= deltas) & (deltas <= high)).all(axis=1)
     sharp, soft = np.flatnonzero(certain), np.flatnonzero(~certain)
-    return Plan(tuple(sharp.tolist()), tuple(map(tuple, deltas[sharp].tolist())), tuple(soft.tolist()))
+    return Plan(grid, tuple(sharp.tolist()), tuple(map(tuple, deltas[sharp].tolist())), tuple(soft.tolist()))
 
 
 def _number(radix: tuple[int, ...], least: np.ndarray, shape: tuple[int, ...], at: np.ndarray) -> np.ndarray:
@@ -155,34 +185,3 @@ def _peak(places: np.ndarray, scores: np.ndarray, doubt: np.ndarray) -> tuple[np
     # False where a score is not a number
     certain = scores[rows, first] - doubt[rows, first] - others.max(axis=1) >= CERTAIN
     return at, certain & np.isfinite(scores).all(axis=1)
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What the sharp heads read, and at which shifts.
-
-    Attributes:
-        shifts: from outputs to the positions that they read.
-        padded: whether heads read the padded input, because padding copies inputs; else the input itself, with zeros around.
-        stuffed: whether inputs are stuffed with zeros; the shifts then run from inputs to outputs.
-    """
-
-    shifts: Shifts
-    padded: bool
-    stuffed: bool
-
-    @classmethod
-    @bounded_cache
-    def of(cls, grid: TokenGrid, plan: Plan) -> "Sight":
-        """Derive it from the grid and where the heads look."""
-        size, affine, padded = grid.size, grid.affine, False
-        stuffed = affine is not None and any(step > 1 for _, step in affine)
-        if affine is None or (stuffed and any(step > 1 for step in grid.step)):
-            affine, padded, stuffed, size = ((0, 1),) * len(size), True, False, grid.shape
-        offsets = [
-            tuple(place - begin for place, (begin, _) in zip(start, affine, strict=True)) for start in plan.starts(grid)
-        ]
-        if not stuffed:
-            return cls(Shifts(tuple(offsets), grid.step, size, grid.query_shape), padded, False)
-        flipped = tuple(tuple(-n for n in offset) for offset in offsets)
-        return cls(Shifts(flipped, tuple(step for _, step in affine), grid.query_shape, size), False, True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from construct.encoding.encoding import Encoding
-from construct.execution.blocks import most_queries, pieces, queries_per_block
+from construct.execution.blocks import pieces, queries_per_block
 from construct.execution.fused import bounded
 from construct.execution.shifts.gemm import product
 from construct.execution.transforms import numbers, plain
@@ -37,7 +37,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
     ]
     which = [number for _, number in numbers_of]
     tokens = x.permute(first + 2, 0, *(axis + 2 for axis in others), 1)  # (n_1, B, n_2, …, n_d, D_in)
-    rows = queries_per_block(_fitting(grid, len(w), x.shape[0] * x.shape[1], x.element_size()), most_queries())
+    rows = queries_per_block(_fitting(grid, len(w), x.shape[0] * x.shape[1], x.element_size()))
     leading = c[numbers_of[0][0]]
     blocks = [
         bounded(_block, tokens, w, leading, factors, which, encoding, grid, part)

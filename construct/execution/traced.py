@@ -54,13 +54,11 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
     size = tuple(span + EXAMPLE * s for span, s in zip(geometry.span, geometry.stride, strict=True))
     if geometry.transposed:
         size = (EXAMPLE,) * geometry.dims
-    grid = TokenGrid.of(geometry, size)
-    plan = plan_for(layer, grid)
-    starts = plan.starts(grid)
-    inside = all(0 <= t <= span for start in starts for t, span in zip(start, geometry.span, strict=True))
+    plan = plan_for(layer, TokenGrid.of(geometry, size))
+    inside = all(0 <= t <= span for start in plan.starts for t, span in zip(start, geometry.span, strict=True))
     if plan.soft or not inside:
         raise ValueError("MHSA: a head that is no shift within the kernel's reach cannot be traced for every size")
-    return starts, whole_factor(layer)
+    return plan.starts, whole_factor(layer)
 
 
 def frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:

@@ -10,7 +10,7 @@ from operator import mul
 
 from torch import Tensor
 
-from construct.execution.blocks import most_queries, pieces, queries_per_block
+from construct.execution.blocks import pieces, queries_per_block
 from construct.execution.byte_cache import bounded_cache
 from construct.execution.shifts.windows import Ints, Shifts
 
@@ -41,7 +41,7 @@ def depthwise_weights(x: Tensor, y: Tensor, shifts: Shifts) -> Tensor:
 
 def _pairs(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The head, its tokens in x and the queries in y that see them, for all rows of outputs, some at a time."""
-    rows = queries_per_block(AT_ONCE // (prod(x.shape[:2]) * prod(shifts.output[1:])), most_queries())
+    rows = queries_per_block(AT_ONCE // (prod(x.shape[:2]) * prod(shifts.output[1:])))
     x_first, y_first, y_strides = x.storage_offset(), y.storage_offset(), y.stride()
     for head, shape, x_strides, token, query in _overlaps(shifts, rows, tuple(x.shape[:2]), x.stride(), y_strides):
         yield head, x.as_strided(shape, x_strides, x_first + token), y.as_strided(shape, y_strides, y_first + query)

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from construct.execution.blocks import most_queries
+from construct.execution.blocks import queries_per_block
 from construct.execution.shifts.depthwise import MIN_ROW, depthwise, depthwise_weights
 from construct.execution.shifts.gemm import product
 from construct.execution.shifts.windows import Block, Box, Ints, Shifts, blocks, is_last
@@ -136,20 +136,14 @@ def _blocks(
     heads, groups, channels, _ = w_shape
     rows = last or (len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES)
     at = 1 if rows and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1) else 2
-    queries, least = _queries(prod(w_shape[:3]), most_queries())
-    planned = blocks(shifts, queries, least)
+    queries = queries_per_block(max(MIN_QUERIES, AT_ONCE * torch.get_num_threads() // prod(w_shape[:3])))
+    planned = blocks(shifts, queries)
     together = max(1, queries // prod(shifts.output)) if at == 1 and len(planned) == 1 else 1
     for first in range(0, len(x), together):
         few = slice(first, first + together)
         images = x if together >= len(x) else x[few]
         for block in planned:
             yield at, few, images, block
-
-
-def _queries(columns: int, most: int | None) -> tuple[int, int]:
-    """How many queries are multiplied at a time, and the least rows of outputs in a window, 0 for as many as heads reach."""
-    queries = max(MIN_QUERIES, AT_ONCE * torch.get_num_threads() // columns)
-    return (queries, 0) if most is None else (min(most, queries), 1)
 
 
 def _columns(window: Tensor, block: Block, part: Box, shifts: Shifts, at: int) -> Tensor:

@@ -152,11 +152,11 @@ class Block:
 
 
 @bounded_cache
-def blocks(shifts: Shifts, queries: int, least: int) -> tuple[Block, ...]:
-    """An image in blocks of at least ``least`` rows of outputs, or as many as heads reach, and in parts of some ``queries``."""
+def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
+    """An image in blocks of at least as many rows of outputs as heads reach, and in parts of some ``queries``."""
     row = prod(shifts.output[1:])
     planned = []
-    for rows in pieces(shifts.output[0], max(least or shifts.reach[0] // shifts.step[0], queries // row, 1)):
+    for rows in pieces(shifts.output[0], max(shifts.reach[0] // shifts.step[0], queries // row, 1)):
         counts = (rows.stop - rows.start, *shifts.output[1:])
         start = (shifts.step[0] * rows.start + shifts.least[0], *shifts.least[1:])
         size, inside, source = [], [], []
