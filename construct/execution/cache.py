@@ -20,7 +20,7 @@ from construct.execution import reads
 from construct.execution.blocks import most_queries
 from construct.execution.byte_cache import BoundedCache
 from construct.execution.head_matrices import identity_parts
-from construct.execution.transforms import faked, plain, shared_array, traced, transformed
+from construct.execution.transforms import plain, shared_array
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
@@ -38,27 +38,22 @@ class PreparedCalls:
     """The prepared calls of one layer: no content, all heads shifts, one factor ``whole``, the other an identity."""
 
     def __init__(self, layer: Any, whole: str):
-        self.whole, held = whole, tensors_held_by(layer)
-        self.ids, self.code = _ids(held), _code(layer)
-        self.tensors = list(held.values())
-        self.memory = _memory(self.tensors)
+        held = tensors_held_by(layer)
+        self.whole, self.layout, self.tensors = whole, _layout(layer), list(held.values())
         self.read: list[Tensor] = [held[name] for name in (*POSITIONAL, "w_out" if whole == "w_val" else "w_val")]
         self.dtype, self.device = self.read[-1].dtype, self.read[-1].device
-        self.waits = tokens.host_waits(self.device)
-        self.states = [reads.state_of(tensor) for tensor in self.read] if self.waits else []
-        arrays = [] if self.waits else [shared_array(tensor.detach()) for tensor in self.read]
-        pairs = [(bytearray(view), view) for view in arrays[:-1]]  # a bytearray compares itself with memory
-        pairs += [pair for matrices in arrays[-1:] for pair in identity_parts(matrices)]
-        self.kept, self.views = [kept for kept, _ in pairs], [view for _, view in pairs]
         self.calls = BoundedCache(MOST_BYTES)
+        self.waits = tokens.host_waits(self.device)
+        if self.waits:
+            self.states = [reads.state_of(tensor) for tensor in self.read]
+        else:
+            *positional, matrices = (shared_array(tensor.detach()) for tensor in self.read)
+            pairs = [(bytearray(view), view) for view in positional]  # a bytearray compares itself with memory
+            self.kept, self.views = zip(*pairs, *identity_parts(matrices), strict=True)
 
     def valid(self, layer: Any) -> bool:
         """Whether the parameters are the same tensors, at the same addresses, with the same numbers."""
-        if (
-            _ids(tensors_held_by(layer)) != self.ids
-            or _memory(self.tensors) != self.memory
-            or _code(layer) != self.code
-        ):
+        if _layout(layer) != self.layout:
             return False
         if self.waits:
             return None not in self.states and self.states == [reads.state_of(tensor) for tensor in self.read]
@@ -70,18 +65,8 @@ ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, prepare: Callable[[], Call]) -> None:
     """Cache a call of an execution's ``run``, without gradients, in which all heads are shifts; w are their matrices W_h."""
-    held = tensors_held_by(layer)
-    whole = next((name for name in ("w_val", "w_out") if w is held.get(name)), "")
-    # Never cached: a factor in half precision, tensors computed from others, a grid for a requested output size.
-    if not whole or len(held) != len(NAMES) or type(x) is not Tensor or not all(map(_plain, held.values())):
-        return
-    if any(type(p) is not Parameter for p in layer._parameters.values()):
-        return  # put there for this call by functional_call
-    if any(getattr(layer, name).dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
-        return  # one of them was cast, so the call uses a copy
-    if most_queries() is not None or traced() or not plain():
-        return
-    if grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+    whole = _factor_read_in_place(layer, w)
+    if not whole or type(x) is not Tensor or not _usual() or grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
@@ -95,19 +80,13 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
     if entry is None or type(x) is not Tensor:
         return None
     if x.device != entry.device or x.dtype != entry.dtype:
-        if entry.memory != _memory(entry.tensors):  # the layer was cast or moved: release its old numbers
+        if entry.layout != _layout(layer):  # the layer was cast or moved: release its old numbers
             ENTRIES.pop(layer, None)
         return None
     call = entry.calls.get((run, x.shape, x.stride()))
-    if (
-        call is None
-        or most_queries() is not None
-        or transformed()
-        or faked()
-        or torch.is_autocast_enabled(x.device.type)
-    ):
+    if call is None or not _usual() or torch.is_autocast_enabled(x.device.type):
         return None
-    if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in entry.tensors)):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *entry.tensors)):
         return None
     if not entry.valid(layer):
         ENTRIES.pop(layer, None)  # another thread may already have removed it
@@ -120,23 +99,33 @@ def tensors_held_by(layer: Any) -> dict[str, Any]:
     return {**layer._parameters, **layer._buffers}
 
 
+def _usual() -> bool:
+    """Whether operators run normally, on blocks of any size."""
+    return most_queries() is None and plain()
+
+
+def _factor_read_in_place(layer: Any, w: Tensor) -> str:
+    """The factor that is w, if all tensors of the layer are read where they are; "" if w, or any other, is computed from them."""
+    held = tensors_held_by(layer)
+    if len(held) != len(NAMES) or not all(map(_plain, held.values())):
+        return ""
+    if any(type(p) is not Parameter for p in layer._parameters.values()):
+        return ""  # put there for this call by functional_call
+    if any(held[name].dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
+        return ""  # one of them was cast, so the call uses a copy
+    return next((name for name in ("w_val", "w_out") if w is held[name]), "")
+
+
 def _plain(p: Tensor | None) -> bool:
     if p is None or type(p) not in (Parameter, Tensor) or p.is_neg():
         return False
     return p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
 
 
-def _ids(tensors: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(name, id(tensor)) for name, tensor in tensors.items()]
-
-
-def _memory(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
-    """The tensors' addresses and shapes, whether they are contiguous, and whether the memory holds the negatives."""
-    return [(t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for t in tensors]
-
-
-def _code(layer: Any) -> tuple[Any, ...]:
-    """Everything else that a prepared call depends on: geometry, encoding and the code itself."""
-    code = type(layer).position_vector, quadratic.r, quadratic.number
-    geometry = tuple(vars(layer.geometry).values())  # an object that was changed in place would still equal itself
-    return geometry, layer.radix, layer._encoding, type(layer), *code
+def _layout(layer: Any) -> list[Any]:
+    """All that a prepared call depends on besides numbers: which tensors, where in memory; geometry, encoding and the code."""
+    held = tensors_held_by(layer).items()
+    memory = [(name, id(t), t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for name, t in held]
+    code = type(layer), type(layer).position_vector, quadratic.r, quadratic.number
+    # An object that was changed in place would still equal itself.
+    return [memory, tuple(vars(layer.geometry).values()), layer.radix, layer._encoding, *code]
