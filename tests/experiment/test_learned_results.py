@@ -1,6 +1,7 @@
 """What is made of finished runs: the paper's figures, the page of a network, and the tables of docs/learned.md."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from examples.learned.data import BadInput
 from examples.learned.network import AttentionNet
 from examples.learned.results import figures, page, published, rows, table
 from examples.learned.results.maps import attention_of, centres_of, followed
+from examples.learned.results.measurements import RULER
 from examples.learned.results.nulls import Gaussians, gaussian_attention
 from examples.learned.results.stored import stored
 from examples.learned.results.summary import gaussians, path_of
@@ -191,13 +193,30 @@ def test_the_tables_of_the_page_are_those_of_the_committed_results():
         assert sum(page.count(f"<!-- {name} -->") for page in pages) == 1, name
 
 
+def test_what_claims_quote_is_that_of_the_committed_results():
+    assert published.CLAIMED.read_text(encoding="utf-8") == published.quoted_by_claims()
+
+
+def test_no_number_beside_the_tables_is_stale():
+    """Every number with decimals is in a table that is made from results, but for the settings and an earlier conclusion."""
+    number = re.compile(r"(?<![\d.,])\d+\.\d+")
+    made = {*number.findall("\n".join(line for lines in published.blocks().values() for line in lines))}
+    stale = []
+    for path in published.PAGES:
+        text = path.read_text(encoding="utf-8").partition("\n## Earlier runs\n")[0]
+        text = re.sub(r"<!-- [\w-]+ -->.*?<!-- end -->", "", text, flags=re.DOTALL)
+        stale += [(path.name, one) for one in number.findall(text) if one not in made | {"0.28", "1.8"}]
+    assert stale == []
+
+
 def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(published, "FOLDER", tmp_path / "results")
     for variant, seed in (("local", 1), ("local", 0), ("quadratic", 2), ("frozen", 7)):
         path = tmp_path / variant / f"seed-{seed}" / RESULT
         path.parent.mkdir(parents=True)
         result = {key: 0 for key in table.KEYS} | {"layers": [{"anywhere": 0.123456789}], "settings": {}}
-        path.write_text(json.dumps(result | {"command": "c", "variant": variant, "seed": seed}), encoding="utf-8")
+        result |= {"command": "c", "variant": variant, "seed": seed, "ruler": RULER}
+        path.write_text(json.dumps(result), encoding="utf-8")
     assert published.main(["collect", str(tmp_path), "name"]) == 0
     assert published.main(["collect", str(tmp_path), "few", "--seeds", "7"]) == 0
     assert [*published.committed("few")] == ["frozen"]
@@ -215,11 +234,20 @@ def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pyte
     for part in ("a", "b"):
         path = tmp_path / part / "local" / "seed-0" / RESULT
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(dict.fromkeys(table.KEYS, 0) | {"variant": "local"}), encoding="utf-8")
+        path.write_text(
+            json.dumps(dict.fromkeys(table.KEYS, 0) | {"variant": "local", "ruler": RULER}), encoding="utf-8"
+        )
     ends_in_one_line(
         lambda: published.main(["collect", str(tmp_path), "name"]),
         2,
         f"error: {tmp_path / 'b' / 'local' / 'seed-0' / RESULT}: a second run of local, seed 0",
+        capsys,
+    )
+    path.write_text(json.dumps(dict.fromkeys(table.KEYS, 0) | {"variant": "local", "ruler": 2}), encoding="utf-8")
+    ends_in_one_line(
+        lambda: published.main(["collect", str(tmp_path / "b"), "name"]),
+        2,
+        f"error: {path}: measured by an older",
         capsys,
     )
     ends_in_one_line(
@@ -231,10 +259,13 @@ def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pyte
 
 
 def run_of(seed: int, before: float, after: float, null: float | None = None, **more: Any) -> dict[str, Any]:
-    """A result of one layer."""
+    """A result of six like layers; of 19 draws of the null the least is 0.05 below their mean."""
     layer: dict[str, Any] = {"anywhere": after, "moved": 0.5, "log_alpha_moved": 0.25, "width": 3.0}
-    layer |= {} if null is None else {"anywhere_sharp": null}
-    trained = {"layers": [layer] * 6, "untrained": [{"anywhere": before, "width": 2.0}] * 6}
+    first: dict[str, Any] = {"anywhere": before, "width": 2.0}
+    if null is not None:
+        nulls = {"anywhere_sharp": null, "anywhere_sharp_deviation": 0.02, "anywhere_sharp_least": null - 0.05}
+        layer |= {**nulls, "anywhere_first_centres": null + 0.1}
+        first |= {**nulls, "anywhere_first_centres": before}
     result = {
         "seed": seed,
         "test_accuracy": 0.5,
@@ -243,7 +274,7 @@ def run_of(seed: int, before: float, after: float, null: float | None = None, **
         "parameters": 10,
         "seconds": 1.0,
     }
-    return result | trained | more
+    return result | {"layers": [layer] * 6, "untrained": [first] * 6} | more
 
 
 def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
@@ -251,24 +282,48 @@ def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
         "quadratic": [run_of(0, 0.6, 0.2, 0.4), run_of(1, 0.6, 0.1, 0.2)],
         "relative": [run_of(0, 0.8, 0.3)],
         "frozen": [run_of(0, 0.6, 0.6, 0.4)],
+        "local-padded": [run_of(0, 0.1, 0.2, 0.3)],
         "resnet18": [run_of(0, 0, 0, layers=[], untrained=[])],
     }
     shown = rows.rows({25: results})
     lines = {line.split(" | ")[0].removeprefix("| "): line for line in rows.by_layer(shown)[2:]}
     assert (
-        "| × 25 | 6.3 | 0.50, 0.25 | 0, 1 | 50.00 ± 0.00 | 0.60 → 0.15 (0.30) |" in lines[VARIANTS["quadratic"].label]
+        "| × 25 | 6.3 | 0.50, 0.25 | 0, 1 | 50.00 ± 0.00 | 0.60 → 0.15 (0.30 ± 0.02) |"
+        in lines[VARIANTS["quadratic"].label]
     )
     assert "| 0.80 → 0.30 |" in lines[VARIANTS["relative"].label]
-    assert "| – | – | – | 0 | 50.00 | 0.60 → 0.60 (0.40) |" in lines[VARIANTS["frozen"].label]
+    assert "| – | – | – | 0 | 50.00 | 0.60 → 0.60 (0.40 ± 0.02) |" in lines[VARIANTS["frozen"].label]
+    assert "| 0.10 → 0.20 (0.30 ± 0.02) |" in lines[VARIANTS["local-padded"].label]
     assert lines["ResNet-18"].endswith("| – | – | – | – | – | – |")
-    assert len(rows.by_layer(rows.by_seed(shown))) == 2 + 5
+    assert len(rows.by_layer(rows.by_seed(shown))) == 2 + 6
     cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:3] for line in rows.looks(shown)}
     assert cells[VARIANTS["quadratic"].label] == ["0, 1", "–, 2.00 → 3.00, –"]
     assert VARIANTS["frozen"].label not in cells
-    quadratic, relative = rows.facts(shown)
+    assert [line.split(" | ")[2] for line in rows.sharpening(shown)[2:]] == [
+        "0.60 → 0.40 → 0.15",
+        "0.10 → 0.40 → 0.20",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("afters", "nearer"), [((0.2, 0.1), True), ((0.2, 0.16), False), ((0.34, 0.14), True), ((0.36, 0.1), False)]
+)
+def test_nearer_than_the_null_is_less_than_each_of_its_draws_in_each_seed(afters: tuple[float, float], nearer: bool):
+    """The null is 0.4 and 0.2, the least of its draws 0.35 and 0.15."""
+    runs = [run_of(seed, 0.6, after, null) for seed, after, null in zip((0, 1), afters, (0.4, 0.2), strict=True)]
+    (line,) = rows.facts(rows.rows({25: {"quadratic": runs}}))
     layers = "layers 1, 2, 3, 4, 5, 6"
-    assert quadratic.endswith(f"than before: {layers}; nearer than the null: {layers}; further than before: no layer.")
+    assert f"than the null: {layers if nearer else 'no layer'};" in line
+    assert line.endswith("so before training: no layer; further than before: no layer.")
+    (relative,) = rows.facts(rows.rows({25: {"relative": [run_of(0, 0.8, 0.3)]}}))
     assert "null" not in relative
+
+
+def test_intervals_are_of_every_variant():
+    results = {"quadratic": [run_of(n, 0.6, 0.1 * n, test_accuracy=0.5 + n / 10) for n in range(3)]}
+    text = "\n".join(rows.intervals(results))
+    assert "0, 1, 2 | 60.00 [50.00, 70.00]" in text
+    assert "0.60 → 0.10 [0.00, 0.20]" in text
 
 
 def test_the_rate_is_chosen_by_finished_runs_measured_or_not(

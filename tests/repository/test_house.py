@@ -52,7 +52,7 @@ RINGS = {
     "verify": [
         ["verdict", "recheck", "checker"],
         ["oracle", "layers", "rounding", "samples", "argument", "strategies", "coq", "theory.symbolic"],
-        ["theory.literature", "plots", "report", "experiment", "__main__"],
+        ["theory.measured", "theory.literature", "plots", "report", "experiment", "__main__"],
     ],
 }
 """The files and folders of each package by ring, from the inside out: none imports one of an outer ring, nor a later one of its

@@ -34,8 +34,8 @@ def accuracy(summary: Summary) -> "Figure":
             epochs = np.arange(1, shortest + 1)
             ax.plot(epochs, percent.mean(0), ".-", label=VARIANTS[variant].label, color=colour, lw=1.3)
             ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
-            least, most = min(least, percent[:, shortest // 4 :].min()), max(most, percent.max())
-        # The low accuracies of the first quarter of the epochs would take up most of the plot.
+            least, most = min(least, percent[:, shortest // 10 :].min()), max(most, percent.max())
+        # The low accuracies of the first tenth of many epochs would take up most of the plot.
         ax.set(xlabel="epoch", ylabel=f"{summary['held']} accuracy, %", ylim=(5 * (least // 5), 5 * (most // 5) + 5.5))
         ax.locator_params("x", integer=True)
         figure.legend(loc="outside right center")

@@ -1,7 +1,13 @@
 """``python -m examples.learned.results.published``: the tables of docs/learned.md and docs/learned_details.md.
 
-They are made from the results that are committed with them: ``collect FOLDER … NAME`` makes the finished runs of folders a file of
-docs/results, in few digits, and ``write`` puts all tables into the pages.  A table without results says so.
+They are made from the results that are committed with them.  When runs have ended:
+
+    python -m examples.learned.results.published collect RUNS learned_cifar    # into docs/results, in few digits
+    python -m examples.learned.results.published figures RUNS --data DIR       # into docs/figures/learned_cifar.json
+    python -m examples.learned.results.published write                         # tables into the pages, quotations into claims
+    python docs/figures.py --write
+
+A table without results says so, and a test names numbers in the text around the tables that are in none of them.
 """
 
 import argparse
@@ -11,8 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from examples.learned.command import read
 from examples.learned.data import BadInput
-from examples.learned.results import figures, rows, table
+from examples.learned.results import figures, quotes, rows, table
+from examples.learned.results.measurements import RULER
 from examples.learned.results.plots import Summary
 from examples.learned.results.stored import finished
 from examples.learned.running.console import ended
@@ -24,6 +32,9 @@ FOLDER = Path(__file__).parents[3] / "docs" / "results"
 """Where the committed results are."""
 DOCS = FOLDER.parent
 PAGES = (DOCS / "learned.md", DOCS / "learned_details.md")
+CLAIMED = DOCS.parent / "verify" / "theory" / "measured.py"
+"""What claims quote of the pages, a module that ``write`` writes."""
+CLAIMS = DOCS / "claims.md"
 DRAWN = DOCS / "figures" / "learned_cifar.json"
 """What :mod:`examples.learned.results.figures` wrote of the CIFAR-10 runs; docs/figures.py draws it."""
 FIGURES = 4
@@ -47,13 +58,17 @@ def collected(folders: Sequence[Path], seeds: Sequence[int] | None) -> list[dict
         seeds: those that are taken; None for all.
 
     Raises:
-        BadInput: there is none, one is damaged, or a variant and seed occurs twice.
+        BadInput: there is none, one is damaged or measured by an older ruler, or a variant and seed occurs twice.
     """
     results = {}
     for path in [path for folder in folders for path in sorted(folder.rglob(f"seed-*/{RESULT}"))]:
         (result,) = records(path, (*table.KEYS, "variant"))
         if seeds is not None and result["seed"] not in seeds:
             continue
+        if result.get("ruler") != RULER:
+            raise BadInput(
+                f"{path}: measured by an older ruler (give the command that trained it: it measures it anew)"
+            )
         key = (list(VARIANTS).index(result["variant"]), result["seed"])
         if key in results:
             raise BadInput(
@@ -115,6 +130,8 @@ def blocks() -> dict[str, list[str]]:
         "cifar": lambda: [*rows.by_layer(trained), *rows.absent(cifar, PLANNED)],
         "cifar-seeds": lambda: rows.by_layer(rows.by_seed(trained)),
         "cifar-accuracy": lambda: rows.accuracy(trained),
+        "cifar-sharpening": lambda: rows.sharpening(trained),
+        "cifar-intervals": lambda: rows.intervals(cifar),
         "cifar-heads": lambda: rows.heads(trained),
         "cifar-looks": lambda: rows.looks(trained),
         "cifar-substitution": lambda: rows.substitution(trained, (3, 9)),
@@ -126,6 +143,8 @@ def blocks() -> dict[str, list[str]]:
         "tuning": rows.tuning(tuning),
         "facts": ["What holds in every seed:", "", *rows.facts(trained)] if trained else [],
         "digits": rows.by_layer(digits),
+        "sharpening": rows.sharpening(digits),
+        "intervals": rows.intervals(committed(f"learned_digits_{rows.SHOWN}")),
         "heads": rows.heads(digits),
         "looks": rows.looks(digits),
         "substitution": rows.substitution(digits, (3,)),
@@ -179,6 +198,11 @@ def other_figures(summary: Summary | None) -> list[str]:
     return lines
 
 
+def quoted_by_claims() -> str:
+    """The text of the module that claims quote."""
+    return quotes.module(committed("learned_cifar"), committed(f"learned_digits_{rows.SHOWN}"))
+
+
 def with_blocks(page: str) -> str:
     """A page with its blocks as they are now, each between a comment with its name and one that ends it."""
     for name, lines in blocks().items():
@@ -211,6 +235,12 @@ def done(options: argparse.Namespace) -> str:
     if options.action == "write":
         for page in PAGES:
             replaced(page, with_blocks(page.read_text(encoding="utf-8")))
+        replaced(CLAIMED, quoted_by_claims())
+        replaced(CLAIMS, quotes.with_claims(CLAIMS.read_text(encoding="utf-8")))
+        return ""
+    if options.action == "figures":
+        summary = figures.needed(figures.summary_in(options.folder, read(options.data)))
+        replaced(DRAWN, json.dumps(summary, separators=(",", ":")) + "\n")
         return ""
     return "\n".join("\n".join([f"<!-- {name} -->", *lines, ""]) for name, lines in blocks().items())
 
@@ -225,7 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     collect.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all)")
     tuning = actions.add_parser("tuning", help="commit the held-out accuracy of the runs by which the rate is chosen")
     tuning.add_argument("folders", type=Path, nargs="+", metavar="folder")
-    actions.add_parser("write", help="put the tables into the pages")
+    drawn = actions.add_parser("figures", help="commit what is drawn of the finished CIFAR-10 runs of a folder")
+    drawn.add_argument("folder", type=Path)
+    drawn.add_argument("--data", type=Path, help="as python -m examples.learned had it")
+    actions.add_parser("write", help="put the tables into the pages, and into what claims quote of them")
     options = parser.parse_args(arguments)
     return ended(lambda _console: done(options), "stopped")
 

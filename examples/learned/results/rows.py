@@ -57,22 +57,33 @@ def by_layer(all_rows: Sequence[Row]) -> list[str]:
         learns = bool(runs[0]["layers"]) and not (VARIANTS[variant].frozen or VARIANTS[variant].kernel)
         rates = f"× {rate} | {runs[0]['budget']:.2g} | {_moved(runs)}" if learns else "– | – | –"
         test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-        cells = [_before_after(runs, layer, _has_null(variant)) for layer in range(len(LAYERS))]
-        lines.append(f"| {label} | {rates} | {_seeds(runs)} | {test} | {' | '.join(cells)} |")
+        cells = [_before_after(runs, layer) for layer in range(len(LAYERS))]
+        lines.append(f"| {label} | {rates} | {seeds(runs)} | {test} | {' | '.join(cells)} |")
     return lines
 
 
-def _has_null(variant: str) -> bool:
-    """Whether the null is like for like: it is drawn on a grid without padding tokens, which the ruler leaves out of layers too."""
-    return VARIANTS[variant].start != "convolution" and not VARIANTS[variant].kernel
+def _has_null(runs: Sequence[dict[str, Any]]) -> bool:
+    """Whether the runs have a null with its spread: that of older rulers was drawn without padding tokens."""
+    layers = [layer for run in runs for layer in run["layers"]]
+    return bool(layers) and all("anywhere_sharp_least" in layer for layer in layers)
 
 
-def _before_after(runs: Sequence[dict[str, Any]], layer: int, null: bool) -> str:
+def _null(runs: Sequence[dict[str, Any]], layer: int) -> str:
+    """The null of a layer, ± the deviation of its draws; a dash where there is none."""
+    if not _has_null(runs):
+        return "–"
+    mean, deviation = (
+        table.cell(runs, "layers", layer, name, _mean) for name in ("anywhere_sharp", "anywhere_sharp_deviation")
+    )
+    return f"{mean} ± {deviation}"
+
+
+def _before_after(runs: Sequence[dict[str, Any]], layer: int) -> str:
     if not runs[0]["layers"]:
         return "–"
     before, after = (table.cell(runs, when, layer, "anywhere", _mean) for when in ("untrained", "layers"))
-    sharp = table.cell(runs, "layers", layer, "anywhere_sharp", _mean) if null else "–"
-    return f"{before} → {after}" + ("" if sharp == "–" else f" ({sharp})")
+    null = _null(runs, layer)
+    return f"{before} → {after}" + ("" if null == "–" else f" ({null})")
 
 
 def _moved(runs: Sequence[dict[str, Any]]) -> str:
@@ -83,11 +94,11 @@ def _moved(runs: Sequence[dict[str, Any]]) -> str:
     return ", ".join(_mean([layer[name] for layer in layers]) for name in ("moved", "log_alpha_moved"))
 
 
-def _seeds(runs: Sequence[dict[str, Any]]) -> str:
-    """The seeds, the least to the greatest where they are more than three."""
-    seeds = [run["seed"] for run in runs]
-    whole = len(seeds) > 3 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
+def seeds(runs: Sequence[dict[str, Any]]) -> str:
+    """The seeds of runs, the least to the greatest where they are more than three."""
+    every = [run["seed"] for run in runs]
+    whole = len(every) > 3 and every == list(range(every[0], every[-1] + 1))
+    return f"{every[0]} to {every[-1]}" if whole else ", ".join(map(str, every))
 
 
 def facts(all_rows: Sequence[Row]) -> list[str]:
@@ -99,14 +110,14 @@ def facts(all_rows: Sequence[Row]) -> list[str]:
         before = _of_layers(runs, "untrained", "anywhere")
         after = _of_layers(runs, "layers", "anywhere")
         said = [f"nearer to N_h taps than before: {_where_less(after, before)}"]
-        if _has_null(variant) and "anywhere_sharp" in runs[0]["layers"][0]:
-            null = _of_layers(runs, "layers", "anywhere_sharp")
-            said.append(f"nearer than the null: {_where_less(after, null)}")
-            if "anywhere_sharp" in runs[0]["untrained"][0]:
-                null = _of_layers(runs, "untrained", "anywhere_sharp")
-                said.append(f"so before training: {_where_less(before, null)}")
+        if _has_null(runs):
+            sharpened = _of_layers(runs, "layers", "anywhere_first_centres")
+            least, first_least = (_of_layers(runs, when, "anywhere_sharp_least") for when in ("layers", "untrained"))
+            said.append(f"than by sharpening alone: {_where_less(after, sharpened)}")
+            said.append(f"than the null: {_where_less(after, least)}")
+            said.append(f"so before training: {_where_less(before, first_least)}")
         said.append(f"further than before: {_where_less(before, after)}")
-        lines.append(f"- {label} (seed{'s' * (len(runs) > 1)} {_seeds(runs)}): {'; '.join(said)}.")
+        lines.append(f"- {label} (seed{'s' * (len(runs) > 1)} {seeds(runs)}): {'; '.join(said)}.")
     return lines
 
 
@@ -130,15 +141,43 @@ def heads(all_rows: Sequence[Row]) -> list[str]:
         "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
         "|---|---:|" + "---:|" * 7,
     ]
-    for label, _, variant, runs in _with_attention(all_rows):
+    for label, _, _, runs in _with_attention(all_rows):
         for layer in ENDS:
             nulls = ("anywhere", "anywhere_sharp", "anywhere_orders")
             cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in nulls]
-            if not _has_null(variant):
-                cells[1] = "–"
-            cells += [_paired(runs, layer - 1, name) for name in ("distinct", "near", "alpha")]
+            cells[1] = _null(runs, layer - 1)
+            cells += [paired(runs, layer - 1, name) for name in ("distinct", "near", "alpha")]
             moved = [table.cell(runs, "layers", layer - 1, name, _mean) for name in ("moved", "moved_most")]
             lines.append(f"| {label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |")
+    return lines
+
+
+def sharpening(all_rows: Sequence[Row]) -> list[str]:
+    """The distance before, with the trained α and W_h at the first centres, and after; means over seeds."""
+    lines = [
+        "| start | rate | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
+        "|---|---:|" + "---:|" * len(LAYERS),
+    ]
+    for label, rate, variant, runs in all_rows:
+        if _has_null(runs) and not (VARIANTS[variant].frozen or VARIANTS[variant].kernel):
+            names = (("untrained", "anywhere"), ("layers", "anywhere_first_centres"), ("layers", "anywhere"))
+            cells = [
+                " → ".join(table.cell(runs, when, layer, name, _mean) for when, name in names)
+                for layer in range(len(LAYERS))
+            ]
+            lines.append(f"| {label} | × {rate} | {' | '.join(cells)} |")
+    return lines
+
+
+def intervals(results: Results) -> list[str]:
+    """Test accuracy, and layer by layer distance and equivariance, with bootstrap intervals over the seeds."""
+    scores = ["| variant | seeds | test, % |", "|---|---|---:|"]
+    for variant, runs in results.items():
+        percent = table.interval([100 * run["test_accuracy"] for run in runs])
+        scores.append(f"| {VARIANTS[variant].label} | {seeds(runs)} | {percent} |")
+    lines = [f"{table.NOTE} Test accuracy:", "", *scores]
+    for name, heading in (("anywhere", "Distance to N_h taps anywhere"), ("equivariance", "Equivariance")):
+        lines += ["", f"{heading}, before → after:", "", *table.by_layer(results, name, paired=True)]
     return lines
 
 
@@ -151,14 +190,15 @@ def looks(all_rows: Sequence[Row]) -> list[str]:
     for label, _, variant, runs in _with_attention(all_rows):
         if not VARIANTS[variant].frozen:
             cells = [
-                ", ".join(_paired(runs, layer, name) for name in ("reach", "width", "peak"))
+                ", ".join(paired(runs, layer, name) for name in ("reach", "width", "peak"))
                 for layer in range(len(LAYERS))
             ]
-            lines.append(f"| {label} | {_seeds(runs)} | {' | '.join(cells)} |")
+            lines.append(f"| {label} | {seeds(runs)} | {' | '.join(cells)} |")
     return lines
 
 
-def _paired(runs: Sequence[dict[str, Any]], layer: int, name: str) -> str:
+def paired(runs: Sequence[dict[str, Any]], layer: int, name: str) -> str:
+    """A measurement of a layer, from 0, before → after training; one number if it is the same.  Means over seeds."""
     before, after = (table.cell(runs, when, layer, name, _mean) for when in ("untrained", "layers"))
     return after if before == after else f"{before} → {after}"
 
@@ -215,7 +255,7 @@ def accuracy(all_rows: Sequence[Row]) -> list[str]:
         test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
         epochs = zip(*(run["accuracy"] for run in runs), strict=True)
         by_epoch = ", ".join(_tenths([100 * share for share in shares]) for shares in epochs)
-        lines.append(f"| {label} | {runs[0]['parameters']:,} | {_seeds(runs)} | {seconds:.0f} | {test} | {by_epoch} |")
+        lines.append(f"| {label} | {runs[0]['parameters']:,} | {seeds(runs)} | {seconds:.0f} | {test} | {by_epoch} |")
     return lines
 
 

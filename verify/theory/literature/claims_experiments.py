@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from verify.theory import measured
 from verify.theory.literature.judgement import measured_claim, open_claim
 
 QUESTION = "talk, Do Self-Attention Layers Actually Learn Convolutions?"
@@ -10,11 +11,10 @@ PATTERNS = "blog, Learned Attention Patterns"
 ANALYSIS = "review, 2.2. Analysis"
 ACCURACY = "review, 2.1. Classification Accuracy"
 DETAILS = "docs/learned_details.md"
-CIFAR_RUNS = "seeds 0, 1"
-CIFAR = f"docs/learned.md, On CIFAR-10 ({CIFAR_RUNS})"
-CIFAR_HEADS = f"{DETAILS}, Heads on CIFAR-10 ({CIFAR_RUNS})"
-DIGITS = "docs/learned.md, On digits (seeds 0 to 4)"
-DIGITS_HEADS = f"{DETAILS}, Heads on digits (seeds 0 to 4)"
+CIFAR = f"docs/learned.md, On CIFAR-10 ({measured.CIFAR_RUNS})"
+CIFAR_HEADS = f"{DETAILS}, Heads on CIFAR-10 ({measured.CIFAR_RUNS})"
+DIGITS = f"docs/learned.md, On digits ({measured.DIGITS_RUNS})"
+DIGITS_HEADS = f"{DETAILS}, Heads on digits ({measured.DIGITS_RUNS})"
 EARLIER = f"{DETAILS}, Earlier runs (four epochs at × 1, Σ rate 1.8; not run since)"
 """The page, the section and the seeds of the numbers that follow.  A test finds every number and quotation there."""
 PARTLY, SHORT = "agrees in part", "too short to tell"
@@ -30,10 +30,8 @@ CLAIMS = (
         "attention layers can perform convolution and, indeed, they often learn to do so in practice",
         "abstract",
         SHORT,
-        f"{CIFAR}: “quadratic, learned α and τ (isotropic) (seeds 0, 1): nearer to N_h taps than before: layers 1, 2, 3, 4; nearer "
-        f"than the null: layers 1, 2; so before training: layers 1, 2, 5, 6; further than before: layers 5, 6”; {DIGITS}: “at no "
-        "rate is a layer nearer to nine "
-        "taps than its null in every seed”, which the border decides; that they can is theorem-limit",
+        f"{CIFAR}: “{measured.FACTS}”; {DIGITS}: “at no rate is a layer nearer to nine taps than its null in every seed”, which "
+        "the border decides; that they can is theorem-limit",
     ),
     measured_claim(
         "heads-learn-convolution",
@@ -44,8 +42,8 @@ CLAIMS = (
         PARTLY,
         f"{DIGITS}: “At × 100, 24, 26 and 23 of the 45 heads of the first three layers end within 0.25 of an integer shift along "
         "each axis (before: 11, 12 and 10; chance: 11), in the last layer 7”, near a border that says little; "
-        f"{CIFAR_HEADS}: from the paper's start 0.33 → 0.89 of layer 1 are so near (layer 6 0.33), not on 3 × 3 taps around the "
-        "query, and the largest weight goes 0.27 → 0.89",
+        f"{CIFAR_HEADS}: from the paper's start {measured.NEAR_1} of layer 1 are so near (layer 6 {measured.NEAR_6}), and the "
+        f"largest weight goes {measured.PEAK_1}, but no layer is nearer to nine taps anywhere than random centres in every seed",
     ),
     open_claim(
         "one-dimension",
@@ -111,10 +109,9 @@ CLAIMS = (
         "the queried pixel position.",
         ANALYSIS,
         PARTLY,
-        f"{CIFAR_HEADS}: from the paper's start layers 1 to 5 end with a mean key 2.26, 2.44, 2.75, 3.53 and 3.57 tokens from the "
-        f"query (before: 2.50, 2.35, 2.42, 2.83, 2.23), but layer 6 2.04, wide (5.89); {DIGITS_HEADS}: at × 25 from a local "
-        "start 1.14 in layer 1 and 1.54 in layer 6, but from the "
-        "paper's start 1.61 and 1.57",
+        f"{CIFAR_HEADS}: from the paper's start the mean key is from the query, in tokens by layer, {measured.REACH}, and the root "
+        f"mean square about it {measured.WIDTH}; {DIGITS_HEADS}: at × 25 from a local start {measured.DIGITS_REACH_LOCAL}, "
+        f"from the paper's start {measured.DIGITS_REACH}",
     ),
     _experiment(
         "more-heads",
@@ -141,8 +138,8 @@ CLAIMS = (
         "important attention probabilities are in general very localized.",
         PATTERNS,
         PARTLY,
-        f"{CIFAR_HEADS}: from the paper's start the largest weight of a head, at most 1, goes 0.27 → 0.89 in layer 1 and "
-        f"0.27 → 0.01 in layer 6; {DIGITS_HEADS}: at × 25 0.50 → 0.70 and 0.49 → 0.51",
+        f"{CIFAR_HEADS}: from the paper's start the largest weight of a head, at most 1, goes {measured.PEAK_1} in layer 1 and "
+        f"{measured.PEAK_6} in layer 6; {DIGITS_HEADS}: at × 25 {measured.DIGITS_PEAK_1} and {measured.DIGITS_PEAK_6}",
     ),
     open_claim(
         "similar-widths",
@@ -169,8 +166,8 @@ CLAIMS = (
         "The ResNet is faster to converge. … The performance gap can be bridged to match the ResNet performance",
         ACCURACY,
         SHORT,
-        f"{EARLIER}: the ResNet is ahead, 75.84 ± 0.51 % (395,350 parameters) against 62.60 ± 0.91 % (120,286); {CIFAR}: 61.21 % "
-        "after six epochs, without a ResNet beside it; whether the gap closes cannot be told",
+        f"{EARLIER}: the ResNet is ahead, 75.84 ± 0.51 % (395,350 parameters) against 62.60 ± 0.91 % (120,286); "
+        f"{CIFAR}: {measured.ACCURACY} % after six epochs, without a ResNet beside it; whether the gap closes cannot be told",
     ),
     _experiment(
         "inductive-bias",
