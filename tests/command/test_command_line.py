@@ -126,22 +126,6 @@ def test_the_converted_demo_reads_every_digit_alike(from_conv: Command) -> None:
     assert (expected == labels).float().mean() > 0.95
 
 
-def test_the_table(from_conv: Command, saved: Path) -> None:
-    out = from_conv.prints(saved, "--input-size", 2, 8, 9)
-    rows = [line.split() for line in out.splitlines()]
-    head = "layer convolution heads D_h interior border bound |x| <= claim verdict"
-    assert [*rows[0][:4], *rows[0][5:]] == head.split()
-    assert next(row for row in rows if row[:1] == ["0"])[:8] == ["0", "Conv2d", "2->4", "3x3", "p1", "9", "2", "1024"]
-    assert next(row for row in rows if row[:1] == ["3"])[:8] == ["3", "Conv2d", "4->2", "2x3", "s2", "g2", "6", "1"]
-    assert all(line == line.rstrip() for line in out.splitlines())
-    assert "on 2 random inputs of 2x8x9" in out
-    assert "convolution calls: 2 in the original, 0 in the converted" in out
-    assert "seed: 0 " in out
-    assert f"SHA-256: {from_conv.facts(saved)['sha256']}" in out
-    assert f"written: {saved.parent / 'model.mhsa.pt'}" in out
-    assert f"certificate: {saved.parent / 'model.mhsa.json'}" in out
-
-
 def test_json_agrees_with_the_table(from_conv: Command, saved: Path) -> None:
     options = (saved, "--input-size", 2, 8, 9, "--samples", 3, "--seed", 5)
     table, facts = from_conv.prints(*options), from_conv.facts(*options)
@@ -608,13 +592,6 @@ def on_a_terminal(columns: int, from_conv: Command, *words: object, code: int = 
         patch.setenv("TERM", "xterm")
         patch.setattr(sys.stdout, "isatty", lambda: True)
         return re.sub(r"\x1b\[[0-9;]*m", "", from_conv.prints(*words, code=code))
-
-
-def test_a_terminal_gets_its_own_width(from_conv: Command, saved: Path) -> None:
-    table = on_a_terminal(80, from_conv, saved).partition("interior, border:")[0]
-    assert max(map(len, table.splitlines())) <= 80
-    assert "…" not in table
-    assert table.count("PROVED") == 2
 
 
 def test_the_first_command_fits_a_screen(from_conv: Command) -> None:

@@ -627,20 +627,6 @@ def test_code_that_inspects_convolutions_can_read_the_layer(conv):
             setattr(layer, name, None)
 
 
-def test_apply_visits_every_layer_and_initialisers_reach_its_parameters():
-    net, visited = convert(small()), []
-
-    def constant(module):
-        visited.append(type(module).__name__)
-        for parameter in module.parameters(recurse=False):
-            if parameter.requires_grad:
-                nn.init.constant_(parameter, 0.5)
-
-    assert net.apply(constant) is net
-    assert visited.count("MHSA") == 3
-    assert bool((net[0].w_val == 0.5).all())
-
-
 def test_autocast():
     model, x = small().eval(), image()
     net = convert(model)

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from construct import MHSA, ConvGeometry, conv_to_mhsa, from_torch_mha, to_torch_mha
+from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.builder import kernel_to_mhsa
 from traits import traits
 from truths import batched, exact, excess, permuted, random_layer
-from verify import certify
 from verify.oracle import Convolution
 from verify.rounding.elements import difference_bound
-from verify.strategies import EXACT_BELOW, Case, cases, convolutions, crashes_torch, inputs_for, least_size, sizes_for
+from verify.strategies import EXACT_BELOW, Case, cases, convolutions, crashes_torch, inputs_for, least_size
 
 EXAMPLES = max(40, settings().max_examples)  # fewer do not show every option
 
@@ -162,52 +161,6 @@ def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.D
         assert torch.equal(other.b_out, torch.zeros_like(other.b_out) if bias is None else bias)
 
 
-# ---- translation ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("circular", [True, False], ids=["circular padding", "interior"])
-def test_translating_the_input_translates_the_output(circular: bool):
-    """By multiples of the stride, everywhere for circular padding, otherwise wherever no padding is read."""
-    compared = Counter[str]()
-    options: dict = {"padding_modes": ["circular"], "transposed": [False]} if circular else {}
-
-    @settings(max_examples=2 * EXAMPLES)
-    @given(convolutions(integers=[True], **options), st.data())
-    def translated(conv: torch.nn.Conv2d, data: st.DataObject) -> None:
-        d = len(conv.kernel_size)
-        strides = (1,) * d if conv.transposed else conv.stride
-        # Large enough for an interior, and a multiple of the stride for wrapping around.
-        size = [s * -(-(n + 2) // s) for n, s in zip(data.draw(sizes_for(conv)), strides, strict=True)]
-        moves = data.draw(st.tuples(*(st.integers(-2, 2) for _ in range(d))))
-        x = data.draw(inputs_for(conv, integers=True, batches=[1], layouts=["contiguous"], size=size))
-        layer, axes = conv_to_mhsa(conv), tuple(range(2, 2 + d))
-        with torch.no_grad():
-            y = layer(x)
-            moved = layer(x.roll([m * s for m, s in zip(moves, strides, strict=True)], axes))
-        steps = [m * s for m, s in zip(moves, conv.stride, strict=True)] if conv.transposed else moves
-        inside = torch.ones(y.shape[2:], dtype=torch.bool)
-        if not circular:
-            inside = torch.from_numpy(Convolution.read(conv).interior(tuple(size), tuple(y.shape[2:])))
-        valid = inside
-        for axis, (n, s, step) in enumerate(zip(size, strides, steps, strict=True)):
-            # The output at ``place`` is what was at ``place − step``; with circular padding outputs repeat after n/s.
-            source = torch.arange(y.shape[2 + axis]) - step
-            source = source % (n // s) if circular else source
-            in_range = (source >= 0) & (source < y.shape[2 + axis])
-            source = source.clamp(0, y.shape[2 + axis] - 1)
-            y, inside = y.index_select(2 + axis, source), inside.index_select(axis, source)
-            valid = valid & in_range.view(-1, *(1,) * (d - axis - 1))
-        valid = valid & inside
-        assert torch.equal(moved[..., valid], y[..., valid])
-        compared.update({f"{d}-D": int(valid.sum()), "moved": int(valid.any() and any(moves))})
-        compared.update({"transposed": int(valid.any() and conv.transposed)})
-
-    translated()
-    assert min(compared[name] for name in ("1-D", "2-D", "3-D")) > 100
-    assert compared["moved"] > 20
-    assert circular or compared["transposed"] > 10
-
-
 # ---- without positions ---------------------------------------------------------------------------------------------------
 
 
@@ -336,24 +289,3 @@ def test_cases_hand_every_argument_on(case: Case):
     assert len(case.x) == 2
     assert case.x.stride(0) == 0
     assert case.x[0, 0].numel() < 150
-
-
-@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
-@pytest.mark.parametrize(
-    "conv",
-    [nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.ConvTranspose1d(3, 4, 3, stride=2), nn.Conv1d(3, 2, 2)],
-    ids=str,
-)
-def test_the_default_device_of_torch_does_not_matter(conv: Any, encoding: Any) -> None:
-    """Under a default device without numbers, a layer is built, called in every execution, and certified as it is without."""
-    x = torch.randn(1, 3, *(7,) * (conv.weight.dim() - 2))
-    layer = conv_to_mhsa(conv, encoding=encoding)
-    with torch.device("meta"):
-        other = conv_to_mhsa(conv, encoding=encoding)
-        for execution in ("axial", "dense", "auto"):
-            layer.execution = other.execution = execution
-            assert torch.equal(other(x), layer(x))
-        assert certify(conv, other, grid=x.shape[2:]).verdict.name == "PROVED"
-        if not isinstance(conv, nn.ConvTranspose1d):
-            stock = to_torch_mha(other, grid=x.shape[2:])
-            assert torch.equal(from_torch_mha(stock).weight, conv.weight)
