@@ -122,7 +122,7 @@ class TokenGrid:
         """
         return _grid(geometry, size)
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, ...]:
         """Tokens along each axis."""
         axes = zip(self.size, self.stuffing, self.pads, strict=True)

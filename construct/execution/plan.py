@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from operator import add
+from operator import add, neg, sub
 
 import numpy as np
 import torch
@@ -63,18 +63,20 @@ class Plan:
     @cached_property
     def sight(self) -> Sight:
         """What the sharp heads read."""
-        grid = self.grid
-        affine = grid.affine
-        stuffed = affine is not None and any(step > 1 for _, step in affine)
-        if affine is None or (stuffed and any(step > 1 for step in grid.step)):
-            return Sight(Shifts(self.starts, grid.step, grid.shape, grid.query_shape), padded=True, stuffed=False)
-        offsets = [
-            tuple(place - begin for place, (begin, _) in zip(start, affine, strict=True)) for start in self.starts
-        ]
-        if not stuffed:
-            return Sight(Shifts(tuple(offsets), grid.step, grid.size, grid.query_shape), padded=False, stuffed=False)
-        flipped = tuple(tuple(-n for n in offset) for offset in offsets)
-        return Sight(Shifts(flipped, grid.stuffing, grid.query_shape, grid.size), padded=False, stuffed=True)
+        return sight_of(self.grid, self.starts)
+
+
+def sight_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Sight:
+    """What sharp heads read whose tokens for output 0 are ``starts``."""
+    affine, stuffed = grid.affine, max(grid.stuffing) > 1
+    if affine is None or (stuffed and max(grid.step) > 1):
+        return Sight(Shifts(starts, grid.step, grid.shape, grid.query_shape), padded=True, stuffed=False)
+    origin = [begin for begin, _ in affine]
+    offsets = tuple(tuple(map(sub, start, origin)) for start in starts)
+    if not stuffed:
+        return Sight(Shifts(offsets, grid.step, grid.size, grid.query_shape), padded=False, stuffed=False)
+    flipped = tuple(tuple(map(neg, offset)) for offset in offsets)
+    return Sight(Shifts(flipped, grid.stuffing, grid.query_shape, grid.size), padded=False, stuffed=True)
 
 
 def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:

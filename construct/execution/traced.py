@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
 from construct.execution.head_matrices import whole_factor
-from construct.execution.plan import plan_for
+from construct.execution.plan import plan_for, sight_of
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
 from construct.execution.shifts import plain
 from construct.execution.shifts.operator import shifted_sum
@@ -140,21 +140,14 @@ def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
 
 def _as_operator(x: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry) -> Tensor:
     """The outputs by one operator, which reads the input with zeros around it, or the tokens where padding copies inputs."""
-    stuffed, step = any(stuff > 1 for stuff in geometry.stuffing), geometry.query_stride
-    tokens = [
-        stuff * (n - 1) + 1 + sum(pads)
-        for n, stuff, pads in zip(x.shape[2:], geometry.stuffing, geometry.pads, strict=True)
-    ]
-    output, before = _outputs(tokens, geometry), [least for least, _ in geometry.pads]
-    if geometry.padding_mode != "zeros" or (stuffed and any(n > 1 for n in step)):
-        x, before, stuffed = _padded(x, geometry), [0] * geometry.dims, False
-    offsets = [place - least for start in starts for place, least in zip(start, before, strict=True)]
+    g, size = geometry, tuple(x.shape[2:])
+    grid = TokenGrid(size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size))
+    sight = sight_of(grid, starts)
+    shifts, offsets = sight.shifts, sum(sight.shifts.offsets, ())
+    images = _padded(x, geometry) if sight.padded else x
     last = memory_format(x) != torch.contiguous_format
-    size = list(x.shape[2:])
-    if stuffed:
-        offsets = [-offset for offset in offsets]
-        return shifted_sum(x, w.mT, bias, offsets, list(geometry.stuffing), output, size, True, last)
-    return shifted_sum(x, w, bias, offsets, list(step), size, output, False, last)
+    matrices = w.mT if sight.stuffed else w
+    return shifted_sum(images, matrices, bias, offsets, shifts.step, shifts.size, shifts.output, sight.stuffed, last)
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
