@@ -125,7 +125,7 @@ class Convolution:
         y = self._scatter(x) if self.transposed else self._gather(x)
         if self.bias is None:
             return y
-        return np.add(y, self.bias.reshape(-1, *(1,) * (x.ndim - 2)), out=y if y.dtype == self.bias.dtype else None)
+        return np.add(y, by_channel(self.bias, x.ndim - 2), out=y if y.dtype == self.bias.dtype else None)
 
     def absolute(self) -> "Convolution":
         """The convolution with |W| and |b|."""
@@ -191,7 +191,7 @@ class Convolution:
                 first = s * place - self.pads()[axis][0]
                 last, end = first + span, n - 1
             inside = (first >= 0) & (last <= end)
-            mask &= inside.reshape(-1, *(1,) * (len(output) - axis - 1))
+            mask &= by_channel(inside, len(output) - axis - 1)
         return mask
 
 
@@ -218,6 +218,16 @@ def per_axis(value: int | Sequence[int], dims: int) -> Vector:
 def float64(tensor: Tensor) -> ndarray:
     """The numbers of a tensor, exactly; a lazy negation (``torch.Tensor.is_neg``) is resolved."""
     return tensor.detach().cpu().resolve_neg().double().numpy()
+
+
+def by_channel(values: ndarray, ndim: int) -> ndarray:
+    """Numbers (D,) with ``ndim`` axes after the first, to meet (D, *places)."""
+    return values.reshape(-1, *(1,) * ndim)
+
+
+def greatest(values: ndarray) -> float:
+    """The greatest of some numbers, none below 0; 0 of none."""
+    return float(values.max(initial=0.0))
 
 
 def largest(x: Tensor) -> float:

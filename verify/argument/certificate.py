@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from verify.argument.refutation import Counterexample
 from verify.argument.steps import Step
-from verify.oracle import Vector
+from verify.oracle import Vector, greatest
 from verify.recheck.certificate_file import VERSION
 from verify.recheck.strict_input import Record
 from verify.verdict import Verdict, as_html, exactly, from_above
@@ -134,7 +134,7 @@ class Certificate:
         lines = [
             str(self.verdict),
             f"claim: {claim}, for all finite |x| ≤ {exactly(self.input_bound)} on inputs up to {self.grid}",
-            f"bound: {from_above(float(self.bound.max(initial=0.0)))} at most "
+            f"bound: {_most(self.bound)} at most "
             f"(rounding {_most(self.rounding)}, leakage {_most(self.leakage)}, taps {_most(self.taps)})",
             f"observed: {self._observed()}",
         ]
@@ -195,7 +195,7 @@ class Certificate:
 
 
 def _most(part: ndarray) -> str:
-    return from_above(float(part.max(initial=0.0)))
+    return from_above(greatest(part))
 
 
 def _hex(array: ndarray) -> list[str]:

@@ -23,7 +23,7 @@ from verify.layers.fields import TENSORS, Unreadable, digests, stated_geometry
 from verify.layers.overrides import require_plain_attention
 from verify.layers.reparametrized import folded_convolution
 from verify.layers.torch_faults import KNOWN
-from verify.oracle import flushes_to_zero, winograd_may_run
+from verify.oracle import flushes_to_zero, greatest, winograd_may_run
 from verify.verdict import Verdict, exactly, from_above
 
 
@@ -208,7 +208,7 @@ def _verdict(
     over = next((p for p in probes if p.refutes), None)
     if over is not None:
         return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {over.sentence}")
-    largest = float(total.max(initial=0.0))
+    largest = greatest(total)
     failed = next((step for step in steps if not step.holds), None)
     if failed is not None:
         why = _why_undecided(argument, failed, largest, probes)

@@ -25,7 +25,7 @@ from verify.layers.reading import (
 )
 from verify.layers.taps import head_product
 from verify.layers.targets import attends_by_content, target
-from verify.oracle import Vector
+from verify.oracle import Vector, greatest
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _tap_counterexample(problem: Problem, shifts: Sequence[Vector | None], kerne
     """For taps that differ, an impulse at an input that they read, the largest differences first; for biases, the zero input."""
     reading = _Reading(problem, shifts)
     counterexample = _of_biases(problem)
-    for difference in sorted(kernel.differences, key=lambda one: -float(one.size.max(initial=0.0)))[:16]:
+    for difference in sorted(kernel.differences, key=lambda one: -greatest(one.size))[:16]:
         if counterexample is not None:
             break
         # By step 0, the tap at this shift, if there is one, reads the same input as the head.

@@ -18,7 +18,7 @@ from verify.argument.steps import Argument, Problem, Step
 from verify.layers.fields import Attention, Geometry
 from verify.layers.reading import GridRefused, output_size, taps_at, token_count
 from verify.layers.torch_faults import may_crash
-from verify.oracle import Convolution, Vector, full_precision
+from verify.oracle import Convolution, Vector, by_channel, full_precision, greatest
 from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.reference import Deviation, deviation
 
@@ -106,7 +106,7 @@ def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) ->
     allowed = total
     local = _impulse_bound(argument, alone)
     if local is not None:
-        whole = total.reshape(-1, *(1,) * len(other))
+        whole = by_channel(total, len(other))
         allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
     # In several blocks of unequal lengths, as on large inputs.
     queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
@@ -202,7 +202,7 @@ def judged_by_channel(difference: ndarray, bound: ndarray) -> tuple[ndarray, flo
     # With one bound per channel, the largest difference has the largest ratio: rounded division preserves order.
     if bound.ndim == 1:
         difference = per_channel
-    return per_channel, float(_ratio(difference, bound).max(initial=0.0))
+    return per_channel, greatest(_ratio(difference, bound))
 
 
 def _ratio(difference: ndarray, bound: ndarray) -> ndarray:
@@ -217,7 +217,7 @@ def _ratio(difference: ndarray, bound: ndarray) -> ndarray:
 def _by_output(bound: ndarray, ndim: int) -> ndarray:
     """A bound per channel, reshaped to broadcast over outputs with ``ndim`` axes; a bound per output, unchanged."""
     if bound.ndim < ndim:
-        return bound.reshape(-1, *(1,) * (ndim - 2))
+        return by_channel(bound, ndim - 2)
     return bound
 
 

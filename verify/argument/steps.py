@@ -35,7 +35,7 @@ from verify.layers.targets import (
     score_rounding,
     target,
 )
-from verify.oracle import Convolution, Vector
+from verify.oracle import Convolution, Vector, greatest
 from verify.rounding.channels import largest_intermediate, leakage_part, rounding_part, taps_part
 from verify.rounding.leakage import cached_leakage
 from verify.rounding.model import Format
@@ -197,7 +197,7 @@ def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
     taps_shown, kernel = taps_step(problem, targets, may_differ)
     conv, attention, bound = problem.conv, problem.attention, problem.bound
     rounding = rounding_part(conv, attention, bound, problem.fmt, problem.tokens, soft=not leaks.one_hot)
-    most = from_above(float(rounding.max(initial=0.0)))
+    most = from_above(greatest(rounding))
     rounding_shown = Step(5, "rounding", True, f"at most {most}, and nothing overflows")
     return Argument(
         problem,

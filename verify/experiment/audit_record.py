@@ -8,7 +8,7 @@ import numpy as np
 from numpy import ndarray
 
 from verify.experiment.head_maps import Head, collapsed
-from verify.oracle import Vector
+from verify.oracle import Vector, greatest
 from verify.verdict import as_html
 
 LEAST_PRINTED = 1e-3
@@ -216,7 +216,7 @@ class Audit:
         return f"padding: {named} (reads {around} the grid; distance of the border from each: {border})"
 
     def _bias_sentence(self) -> str:
-        size = float(np.abs(self.bias).max(initial=0.0))
+        size = greatest(np.abs(self.bias))
         return f"bias: up to {size:.3g} in size, and {self.bias_variation:.1e} apart between outputs"
 
     def _rank_sentence(self) -> str:

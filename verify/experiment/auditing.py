@@ -29,6 +29,7 @@ from verify.experiment.black_box import (
 from verify.experiment.head_maps import summarise_heads
 from verify.experiment.least_squares import Fit, convolved, nearest_convolution, regression
 from verify.experiment.receptive_fields import MODES, ReceptiveField, Vector, half_of
+from verify.oracle import greatest
 
 
 def audit(
@@ -276,7 +277,7 @@ def _ranks(kernel: ndarray, rounding: float) -> tuple[ndarray, ndarray]:
     """For each tap, the number of singular values above rounding, and exp of the entropy of the normalised ones."""
     taps = np.moveaxis(kernel.reshape(*kernel.shape[:2], -1), 2, 0)
     values = np.linalg.svd(taps, compute_uv=False)  # (taps, min(D, C))
-    floor = rounding * float(values.max(initial=0.0))
+    floor = rounding * greatest(values)
     kept = np.where(values > floor, values, 0.0)
     total = kept.sum(axis=1, keepdims=True)
     share = np.divide(kept, total, out=np.zeros_like(kept), where=total > 0)
@@ -292,7 +293,7 @@ def _groups(kernel: ndarray, rounding: float, black_box: BlackBox) -> int | None
     if (d, c) != (black_box.out_channels, black_box.channels):
         return None
     strength = np.abs(kernel).reshape(d, c, prod(kernel.shape[2:])).max(axis=2)
-    used = strength > rounding * float(strength.max(initial=0.0))
+    used = strength > rounding * greatest(strength)
     for g in range(min(d, c), 1, -1):
         if d % g == 0 and c % g == 0:
             block = np.kron(np.eye(g, dtype=bool), np.ones((d // g, c // g), dtype=bool))

@@ -20,7 +20,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from verify.oracle import Vector
+from verify.oracle import Vector, greatest
 
 BUDGET = 2**30
 """Default budget in bytes for a layer's linear map."""
@@ -134,7 +134,7 @@ class BlackBox:
     def rescale(self) -> None:
         """Rescale subsequent outputs if their squares would leave float64's range."""
         y = self(np.random.default_rng(0).standard_normal((1, len(self.inputs), *self.grid)))
-        size = float(np.abs(y[np.isfinite(y)]).max(initial=0.0))
+        size = greatest(np.abs(y[np.isfinite(y)]))
         exponent = frexp(size)[1]
         self.exponent = exponent * (abs(exponent) > FAR)
 
@@ -316,7 +316,7 @@ def _superposition(
         judged &= np.isfinite(values).all(axis=(0, 2))
         f0, fx, fy, both = values = values[:, judged]
         wrong = np.abs((both - f0) - a * (fx - f0) - b * (fy - f0))
-        off = max(off, float((wrong / sizes_by_channel(values, products)).max(initial=0.0)))
+        off = max(off, greatest(wrong / sizes_by_channel(values, products)))
     return off, judged
 
 

@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from verify.experiment.black_box import sizes_by_channel
 from verify.experiment.receptive_fields import BETWEEN, MODES, ReceptiveField, Vector, candidates, half_of
+from verify.oracle import greatest
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def fit_taps(matrix: ndarray, field: ReceptiveField, finite: ndarray, modes: tup
         error[~finite] = 0
         residual[mode] = np.square(error).sum(axis=(1, 2, 3))
         by_output = (np.abs(error).max(axis=(1, 3), initial=0.0) / largest).max(axis=1, initial=0.0)
-        worst[mode] = (float(by_output[inside].max(initial=0.0)), float(by_output[~inside].max(initial=0.0)))
+        worst[mode] = (greatest(by_output[inside]), greatest(by_output[~inside]))
     kernel = np.moveaxis(weights, 0, -1).reshape(*matrix.shape[2:], *field.kernel)
     return Fit(field, kernel, inside, size, residual, worst)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from verify.oracle import Vector
+from verify.oracle import Vector, greatest
 
 MODES = ("zeros", "replicate", "circular", "reflect")
 BETWEEN = " × "
@@ -114,7 +114,7 @@ def candidates(
     zeros.
     """
     energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
-    floor = (rounding * float(np.abs(matrix).max(initial=0.0))) ** 2
+    floor = (rounding * greatest(np.abs(matrix))) ** 2
     largest = half_of(grid) if most is None else tuple(map(min, most, grid))
     dims = len(grid)
     axes, misfit, unread = [], [], []

@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from verify.layers.fields import Attention
-from verify.oracle import Convolution, matmul
+from verify.oracle import Convolution, by_channel, matmul
 from verify.rounding.model import (
     TINY,
     Format,
@@ -60,7 +60,7 @@ def working_rounding(
     theirs, ours = convolution_rounding(conv, fmt), attention_rounding(attention, bound, fmt, soft_tokens)
     with np.errstate(over="ignore", invalid="ignore"):
         lost = fmt.eta * (theirs.underflows + ours.underflows)
-        return theirs.slope * size_c + ours.slope * size_a + lost.reshape(-1, *(1,) * (size_c.ndim - 2))
+        return theirs.slope * size_c + ours.slope * size_a + by_channel(lost, size_c.ndim - 2)
 
 
 def leakage_part(attention: Attention, bound: float, leaks: ndarray) -> ndarray:

@@ -15,7 +15,7 @@ from verify.layers.fields import Attention
 from verify.layers.reading import tap_of_shift
 from verify.layers.taps import head_product
 from verify.layers.targets import target
-from verify.oracle import Convolution, Vector, float64, largest
+from verify.oracle import Convolution, Vector, by_channel, float64, greatest, largest
 from verify.rounding.channels import working_rounding
 from verify.rounding.model import (
     WIDEN,
@@ -104,17 +104,17 @@ def impulse_bound(
         kernel = absolute_kernel(attention)
     except OffTheKernel:
         return None
-    by_channel = (-1, *(1,) * (inputs.ndim - 2))
+    dims = inputs.ndim - 2
     # All channels of a position have equal magnitudes, so the weights may be summed over channels first.
     x = np.abs(inputs).max(axis=1, keepdims=True)
     terms = _over_channels(conv, weight)(x)
     carried = terms
     if not np.array_equal(kernel, weight):
         carried = _over_channels(conv, kernel)(x)
-    size_c = terms + np.abs(conv.biases).reshape(by_channel)
-    size_a = carried + np.abs(attention.b_out).reshape(by_channel)
+    size_c = terms + by_channel(np.abs(conv.biases), dims)
+    size_a = carried + by_channel(np.abs(attention.b_out), dims)
     roundings = _taps_met(conv, (x > 0).astype(float)) + 2
-    total = working_rounding(conv, attention, size_c, size_a, fmt, float(x.max(initial=0.0)))
+    total = working_rounding(conv, attention, size_c, size_a, fmt, greatest(x))
     total = total + tokens * fmt.eta * size_a
     return stored_rounding(total, [(size_c, roundings), (size_a, 1)], fmt) * WIDEN
 
@@ -185,7 +185,7 @@ def _rounding_of(attention: Attention, x: Tensor) -> Rounding:
 
 def _bound(rounding: Rounding, size: ndarray, roundings: Any, fmt: Format, units: int = 2) -> ndarray:
     """The bound for outputs of these sizes, (B, D_out, *output), stored in ``size`` where possible."""
-    rest = fmt.eta * np.reshape(rounding.underflows, (-1, *(1,) * (size.ndim - 2)))
+    rest = fmt.eta * by_channel(np.asarray(rounding.underflows), size.ndim - 2)
     if fmt.stored_u:
         return stored_rounding(rounding.slope * size + rest, [(size, roundings)], fmt, units) * WIDEN
     np.multiply(size, rounding.slope * WIDEN, out=size)

@@ -8,7 +8,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from verify.oracle import Convolution, float64
+from verify.oracle import Convolution, float64, greatest
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def of_errors(conv: Any, x: Tensor, dtype: torch.dtype, a: ndarray, b: ndarray, 
     return Discrepancy(
         max_abs=float(error[worst]),
         max_ulp=float(ulps.max()),
-        interior=float(places[inside].max(initial=0.0)),
-        border=float(places[~inside].max(initial=0.0)),
+        interior=greatest(places[inside]),
+        border=greatest(places[~inside]),
         worst=tuple(int(i) for i in worst),
         expected=float(a[worst]),
         actual=float(b[worst]),

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from verify.layers.fields import Unreadable
 from verify.layers.reparametrized import keeping_modes
-from verify.oracle import Convolution, Vector, largest
+from verify.oracle import Convolution, Vector, greatest, largest
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.call_counter import uncounted
@@ -116,7 +116,7 @@ def check_outputs(conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: 
         largest_input=largest(x),
         verdict=Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}"),
         by_channel=error.max(axis=(0, *range(2, error.ndim)), initial=0.0),
-        largest_output=float(np.abs(a).max(initial=0.0)),
+        largest_output=greatest(np.abs(a)),
     )
     soft = ""  # why the soft-heads bound is used, if it is
     try:
@@ -126,13 +126,13 @@ def check_outputs(conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: 
     except Unreadable as unknown:
         return replace(judged, verdict=Verdict("UNDECIDED", str(unknown)))
     ratios = _ratios(error, bound)
-    if not soft and not float(ratios.max(initial=0.0)) <= 1 and not one_hot(layer):
+    if not soft and not greatest(ratios) <= 1 and not one_hot(layer):
         # Soft attention also rounds in sums over all keys, which that bound does not cover.
         wide = soft_heads_bound(layer, conv, x, outputs)
-        if float(_ratios(error, wide).max(initial=0.0)) <= 1:
+        if greatest(_ratios(error, wide)) <= 1:
             bound, soft = wide, "attention is shared among keys, and "
             ratios = _ratios(error, bound)
-    ratio = float(ratios.max(initial=0.0))
+    ratio = greatest(ratios)
     at_worst = float(bound[difference.worst]) if difference.worst else 0.0
     judged = replace(judged, bound=at_worst, ratio=ratio)
     if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):

@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from verify.layers.fields import Geometry
 from verify.layers.reading import ZERO, GridRefused, output_size, query_places, token_length, tokens_along
-from verify.oracle import Convolution, Vector
+from verify.oracle import Convolution, Vector, by_channel
 
 _fractions: Any = np.frompyfunc(Fraction, 1, 1)
 """An array of floats as fractions, without rounding."""
@@ -39,7 +39,7 @@ def convolution(conv: Any, x: ndarray) -> ndarray:
     fields = Convolution.read(conv)
     (w, p), (xs, q) = as_integers(fields.weight), as_integers(x)
     y = replace(fields, weight=w, bias=None)(xs[None])[0]
-    return y * Fraction(1, p * q) + _fractions(fields.biases).reshape(-1, *(1,) * (y.ndim - 1))
+    return y * Fraction(1, p * q) + by_channel(_fractions(fields.biases), y.ndim - 1)
 
 
 def attention(layer: Any, x: ndarray) -> ndarray:
@@ -60,7 +60,7 @@ def attention(layer: Any, x: ndarray) -> ndarray:
         for g in range(layer.groups):
             total[g] = total[g] + (values[g].T @ w_val[head, g] @ w_out[head, g]).T
     y = total.reshape(-1, *output) * Fraction(1, q * r * s)
-    return y + _fractions(_numbers(layer.b_out)).reshape(-1, *(1,) * len(size))
+    return y + by_channel(_fractions(_numbers(layer.b_out)), len(size))
 
 
 def exactly_differ(conv: Any, layer: Any, grid: Vector) -> bool:

@@ -282,14 +282,16 @@ def _numbers_of_the_parabola_one_off(conv, layer, rng):
 # ---- the stated geometry ---------------------------------------------------------------------------------------------
 
 
-def _another_stride(conv, layer, rng):
-    return geometry(layer, stride=bumped(layer.stride, rng, 1))
+def _another(field: str, least: int) -> Change:
+    """The fault that one number of this field is another, from ``least`` on."""
 
+    def change(conv, layer, rng):
+        values = getattr(layer, field)
+        if isinstance(values, str):
+            raise Inapplicable
+        return geometry(layer, **{field: bumped(values, rng, least)})
 
-def _another_padding(conv, layer, rng):
-    if isinstance(layer.padding, str):
-        raise Inapplicable
-    return geometry(layer, padding=bumped(layer.padding, rng, 0))
+    return change
 
 
 def _padding_same_for_none(conv, layer, rng):
@@ -301,14 +303,6 @@ def _another_padding_mode(conv, layer, rng):
     return geometry(layer, padding_mode=str(rng.choice(modes)))
 
 
-def _another_dilation(conv, layer, rng):
-    return geometry(layer, dilation=bumped(layer.dilation, rng, 1))
-
-
-def _another_output_padding(conv, layer, rng):
-    return geometry(layer, output_padding=bumped(layer.output_padding, rng, 0))
-
-
 def _stride_and_padding_of_two_axes_swapped(conv, layer, rng):
     padding = layer.padding if isinstance(layer.padding, str) else layer.padding[::-1]
     return geometry(layer, stride=layer.stride[::-1], padding=padding)
@@ -316,10 +310,6 @@ def _stride_and_padding_of_two_axes_swapped(conv, layer, rng):
 
 def _transposed_for_plain(conv, layer, rng):
     return geometry(layer, transposed=not layer.transposed, output_padding=(0,) * len(layer.kernel_size))
-
-
-def _a_kernel_one_larger(conv, layer, rng):
-    return geometry(layer, kernel_size=bumped(layer.kernel_size, rng, 1))
 
 
 FAULTS: dict[str, Change] = {
@@ -333,15 +323,15 @@ FAULTS: dict[str, Change] = {
     "axes of the shifts swapped": _axes_of_the_shifts_swapped,
     "positions of two heads swapped": _positions_of_two_heads_swapped,
     "numbers of the parabola one off": _numbers_of_the_parabola_one_off,
-    "another stride": _another_stride,
-    "another padding": _another_padding,
+    "another stride": _another("stride", 1),
+    "another padding": _another("padding", 0),
     "padding 'same' for none": _padding_same_for_none,
     "another padding mode": _another_padding_mode,
-    "another dilation": _another_dilation,
-    "another output padding": _another_output_padding,
+    "another dilation": _another("dilation", 1),
+    "another output padding": _another("output_padding", 0),
     "stride and padding of two axes swapped": _stride_and_padding_of_two_axes_swapped,
     "transposed for plain": _transposed_for_plain,
-    "a kernel one larger": _a_kernel_one_larger,
+    "a kernel one larger": _another("kernel_size", 1),
     "kernel flipped on every axis": _kernel_flipped_on_every_axis,
     "kernel flipped on one axis": _kernel_flipped_on_one_axis,
     "kernel axes swapped": _kernel_axes_swapped,

@@ -28,7 +28,7 @@ from verify.experiment.sweep.faults import FAULTS, Inapplicable, planted
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import Geometry, digest
 from verify.layers.reading import GridRefused, output_size
-from verify.oracle import Vector
+from verify.oracle import Vector, greatest
 from verify.recheck.strict_input import Record
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, PADDING_MODES, crashes_torch
@@ -194,8 +194,8 @@ def facts_of(certificate: Certificate) -> Record:
     return {
         "verdict": certificate.verdict.name,
         "claim": certificate.claim,
-        "bound": float(certificate.bound.max(initial=0.0)),
-        "observed": float(certificate.observed.max(initial=0.0)),
+        "bound": greatest(certificate.bound),
+        "observed": greatest(certificate.observed),
     }
 
 
