@@ -16,7 +16,6 @@ from torch import nn
 
 import construct
 import verify
-from published_layers import GatedAttention, GaussianAttention
 from verify.oracle import Convolution
 from verify.strategies import convolutions, least_size
 
@@ -140,26 +139,6 @@ def test_heads_of_a_converted_layer_are_single_shifts(options):
     assert result.groups == conv.groups
 
 
-def test_a_stock_attention_is_audited_like_any_other(tmp_path):
-    conv = convolution(2, 3, padding=1)
-    stock = construct.to_torch_mha(construct.conv_to_mhsa(conv), grid=(5, 6))
-    result = audit(stock, (5, 6), in_channels=2)
-    assert result.is_convolution
-    assert np.array_equal(result.kernel, dense_kernel(conv))
-    assert result.padding_mode == "zeros"
-    assert len(result.heads) == 9
-    assert stock.attention.forward.__func__ is nn.MultiheadAttention.forward  # only a copy was hooked
-
-
-def test_a_bare_stock_attention_is_content():
-    torch.manual_seed(0)
-    result = audit(nn.MultiheadAttention(4, 2), (5, 5), kernel_size=3)
-    assert (result.affine, result.is_convolution) == (False, False)
-    assert result.content > 0.9
-    assert result.distance > 0.1
-    assert result.padding_mode is None
-
-
 # ---- planted faults --------------------------------------------------------------------------------------------------
 
 
@@ -209,14 +188,6 @@ def test_a_head_that_moved_off_the_kernel_is_found():
     assert not broken.is_convolution
 
 
-@pytest.mark.parametrize("mode", ["zeros", "replicate", "circular", "reflect"])
-def test_the_padding_is_the_one_that_is_computed_and_no_other(mode):
-    conv = convolution(2, 3, padding=1, padding_mode=mode)
-    result = audit(hidden(conv), (6, 7), in_channels=2)
-    assert result.padding_modes == (mode,)
-    assert all((left <= result.rounding) == (name == mode) for name, left in result.border_by_mode.items())
-
-
 @pytest.mark.parametrize("modes", [*product(["zeros", "replicate", "circular", "reflect"], repeat=2)], ids=" × ".join)
 def test_each_axis_may_have_a_padding_of_its_own(modes):
     conv = convolution(2, 3)
@@ -229,7 +200,11 @@ def test_each_axis_may_have_a_padding_of_its_own(modes):
 
     result = audit(padded, (6, 7), in_channels=2)
     assert result.is_convolution
-    assert result.padding_mode == (modes[0] if modes[0] == modes[1] else " × ".join(modes))
+    if modes[0] == modes[1]:
+        assert result.padding_modes == modes[:1]
+        assert all((left <= result.rounding) == (name == modes[0]) for name, left in result.border_by_mode.items())
+    else:
+        assert result.padding_mode == " × ".join(modes)
     assert np.array_equal(result.kernel, dense_kernel(conv))
     assert result.padding == ((1, 1), (1, 1))
     assert result.border <= result.rounding
@@ -462,22 +437,75 @@ def test_an_average_over_everything_and_nothing_at_all():
     assert nothing.bias.tolist() == [2.0]
 
 
-# ---- the published layers ------------------------------------------------------------------------------------------------
+# ---- two published layers that are said to express convolutions, with the weights of one ------------------------------------
 
 
-def test_sharp_gaussian_attention_pads_by_repeating():
+class Published(nn.Module):
+    """Attention over unpadded pixels, as in the paper's own code (Gaussians) and, with a gate, in ConViT:
+
+        P^h = (1 − σ(gate)) softmax(Q^h K^hᵀ) + σ(gate) softmax(−strength_h ‖δ − Δ_h‖²),      y = Σ_h tap_h P^h x + b
+
+    Taps have the rank of a head, where one is given.
+    """
+
+    def __init__(self, conv: Any, strength: Any, gate=np.inf, shifts: Any = None, rank: int | None = None):
+        super().__init__()
+        taps = conv.weight.detach().flatten(2).permute(2, 0, 1)  # (heads, D, C)
+        left, values, right = torch.linalg.svd(taps, full_matrices=False)
+        self.taps = (left * values[:, None])[..., :rank] @ right[:, :rank]
+        self.bias, self.in_channels, self.open = conv.bias, conv.in_channels, 1 / (1 + np.exp(-gate))
+        steps = [range(-(k // 2), k - k // 2) for k in conv.kernel_size]
+        self.shifts = torch.tensor(shifts or [*product(*steps)], dtype=torch.float64)
+        self.strength = torch.as_tensor(strength, dtype=torch.float64).expand(len(taps))
+        self.queries, self.keys = noise(2, len(taps), 4, conv.in_channels)
+
+    def attention_probabilities(self, x):
+        places = torch.cartesian_prod(*(torch.arange(float(n)) for n in x.shape[2:]))
+        away = places[None] - places[:, None] - self.shifts[:, None, None]  # (heads, T, T, 2)
+        position = torch.softmax(-self.strength[:, None, None] * away.square().sum(-1), dim=-1)
+        query, key = (w @ x.flatten(2)[:, None] for w in (self.queries, self.keys))  # (B, heads, 4, T)
+        content = torch.softmax(query.transpose(2, 3) @ key, dim=-1)
+        return (1 - self.open) * content + self.open * position
+
+    def forward(self, x):
+        y = torch.einsum("hdc,bhqk,bck->bdq", self.taps, self.attention_probabilities(x), x.flatten(2))
+        return (y + self.bias[:, None]).unflatten(2, x.shape[2:])
+
+
+def blurred(conv, alpha):
+    """The paper's shortcut: a 7 × 7 filter for each head, divided by what it makes of an image of ones.
+
+    As published, its first axis runs along the columns, and filters are stored head by head but read channel by channel.
+    """
+    side, filters = torch.arange(-3.0, 4).double(), []
+    for row, column in product((-1, 0, 1), repeat=2):
+        weight = torch.exp(-alpha * ((side - row)[None] ** 2 + (side - column)[:, None] ** 2))
+        filters.append((weight / weight.sum()).expand(conv.in_channels, 1, 7, 7))
+    value = conv.weight.detach().flatten(2).transpose(1, 2).flatten(1)[..., None, None]
+
+    def layer(x):
+        of_x, of_ones = (
+            nn.functional.conv2d(image, torch.cat(filters), padding=3, groups=conv.in_channels)
+            for image in (x, torch.ones_like(x))
+        )
+        return nn.functional.conv2d(of_x / of_ones, value, conv.bias)
+
+    return layer
+
+
+@pytest.mark.parametrize("gate", [np.inf, 1000.0], ids=["Gaussian", "open gate"])
+def test_sharp_published_attention_pads_by_repeating(gate):
     conv = convolution(4, 5, padding=1)
-    result = audit(GaussianAttention.of_convolution(conv, alpha=104), (7, 8))
+    result = audit(Published(conv, 104, gate), (7, 8))
     assert result.padding_modes == ("replicate",)
     assert result.border_by_mode["zeros"] > 0.3
     assert result.interior <= result.rounding
-    assert np.abs(result.kernel - dense_kernel(conv)).max() < 1e-14
+    assert np.abs(result.kernel - dense_kernel(conv)).max() < 1e-13
     assert result.content == 0
 
 
-def test_soft_gaussian_attention_is_a_mixture_and_no_convolution_of_that_size():
-    conv = convolution(2, 2, padding=1)
-    result = audit(GaussianAttention.of_convolution(conv, alpha=0.5), (8, 8), kernel_size=3)
+def test_soft_published_attention_is_a_mixture_and_no_convolution_of_that_size():
+    result = audit(Published(convolution(2, 2, padding=1), 0.5), (8, 8), kernel_size=3)
     assert (result.affine, result.is_convolution) == (True, False)
     assert result.padding_mode is None
     assert result.unplaced == tuple(range(9))
@@ -485,89 +513,55 @@ def test_soft_gaussian_attention_is_a_mixture_and_no_convolution_of_that_size():
     assert "most on shifts" in str(result)
 
 
-def test_the_blur_shortcut_swaps_the_axes():
+def test_the_blur_shortcut_swaps_the_axes_and_mixes_channels():
     conv = convolution(1, 1, padding=1)
-    result = audit(GaussianAttention.of_convolution(conv, alpha=104, blur=True), (8, 8))
+    result = audit(blurred(conv, 104), (8, 8), in_channels=1)
     assert np.allclose(result.kernel, dense_kernel(conv).swapaxes(2, 3), atol=1e-12)
-    assert not np.allclose(result.kernel, dense_kernel(conv), atol=0.1)
     assert not result.attention_available
     assert "shows no attention" in str(result)
-
-
-def test_the_blur_shortcut_mixes_channels():
     conv = convolution(2, 3, padding=1)
     with torch.no_grad():
         conv.weight.copy_(conv.weight + conv.weight.transpose(2, 3))  # so the order of the axes does not matter
-    swapped = audit(GaussianAttention.of_convolution(conv, alpha=104, blur=True), (8, 8))
-    assert np.abs(swapped.kernel - dense_kernel(conv)).max() > 0.5
+    mixed = audit(blurred(conv, 104), (8, 8), in_channels=2)
+    assert np.abs(mixed.kernel - dense_kernel(conv)).max() > 0.5
 
 
 def test_the_blur_shortcut_is_not_finite_at_borders_when_sharp():
-    conv = convolution(1, 1, padding=1)
-    result = audit(GaussianAttention.of_convolution(conv, alpha=1024, blur=True), (8, 8))
+    result = audit(blurred(convolution(1, 1, padding=1), 1024), (8, 8), in_channels=1)
     assert result.not_finite == 28  # the border: a filter that reads no pixel is divided by zero
     assert "NOT FINITE: 28 of 64 outputs" in str(result)
     assert not result.is_convolution
     json.loads(result.to_json())
 
 
-def test_gated_attention_with_an_open_gate_pads_by_repeating():
-    conv = convolution(2, 3, padding=1)
-    result = audit(GatedAttention.of_convolution(conv, strength=104, gate=1000.0), (6, 6))
-    assert result.padding_modes == ("replicate",)
-    assert result.border_by_mode["zeros"] > 0.3
-    assert np.abs(result.kernel - dense_kernel(conv)).max() < 1e-13
-    assert result.content == 0
-
-
 def test_the_default_gate_lets_27_percent_of_content_in():
-    conv = convolution(2, 3, padding=1)
-    result = audit(GatedAttention.of_convolution(conv, strength=104, gate=1.0), (6, 6), kernel_size=3)
+    result = audit(Published(convolution(2, 3, padding=1), 104, gate=1.0), (6, 6), kernel_size=3)
     assert not result.affine
     assert result.content == pytest.approx(1 / (1 + np.e), rel=1e-6)  # 26.9 %
     assert "up to 26.9 %" in str(result)
 
 
-def gated(width: int, heads: int) -> GatedAttention:
-    """With its gate open and its heads where the paper puts them."""
-    torch.manual_seed(0)
-    layer = GatedAttention(width, heads).double()
-    with torch.no_grad():
-        layer.gate.fill_(1000.0)
-        layer.local(strength=100.0)
-    return layer
-
-
-def test_gated_attention_with_an_even_root_of_heads_is_tied_four_ways():
-    layer = gated(8, 4)
-    result = audit(layer, (6, 6), kernel_size=3)
+def test_an_even_root_of_heads_is_tied_four_ways():
+    halves = [*product((-0.5, 0.5), repeat=2)]
+    result = audit(Published(convolution(2, 2, kernel=2), 100, shifts=halves), (6, 6), kernel_size=3)
     assert all(abs(head.peak - 0.25) < 1e-12 for head in result.heads)
     assert result.unplaced == (0, 1, 2, 3)
 
 
-def test_gated_attention_places_only_a_square_of_heads():
-    layer = gated(12, 12)
-    with torch.no_grad():
-        layer.pos[9:] /= 100  # the local start leaves the other entries as drawn
-    result = audit(layer, (5, 5), kernel_size=3)
+def test_heads_beyond_a_square_are_not_placed():
+    conv = convolution(2, 2, kernel=(3, 4))
+    shifts = [*product((-1, 0, 1), repeat=2), *[(0, 0)] * 3]
+    result = audit(Published(conv, torch.tensor([100.0] * 9 + [0.001] * 3), shifts=shifts), (5, 5), kernel_size=3)
     assert result.unplaced == (9, 10, 11)
     assert "3 of 12 heads look at no single position" in str(result)
 
 
-def test_the_rank_of_gated_attention_is_its_head_size():
+def test_the_rank_of_taps_is_that_of_a_head():
     conv = convolution(4, 4, padding=1)
-    full = audit(GatedAttention.of_convolution(conv, strength=104, gate=1000.0), (5, 5))
-    narrow = audit(GatedAttention.of_convolution(conv, strength=104, gate=1000.0, dim=18), (5, 5))
+    full, narrow = (audit(Published(conv, 104, rank=rank), (5, 5)) for rank in (None, 2))
     assert (full.tap_ranks == 4).all()
     assert (narrow.tap_ranks == 2).all()
     assert "rank 2 of 4" in str(narrow)
-
-
-def test_published_layers_refuse_what_they_cannot_hold():
-    with pytest.raises(ValueError, match="stride 1"):
-        GaussianAttention.of_convolution(convolution(2, 2, stride=2), alpha=1)
-    with pytest.raises(ValueError, match="do not divide"):
-        GatedAttention(10, 4)
 
 
 # ---- output and refusals -------------------------------------------------------------------------------------------------
@@ -629,6 +623,9 @@ def test_the_layer_itself_is_left_as_it_was():
     audit(layer, (5, 5))
     assert layer.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+    stock = construct.to_torch_mha(layer, grid=(5, 5))
+    audit(stock, (5, 5), in_channels=2)
+    assert stock.attention.forward.__func__ is nn.MultiheadAttention.forward  # only a copy was hooked
 
 
 def test_the_same_seed_finds_the_same():
@@ -653,7 +650,9 @@ def test_the_command_audits_our_layers_and_stock_ones(tmp_path, verify_command):
         assert "head 8: looks at shift (1, 1)" in out
     verify_command.prints("audit", ours)  # the grid follows from the kernel size that the file states
     assert "on inputs of 5 × 6" in verify_command.prints("audit", stock)  # which takes no other
-    assert verify_command.facts("audit", bare, "--grid", 5, 6, "--kernel", 3, code=1)["affine"] is False
+    facts = verify_command.facts("audit", bare, "--grid", 5, 6, "--kernel", 3, code=1)
+    assert facts["affine"] is facts["is_convolution"] is False
+    assert facts["content"] > 0.9
 
 
 class Payload:

@@ -188,11 +188,6 @@ def test_without_dask_one_line_says_what_to_install(tmp_path: Path):
 # ---- tasks -------------------------------------------------------------------------------------------------------------------
 
 
-def test_random_layers_are_tasks_but_those_that_are_done():
-    done = {key_of("random", seed, "") for seed in (7, 8, 30)}
-    assert sweeping.left_of(range(5, 65), done) == [s for s in range(5, 65) if s not in (7, 8, 30)]
-
-
 def test_the_command_of_random_layers_does_not_load_torch(tmp_path: Path):
     code = f"""
 import sys

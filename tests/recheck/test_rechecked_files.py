@@ -170,6 +170,7 @@ def test_the_same_tensors_are_rechecked_in_any_file_and_format() -> None:
             assert result.verdict.name == "PROVED", str(result)
             assert f"{file}: not the very file that was certified, but it has the tensors" in str(result)
     assert "'0' is there as 'encoder.0', and so on" in str(verify.check("o.json", "inside.safetensors", "o.pt"))
+    assert "'model_ema'" in str(verify.check("o.json", "both.pt", "o.pt"))
     assert "very file" not in str(verify.check("o.json", "m.pt", "o.pt"))
     with pytest.raises(Rejected, match="weight of the Conv is not the tensor that was certified"):
         verify.check("o.json", "both.pt", "o.pt", key="model_ema")

@@ -174,22 +174,6 @@ def test_the_fine_tuned_networks_are_read_on_digits_that_the_cnn_was_not_trained
     assert "(images[test])" not in source
 
 
-@pytest.mark.deep
-def test_training_writes_nothing_unasked(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from examples import train_digits_cnn
-
-    ships = torch.load(train_digits_cnn.OUT, weights_only=False).state_dict()
-    before = train_digits_cnn.OUT.stat()
-    monkeypatch.setattr(train_digits_cnn, "train", lambda model, *rest: model.eval().load_state_dict(ships))
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
-    train_digits_cnn.main([])
-    assert train_digits_cnn.OUT.stat() == before
-    train_digits_cnn.main(["--write", str(tmp_path / "trained.pt")])
-    check_trained(tmp_path / "trained.pt")
-
-
 def check_drawn(path, ships):
     """The photographs in the documentation's picture are what the example draws: each block of 6 × 6 pixels has the same grey.
 
@@ -216,14 +200,3 @@ def check_trained(path):
 )
 def test_a_script_without_an_assertion_is_seen(source):
     assert not asserts_at_its_end(source)
-
-
-def test_a_failing_example_is_seen(tmp_path):
-    source = (ROOT / "examples/conv3d.py").read_text(encoding="utf-8")
-    broken = source.replace("discrepancy = verify.compare(", "layer.b_out.data += 1e-3\ndiscrepancy = verify.compare(")
-    assert broken != source
-    script = tmp_path / "broken.py"
-    script.write_text(broken, encoding="utf-8")
-    done = run(script, tmp_path)
-    assert done.returncode != 0
-    assert "AssertionError" in done.stderr

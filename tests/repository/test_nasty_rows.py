@@ -54,16 +54,3 @@ def test_every_row_has_a_test() -> None:
     assert len(rows) > 60
     assert not rows - shown.keys(), "rows without a test"
     assert not shown.keys() - rows, "there are no such rows"
-
-
-def test_the_scan_reads_rows_of_tables_alone() -> None:
-    assert listed("| row | input |\n|---:|---|\n| 7 | a |\n12 | b |\n| x | 3 | y |\n| 8 | c | d |") == [7, 8]
-
-
-def test_the_scan_sees_names_and_marks() -> None:
-    code = "@pytest.mark.nasty(3, 4)\ndef test_a(): pass\ndef test_row_5_and_17_b(): pass\ndef test_arrow_6(): pass"
-    assert [rows_of(test) for test in ast.parse(code).body if isinstance(test, ast.FunctionDef)] == [
-        {3, 4},
-        {5, 17},
-        set(),
-    ]

@@ -261,11 +261,14 @@ def output_from(shown: dict[str, Any], factor: float = 1.0) -> np.ndarray:
 
 @settings(max_examples=20)
 @given(case=cases(), factor=st.sampled_from([1.0, 0.25, 8.0]))
-def test_the_data_give_the_layers_own_output(case: Case, factor: float) -> None:
+def test_the_data_give_any_layers_own_attention_and_output(case: Case, factor: float) -> None:
     """At the layer's sharpness and, with the slider, at that of a layer built softer or sharper."""
     x = case.x if case.x.dim() == case.conv.weight.dim() else case.x[None]
     layer, other = (construct.conv_to_mhsa(case.conv, alpha=alpha) for alpha in (0.75, 0.75 * factor))
     shown = picture(ReportLayer("", case.conv, layer, x=x))
+    own = own_attention(copy.deepcopy(layer).double(), shown, torch.float64)
+    np.testing.assert_allclose(rows_from(shown), own, rtol=1e-12, atol=1e-300)
+    assert sorted(shown["taps"]) == [*range(layer.heads)]
     if shown["live"] is None:
         assert "too many" in shown["live_why"] or not len(x)
         return
@@ -281,17 +284,6 @@ def test_the_data_give_the_layers_own_output(case: Case, factor: float) -> None:
     np.testing.assert_allclose(output_from(shown, factor), expected, rtol=0, atol=1e-12 * terms)
     shipped = np.frombuffer(base64.b64decode(shown["live"]["expected"]), "<f8")
     np.testing.assert_allclose(shipped, before, rtol=0, atol=1e-12 * terms)
-
-
-@given(case=cases())
-def test_any_layer_can_be_drawn(case: Case) -> None:
-    layer = construct.conv_to_mhsa(case.conv, alpha=0.75)
-    shown = picture(ReportLayer("", case.conv, layer))
-    layer.double()
-    with torch.no_grad():
-        own = layer.attention_probabilities(torch.zeros(1, layer.in_channels, *shown["input"], dtype=torch.float64))[0]
-    np.testing.assert_allclose(rows_from(shown), own.numpy(), rtol=1e-12, atol=1e-300)
-    assert sorted(shown["taps"]) == [*range(layer.heads)]
 
 
 def test_an_edited_v_shows() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 import construct
 import verify
-from commands import ROOT, Command, python
+from commands import Command, python
 from report_layers import seeded
 from verify.layers.fields import Geometry
 from verify.layers.reading import tap_of_shift
@@ -84,10 +84,6 @@ def test_where_nothing_can_be_rechecked_it_says_why(options: list[Any], why: str
     assert "<pre>" not in text
     assert "These files are not rechecked" in text
     assert why in text
-
-
-def test_the_page_of_formats_says_so_too() -> None:
-    assert "not rechecked" in page_of(ROOT / "docs/formats.md")
 
 
 # ---- numbers -------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The table of planted faults that test samples and certificates, and the convolutions on which samples must detect one.
 
-Faults of hard heads are those of the sweep; here are faults of soft heads, and `faults_code` enters those in the code.
+Faults of hard heads are those of the sweep; here are faults of soft heads; `faults_code` adds those in the code.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from construct import MHSA
 from verify.experiment.sweep import faults
-from verify.experiment.sweep.faults import Change, one_head
+from verify.experiment.sweep.faults import one_head
 from verify.strategies import numbers
 
 GEOMETRIES: dict[str, Callable[[], nn.Module]] = {
@@ -66,21 +66,14 @@ class Fault:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-FAULTS: dict[str, Fault] = {}
 FIELDS = ("built", "shown_on", "soft", "more")
 
 
-def _enter(name: str, plant: Callable[..., Any], in_code: bool, settings: dict[str, Any]) -> None:
-    """Enter a fault into the table; settings that are not its fields are options of the convolutions."""
-    assert name not in FAULTS, name
+def fault(plant: Callable[..., Any], in_code: bool, settings: dict[str, Any]) -> Fault:
+    """A fault; settings that are not its fields are options of the convolutions."""
     fields = {key: value for key, value in settings.items() if key in FIELDS}
     options = {key: value for key, value in settings.items() if key not in FIELDS}
-    FAULTS[name] = Fault(plant, in_code, **fields, options=options)
-
-
-def code_fault(name: str, **settings: Any) -> Callable[[Callable[..., Any]], None]:
-    """Decorator that enters a fault in the code."""
-    return lambda plant: _enter(name, plant, True, settings)
+    return Fault(plant, in_code, **fields, options=options)
 
 
 def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, Tensor]:
@@ -96,82 +89,43 @@ def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, T
 # ---- faults of soft heads ----------------------------------------------------------------------------------------------
 
 
-def _content(layer: MHSA, rng: np.random.Generator, *names: str) -> MHSA:
+def _content(layer: MHSA, rng: np.random.Generator, *names: str) -> None:
     for name in names:
         w = getattr(layer, name)
         w.data = torch.from_numpy(rng.normal(size=w.shape)).to(w.dtype) * 1000
-    return layer
 
 
-def _halfway_between_two_keys(conv, layer, rng):
-    layer.v.data[one_head(layer, rng), 1] += 1024.0
-
-
-def _softly_off_the_lattice(conv, layer, rng):
+def _softly_off_the_lattice(layer: MHSA, rng: np.random.Generator) -> None:
     layer.v.data[one_head(layer, rng), 1:] *= 1 + 0.3 / 1024
     layer.v.data /= 64
     layer.v.data[one_head(layer, rng), 1] += 2 * 16 * 0.4
 
 
-def _alpha_negative(conv, layer, rng):
-    layer.v.data[one_head(layer, rng)] *= -1
-
-
-def _alpha_negative_tau_kept(conv, layer, rng):
-    layer.v.data[:, 0] *= -1
-
-
-def _one_head_soft(conv, layer, rng):
-    layer.v.data[one_head(layer, rng)] *= 2.0**-9
-
-
-def _all_heads_soft(conv, layer, rng):
-    layer.v.data *= 2.0**-8
-
-
-def _alpha_tiny(conv, layer, rng):
-    layer.v.data *= 1e-9
-
-
-def _no_positions(conv, layer, rng):
-    getattr(layer, str(rng.choice(["v", "w_key_pos"]))).data.zero_()
-
-
-def _encoding_of_the_keys_swapped(conv, layer, rng):
-    layer.w_key_pos.data = layer.w_key_pos.data.roll(1, 1)
-
-
-def _encoding_of_the_keys_negated(conv, layer, rng):
-    layer.w_key_pos.data[one_head(layer, rng), :, int(rng.integers(1, layer.v.shape[1]))] *= -1
-
-
-def _queries_ask_for_keys(conv, layer, rng):
-    return _content(layer, rng, "w_qry", "w_key")
-
-
-def _queries_ask_for_positions(conv, layer, rng):
-    return _content(layer, rng, "w_qry")
-
-
-def _heads_prefer_some_keys(conv, layer, rng):
-    return _content(layer, rng, "u", "w_key")
-
-
-SOFT: dict[str, Change] = {
-    "halfway between two keys": _halfway_between_two_keys,
+SOFT: dict[str, Callable[[MHSA, np.random.Generator], Any]] = {
+    "halfway between two keys": lambda layer, rng: layer.v.data[one_head(layer, rng), 1].add_(1024.0),
     "softly off the lattice": _softly_off_the_lattice,
-    "α negative": _alpha_negative,
-    "α negative, τ kept": _alpha_negative_tau_kept,
-    "one head soft": _one_head_soft,
-    "all heads soft": _all_heads_soft,
-    "α tiny": _alpha_tiny,
-    "no positions": _no_positions,
-    "encoding of the keys swapped": _encoding_of_the_keys_swapped,
-    "encoding of the keys negated": _encoding_of_the_keys_negated,
-    "queries ask for keys": _queries_ask_for_keys,
-    "queries ask for positions": _queries_ask_for_positions,
-    "heads prefer some keys": _heads_prefer_some_keys,
+    "α negative": lambda layer, rng: layer.v.data[one_head(layer, rng)].mul_(-1),
+    "α negative, τ kept": lambda layer, rng: layer.v.data[:, 0].mul_(-1),
+    "one head soft": lambda layer, rng: layer.v.data[one_head(layer, rng)].mul_(2.0**-9),
+    "all heads soft": lambda layer, rng: layer.v.data.mul_(2.0**-8),
+    "α tiny": lambda layer, rng: layer.v.data.mul_(1e-9),
+    "no positions": lambda layer, rng: getattr(layer, str(rng.choice(["v", "w_key_pos"]))).data.zero_(),
+    "encoding of the keys swapped": lambda layer, rng: layer.w_key_pos.data.copy_(layer.w_key_pos.data.roll(1, 1)),
+    "encoding of the keys negated": lambda layer, rng: layer.w_key_pos.data[
+        one_head(layer, rng), :, int(rng.integers(1, layer.v.shape[1]))
+    ].mul_(-1),
+    "queries ask for keys": lambda layer, rng: _content(layer, rng, "w_qry", "w_key"),
+    "queries ask for positions": lambda layer, rng: _content(layer, rng, "w_qry"),
+    "heads prefer some keys": lambda layer, rng: _content(layer, rng, "u", "w_key"),
 }
+"""Each changes a layer in place."""
+
+
+def _in_place(change: Callable[[MHSA, np.random.Generator], Any], conv: Any, layer: MHSA, rng: np.random.Generator):
+    change(layer, rng)
+    return layer
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "two heads at one shift": {"shown_on": ALL},
     "shifts negated": {"shown_on": SYMMETRIC},
@@ -211,5 +165,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What `Fault` says of a fault beside its function, where that is not the default; options of convolutions too."""
 
-for _name, _change in (faults.FAULTS | SOFT).items():
-    _enter(_name, partial(faults.planted, _change), False, SETTINGS.get(_name, {}) | {"soft": _name in SOFT})
+_CHANGES = {name: partial(faults.planted, change) for name, change in faults.FAULTS.items()}
+_CHANGES |= {name: partial(_in_place, change) for name, change in SOFT.items()}
+IN_LAYERS = {
+    name: fault(plant, False, SETTINGS.get(name, {}) | {"soft": name in SOFT}) for name, plant in _CHANGES.items()
+}
+"""Faults in stored numbers."""

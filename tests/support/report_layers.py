@@ -62,10 +62,10 @@ def drawn(name: str) -> tuple[Any, dict[str, Any]]:
     return layer, picture(ReportLayer(name, conv, layer))
 
 
-def own_attention(layer: Any, shown: dict[str, Any]) -> np.ndarray:
+def own_attention(layer: Any, shown: dict[str, Any], dtype: torch.dtype = torch.float32) -> np.ndarray:
     """The layer's own attention on the picture's grid, (heads, queries, keys)."""
     with torch.no_grad():
-        return layer.attention_probabilities(torch.zeros(1, layer.in_channels, *shown["input"]))[0].numpy()
+        return layer.attention_probabilities(torch.zeros(1, layer.in_channels, *shown["input"], dtype=dtype))[0].numpy()
 
 
 def network() -> nn.Sequential:

@@ -127,8 +127,3 @@ def test_the_build_asks_for_the_axioms_of_every_headline():
     (asked,) = re.findall(r"^Definition headlines := \((.*)\)\.$", text, re.MULTILINE)
     assert [name.rpartition(".")[2].lstrip("@") for name in asked.split(", ")] == [h.name for h in headlines()]
     assert text.endswith("\nPrint Assumptions headlines.\n")
-
-
-def test_files_of_coq_stay_short():
-    assert not [name for name, text in TEXTS.items() if text.count("\n") > 400]
-    assert not [name for name, text in TEXTS.items() if max(map(len, text.split("\n"))) > 132]

@@ -1,16 +1,12 @@
 """Each symbolic proof holds as coded, fails when the code under it is broken, and its expressions hold for numbers."""
 
 import inspect
-import math
 from collections import Counter
-from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from broken import WRONG_ENCODINGS, as_coded, break_encoding
 from construct.encoding import quadratic
@@ -20,7 +16,6 @@ from verify.theory.symbolic import lemmas, proof, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
 from verify.theory.symbolic.proofs_encodings import parabola_steps
 from verify.theory.symbolic.proofs_heads import head_count_steps
-from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_lemma2 import SymbolicVector, any_length_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
@@ -174,17 +169,6 @@ def test_a_wrong_feature_fails_the_absolute_encoding(functions, monkeypatch):
         lemmas.prove_absolute_encoding(2)
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [any_length_steps, lambda: theorem_steps(1), on_lattice_steps, off_lattice_steps],
-    ids=["any length", "theorem", "on lattice", "off lattice"],
-)
-def test_the_steps_notice_it_on_their_own(steps, monkeypatch):
-    break_encoding(monkeypatch, WRONG["v with +2 tau"])
-    with pytest.raises(ProofFailed):
-        steps()
-
-
 @pytest.mark.parametrize("steps", [lambda: lemma1_steps(1), pytest.param(head_count_steps, marks=pytest.mark.deep)])
 def test_what_takes_attention_as_given_rests_on_no_encoding(steps, monkeypatch):
     break_encoding(monkeypatch, WRONG["v negated"] | WRONG["r negated"])
@@ -241,73 +225,6 @@ def test_the_written_out_convolution_is_the_convolution():
 
 
 # ---- numbers, with plain Python --------------------------------------------------------------------------------------------
-
-
-def softmax(scores):
-    top = max(scores)
-    exponentials = [math.exp(s - top) for s in scores]
-    return [e / math.fsum(exponentials) for e in exponentials]
-
-
-def score(delta, tau, alpha):
-    return sum(a * b for a, b in zip(quadratic.v(tau, alpha), quadratic.r(delta), strict=True))
-
-
-@settings(max_examples=50)
-@given(alpha=st.floats(0.1, 4), tau=st.tuples(st.floats(-3, 3), st.floats(-3, 3)))
-def test_attention_is_a_product_of_its_axes(alpha, tau):
-    keys = list(product(range(3), range(4)))
-    for q in ((0, 0), (2, 1)):
-        whole = softmax([score((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys])
-        rows = softmax([-alpha * (k - q[0] - tau[0]) ** 2 for k in range(3)])
-        columns = softmax([-alpha * (k - q[1] - tau[1]) ** 2 for k in range(4)])
-        assert whole == pytest.approx([rows[i] * columns[j] for i, j in keys], abs=1e-12)
-
-
-@settings(max_examples=50)
-@given(alpha=st.floats(0.1, 4), q=st.tuples(*[st.integers(0, 3)] * 2), tau=st.tuples(*[st.integers(-3, 3)] * 2))
-def test_the_absolute_encoding_has_the_same_softmax(alpha, q, tau):
-    keys = list(product(range(4), repeat=2))
-    query = quadratic.absolute_query(q, tau, alpha)
-    dotted = [sum(a * b for a, b in zip(query, quadratic.absolute_key(k), strict=True)) for k in keys]
-    relative = [score((k[0] - q[0], k[1] - q[1]), tau, alpha) for k in keys]
-    assert softmax(dotted) == pytest.approx(softmax(relative), abs=1e-12)
-
-
-@pytest.mark.parametrize("sides", [(5,), (3, 4), (2, 3, 2), (1, 4, 1)])
-def test_the_parabola_numbers_every_shift_and_keeps_the_gap(sides):
-    box = list(product(*(range(-side, side + 1) for side in sides)))
-    radix = [math.prod(2 * side + 1 for side in sides[axis + 1 :]) for axis in range(len(sides))]
-    numbers = {delta: quadratic.number(delta, radix) for delta in box}
-    assert len(set(numbers.values())) == len(box)
-    for tau in box:
-        scores = {d: score((n,), (numbers[tau],), 8) for d, n in numbers.items()}
-        top = scores.pop(tau)
-        assert all(top - other >= 8 for other in scores.values())
-
-
-def test_three_shifts_are_out_of_reach_of_one_component():
-    values = range(-2, 3)
-    for r in product(values, repeat=3):
-        reached = set()
-        for c in (-3, -1, 0, 1, 2):
-            scores = [c * x for x in r]
-            if scores.count(max(scores)) == 1:
-                reached.add(scores.index(max(scores)))
-        assert len(reached) <= 2
-    assert any(len({*r}) == 3 for r in permutations(values, 3))
-
-
-def test_no_two_heads_make_three_independent_taps():
-    rng = np.random.default_rng(1)
-    shifts = np.stack([np.eye(3, 5, k) for k in range(3)])  # (tap, query, token)
-    taps = np.array([[1, 2, 0, 1], [0, 1, 3, 1], [2, 0, 1, 1]])
-    unfolded = np.einsum("jqt,jc->qtc", shifts, taps).reshape(15, 4)
-    assert np.linalg.matrix_rank(unfolded) == 3
-    for heads in (1, 2, 3):
-        attention, values = rng.random((heads, 3, 5)), rng.standard_normal((heads, 4))
-        layer = np.einsum("hqt,hc->qtc", attention, values).reshape(15, 4)
-        assert np.linalg.matrix_rank(layer) == heads
 
 
 # ---- how they are printed -----------------------------------------------------------------------------------------------------
