@@ -5,10 +5,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +17,7 @@ from construct.heads import bijection, tap_shifts
 from construct.modules.convolutions import geometry_of
 from construct.tokens import TokenGrid, sources_along_axis
 from truths import random_layer
-from verify.strategies import Case, cases, convolutions
+from verify.strategies import convolutions
 
 PLAIN = ConvGeometry(4, 6, (3, 2), (1, 1), (0, 0), "zeros", (1, 1), 2)
 
@@ -119,40 +118,9 @@ def test_sources_are_what_torch_pads_with(n: int, mode: str, before: int, after:
         assert torch.equal(sources_along_axis(n, 1, (before, after), mode), padded[0, 0].long() - 1)
 
 
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(-3, 4), st.integers(-3, 4))
-def test_sources_of_a_stuffed_axis(n: int, stuffing: int, before: int, after: int):
-    """There are s − 1 holes between neighbours and zeros outside; a negative pad crops."""
-    line = [-1] * 4 + [i // stuffing if i % stuffing == 0 else -1 for i in range(stuffing * (n - 1) + 1)] + [-1] * 4
-    assume(len(line) - 8 + before + after > 0)
-    sources = sources_along_axis(n, stuffing, (before, after), "zeros")
-    assert sources.tolist() == line[4 - before : len(line) - 4 + after]
-
-
 def test_an_unknown_padding_mode_is_refused():
     with pytest.raises(ValueError, match="unknown padding mode 'wrap'"):
         sources_along_axis(3, 1, (1, 1), "wrap")
-
-
-@given(cases(batches=[2], tokens=60, integers=[True]))
-def test_tokens_are_the_padded_input_and_codes_number_the_shifts(case: Case):
-    """``gather`` gives the padded image, row-major; code(δ) of key and query is the index of δ = k − q in the table of shifts."""
-    geometry = geometry_of(case.conv)
-    grid = TokenGrid.of(geometry, tuple(case.x.shape[2:]))
-    tokens = grid.gather(case.x)
-    assert tokens.shape == (2, grid.token_count, geometry.in_channels)
-    image = tokens.mT.unflatten(2, grid.shape)
-    for place in ([0] * geometry.dims, [n // 2 for n in grid.shape], [n - 1 for n in grid.shape]):
-        source = [int(axis[i]) for axis, i in zip(grid.sources, place, strict=True)]
-        expected = torch.zeros_like(case.x[:, :, *(0,) * geometry.dims]) if -1 in source else case.x[:, :, *source]
-        assert torch.equal(image[:, :, *place], expected)
-    keys = torch.stack(torch.meshgrid(*map(torch.arange, grid.shape), indexing="ij")).flatten(1)
-    queries = torch.stack(torch.meshgrid(*grid.queries, indexing="ij")).flatten(1)
-    assert torch.equal(grid.query_tokens, torch.from_numpy(np.ravel_multi_index(queries.numpy(), grid.shape)))
-    codes = grid.query_codes[:, None] + grid.key_codes[None, :]
-    delta = keys[:, None, :] - queries[:, :, None]
-    assert torch.equal(torch.stack(grid.shifts())[:, codes].long(), delta)
-    assert int(codes.min()) >= 0
-    assert int(codes.max()) < grid.box_size
 
 
 def test_a_zero_token_is_zero_whatever_it_would_have_copied():

@@ -1,6 +1,7 @@
 """The theorem as properties: on random convolutions and inputs, the attention layer equals the convolution."""
 
 import copy
+import dataclasses
 import inspect
 from collections import Counter
 from itertools import product
@@ -16,10 +17,18 @@ from torch.nn import functional
 from construct import MHSA, ConvGeometry, conv_to_mhsa
 from construct.builder import kernel_to_mhsa
 from traits import traits
-from truths import batched, exact, excess, permuted, random_layer
-from verify.oracle import Convolution
+from truths import any_dimension, batched, exact, excess, permuted, random_layer
 from verify.rounding.elements import difference_bound
-from verify.strategies import EXACT_BELOW, Case, cases, convolutions, crashes_torch, inputs_for, least_size
+from verify.strategies import (
+    EXACT_BELOW,
+    PADDING_MODES,
+    Case,
+    cases,
+    convolutions,
+    crashes_torch,
+    inputs_for,
+    least_size,
+)
 
 EXAMPLES = max(40, settings().max_examples)  # fewer do not show every option
 
@@ -202,41 +211,21 @@ def test_with_positions_shuffling_tokens_does_not_shuffle_the_output(silent: str
 # ---- dimensions ----------------------------------------------------------------------------------------------------------
 
 
-@st.composite
-def four_dimensional(draw: st.DrawFn) -> tuple[Convolution, ConvGeometry, torch.Tensor]:
-    """A convolution that torch lacks, as raw fields and as a geometry, and an input, of small integers."""
-
-    def axes(least: int, most: int) -> tuple[int, ...]:
-        return draw(st.tuples(*(st.integers(least, most) for _ in range(4))))
-
-    flip, groups, mode = draw(st.booleans()), draw(st.integers(1, 2)), "zeros"
-    kernel, stride, dilation, padding = axes(1, 2), axes(1, 2), axes(1, 2), axes(0, 1)
-    kernel = (draw(st.integers(1, 3)), *kernel[1:])
-    if flip:  # never crop away all of a small input
-        padding = tuple(min(p, k - 1) for p, k in zip(padding, kernel, strict=True))
-    else:
-        mode = draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
-    d_in, d_out = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
-    g = ConvGeometry(d_in, d_out, kernel, stride, padding, mode, dilation, groups, flip)
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    shape = (d_in, d_out // groups) if flip else (d_out, d_in // groups)
-    weight = torch.randint(-9, 10, (*shape, *kernel), generator=generator).double()
-    bias = torch.randint(-9, 10, (d_out,), generator=generator).double()
-    size = [k * dil - dil + 1 + extra for k, dil, extra in zip(kernel, dilation, axes(0, 1), strict=True)]
-    size = [max(n, 1 + p) for n, p in zip(size, padding, strict=True)]
-    x = torch.randint(-9, 10, (2, d_in, *size), generator=generator).double()
-    truth = Convolution(weight.numpy(), bias.numpy(), stride, padding, dilation, groups, mode, flip, (0,) * 4)
-    return truth, g, x
-
-
 @settings(max_examples=EXAMPLES // 2)
-@given(four_dimensional())
+@given(any_dimension(4, 4, modes=PADDING_MODES))
 def test_d_p_is_5_in_four_dimensions_against_the_definition(problem):
     """All dimensions share one code path; the fourth, which torch lacks, equals the oracle bit for bit."""
-    truth, geometry, x = problem
-    layer = kernel_to_mhsa(torch.from_numpy(truth.weight), torch.from_numpy(truth.bias), geometry)
+    truth, x = problem
+    first, second = truth.weight.shape[:2]
+    channels = (first, second * truth.groups) if truth.transposed else (second * truth.groups, first)
+    fields: dict[str, Any] = {
+        field.name: getattr(truth, field.name, None) for field in dataclasses.fields(ConvGeometry)
+    }
+    geometry = ConvGeometry(**fields | {"in_channels": channels[0], "out_channels": channels[1]})
+    bias = None if truth.bias is None else torch.from_numpy(truth.bias).double()
+    layer = kernel_to_mhsa(torch.from_numpy(truth.weight).double(), bias, geometry)
     assert layer.v.shape[1] == 5
-    assert torch.equal(layer(x).detach(), torch.from_numpy(truth(x.numpy())))
+    assert torch.equal(layer(torch.from_numpy(x).double()).detach(), torch.from_numpy(truth(x)).double())
 
 
 # ---- the strategies --------------------------------------------------------------------------------------------------------

@@ -387,18 +387,6 @@ def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) 
 # ---- without a network ---------------------------------------------------------------------------------------------------
 
 
-def test_layers_of_a_network_of_torch_and_of_no_network(tmp_path: Path) -> None:
-    conv = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 1, 1)))
-    net = construct.convert(conv)
-    construct.save(net, tmp_path / "net.pt")
-    layers = construct.load(tmp_path / "net.pt", layers=True)
-    assert list(layers) == ["0", "1.1"]
-    assert all(same(layer, net.get_submodule(name)) for name, layer in layers.items())
-    bare = construct.conv_to_mhsa(nn.Conv1d(1, 2, 3, dilation=2))
-    layers = construct.load(written(bare.state_dict(), tmp_path / "bare.pt"), layers=True)
-    assert layers[""].dilation == (2,)
-
-
 def lies(record: Any) -> list[Any]:
     """False records that a file may hold in place of a true one."""
     return [
@@ -437,18 +425,6 @@ DEEP = '{"": {"kind": "MHSA", "groups": ' + "[" * 50_000 + "]" * 50_000 + "}}"
 def test_metadata_of_safetensors_that_hold_no_geometry(geometry: str, reason: str, tmp_path: Path) -> None:
     save_file(construct.conv_to_mhsa(nn.Conv1d(1, 2, 3)).state_dict(), tmp_path / "s.safetensors", {GEOMETRY: geometry})
     assert reason in refusal(tmp_path / "s.safetensors")
-
-
-@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
-def test_safetensors_give_the_layer_back(encoding: str, tmp_path: Path) -> None:
-    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, dtype=torch.bfloat16)
-    layer = construct.conv_to_mhsa(conv, encoding=encoding)
-    construct.save(layer, tmp_path / "s.safetensors")
-    again: Any = construct.load(tmp_path / "s.safetensors")
-    x = torch.randn(1, 4, 9, 9).bfloat16()
-    assert torch.equal(again(x), layer(x))
-    ours, theirs = (verify.certify(conv, attention, grid=(9, 9)) for attention in (again, layer))
-    assert ours.mhsa_sha256 == theirs.mhsa_sha256
 
 
 @pytest.mark.parametrize("name", ["forward", "training", "_modules"])

@@ -2,12 +2,14 @@
 
 import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from construct import MHSA, ConvGeometry, MHSAWeights
 from construct.encoding.encodings import Covariance, Quadratic, Relative
@@ -59,6 +61,38 @@ def sharp_bound(layer: Any, conv: Any, x: torch.Tensor) -> np.ndarray:
     attention = Attention.read(layer)
     carried = replace(Convolution.read(conv), weight=absolute_kernel(attention), bias=attention.b_out)
     return attention_bound(attention, x, size_of(carried, x))
+
+
+@st.composite
+def any_dimension(
+    draw: st.DrawFn, least: int, most: int, modes: Sequence[str] = ("zeros",)
+) -> tuple[Convolution, np.ndarray]:
+    """A convolution of small integers in ``least`` to ``most`` dimensions, which torch may lack, and an input."""
+    d = draw(st.integers(least, most))
+
+    def axes(least: int, most: int) -> tuple[int, ...]:
+        return draw(st.tuples(*(st.integers(least, most) for _ in range(d))))
+
+    flip, g, mode = draw(st.booleans()), draw(st.integers(1, 2)), "zeros"
+    kernel, stride, dilation, padding = axes(1, 2 if d > 2 else 3), axes(1, 2), axes(1, 2), axes(0, 1)
+    if d > 2:
+        kernel = (draw(st.integers(1, 3)), *kernel[1:])
+    extra: tuple[int, ...] = ()
+    if flip:  # never crop away all of a small input
+        padding = tuple(min(p, k - 1) for p, k in zip(padding, kernel, strict=True))
+        extra = tuple(draw(st.integers(0, max(s, dil) - 1)) for s, dil in zip(stride, dilation, strict=True))
+        size = axes(1, 2)
+    else:
+        mode = draw(st.sampled_from(modes))
+        spans = (dil * (k - 1) + 1 for dil, k in zip(dilation, kernel, strict=True))
+        size = tuple(max(n + more, 1 + p) for n, more, p in zip(spans, axes(0, 1), padding, strict=True))
+    d_in, d_out = g * draw(st.integers(1, 2)), g * draw(st.integers(1, 2))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    shape = (d_in, d_out // g) if flip else (d_out, d_in // g)
+    bias = rng.integers(-9, 10, d_out) if draw(st.booleans()) else None
+    weight = rng.integers(-9, 10, (*shape, *kernel))
+    conv = Convolution(weight, bias, stride, padding, dilation, g, mode, flip, extra or (0,) * d)
+    return conv, rng.integers(-9, 10, (1, d_in, *size))
 
 
 def permuted(layer: MHSA, order: list[int]) -> MHSA:
@@ -114,9 +148,12 @@ def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int 
     return layer
 
 
-def paper(layer: Any, x: torch.Tensor) -> np.ndarray:
-    """Eq. 3 and 6, literally, on tokens padded by numpy: (B, D_in, *size) → (B, D_out, *output)."""
-    w, attention = numbers_of(layer), paper_attention(layer, x)
+def paper(layer: Any, x: torch.Tensor, r: Callable[[list[int]], Any] | None = None) -> np.ndarray:
+    """Eq. 3 and 6, literally, on tokens padded by numpy: (B, D_in, *size) → (B, D_out, *output).
+
+    ``r`` is r_δ of an encoding of one's own.
+    """
+    w, attention = numbers_of(layer), paper_attention(layer, x, r)
     output, grid = np.split(np.array(attention.shape[2:]), 2)
     tokens = _padded(layer, x.detach().double().numpy()).reshape(len(x), layer.groups, -1, grid.prod())
     mean = np.einsum("bhqk,bgck->bhqgc", attention.reshape(len(x), layer.heads, -1, grid.prod()), tokens)
@@ -124,13 +161,15 @@ def paper(layer: Any, x: torch.Tensor) -> np.ndarray:
     return (y + w["b_out"][:, None]).reshape(*y.shape[:2], *output)
 
 
-def paper_attention(layer: Any, x: torch.Tensor) -> np.ndarray:
+def paper_attention(layer: Any, x: torch.Tensor, r: Callable[[list[int]], Any] | None = None) -> np.ndarray:
     """The attention of Eq. 6 by loops over batch, head, query and key in float64: (B, heads, *output, *tokens).
 
     Args:
         layer: used for the eight tensors, the convolution's fields, and the encoding's name and tables, not its formula.
         x: (B, D_in, *size).
+        r: the formula of an encoding that has no name here.
     """
+    encode = r or (lambda delta: _encoded(layer, w, delta))
     w, images = numbers_of(layer), _padded(layer, x.detach().double().numpy())
     grid = images.shape[2:]
     anchor = [dil * ((k - 1) // 2) for k, dil in zip(layer.kernel_size, layer.dilation, strict=True)]
@@ -143,7 +182,7 @@ def paper_attention(layer: Any, x: torch.Tensor) -> np.ndarray:
         q = tuple(s * i + a for s, i, a in zip(stride, o, anchor, strict=True))
         query, scores = images[(b, slice(None), *q)] @ w["w_qry"][h], []
         for k in keys:
-            place = w["w_key_pos"][h] @ _encoded(layer, w, [n - m for m, n in zip(q, k, strict=True)])
+            place = w["w_key_pos"][h] @ encode([n - m for m, n in zip(q, k, strict=True)])
             key = images[(b, slice(None), *k)] @ w["w_key"][h]
             scores.append(query @ key + query @ place + w["u"][h] @ key + w["v"][h] @ place)
         weights = [math.exp(score - max(scores)) for score in scores]
