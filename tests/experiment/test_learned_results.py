@@ -98,7 +98,7 @@ def test_the_figures_of_a_folder_are_drawn_and_the_others_named(
     assert figures.main([str(runs), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
-    drawn = {"accuracy", "centres", "paths", "centres_covariance", "maps_relative", "moved"}
+    drawn = {"accuracy", "centres", "paths", "centres_covariance", "maps_relative", "moved", "moved_paper"}
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.png" for name in drawn} | {figures.SUMMARY}
     assert "centres_16: not drawn, no finished run of quadratic-16\n" in printed
     assert "accuracy: drawn without local, relative-content, frozen, conv9, resnet18, of" in printed

@@ -54,19 +54,20 @@ def accuracy(summary: Summary) -> "Figure":
     return plots.accuracy(summary | {"variants": {k: v for k, v in summary["variants"].items() if k in COMPARED}})
 
 
-LINES = "τ, with lines that hold 50 % and 90 % of the attention; the square is the query."
+LINES = "τ, with lines that hold 50 % and 90 % of the attention, cut at the edge of the panel; the square is the query"
 DRAWINGS = (
-    Drawing("accuracy", "", "Accuracy by epoch, beside the ResNet and the convolutions.", accuracy),
+    Drawing("accuracy", "", "Accuracy by epoch: means over seeds, and from the least to the greatest", accuracy),
     _of("centres", "quadratic", f"The paper's Figure 4, after training from its start: {LINES}", plots.centres),
     _of("centres_local", "local", f"The same, from the local start: {LINES}", plots.centres),
-    _of("paths", "quadratic", "The centres of layer 4 every 50 steps of training, and α, from the paper's start.", plots.paths),
-    _of("paths_local", "local", "The centres of layer 4 every 50 steps of training, and α, from the local start.", plots.paths),
+    _of("paths", "quadratic", "The centres of layer 4 every 50 steps of training, and α, from the paper's start", plots.paths),
+    _of("paths_local", "local", "The centres of layer 4 every 50 steps of training, and α, from the local start", plots.paths),
     _of("centres_16", "quadratic-16", f"The paper's Figure 14, 16 heads: {LINES}", plots.centres),
     _of("centres_covariance", "covariance", f"The paper's Figure 12, Σ in place of α: {LINES}", plots.centres),
-    _of("maps_relative", "relative", "The paper's Figure 5, learned relative: 7 × 7 around the query.", plots.maps, reach=REACH),
-    _of("maps_content", "relative-content", "The paper's Figure 6, with content: averaged over images.", plots.maps),
-    _of("moved", "relative", "The query moved, learned relative: do the profiles move?", plots.moved),
-    _of("moved_content", "relative-content", "The query moved, with content: do the profiles move?", plots.moved),
+    _of("maps_relative", "relative", "The paper's Figure 5, learned relative: 7 × 7 around the query", plots.maps, reach=REACH),
+    _of("maps_content", "relative-content", "The paper's Figure 6, with content: averaged over images", plots.maps),
+    _of("moved_paper", "quadratic", "The query moved, from the paper's start: only the border differs", plots.moved),
+    _of("moved", "relative", "The query moved, learned relative: whether the profiles move", plots.moved),
+    _of("moved_content", "relative-content", "The query moved, with content: whether the profiles move", plots.moved),
 )  # fmt: skip
 
 
@@ -100,14 +101,16 @@ def drawn(summary: Summary) -> tuple[list[Drawing], list[str]]:
 
 def needed(summary: Summary) -> Summary:
     """The part of a summary from which its figures are drawn."""
-    drawn_maps = {one.variant for one in DRAWINGS if one.name.startswith(("maps", "moved"))}
+    mapped, moved = ({one.variant for one in DRAWINGS if one.name.startswith(name)} for name in ("maps", "moved"))
     drawn_heads = {one.variant for one in DRAWINGS}
     variants = {}
     for name, variant in summary["variants"].items():
         looks = variant["looks"] if name in drawn_heads else None
-        if looks is not None and name not in drawn_maps:
+        if looks is not None and name not in moved:
             looks = {key: value for key, value in looks.items() if key != "moved"}
-            looks["layers"] = [{k: v for k, v in layer.items() if k != "map"} for layer in looks["layers"]]
+        if looks is not None and name not in mapped:
+            layers = [{k: v for k, v in layer.items() if k != "map"} for layer in looks["layers"]]
+            looks = looks | {"layers": layers}
         variants[name] = variant | {"looks": looks}
     return summary | {"variants": variants}
 

@@ -173,8 +173,8 @@ def centres(file: str, data: str) -> list[str]:
         f"![Centres of the local start by layer, on {data}](figures/{file}_local.svg)",
         "",
         f"*Where each head looks after training at × {rows.SHOWN} on {data}, seed 0, drawn as in the paper's Figure 4: τ, with",
-        "circles that hold 50 % and 90 % of the attention; the black square is the query. Above the paper's start, below the local",
-        "one.*",
+        "circles that hold 50 % and 90 % of the attention, cut at the edge of a panel; the black square is the query. Above the",
+        "paper's start, below the local one.*",
     ]
 
 
