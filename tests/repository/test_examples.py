@@ -1,4 +1,4 @@
-"""Every example runs with warnings as errors, ends in an assertion, and prints what it demonstrates."""
+"""Every example runs with warnings as errors, and ends in assertions of what it demonstrates."""
 
 import ast
 import os
@@ -17,54 +17,6 @@ from commands import ROOT, python
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SCRIPT = "train_digits_cnn"
 """The only example that is a command rather than a notebook."""
-SHOWS = {
-    "alpha_too_small": [
-        r"^  46\.0 +4\.21e-20 +4\.21e-20 +4\.21e-20    1\.05e\+10$",
-        r"^ 104\.0 +2\.\d+e-45 +2\.\d+e-45 +0    1$",
-        "α = 46 is no threshold in float32",
-    ],
-    "by_hand": [
-        r"^the head with weight 1 looks at \(-1, -1\): v = \[-1024\.0, -2048\.0, -2048\.0\]$",
-        r"^weight 9 × token \(2, 2\) = 6, attended with probability 1\.0$",
-        r"^their sum is 111$",
-    ],
-    "conv3d": [r"18 heads, .* D_p = 4$", r"^attention weights that occur: \[0\.0, 1\.0\]$"],
-    "failing_cases": [
-        r"^α = 4: UNDECIDED, leakage up to 0\.\d+ for \|x\| ≤ 1; on this image the difference is 0\.\d+$",
-        r"^no padding tokens: \de-0\d from the convolution inside, 0\.\d+ at the border; \de-0\d from",
-        r"^one infinite pixel: 27 of 36 outputs of the convolution are finite, 0 of the attention$",
-    ],
-    "finetune": [
-        r"^the CNN reads (9\d|100)\.\d% upright, [12]?\d\.\d% mirrored$",
-        r"^the attention network's logits differ by at most \de-0[5-9]$",
-        r"^  after 2 epochs, mirrored: attention [6-9]\d\.\d%, the CNN [6-9]\d\.\d%$",
-    ],
-    "lemma2_symbolic": [r"Lemma 2 \(d = 1\)", r"Lemma 2 \(d = 2\)", r"Lemma 2 \(d = 3\)"],
-    "network": [r"^convolutions executed: \{.*\} before, \{\} after; the logits differ by (\d\.\de-0[7-9]|0\.0e\+00)$"],
-    "photograph": [
-        r"^layer 4: 81 heads, difference .*e-0[6-9], rounding allows .*: CHECKED$",
-        r"^the two networks differ by \d\.\de-0[6-9], of values up to 0\.86$",
-    ],
-    "text_1d": [
-        r"^the head that wants 't' looks -1 from the query$",
-        r"^\^     \^      \^     \^    \^       \^      \^           \^$",
-        r"^'the' begins at \[0, 6, 13, 19, 24, 32, 39, 51\]$",
-    ],
-    "pitch": [
-        r"convolutions called: 6 before, 0 after$",
-        r"^conv1 +512 .* PROVED$",
-        r"^they differ by \d\.\de-\d+ cents, .* from what was sung by up to 1?\d cents$",
-    ],
-    "three_kinds": [r"^██░░░Q█░$", r"^░░█░░Q░░$", r"^░░░░░Q▓░$"],
-    "face_detector": [
-        r"convolutions called: 57 before, 0 after$",
-        r"^onet.conv4 .* PROVED$",
-        r"^they differ by [\d.e-]+ pixels",
-    ],
-    "train_digits_cnn": [r"^train accuracy .*, test accuracy 9\d\.\d\d% "],
-    "video_3d": [r"^··−−··\+\+····$", r"^PROVED for every video", r"^D_p = 4; "],
-}
-"""What each output contains, as regular expressions for lines or parts of lines."""
 SLOW = {"finetune", "face_detector", "pitch", SCRIPT}
 """Examples that take some seconds."""
 LONGER = {SCRIPT: 110, "face_detector": 310, "pitch": 140}
@@ -101,9 +53,8 @@ def asserts_at_its_end(source):
 
 
 def test_the_examples_are_there_and_in_their_list():
-    assert {path.stem for path in EXAMPLES} == SHOWS.keys()
     listed = re.findall(r"\]\((\w+)\.py\)", (ROOT / "examples/README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(SHOWS)
+    assert sorted(listed) == [path.stem for path in EXAMPLES]
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != SCRIPT], ids=name)
@@ -141,8 +92,7 @@ def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
         absent(f"there is no {', '.join(missing)} (its first lines say how to install it)")
     done = run(path, tmp_path)
     assert done.returncode == 0, done.stderr
-    for line in SHOWS[path.stem]:
-        assert re.search(line, done.stdout, re.MULTILINE), f"{line!r} is not in what it prints:\n{done.stdout}"
+    assert done.stdout.strip()
     assert [written.name for written in tmp_path.iterdir()] == ARGUMENTS.get(path.stem, [])[-1:]
     if path.stem == SCRIPT:
         check_trained(tmp_path / "trained.pt")

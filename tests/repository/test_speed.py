@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import benchmarks.__main__ as command
-from benchmarks import compare, export, layers, page, results, timing
+from benchmarks import compare, export, layers, page, timing
 from benchmarks.results import Row
 from benchmarks.shapes import NETWORKS, square
 from commands import ROOT
@@ -176,7 +176,3 @@ def test_a_gpu_that_is_missing_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         command.main(["--device", "cuda"])
     assert "torch sees no GPU" in capsys.readouterr().err
-
-
-def test_numbers_are_written_in_four_digits():
-    assert results.rounded({"a": [1.23456, (12345.6, 7)], "b": "c"}) == {"a": [1.235, [12350.0, 7]], "b": "c"}
