@@ -59,6 +59,12 @@ class PreparedCalls:
             return None not in self.states and self.states == [reads.state_of(tensor) for tensor in self.read]
         return self.kept == self.views
 
+    def is_recorded(self, x: Tensor) -> bool:
+        """Whether a call with x is to be differentiated, or to compute in another type."""
+        if torch.is_autocast_enabled(x.device.type):
+            return True
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (x, *self.tensors))
+
 
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
@@ -84,9 +90,7 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
             ENTRIES.pop(layer, None)
         return None
     call = entry.calls.get((run, x.shape, x.stride()))
-    if call is None or not _usual() or torch.is_autocast_enabled(x.device.type):
-        return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *entry.tensors)):
+    if call is None or not _usual() or entry.is_recorded(x):
         return None
     if not entry.valid(layer):
         ENTRIES.pop(layer, None)  # another thread may already have removed it

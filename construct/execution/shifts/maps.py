@@ -59,9 +59,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     for at, few, images, block in _blocks(x, w.shape, shifts, last, shifts.adjacent):
         window = block.window(images, at).unflatten(1, (groups, channels))
         for part in block.parts:
-            y = _times(_columns(window, block, part, shifts, at), matrix, bias, at)
-            box = [queries.stop - queries.start for queries in part]
-            y = y.reshape(-1, *box, width).movedim(-1, 1) if at == 1 else y.reshape(-1, groups * width, *box)
+            y = _as_images(_times(_columns(window, block, part, shifts, at), matrix, bias, at), part, at)
             if len(y) == len(x) and y.shape[2:] == shifts.output and last == (at == 1):
                 return y.data  # torch forbids in-place changes of a view that an autograd function returns
             if out is None:
@@ -81,7 +79,8 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
         return forward(y, w.mT, bias, shifts, last)
     if channels == width == 1 < groups:
         return _depthwise(y, w, bias, shifts, last, adjoint=True)
-    if max(shifts.step) == 1 and width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width:
+    few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
+    if few and max(shifts.step) == 1:
         return forward(y, w.flip(0).mT, bias, shifts.flipped, last)
     out = filled(new_images(y, groups * channels, shifts.size, last), bias)
     if not (y.numel() and out.numel() and heads):
@@ -180,6 +179,14 @@ def _outputs(images: Tensor, part: Box, at: int, groups: int) -> Tensor:
     if at == 1:
         return outputs.movedim(1, -1).reshape(-1, images.shape[1])
     return outputs.flatten(2).unflatten(1, (groups, -1))
+
+
+def _as_images(outputs: Tensor, part: Box, at: int) -> Tensor:
+    """The outputs of a part, (B·M, D) or (B, g, D, M), as images (B, g·D, *part)."""
+    box = [queries.stop - queries.start for queries in part]
+    if at == 1:
+        return outputs.reshape(-1, *box, outputs.shape[1]).movedim(-1, 1)
+    return outputs.reshape(len(outputs), -1, *box)
 
 
 def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Tensor:
