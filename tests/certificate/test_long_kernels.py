@@ -18,12 +18,10 @@ from verify.experiment.sweep import exact_layers
 from verify.layers import reading
 from verify.layers.fields import Geometry, stated_geometry
 from verify.layers.reading import (
-    ZERO,
     exact_output,
     input_at,
     mismatched_tap,
     output_size,
-    shift_of_tap,
     tap_place,
     taps_at,
     tokens_along,
@@ -159,13 +157,6 @@ def test_an_exact_output_is_exact(conv: Any, data: st.DataObject):
     truth = exact_layers.convolution(conv, x)
     place = tuple(data.draw(st.integers(0, n - 1)) for n in truth.shape)
     assert exact_output(Convolution.read(conv), g, x, place) == truth[place]
-
-
-def test_a_shift_is_that_of_its_tap():
-    for conv in (nn.Conv1d(1, 1, 4, dilation=3), nn.ConvTranspose1d(1, 1, 4, dilation=3)):
-        g = Geometry.read(conv)
-        assert [reading.tap_of_shift(g, (shift_of_tap(g, 0, tap),)) for tap in range(4)] == [(j,) for j in range(4)]
-    assert ZERO == -1
 
 
 @pytest.mark.parametrize("n", [2**26, LONG])

@@ -25,7 +25,6 @@ from verify.argument.runs import (
     impulses,
     judged_by_channel,
     narrow_grid,
-    probe_grids,
     run_executions,
     sign_pattern,
 )
@@ -234,15 +233,6 @@ def test_heavy_layers_are_run_by_every_execution(stride: int, size: int):
         (6, size, size),
         (2, 3 + stride, stride),
     }
-
-
-@pytest.mark.parametrize(
-    ("channels", "grid", "other"), [(2, (9, 9), (9, 9)), (2, (99, 99), (5, 5)), (400, (9, 9), (5, 5))]
-)
-def test_a_whole_grid_is_run_where_all_of_it_is_cheap(channels: int, grid: tuple[int, int], other: tuple[int, int]):
-    layer = conv_to_mhsa(nn.Conv2d(channels, channels, 3, padding=1))
-    attention = Attention.read(layer)
-    assert probe_grids(attention.geometry, grid, attention) == ((4, 4), other)
 
 
 # ---- torch's own convolution may be wrong, or crash, where outputs are one wide --------------------------------------------

@@ -14,9 +14,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from construct import MHSA, conv_to_mhsa, convert
 from construct.modules.parametrizations import plain_convolution as plain
 from verify.argument.certification import certify
-from verify.layers.fields import digests, read_convolution
+from verify.layers.fields import digests
 from verify.layers.overrides import Unreadable
-from verify.layers.reparametrized import folded_convolution
 
 
 class Renamed(nn.Conv2d):
@@ -158,19 +157,6 @@ def test_what_convert_takes_certify_takes(way: str, kind: Any):
     with torch.no_grad():
         layer.b_out[0] += 1e-3
     assert certify(conv, layer, grid=(5, 5)).verdict.name == "REFUTED"
-
-
-@pytest.mark.parametrize("way", [way for way, (_, worked_out) in WAYS.items() if worked_out and "training" not in way])
-def test_it_is_the_function_of_eval_mode(way: str):
-    torch.manual_seed(0)
-    conv = WAYS[way][0](nn.Conv2d(3, 4, 3)).eval()
-    x = torch.randn(2, 3, 5, 5)
-    plain, _ = folded_convolution(conv)
-    assert type(plain) is nn.Conv2d
-    assert not plain._forward_pre_hooks
-    with torch.no_grad():
-        assert torch.equal(plain(x), conv(x))
-    assert torch.equal(torch.from_numpy(read_convolution(conv)[0].weight).float(), plain.weight)
 
 
 # ---- lies ------------------------------------------------------------------------------------------------------------------

@@ -186,12 +186,7 @@ class Counting(nn.Module):
         y = self.conv(x)
         kinds: dict[str, Callable[[], Any]] = {
             "scale": lambda: y * count,
-            "branch": lambda: F.relu(y) if count else F.silu(y),
-            "constant": lambda: y + torch.full((1,), float(count)),
-            "more calls": lambda: y if count else y + 1,
-            "fewer calls": lambda: y + 1 if count else y,
             "plain": lambda: (y, count),
-            "swapped": lambda: torch.sub(*(y, y + 1)[:: 1 if count else -1]),
             "shape": lambda: y[:, :2] if count else y,
         }
         return kinds[self.kind]()
@@ -199,12 +194,7 @@ class Counting(nn.Module):
 
 COUNTING = {
     "scale": "returned value 0: other numbers",
-    "branch": "returned value 0: other numbers",
-    "constant": "returned value 0: other numbers",
-    "more calls": "returned value 0: other numbers",
-    "fewer calls": "returned value 0: other numbers",
     "plain": "returned value 1: 0, in the original 1",
-    "swapped": "returned value 0: other numbers",
     "shape": "returned value 0: (1, 3, 4, 4) float32, in the original (1, 2, 4, 4) float32",
 }
 
@@ -653,12 +643,8 @@ def worst_excess(seeds: range) -> float:
     return worst
 
 
-def test_random_networks_are_not_refuted() -> None:
-    assert worst_excess(range(8)) < min(accuracy_module.FACTOR, accuracy_module.FLOOR) / 2
-
-
-@pytest.mark.deep
-def test_many_random_networks_are_not_refuted() -> None:
-    worst = worst_excess(range(1000, 1300))
-    print(f"300 random networks: {worst:.3g} of the original's own distance and the floor's unit at most")
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.deep)])
+def test_random_networks_are_not_refuted(count: int) -> None:
+    worst = worst_excess(range(count))
+    print(f"{count} random networks: {worst:.3g} of the original's own distance and the floor's unit at most")
     assert worst < min(accuracy_module.FACTOR, accuracy_module.FLOOR) / 2

@@ -476,7 +476,6 @@ BAD_INPUT = {
     "root": ("/", "must be the name of a file"),
     "empty name": ("''", "must be the name of a file"),
     "folder": ("model.pt -o out/", "'out/' must be the name of a file"),
-    "flag": ("model.pt --wrong", "unrecognized arguments: --wrong"),
     "abbreviation": ("model.pt --sampl 3", "unrecognized arguments"),
     "two models": ("model.pt extra.pt", "unrecognized arguments: extra.pt"),
     "order": ("--input-size 2 8 model.pt", "MODEL goes before the options"),
@@ -484,7 +483,6 @@ BAD_INPUT = {
     "too short": ("model.pt --input-size 2", "does not run on an input of size 2"),
     "channels": ("model.pt --input-size 3 8 8", "does not run on an input of size 3 8 8"),
     "too small": ("model.pt --input-size 2 1 1", "does not run on an input of size 2 1 1"),
-    "samples": ("model.pt --samples 0", "0 is not positive"),
     "a claim uncertified": ("model.pt --no-certify --within 1e-3", "--within is for certificates"),
     "a bound uncertified": ("model.pt --no-certify --input-bound 4", "--input-bound is for certificates"),
     "seed": ("model.pt --seed -1", "-1 is not between"),
@@ -495,7 +493,6 @@ BAD_INPUT = {
     "alpha text": ("model.pt --alpha high", "'high' is not a number"),
     "tolerance": ("model.pt --tolerance 1", "1 does not lie between 0 and 1"),
     "both": ("model.pt --tolerance 0.1 --alpha 5", "not allowed with"),
-    "execution": ("model.pt --execution magic", "invalid choice: 'magic'"),
     "a program": ("model.pt --format pt2", "takes the size of an input"),
     "format": ("model.pt -o x.onnx --format pt", "make them agree"),
     "no format": ("model.pt --format hdf5", "invalid choice"),
@@ -506,15 +503,6 @@ BAD_INPUT = {
 def test_bad_input_is_one_line(name: str, from_conv: Command, saved: Path) -> None:
     words, reason = BAD_INPUT[name]
     assert reason in from_conv.refuses(*shlex.split(words))
-
-
-def test_layers_that_contradict_themselves(from_conv: Command, model: nn.Sequential) -> None:
-    del model[0].stride
-    torch.save(model, "model.pt")
-    out = from_conv.prints("model.pt", code=1)
-    assert "left unconverted: 0: Conv2d: its attributes contradict each other" in out
-    assert "no attribute 'stride'" in out
-    from_conv.prints("model.pt", "--partial")
 
 
 def test_debug_shows_where(from_conv: Command) -> None:

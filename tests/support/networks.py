@@ -147,18 +147,6 @@ class WaveNet(nn.Module):
         return total
 
 
-class TextCNN(nn.Module):
-    """1-D over embedded words: parallel kernels of 3, 4 and 5, with the maximum response of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.windows = nn.ModuleDict({str(k): nn.Conv1d(10, 6, k) for k in (3, 4, 5)})
-        self.head = nn.Linear(18, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.cat([window(x).relu().amax(2) for window in self.windows.values()], dim=1))
-
-
 def video() -> nn.Module:
     """3-D: a 3×5×5 stem strided in space only, a full 3×3×3 layer, then (2+1)-D: space and time factored."""
 
@@ -211,7 +199,6 @@ NETWORKS = {
     "grouped": Network(resnext, (2, 3, 16, 14), 12),
     "dilated": Network(DeepLab, (2, 3, 21, 18), 9),
     "1-D": Network(WaveNet, (2, 2, 40), 13),
-    "text": Network(TextCNN, (3, 10, 17), 3),
     "3-D": Network(video, (2, 3, 6, 14, 12), 4),
     "U-Net": Network(UNet, (2, 2, 17, 14), 8),
 }
