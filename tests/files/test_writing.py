@@ -118,7 +118,7 @@ def test_saving_what_could_not_be_read_back(small: nn.Module, tmp_path: Path) ->
     construct.save(small, tmp_path / "a.pt")
     before = (tmp_path / "a.pt").read_bytes()
     with pytest.raises(
-        BadModelFile, match=r"Custom \(give allow=\[\'test_files\'\], or save its state dict with torch.save\)"
+        BadModelFile, match=r"Custom \(give allow=\[\'test_writing\'\], or save its state dict with torch.save\)"
     ):
         construct.save(nn.Sequential(Custom()), tmp_path / "a.pt")
     local = nn.Sequential()
