@@ -196,10 +196,6 @@ def test_the_digit_comes_along(from_conv: Command, monkeypatch: pytest.MonkeyPat
     page = page_of(Path("page.html"))
     assert "What reaches this layer from a handwritten digit" in page
     assert "Install scikit-learn" not in page
-    x = torch.ones(1, 3, 9, 9)
-    net = nn.Sequential(nn.Conv2d(3, 1, 3))
-    source = writing.pictured(net, {"0": net[0]}, x, (3, 9, 9))[1]
-    assert source.endswith("the first input of the check. Install scikit-learn for a real picture.")
 
 
 # ---- learned attention ---------------------------------------------------------------------------------------------------
