@@ -555,24 +555,21 @@ def test_deepcopy_pickle_and_state_dict_round_trips():
 
 
 @pytest.mark.nasty(36)
-def test_channels_last():
-    model, x = small().eval(), image()
-    net = convert(model).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    ("model", "size", "form"),
+    [
+        (small(), (3, 9, 8), torch.channels_last),
+        (nn.Sequential(nn.Conv3d(2, 3, 3), nn.Conv3d(3, 2, (1, 3, 1))), (2, 5, 6, 4), torch.channels_last_3d),
+    ],
+    ids=["2-D", "3-D"],
+)
+def test_channels_last(model, size, form):
+    net, x = convert(model.eval()).to(memory_format=form), torch.randn(2, *size)
     assert all(p.is_contiguous() for layer in net.modules() if isinstance(layer, MHSA) for p in layer.parameters())
-    x_last = x.to(memory_format=torch.channels_last)
-    assert net[0](x_last).is_contiguous(memory_format=torch.channels_last)
+    x_last = x.to(memory_format=form)
+    assert net[0](x_last).is_contiguous(memory_format=form)
     assert net[0](x).is_contiguous()
     torch.testing.assert_close(net(x_last), model(x))
-
-
-def test_channels_last_of_3d_networks():
-    model, x = (
-        nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU(), nn.Conv3d(3, 2, (1, 3, 1))).eval(),
-        torch.randn(2, 2, 5, 6, 4),
-    )
-    net = convert(model).to(memory_format=torch.channels_last_3d)
-    assert all(p.is_contiguous() for p in net.parameters())
-    torch.testing.assert_close(net(x.to(memory_format=torch.channels_last_3d)), model(x))
 
 
 def test_parameters_with_gradients_are_swapped_as_torch_does():
