@@ -74,15 +74,15 @@ def _sharp(x: Tensor, w: Tensor, bias: Tensor, plan: Plan) -> Tensor:
 
 def _prepared(plan: Plan, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:
     """The call, if all heads are shifts and no gradient is recorded; it reads w and b_out."""
-    grid, sight = plan.grid, plan.sight
-    matrices = w.mT if sight.stuffed else w
+    sight, last = plan.sight, form != torch.contiguous_format
+    shifts, stuffed, matrices = sight.shifts, sight.stuffed, w.mT if sight.stuffed else w
+    padded = plan.grid.padded if sight.padded else None
     # On a CPU a bias of zeros, as of most layers without one, is not added.
     array, zeros = shared_array(b_out) if b_out.is_cpu else (), bytearray(b_out.nbytes)
 
     def run(x: Tensor) -> Tensor:
-        images = grid.padded(x) if sight.padded else x
-        bias = None if zeros == array else b_out
-        return evaluate(images, matrices, bias, sight.shifts, sight.stuffed, form != torch.contiguous_format)
+        images = x if padded is None else padded(x)
+        return evaluate(images, matrices, None if zeros == array else b_out, shifts, stuffed, last)
 
     return run
 

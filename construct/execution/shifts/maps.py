@@ -207,7 +207,7 @@ def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor | None, last: bool) -> Te
         y = product(x.movedim(1, -1).reshape(-1, x.shape[1]), matrix[0], bias)
         y = y.view(len(x), *x.shape[2:], width).movedim(-1, 1)
         return y.data  # torch forbids in-place changes of a function's view
-    tokens = x.flatten(2).unflatten(1, (groups, -1))
+    tokens = x.reshape(len(x), groups, -1, prod(x.shape[2:]))
     if len(x) == 1 and not last:
         return _times(tokens, matrix, bias, 2).view(1, groups * width, *x.shape[2:]).data
     out = new_images(x, groups * width, x.shape[2:], last)
