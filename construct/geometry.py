@@ -11,6 +11,8 @@ from math import prod
 from operator import index
 from typing import Any
 
+from construct.errors import counted
+
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
@@ -53,41 +55,50 @@ class ConvGeometry:
     def __post_init__(self) -> None:
         if not isinstance(self.transposed, bool):
             raise ValueError(f"transposed is {self.transposed!r}, neither True nor False")
-        dims = len(self.kernel_size)
-        least = {"kernel_size": 1, "stride": 1, "dilation": 1, "output_padding": 0}
+        dims = len(self.kernel_size) or 1
         if len(self.output_padding) == 0:
-            object.__setattr__(self, "output_padding", (0,) * dims)
-        if not isinstance(self.padding, str):
-            least["padding"] = 0
-        for name, smallest in least.items():
-            vector = _vector(name, getattr(self, name), dims or 1, smallest)
-            object.__setattr__(self, name, vector)
-        if isinstance(self.padding, str):
-            if self.padding not in ("same", "valid"):
-                raise ValueError(f"padding is {self.padding!r}, neither numbers nor 'same' nor 'valid'")
-            if self.transposed:
-                raise ValueError(f"padding {self.padding!r} has no meaning for a transposed convolution")
-            if self.padding == "same" and any(s != 1 for s in self.stride):
-                raise ValueError("padding='same' does not go with a stride")
-        for name in ("in_channels", "out_channels", "groups"):
-            number = positive_number(getattr(self, name))
-            if number is None:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, not a positive whole number")
-            object.__setattr__(self, name, number)
-        if self.in_channels % self.groups or self.out_channels % self.groups:
-            raise ValueError(
-                f"{self.groups} groups do not divide {self.in_channels} input and {self.out_channels} output channels"
-            )
+            self._set("output_padding", (0,) * dims)
+        for name in ("kernel_size", "stride", "dilation"):
+            self._set(name, _vector(name, getattr(self, name), dims, least=1))
+        self._set("output_padding", _vector("output_padding", self.output_padding, dims, least=0))
+        self._check_padding(dims)
+        self._check_channels()
+        self._check_output_padding()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_padding(self, dims: int) -> None:
         if self.padding_mode not in PADDING_MODES:
             raise ValueError(f"padding_mode is {self.padding_mode!r}, none of {', '.join(PADDING_MODES)}")
         if self.transposed and self.padding_mode != "zeros":
             raise ValueError(f"a transposed convolution has no padding_mode {self.padding_mode!r}")
-        if any(self.output_padding):
-            if not self.transposed:
-                raise ValueError("output_padding goes only with a transposed convolution")
-            for extra, s, dil in zip(self.output_padding, self.stride, self.dilation, strict=True):
-                if extra >= max(s, dil):
-                    raise ValueError(f"output_padding {extra} must be smaller than stride {s} or dilation {dil}")
+        if not isinstance(self.padding, str):
+            self._set("padding", _vector("padding", self.padding, dims, least=0))
+        elif self.padding not in ("same", "valid"):
+            raise ValueError(f"padding is {self.padding!r}, neither numbers nor 'same' nor 'valid'")
+        elif self.transposed:
+            raise ValueError(f"padding {self.padding!r} has no meaning for a transposed convolution")
+        elif self.padding == "same" and any(s != 1 for s in self.stride):
+            raise ValueError("padding='same' does not go with a stride")
+
+    def _check_channels(self) -> None:
+        for name in ("in_channels", "out_channels", "groups"):
+            number = positive_number(getattr(self, name))
+            if number is None:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, not a positive whole number")
+            self._set(name, number)
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            raise ValueError(
+                f"{self.groups} groups do not divide {self.in_channels} input and {self.out_channels} output channels"
+            )
+
+    def _check_output_padding(self) -> None:
+        if any(self.output_padding) and not self.transposed:
+            raise ValueError("output_padding goes only with a transposed convolution")
+        for extra, s, dil in zip(self.output_padding, self.stride, self.dilation, strict=True):
+            if extra >= max(s, dil):
+                raise ValueError(f"output_padding {extra} must be smaller than stride {s} or dilation {dil}")
 
     @property
     def dims(self) -> int:
@@ -112,21 +123,25 @@ class ConvGeometry:
     @property
     def stuffing(self) -> tuple[int, ...]:
         """The distance between neighbouring inputs on the token grid: the stride if transposed, else 1."""
-        return self.stride if self.transposed else (1,) * self.dims
+        if self.transposed:
+            return self.stride
+        return (1,) * self.dims
 
     @property
     def query_stride(self) -> tuple[int, ...]:
         """The distance between neighbouring queries on the token grid: 1 if transposed, else the stride."""
-        return (1,) * self.dims if self.transposed else self.stride
+        if self.transposed:
+            return (1,) * self.dims
+        return self.stride
 
     @property
     def pads(self) -> tuple[tuple[int, int], ...]:
         """Tokens added before and after each axis of the (stuffed) input; a negative number crops."""
         padding = self.padding
-        if isinstance(padding, str):
-            if padding == "valid":
-                return ((0, 0),) * self.dims
-            return tuple((span // 2, span - span // 2) for span in self.span)  # "same": the odd one at the far end
+        if padding == "valid":
+            return ((0, 0),) * self.dims
+        if isinstance(padding, str):  # "same": the odd one at the far end
+            return tuple((span // 2, span - span // 2) for span in self.span)
         if self.transposed:
             return tuple(
                 (span - p, span - p + extra)
@@ -173,7 +188,9 @@ def whole_numbers(values: Any) -> tuple[int, ...] | None:
     """A sequence of whole numbers of any type (numpy's, tensors of one), as ints; None for anything else, truth values included."""
     try:
         numbers = tuple(values)
-        return None if any(isinstance(x, bool) for x in numbers) else tuple(map(index, numbers))
+        if any(isinstance(x, bool) for x in numbers):
+            return None
+        return tuple(map(index, numbers))
     except TypeError:
         return None
 
@@ -188,9 +205,11 @@ def positive_number(value: Any) -> int | None:
 
 def _vector(name: str, values: Any, length: int, least: int) -> tuple[int, ...]:
     """A tuple of ``length`` whole numbers as ints; anything else, or a number below ``least``, is refused."""
-    numbers = whole_numbers(values) if isinstance(values, tuple) else None
+    numbers = None
+    if isinstance(values, tuple):
+        numbers = whole_numbers(values)
     if numbers is None or len(numbers) != length:
-        raise ValueError(f"{name} is {values!r}, not {length} whole number{'s' if length > 1 else ''}")
+        raise ValueError(f"{name} is {values!r}, not {counted(length, 'whole number')}")
     if min(numbers, default=least) < least:
         raise ValueError(f"{name} is {values!r}, below {least}")
     return numbers

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from types import CellType, FunctionType, MappingProxyType
 from typing import Any
 
@@ -19,6 +20,8 @@ from construct.modules.parametrizations import parametrization_names
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.traversal import (
+    NONE,
+    Substitutes,
     deep_copy,
     deepcopy_memo,
     every_closure,
@@ -26,6 +29,7 @@ from construct.modules.traversal import (
     every_module,
     hidden_modules,
     holds_modules,
+    joined,
     name_of,
 )
 from construct.modules.wrappers import sharding_reason, unwrapped
@@ -33,7 +37,7 @@ from construct.modules.wrappers import sharding_reason, unwrapped
 log = logging.getLogger(__name__)
 
 Filter = Callable[[nn.Module, str], bool]
-HIDDEN = "held by an object that is no module, where it is not replaced (make it a submodule, or hold it in a list)"
+HIDDEN = "held by an object that is not a module, where it is not replaced (make it a submodule, or hold it in a list)"
 
 
 @dataclass(frozen=True)
@@ -57,41 +61,49 @@ class Survey:
         ]
 
 
-def survey(
-    model: nn.Module, filter_fn: Filter | None = None, substitutes: Mapping[nn.Module, nn.Module] = MappingProxyType({})
-) -> Survey:
+def survey(model: nn.Module, filter_fn: Filter | None = None, substitutes: Substitutes = NONE) -> Survey:
     """List every convolution of a network that ``filter_fn`` accepts.
 
     Modules in ``substitutes`` are replaced by their values, to which ``filter_fn`` does not apply.
     """
+    exempt = {part for layers in substitutes.values() for _, part in every_module(layers)}
+
+    def wanted(module: nn.Module, path: str, owner: nn.Module) -> bool:
+        return is_convolution(module) and (filter_fn is None or owner in exempt or filter_fn(module, path))
+
+    stored = _stored_methods(model, substitutes)
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
-    exempt = {part for layers in substitutes.values() for _, part in every_module(layers)}
+    late: list[Refusal] = []
     for path, module in every_module(model, substitutes):
+        kind = type(module).__name__
         reason = sharding_reason(module)
         if reason is not None:
-            refused.append(Refusal(path, type(module).__name__, reason))
-        if not is_convolution(module) or not (filter_fn is None or module in exempt or filter_fn(module, path)):
+            refused.append(Refusal(path, kind, reason))
+        if not wanted(module, path, module):
             continue
         try:
             geometry_of(module)
         except UnsupportedLayer as error:
             refused += [Refusal(path, row.kind, row.reason) for row in error.rows]
+            continue
+        if module in stored:
+            late.append(Refusal(path, kind, stored[module]))
         else:
             convertible[path] = module
     for path, holder, module in hidden_modules(model, substitutes):
-        if is_convolution(module) and (filter_fn is None or holder in exempt or filter_fn(module, path)):
+        if wanted(module, path, holder):
             refused.append(Refusal(path, type(module).__name__, HIDDEN))
-    reasons = {
+    return Survey(convertible, (*refused, *late))
+
+
+def _stored_methods(model: nn.Module, substitutes: Substitutes) -> dict[nn.Module, str]:
+    """Why modules cannot become attention layers: the network stores methods of theirs that these lack."""
+    return {
         module: f"{path} is its method {name_of(method)}, which attention layers lack"
         for path, module, method in every_method(model, substitutes)
         if not hasattr(MHSA, name_of(method))
     }
-    for path, conv in list(convertible.items()):
-        if conv in reasons:
-            del convertible[path]
-            refused.append(Refusal(path, type(conv).__name__, reasons[conv]))
-    return Survey(convertible, tuple(refused))
 
 
 def layers_from_rules(
@@ -101,11 +113,7 @@ def layers_from_rules(
 
     Of nested modules with rules, only the outermost is replaced.
     """
-    rule_of: dict[nn.Module, Rule] = {}
-    for path, module in every_module(model):
-        rule = next((rules[kind] for kind in type(module).__mro__ if kind in rules), None)
-        if rule is not None and (filter_fn is None or filter_fn(module, path)):
-            rule_of[module] = rule
+    rule_of = _rules_of(model, rules, filter_fn)
     marks = {module: nn.Identity() for module in rule_of}
     marked: dict[nn.Module, nn.Module] = {mark: module for module, mark in marks.items()}
     methods = [(module, name_of(method)) for _, module, method in every_method(model)]
@@ -116,21 +124,8 @@ def layers_from_rules(
             continue
         module = marked[mark]
         try:
-            layers = layers_of_rule(module, rule_of[module])
-            inner = survey(layers)
-            missing = [name for holder, name in methods if holder is module and not hasattr(layers, name)]
-            if inner.refused:
-                prefix = f"{path}." if path else ""
-                rows = [Refusal(f"{prefix}{row.path}", row.kind, row.reason) for row in inner.refused]
-                raise UnsupportedLayer(rows)
-            if not inner.convertible:
-                raise ValueError("the layers of its rule hold no convolution")
-            if missing:
-                raise ValueError(f"the network holds its method {missing[0]}, which the layers of its rule lack")
-            reason = disagreement(module, rule_of[module], layers)
-            if reason is not None:
-                raise ValueError(reason)
-            layers_of[module] = layers
+            names = [name for holder, name in methods if holder is module]
+            layers_of[module] = _layers_from_rule(path, module, rule_of[module], names)
         except UnsupportedLayer as error:
             refused[module] = error.rows
         except ValueError as error:
@@ -138,10 +133,42 @@ def layers_from_rules(
     return layers_of, refused
 
 
+def _rules_of(model: nn.Module, rules: Rules, filter_fn: Filter | None) -> dict[nn.Module, Rule]:
+    """The rule of each module: that of its class, or of its nearest base."""
+    rule_of: dict[nn.Module, Rule] = {}
+    for path, module in every_module(model):
+        own = [rules[kind] for kind in type(module).__mro__ if kind in rules]
+        if own and (filter_fn is None or filter_fn(module, path)):
+            rule_of[module] = own[0]
+    return rule_of
+
+
+def _layers_from_rule(path: str, module: nn.Module, rule: Rule, methods: list[str]) -> nn.Module:
+    """The layers of a module's rule, judged; ``methods`` are the module's that the network stores.
+
+    Raises:
+        UnsupportedLayer: a convolution among them cannot be converted.
+        ValueError: the rule fails, or its layers are no substitute for the module.
+    """
+    layers = layers_of_rule(module, rule)
+    inner = survey(layers)
+    if inner.refused:
+        raise UnsupportedLayer([Refusal(joined(path, row.path), row.kind, row.reason) for row in inner.refused])
+    if not inner.convertible:
+        raise ValueError("the layers of its rule hold no convolution")
+    for name in methods:
+        if not hasattr(layers, name):
+            raise ValueError(f"the network holds its method {name}, which the layers of its rule lack")
+    reason = disagreement(module, rule, layers)
+    if reason is not None:
+        raise ValueError(reason)
+    return layers
+
+
 def substitute(
     model: nn.Module,
     replacements: Mapping[nn.Module, nn.Module],
-    substitutes: Mapping[nn.Module, nn.Module] = MappingProxyType({}),
+    substitutes: Substitutes = NONE,
 ) -> nn.Module:
     """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its value.
 
@@ -152,11 +179,9 @@ def substitute(
     """
     memo = deepcopy_memo(model, substitutes) | {id(conv): layer for conv, layer in replacements.items()}
     methods = [(module, method) for _, module, method in every_method(model, substitutes)]
-    memo |= {
-        id(method): getattr(replacements[module], method.__func__.__name__)
-        for module, method in methods
-        if module in replacements
-    }
+    for module, method in methods:
+        if module in replacements:
+            memo[id(method)] = getattr(replacements[module], method.__func__.__name__)
     functions = {id(function): function for function in every_closure(model, substitutes)}
     # deepcopy copies functions by reference, with the original modules in their cells.
     for key, function in functions.items():
@@ -164,11 +189,9 @@ def substitute(
         memo[key] = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
     for module, layers in substitutes.items():
         memo[id(module)] = deep_copy(layers, memo)
-    memo |= {
-        id(method): getattr(memo[id(module)], method.__func__.__name__)
-        for module, method in methods
-        if module in substitutes
-    }
+    for module, method in methods:
+        if module in substitutes:
+            memo[id(method)] = getattr(memo[id(module)], method.__func__.__name__)
     converted = deep_copy(model, memo, substitutes)
     for key, function in functions.items():
         _fill(memo[key], function, memo)
@@ -179,7 +202,9 @@ def _fill(copied: Any, function: FunctionType, memo: dict[int, object]) -> None:
     """Fill the cells and defaults of a copied function: modules are copied, everything else is kept by reference."""
 
     def counterpart(value: Any) -> Any:
-        return copy.deepcopy(value, memo) if holds_modules(value) else value
+        if holds_modules(value):
+            return copy.deepcopy(value, memo)
+        return value
 
     for cell, other in zip(function.__closure__ or (), copied.__closure__ or (), strict=True):
         with suppress(ValueError):  # an empty cell
@@ -250,9 +275,9 @@ def convert(
     if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
         raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
     model, wrappers = unwrapped(model)
-    substitutes, left = layers_from_rules(model, rules, filter_fn) if rules else ({}, {})
-    convolutions = survey(model, filter_fn, substitutes | {module: nn.Identity() for module in left})
-    refused = (*convolutions.refused, *(row for rows in left.values() for row in rows))
+    substitutes, failed = layers_from_rules(model, rules, filter_fn)
+    convolutions = survey(model, filter_fn, substitutes | {module: nn.Identity() for module in failed})
+    refused = (*convolutions.refused, *chain(*failed.values()))
     if refused and strict:
         raise UnsupportedLayer(refused)
     for row in refused:

@@ -35,7 +35,7 @@ def module_from_file(spec: str) -> nn.Module:
     def run() -> Any:
         loader = importlib.util.spec_from_file_location("construct_architecture", path)
         if loader is None or loader.loader is None:
-            raise ImportError(f"{path.name} is no Python file")
+            raise ImportError(f"{path.name} must be a Python file")
         module = importlib.util.module_from_spec(loader)
         sys.modules[loader.name] = module  # dataclasses need it there
         sys.path.append(str(path.parent))  # last, so that installed packages take precedence

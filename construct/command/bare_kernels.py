@@ -62,7 +62,7 @@ def _check_options(options: Namespace) -> None:
     if options.stride is None:
         raise BadModelFile(f"{', '.join(geometry_flags(options))} without --stride", "a state dict does not hold it")
     if options.input_size or options.example_inputs:
-        what = "kernels alone are no network that could be run"
+        what = "kernels alone cannot be run"
         raise BadModelFile(what, "leave out --input-size and --example-inputs")
 
 

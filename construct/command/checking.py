@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.command.report import LayerRow, NetworkRow
+from construct.command.report import LayerRow, NetworkRow, Pairs
 from construct.command.runs import Runs, inputs_for, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
@@ -21,7 +21,7 @@ from verify.samples.sampling import LayerCheck, check_call, evaluating, generate
 def check_conversion(
     model: nn.Module,
     converted: nn.Module,
-    pairs: dict[str, tuple[nn.Module, MHSA]],
+    pairs: Pairs,
     options: Namespace,
     progress: Phases,
 ) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
@@ -48,7 +48,7 @@ def _row(path: str, conv: nn.Module, layer: MHSA, check: LayerCheck, exercised: 
 
 
 def _checked_alone(
-    pairs: dict[str, tuple[nn.Module, MHSA]],
+    pairs: Pairs,
     paths: Iterable[str],
     options: Namespace,
     progress: Phases,

@@ -13,7 +13,7 @@ from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
 from construct.command.load_network import converted_layer, network_of, source_of, surveyed
 from construct.command.output import OtherBits, not_rechecked, prepare, write_outputs
-from construct.command.report import LayerRow, NetworkRow, Report, judged, with_meaning
+from construct.command.report import LayerRow, NetworkRow, Pairs, Report, judged, with_meaning
 from construct.command.terminal import Phases, isolated, phases
 from construct.errors import BadModelFile, printable
 from construct.files.reading import ModelFile
@@ -40,7 +40,7 @@ class Conversion:
     source: ModelFile
     model: nn.Module
     survey: Survey
-    pairs: dict[str, tuple[nn.Module, MHSA]]
+    pairs: Pairs
     converted: nn.Module
     notes: tuple[str, ...]
     remarks: tuple[tuple[str, str], ...]

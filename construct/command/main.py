@@ -108,10 +108,10 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
     if not options.no_certify:
         if document == output:
             raise BadModelFile(f"{printable(output)}: is where the certificate goes (give another name with -o)")
-        check_destination(document, inputs, options.force, is_document, "it is no certificate, or was changed")
+        check_destination(document, inputs, options.force, is_document, "it is not a certificate, or was changed")
     if options.report is not None:
         # The page may not take the certificate's name even without a certificate: the next run may write one.
-        reason, taken = "it is no page of a report, or was changed", (output, document)
+        reason, taken = "it is not the page of a report, or was changed", (output, document)
         check_destination(options.report, inputs, options.force, is_page, reason, "--report", taken)
     return output, document
 

@@ -3,7 +3,7 @@
 import json
 import math
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +24,10 @@ from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict, from_above
 
 IDLE = "not exercised by the check (the network did not call it, or only within torch.func or by a stored method)"
+
+
+Pairs = Mapping[str, tuple[nn.Module, MHSA]]
+"""Path → a convolution of the network, and its attention layer."""
 
 
 @dataclass(frozen=True)

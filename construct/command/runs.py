@@ -2,7 +2,7 @@
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
+from construct.command.report import Pairs
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
 from construct.files.reading import read_inputs
@@ -48,7 +49,7 @@ PER_OUTPUT = 64
 
 
 @contextlib.contextmanager
-def refusing_large_outputs(pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> Iterator[None]:
+def refusing_large_outputs(pairs: Pairs) -> Iterator[None]:
     """Within the block, check before each convolution runs that its outputs can be compared in memory."""
 
     def check_memory(path: str, layer: MHSA, conv: nn.Module, args: Any, kwargs: Any) -> None:
@@ -101,7 +102,7 @@ class Runs(NamedTuple):
 def run_both(
     model: nn.Module,
     converted: nn.Module,
-    pairs: Mapping[str, tuple[nn.Module, MHSA]],
+    pairs: Pairs,
     inputs: list[Any],
     description: str,
     options: Namespace,
@@ -151,7 +152,7 @@ def run_both(
 class _Runner:
     """Runs networks in eval mode on the same inputs; they differ in what is told of a network that does not run."""
 
-    pairs: Mapping[str, tuple[nn.Module, MHSA]]
+    pairs: Pairs
     inputs: list[Any]
     options: Namespace
 

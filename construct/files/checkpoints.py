@@ -21,8 +21,6 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 """Prefixes that wrappers (DataParallel, torch.compile, training frameworks) put on every name."""
 WRAPPERS = ("module", "_orig_mod")
 """Path components that they insert where parts of a network are wrapped."""
-AVERAGED = "n_averaged"
-"""The counter that ``torch.optim.swa_utils.AveragedModel`` keeps next to the averages, ``module.*``."""
 
 
 def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[str, ...]]:
@@ -204,21 +202,17 @@ def renamings(names: Collection[str], wanted: Collection[str]) -> Iterator[tuple
     old = {name: name for name in names}
     yield old, ()
     notes: tuple[str, ...] = ()
-    if AVERAGED in old and AVERAGED not in wanted and all(k == AVERAGED or k.startswith("module.") for k in old):
-        del old[AVERAGED]
-        notes = (f"ignored: {AVERAGED!r}, the counter of an average",)
     removed = ""
     while not _first_parts(old) & _first_parts(wanted):
-        prefix = next((p for p in PREFIXES if all(key.startswith(p) and key != p for key in old)), None)
-        if prefix is None or not old:
+        prefix = _common_prefix(old)
+        if not prefix:
             break
         old = {key.removeprefix(prefix): name for key, name in old.items()}
         removed += prefix
-        yield old, (*notes, _removed(removed))
+        notes = (f"the prefix {removed!r} was removed from every name",)
+        yield old, notes
     bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): name for key, name in old.items()}
     if bare.keys() != old.keys() and len(bare) == len(old):
-        if removed:
-            notes += (_removed(removed),)
         yield bare, (*notes, "the names of wrappers were taken out of its names")
 
 
@@ -226,5 +220,9 @@ def _first_parts(names: Collection[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _removed(prefix: str) -> str:
-    return f"the prefix {prefix!r} was removed from every name"
+def _common_prefix(names: Collection[str]) -> str:
+    """The prefix of a wrapper that every name has; empty if there is none."""
+    for prefix in PREFIXES:
+        if names and all(name.startswith(prefix) and name != prefix for name in names):
+            return prefix
+    return ""

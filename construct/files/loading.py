@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, overload
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -25,25 +25,6 @@ from construct.weights.record import GEOMETRY
 log = logging.getLogger(__name__)
 
 
-@overload
-def load(
-    path: FilePath,
-    *,
-    model: nn.Module | None = None,
-    layers: Literal[False] = False,
-    allow: Iterable[str] = (),
-    trust: bool = False,
-    key: str | None = None,
-) -> nn.Module: ...
-@overload
-def load(
-    path: FilePath,
-    *,
-    layers: Literal[True],
-    allow: Iterable[str] = (),
-    trust: bool = False,
-    key: str | None = None,
-) -> dict[str, MHSA]: ...
 def load(
     path: FilePath,
     *,
@@ -52,7 +33,7 @@ def load(
     allow: Iterable[str] = (),
     trust: bool = False,
     key: str | None = None,
-) -> nn.Module | dict[str, MHSA]:
+) -> Any:
     """Read a module from a file: this project's output, or any module made of torch.nn classes.  No code in the file is run.
 
     >>> import tempfile, torch, construct

@@ -233,7 +233,7 @@ def _along_axes(conv: Any, name: str, dims: int) -> Any:
     value = getattr(conv, name)
     numbers = _tuple(value, dims)
     changing = isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value)
-    if changing or numbers == ():  # which would mean zeros in ConvGeometry
+    if changing or not numbers:  # an empty tuple would mean zeros in ConvGeometry
         raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
     return numbers
 

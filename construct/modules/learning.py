@@ -63,7 +63,7 @@ class Gaussian(_HeadVector):
         lower, failed = torch.linalg.cholesky_ex(-2 * Covariance.form(c)[0])
         if bool(failed.any()):
             head = int(failed.ne(0).int().argmax())
-            raise ValueError(f"MHSA: head {head} is no Gaussian to start from: its precision is not positive")
+            raise ValueError(f"MHSA: head {head} must be a Gaussian to start from, and its precision is not positive")
         return lower.mT.contiguous().to(v.dtype), Covariance().centres(c)[1].to(v.dtype)
 
 
@@ -222,8 +222,9 @@ def settle(layer: MHSA) -> MHSA:
         return layer
     with torch.enable_grad():
         values = {name: getattr(layer, name) for name in layer.parametrizations}  # type: ignore[union-attr]
-    # Not torch's remove_parametrizations: it modifies the class, which copies of the layer share.
     del layer.parametrizations
+    # register_parametrization gave the layer a class of its own, derived from its class.  torch's remove_parametrizations
+    # would first take the tensors out of that class, which copies of the layer share.
     layer.__class__ = type(layer).__bases__[0]
     for name, value in values.items():
         setattr(layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))

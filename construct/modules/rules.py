@@ -140,7 +140,7 @@ def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
     chain = [g for g in geometries if g.dims == dims]
     axes = range(dims)
     reach = [1 + sum(g.span[axis] for g in chain) for axis in axes]
-    pads = [sum(map(abs, (n for g in chain for n in g.pads[axis]))) for axis in axes]
+    pads = [sum(abs(before) + abs(after) for before, after in (g.pads[axis] for g in chain)) for axis in axes]
     stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in axes))
     count = min(stride, MOST_RESIDUES)
     residues = sorted({round(i * (stride - 1) / (count - 1)) for i in range(count)})

@@ -1,14 +1,13 @@
 """Tied weights: keeps them tied between attention layers where possible, and reports those that are not."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from construct.attention import MHSA
 from construct.modules.parametrizations import parametrization_names
-from construct.modules.traversal import Substitutes, every_module
+from construct.modules.traversal import NONE, Substitutes, every_module, joined
 
 
 def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
@@ -33,7 +32,7 @@ def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
 
 
 def untied_parameters(
-    model: nn.Module, replacements: Mapping[nn.Module, MHSA], substitutes: Substitutes = MappingProxyType({})
+    model: nn.Module, replacements: Mapping[nn.Module, MHSA], substitutes: Substitutes = NONE
 ) -> list[tuple[str, str]]:
     """(path, remark) for every parameter that was tied in the original and is not after conversion and :func:`share_tied`.
 
@@ -42,28 +41,30 @@ def untied_parameters(
     """
     owners: dict[int, list[tuple[str, int]]] = {}
     """parameter → (path, id of the attention tensor that replaces it, or 0) for every use."""
-    reported: set[int] = set()
+    folded: set[int] = set()
+    """Parametrizations, and what else is inside a parametrized convolution, which is walked with it."""
     for path, module in every_module(model, substitutes):
         layer = replacements.get(module)
-        if layer is None and id(module) in reported:  # a parametrization, covered with its convolution
+        if layer is None and id(module) in folded:
             continue
-        if layer is not None and parametrization_names(module):
-            reported.update(id(part) for part in module.modules())
-            parameters = [(name, p, id(layer)) for name, p in module.named_parameters(remove_duplicate=False)]
-        else:
-            targets = {} if layer is None else {"weight": id(layer.w_val), "bias": id(layer.b_out)}
-            parameters = [(name, p, targets.get(name, 0)) for name, p in module._parameters.items() if p is not None]
-        for name, parameter, target in parameters:
-            owners.setdefault(id(parameter), []).append((f"{path}.{name}" if path else name, target))
+        parameters = [(name, parameter) for name, parameter in module._parameters.items() if parameter is not None]
+        targets = {}
+        if layer is not None:
+            targets = {"weight": id(layer.w_val), "bias": id(layer.b_out)}
+            if parametrization_names(module):
+                folded.update(id(part) for part in module.modules())
+                parameters = list(module.named_parameters(remove_duplicate=False))
+                targets = dict.fromkeys((name for name, _ in parameters), id(layer))
+        for name, parameter in parameters:
+            owners.setdefault(id(parameter), []).append((joined(path, name), targets.get(name, 0)))
     remarks = []
     for (first, target), *others in owners.values():
-        apart = [where for where, other in others if other != target]
+        apart = [other for other, its_target in others if its_target != target]
         if apart:
             path, _, name = first.rpartition(".")
-            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-            remarks.append(
-                (path, f"{name} was shared with {apart[0]}{more}, and is no longer: both start from its value")
-            )
+            more = f" and {len(apart) - 1} more" * (len(apart) > 1)
+            remark = f"{name} was shared with {apart[0]}{more}, and is no longer: both start from its value"
+            remarks.append((path, remark))
     return remarks
 
 

@@ -26,9 +26,10 @@ _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 Substitutes = Mapping[nn.Module, nn.Module]
 """Module → the module that is walked in its place."""
+NONE: Substitutes = MappingProxyType({})
 
 
-def every_module(model: nn.Module, substitutes: Substitutes = MappingProxyType({})) -> Iterator[tuple[str, nn.Module]]:
+def every_module(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[tuple[str, nn.Module]]:
     """Every module with its first path: first the registered ones, then those reached in other ways."""
     visited: set[int] = set()
     queue = list(_registered("", model, substitutes, visited))
@@ -52,7 +53,14 @@ def _registered(
             visited.add(id(module))
             yield path, module, substitutes
             children = [(name, child) for name, child in module._modules.items() if child is not None]
-            stack += [(f"{path}.{name}" if path else name, child, substitutes) for name, child in reversed(children)]
+            stack += [(joined(path, name), child, substitutes) for name, child in reversed(children)]
+
+
+def joined(path: str, name: str) -> str:
+    """The path of what a module at a path calls by this name."""
+    if path:
+        return f"{path}.{name}"
+    return name
 
 
 MOST_NAMES = 100_000
@@ -69,16 +77,9 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """
     modules = list(every_module(model))
     for path, module in modules:
-        registered = [name for part in (module._modules, module._parameters, module._buffers) for name in part]
-        if invalid := [name for name in registered if not isinstance(name, str) or not name or "." in name]:
-            what = f"something in it is named {invalid[0]!r:.60}, as no part of a path is"
-            raise ValueError(f"{path or 'the model'}: {what}")
-        if len({*registered, *vars(module)}) < len(registered) + len(vars(module)):
-            twice = next(name for name in registered if registered.count(name) > 1 or name in vars(module))
-            raise ValueError(f"{path or 'the model'}: the name {twice!r:.60} is given to two things")
-        for name, value in vars(module).items():
-            if callable(getattr(nn.Module, name, None)) and (not callable(value) or isinstance(value, nn.Module)):
-                raise ValueError(f"{path or 'the model'}: it has {name!r:.60} of its own, which hides a method")
+        wrong = _wrong_name(module)
+        if wrong:
+            raise ValueError(f"{path or 'the model'}: {wrong}")
     children = {module: [child for child in module._modules.values() if child is not None] for _, module in modules}
     counts: dict[nn.Module, int] = {}
     try:
@@ -86,30 +87,44 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
             counts[module] = 1 + sum(counts[child] for child in children[module])
     except CycleError:
         raise ValueError("a module holds itself") from None
-    if (names := max(counts.values())) > MOST_NAMES:
+    names = max(counts.values())
+    if names > MOST_NAMES:
         raise ValueError(f"its modules hold each other, and have {names:.3g} names, more than {MOST_NAMES}")
     return modules
 
 
-def deepcopy_memo(model: nn.Module, substitutes: Substitutes = MappingProxyType({})) -> dict[int, object]:
+def _wrong_name(module: nn.Module) -> str:
+    """Which name of a module's is invalid, ambiguous or a method's, in one clause; empty if none is."""
+    known = {*vars(module)}
+    for name in (*module._modules, *module._parameters, *module._buffers):
+        if not isinstance(name, str) or not name or "." in name:
+            return f"something in it is named {name!r:.60}, as no part of a path is"
+        if name in known:
+            return f"the name {name!r:.60} is given to two things"
+        known.add(name)
+    for name, value in vars(module).items():
+        if callable(getattr(nn.Module, name, None)) and (not callable(value) or isinstance(value, nn.Module)):
+            return f"it has {name!r:.60} of its own, which hides a method"
+    return ""
+
+
+def deepcopy_memo(model: nn.Module, substitutes: Substitutes = NONE) -> dict[int, object]:
     """A ``copy.deepcopy`` memo with copies of tensors that torch refuses to copy: non-leaf ones, detached, and lazy buffers.
 
     The older weight_norm leaves a non-leaf tensor behind as ``weight``.
     """
-    modules = [module for _, module in every_module(model, substitutes)]
-    values = (value for module in modules for value in vars(module).values())
-    memo: dict[int, object] = {
-        id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf
-    }
-    for buffer in (value for module in modules for value in module._buffers.values()):
-        if isinstance(buffer, UninitializedBuffer):
-            memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)  # type: ignore[call-arg]
+    memo: dict[int, object] = {}
+    for _, module in every_module(model, substitutes):
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+        for buffer in module._buffers.values():
+            if isinstance(buffer, UninitializedBuffer):
+                memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)  # type: ignore[call-arg]
     return memo
 
 
-def deep_copy(
-    model: nn.Module, memo: dict[int, object] | None = None, substitutes: Substitutes = MappingProxyType({})
-) -> nn.Module:
+def deep_copy(model: nn.Module, memo: dict[int, object] | None = None, substitutes: Substitutes = NONE) -> nn.Module:
     """A deep copy of a network, with ``memo`` (by default :func:`deepcopy_memo`'s) for ``copy.deepcopy``.
 
     Inner modules are copied before outer ones, so that deep nesting needs no deep recursion.
@@ -141,13 +156,11 @@ def _not_copied(path: str, module: nn.Module) -> tuple[str, str]:
             try:
                 copy.deepcopy(value, dict(known))
             except Exception:
-                return f"{path}.{name}" if path else name, type(value).__name__
+                return joined(path, name), type(value).__name__
     return path, type(module).__name__
 
 
-def hidden_modules(
-    model: nn.Module, substitutes: Substitutes = MappingProxyType({})
-) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+def hidden_modules(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """The modules that :func:`every_module` does not find but ``copy.deepcopy`` does, inside objects of any class.
 
     Yields the path of an attribute, the module that has it, and the hidden module.
@@ -166,12 +179,10 @@ def hidden_modules(
                 copy.deepcopy(value, memo)
             for module in copied[before:]:
                 if isinstance(module, nn.Module):
-                    yield f"{path}.{name}" if path else name, holder, module
+                    yield joined(path, name), holder, module
 
 
-def every_method(
-    model: nn.Module, substitutes: Substitutes = MappingProxyType({})
-) -> Iterator[tuple[str, nn.Module, MethodType]]:
+def every_method(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[tuple[str, nn.Module, MethodType]]:
     """Every bound method that the network stores (``self.step = self.conv.forward``), with its path and its module."""
     for path, module in every_module(model, substitutes):
         for inner_path, inner in _references(path, module):
@@ -184,7 +195,7 @@ def name_of(method: MethodType) -> str:
     return getattr(method.__func__, "__name__", type(method.__func__).__name__)
 
 
-def every_closure(model: nn.Module, substitutes: Substitutes = MappingProxyType({})) -> Iterator[FunctionType]:
+def every_closure(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[FunctionType]:
     """Every function that the network stores and that closes over modules (``self.act = lambda x: self.scale * x``)."""
     for _, module in every_module(model, substitutes):
         for _, inner in _references("", module):
@@ -211,30 +222,31 @@ def _closure_values(path: str, function: FunctionType) -> list[tuple[str, object
 
 def _references(path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
     """The modules, methods and functions that a module reaches other than as its children."""
-    values = [(f"{path}.{name}" if path else name, x) for name, x in vars(module).items() if name not in _REGISTERS]
-    return _reached(values)
+    return _reached([(joined(path, name), x) for name, x in vars(module).items() if name not in _REGISTERS])
 
 
 def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
     """The modules, methods and functions in nested plain containers, with paths (``layers[2]``); then what the functions reach."""
-    stack, inside_functions, visited = values[::-1], list[tuple[str, Any]](), set[int]()
+    stack = values[::-1]
+    inside_functions = list[tuple[str, Any]]()
+    visited = set[int]()
     while stack:  # no recursion, and each container once: it may be deep, or hold itself
         path, value = stack.pop()
         if isinstance(value, nn.Module):
             yield path, value
-        elif id(value) not in visited and (items := _items(path, value)) is not None:
+        elif id(value) not in visited and not isinstance(value, str | bytes | int | float):
             visited.add(id(value))
             if isinstance(value, MethodType | FunctionType):
                 yield path, value
-                inside_functions += items
+                inside_functions += _items(path, value)
             else:
-                stack += [(inner, x) for inner, x in reversed(items) if not isinstance(x, str | bytes | int | float)]
+                stack += reversed(_items(path, value))
         if not stack:
             stack, inside_functions = inside_functions[::-1], []
 
 
-def _items(path: str, value: Any) -> list[tuple[str, Any]] | None:
-    """The items of a plain container, the module of a method, or what a function closes over, with paths; None for the rest."""
+def _items(path: str, value: Any) -> list[tuple[str, Any]]:
+    """The items of a plain container, the module of a method, or what a function closes over, with paths; none of the rest."""
     if isinstance(value, MethodType):
         return [(f"{path}.__self__", value.__self__)]
     if isinstance(value, FunctionType):
@@ -247,4 +259,4 @@ def _items(path: str, value: Any) -> list[tuple[str, Any]] | None:
         return [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
     if isinstance(value, SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         return [(f"{path}.{name}", x) for name, x in getattr(value, "__dict__", {}).items()]
-    return None
+    return []

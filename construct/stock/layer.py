@@ -99,32 +99,15 @@ class StockAttention(nn.Module):
         """
         if output_size is not None:
             self._check_output(tuple(output_size))
-        if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
-            lower = torch.get_autocast_dtype(input.device.type)
-            with torch.autocast(input.device.type, enabled=False):  # half precision cannot hold the coordinates
-                return self.forward(input.to(self.positions.dtype)).to(lower)
-        g, wanted = self.geometry, self.positions
-        batched = input.dim() == g.dims + 2
-        if tuple(input.shape[1 if batched else 0 :]) != (g.in_channels, *self.grid):
-            expected = ", ".join(map(str, (g.in_channels, *self.grid)))
-            raise RuntimeError(f"MHSA: this attention takes ([B,] {expected}), not {tuple(input.shape)}")
-        if (input.dtype, input.device) != (wanted.dtype, wanted.device):
-            raise RuntimeError(
-                f"MHSA: input is {input.dtype} on {input.device}, the layer {wanted.dtype} on {wanted.device}"
-            )
-        x = input if batched else input[None]
-        if torch.compiler.is_dynamo_compiling() or x.is_neg():
-            x = x.resolve_neg()  # as MHSA does
+        kind = input.device.type
+        if not input.is_meta and torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
+            with torch.autocast(kind, enabled=False):  # half precision cannot hold the coordinates
+                return self.forward(input.to(self.positions.dtype)).to(torch.get_autocast_dtype(kind))
+        x, batched = self._batch(input)
+        learning = self._is_learning(x)
+        self._require_memory(x, learning)
+        g = self.geometry
         shape = g.output_size(self.grid)
-        keys, queries = len(self.sources), len(self.query_tokens)
-        # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.
-        numbers = 6 * (keys + queries) * self.attention.embed_dim
-        learning = torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters()))
-        learning |= not torch.compiler.is_compiling() and transformed()
-        if learning:  # attention, its scores, and the gradients of both
-            numbers += 4 * self.attention.num_heads * keys * queries
-        needed = numbers * len(x) * x.element_size()
-        require(needed, x.device, f"a stock attention over {queries} queries and {keys} keys")
         if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
         tokens = self.tokens(x)
@@ -134,6 +117,36 @@ class StockAttention(nn.Module):
             y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
         y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
         return y if batched else y[0]
+
+    def _batch(self, x: Tensor) -> tuple[Tensor, bool]:
+        """The input as a batch, checked; and whether it is one."""
+        expected = (self.geometry.in_channels, *self.grid)
+        batched = x.dim() == len(expected) + 1
+        if not batched:
+            x = x[None]
+        if tuple(x.shape[1:]) != expected:
+            sizes = ", ".join(map(str, expected))
+            raise RuntimeError(f"MHSA: this attention takes ([B,] {sizes}), not {tuple(x.shape[not batched :])}")
+        own = self.positions
+        if (x.dtype, x.device) != (own.dtype, own.device):
+            raise RuntimeError(f"MHSA: input is {x.dtype} on {x.device}, the layer {own.dtype} on {own.device}")
+        if torch.compiler.is_dynamo_compiling() or x.is_neg():
+            x = x.resolve_neg()  # as MHSA does
+        return x, batched
+
+    def _is_learning(self, x: Tensor) -> bool:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *self.parameters())):
+            return True
+        return not torch.compiler.is_compiling() and transformed()
+
+    def _require_memory(self, x: Tensor, learning: bool) -> None:
+        keys, queries = len(self.sources), len(self.query_tokens)
+        # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.
+        numbers = 6 * (keys + queries) * self.attention.embed_dim
+        if learning:  # attention, its scores, and the gradients of both
+            numbers += 4 * self.attention.num_heads * keys * queries
+        needed = numbers * len(x) * x.element_size()
+        require(needed, x.device, f"a stock attention over {queries} queries and {keys} keys")
 
     def _check_output(self, wanted: tuple[int, ...]) -> None:
         if not self.geometry.transposed:
@@ -196,20 +209,10 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
         ValueError: the layer accepts no input of spatial size ``grid``.
         NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
     """
-    if not isinstance(layer, MHSA):
-        refuse(layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution")
-    g, dtype, device = layer.geometry, layer.w_val.dtype, layer.w_val.device
-    _check_dtype(layer, dtype)
-    if device.type == "meta":
-        refuse(layer, "it is on the meta device; load real weights first")
-    if layer.has_content():
-        refuse(layer, "its scores depend on the content, and only scores of positions are plain dot products here")
-    tokens = token_grid(g, grid)
-    grid = tokens.size
+    g, tokens = _checked(layer, grid)
+    dtype, device = layer.w_val.dtype, layer.w_val.device
     centres = tuple(centre.sharpened(dtype) for centre in _centres(layer, tokens))
-    heads, groups, d_in, d_h = layer.w_val.shape
-    d_out = layer.w_out.shape[3]
-
+    heads, groups, _, d_h = layer.w_val.shape
     carries_bias = not bias and bool(layer.b_out.any())  # one value of head 0 is the constant 1, times b_out
     channels = g.in_channels + g.dims + (1 if bias else 2)
     least = max(groups * d_h + carries_bias, g.dims + 1, -(-max(channels, g.out_channels) // heads))
@@ -224,34 +227,61 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     )
     for tensor in attention.parameters():
         tensor.zero_()
-
     in_proj = attention.in_proj_weight.view(3, heads, head_dim, width)
-    places = slice(g.in_channels, g.in_channels + g.dims)
-    square, one = places.stop, places.stop + 1
-    constant = in_proj[0, :, :, one] if not bias else attention.in_proj_bias.view(3, heads, head_dim)[0]
-    in_proj[1, :, 0, square] = 1
-    in_proj[1, :, 1 : g.dims + 1, places] = torch.eye(g.dims, dtype=dtype, device=device)
-    for head, centre in enumerate(centres):
-        # absolute_query is affine in q: its value at 0, and along each axis the slope 2β.
-        beta = centre.factor(dtype, head_dim)
-        start = quadratic.absolute_query((0,) * g.dims, centre.tau, beta)
-        constant[head, : g.dims + 1] = torch.tensor([float(x) for x in start], dtype=dtype, device=device)
-        in_proj[0, head, 1 : g.dims + 1, places].diagonal().fill_(float(2 * beta))
+    square = g.in_channels + g.dims
+    if bias:
+        constant = attention.in_proj_bias.view(3, heads, head_dim)[0]
+    else:
+        constant = in_proj[0, :, :, square + 1]
+    _write_scores(in_proj, constant, centres, slice(g.in_channels, square))
     out_proj = attention.out_proj.weight.view(width, heads, head_dim)
-    for group in range(groups):
-        rows = slice(group * d_h, (group + 1) * d_h)
-        in_proj[2, :, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].transpose(1, 2)
-        out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(2, 0, 1)
+    _write_values(in_proj[2], out_proj, layer)
     if bias:
         attention.out_proj.bias[: g.out_channels] = layer.b_out
         attention.in_proj_bias.requires_grad_(layer.v.requires_grad)
         attention.out_proj.bias.requires_grad_(layer.b_out.requires_grad)
     elif carries_bias:
-        in_proj[2, 0, groups * d_h, one] = 1
+        in_proj[2, 0, groups * d_h, square + 1] = 1
         out_proj[: g.out_channels, 0, groups * d_h] = layer.b_out
     attention.in_proj_weight.requires_grad_(layer.w_val.requires_grad)
     attention.out_proj.weight.requires_grad_(layer.w_out.requires_grad)
-    return StockAttention(g, grid, attention, centres).train(layer.training)
+    return StockAttention(g, tokens.size, attention, centres).train(layer.training)
+
+
+def _checked(layer: Any, grid: tuple[int, ...]) -> tuple[ConvGeometry, TokenGrid]:
+    """The geometry and the tokens of a layer that has a stock form."""
+    if not isinstance(layer, MHSA):
+        refuse(layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution")
+    _check_dtype(layer, layer.w_val.dtype)
+    if layer.w_val.is_meta:
+        refuse(layer, "it is on the meta device; load real weights first")
+    if layer.has_content():
+        refuse(layer, "its scores depend on the content, and only scores of positions are plain dot products here")
+    return layer.geometry, token_grid(layer.geometry, grid)
+
+
+def _write_scores(in_proj: Tensor, constant: Tensor, centres: Sequence[HeadCentre], places: slice) -> None:
+    """Write queries and keys, (3, heads, D, width); ``constant`` (heads, D) multiplies the 1, ``places`` are p's channels."""
+    dims, head_dim = places.stop - places.start, in_proj.shape[2]
+    in_proj[1, :, 0, places.stop] = 1
+    like = {"dtype": in_proj.dtype, "device": in_proj.device}
+    in_proj[1, :, 1 : dims + 1, places] = torch.eye(dims, **like)
+    for head, centre in enumerate(centres):
+        # absolute_query is affine in q: its value at 0, and along each axis the slope 2β.
+        beta = centre.factor(in_proj.dtype, head_dim)
+        start = quadratic.absolute_query((0,) * dims, centre.tau, beta)
+        constant[head, : dims + 1] = torch.tensor([float(x) for x in start], **like)
+        in_proj[0, head, 1 : dims + 1, places].diagonal().fill_(float(2 * beta))
+
+
+def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
+    """Write W_val into (heads, D, width), and W_out into (width, heads, D), each group beside the others."""
+    _, groups, d_in, d_h = layer.w_val.shape
+    d_out = layer.w_out.shape[3]
+    for group in range(groups):
+        rows = slice(group * d_h, (group + 1) * d_h)
+        value[:, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].transpose(1, 2)
+        out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(2, 0, 1)
 
 
 @torch.no_grad()
@@ -288,30 +318,33 @@ def from_torch_mha(
     if isinstance(module, StockAttention):
         if geometry is not None or grid is not None:
             raise ValueError("MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own")
+        _check_stock(module)
         attention, geometry, grid = module.attention, module.geometry, module.grid
-        if module.positions.is_meta:
-            refuse(module, "it is on the meta device; load real weights first")
-        if not getattr(attention, "batch_first", False):
-            refuse(module, "its attention is not batch_first, so it would take the batch for the tokens")
-        expected = _layout(geometry, grid, constant=attention.in_proj_bias is None)
-        same = all(torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items())
-        if type(module) is not StockAttention or not same:
-            refuse(module, "its tokens are not those of its grid, or its class is not the one that was built")
-        if any(vars(module).get(hooks) for hooks in HOOKS) or {"forward", "tokens"} & vars(module).keys():
-            refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
     elif isinstance(module, nn.MultiheadAttention):
-        if geometry is None or grid is None:
-            raise ValueError(
-                "MHSA: a bare nn.MultiheadAttention needs geometry=ConvGeometry(…) and grid=(…) to be read"
-            )
         attention = module
     else:
         refuse(module, "neither what to_torch_mha returns nor an nn.MultiheadAttention")
+    if geometry is None or grid is None:
+        raise ValueError("MHSA: a bare nn.MultiheadAttention needs geometry=ConvGeometry(…) and grid=(…) to be read")
     weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
     own = attention.out_proj.bias
     if not bias.any() and (own is None or not own.requires_grad):
         bias = None
     return kernel_to_mhsa(weight, bias, geometry).train(module.training)
+
+
+def _check_stock(module: StockAttention) -> None:
+    """Refuse a stock layer whose tokens are not those of its geometry and grid."""
+    if module.positions.is_meta:
+        refuse(module, "it is on the meta device; load real weights first")
+    if not getattr(module.attention, "batch_first", False):
+        refuse(module, "its attention is not batch_first, so it would take the batch for the tokens")
+    expected = _layout(module.geometry, module.grid, constant=module.attention.in_proj_bias is None)
+    same = all(torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items())
+    if type(module) is not StockAttention or not same:
+        refuse(module, "its tokens are not those of its grid, or its class is not the one that was built")
+    if any(vars(module).get(hooks) for hooks in HOOKS) or {"forward", "tokens"} & vars(module).keys():
+        refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
 
 
 def _layout(geometry: ConvGeometry, size: tuple[int, ...], constant: bool) -> dict[str, Tensor]:
@@ -340,7 +373,9 @@ def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
         if c[0] == 0 or not all(map(isfinite, c)):
             refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
         centre = HeadCentre(-Fraction(c[0]), tuple(Fraction(x) / (-2 * Fraction(c[0])) for x in c[1:]))
-        centres.append(centre if layer.radix is None else _parabola_centre(layer, grid, head, centre))
+        if layer.radix is not None:
+            centre = _parabola_centre(layer, grid, head, centre)
+        centres.append(centre)
     return centres
 
 

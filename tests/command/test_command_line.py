@@ -266,7 +266,7 @@ NO_ARCHITECTURE = {
     "number": ("--model-file net.py:number", "makes an object of class int, not an nn.Module"),
     "other": ("--model-file net.py:Other", "does not fit net.py:Other: "),
     "no file": ("--model-file none.py:Net", "none.py: no such file"),
-    "no Python": ("--model-file state.pt:Net", "state.pt is no Python file"),
+    "no Python": ("--model-file state.pt:Net", "state.pt must be a Python file"),
     "both": ("--arch a:B --model-file c.py:D", "not allowed with argument --arch"),
 }
 

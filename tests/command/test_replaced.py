@@ -72,7 +72,7 @@ def test_a_certificate_is_replaced_as_long_as_nobody_has_changed_it(
     assert "is not our own output" in from_conv.refuses(model)
     Path("model.mhsa.pt").unlink()
     line = from_conv.refuses(model)
-    assert "model.mhsa.json: exists and is not our own output: it is no certificate, or was changed (give" in line
+    assert "model.mhsa.json: exists and is not our own output: it is not a certificate, or was changed (give" in line
     from_conv.prints(model, "--force")
 
 

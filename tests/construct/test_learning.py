@@ -244,7 +244,7 @@ def test_an_aim_that_is_none_is_refused():
     with pytest.raises(ValueError, match="head 0 has no centre"):
         learned_quadratic(layer)
     assert not parametrize.is_parametrized(layer)
-    with pytest.raises(ValueError, match="head 0 is no Gaussian"):
+    with pytest.raises(ValueError, match="head 0 must be a Gaussian"):
         learned_covariance(with_covariance(layer))
     with pytest.raises(ValueError, match="takes the covariance encoding, not the quadratic one"):
         learned_covariance(layer)

@@ -656,7 +656,7 @@ def test_row_23_a_convolution_in_an_object_that_is_not_searched_is_refused(holde
     model[1].holder = model.again = holder
     refused = refusals(model)
     assert {path: kind for path, (kind, _) in refused.items()} == {"1.0": "CondConv2d", "again": "Conv2d"}
-    assert "held by an object that is no module" in refused["again"][1]
+    assert "held by an object that is not a module" in refused["again"][1]
     assert isinstance(convert(model, filter_fn=lambda module, path: path == "0")[0], MHSA)
     model[1][0] = nn.Identity()
     model.conv = holder.conv  # registered too

@@ -490,7 +490,7 @@ def test_where_the_page_may_not_go(from_conv: Command) -> None:
         "model.mhsa.pt": "is where other output goes",
         "model.mhsa.json": "is where other output goes",
         "x.pt": "is an input itself",
-        "foreign.html": "it is no page of a report, or was changed (give another name with --report, or --force)",
+        "foreign.html": "it is not the page of a report, or was changed (give another name with --report, or --force)",
         "nowhere/page.html": "there is no folder",
         "folder": "is there, and is not a file (give another name with --report)",
         "/dev/full": "is there, and is not a file (give another name with --report)",
