@@ -245,7 +245,8 @@ def _format(options: argparse.Namespace) -> str:
     Raises:
         BadModelFile: the two contradict each other, or a program lacks the size of its input.
     """
-    ending, name = options.output.suffix[1:], printable(options.output)
+    ending = options.output.suffix[1:]
+    name = printable(options.output)
     if ending not in FORMATS:
         ending = None
     chosen = options.format or ending or "pt"

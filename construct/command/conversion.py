@@ -56,13 +56,16 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
         if options.within is None:
             layers = with_meaning(layers)
         good, writable = judged(layers, network, conversion.survey.refused, options)
-        notes, hindrance = conversion.notes, ""
+        notes = conversion.notes
+        hindrance = ""
         if writable:
             progress.begin(f"writing {output.name}")
             try:
                 notes += _write(conversion, layers, network, output, document, options)
             except OtherBits as error:
-                good, writable, hindrance = False, False, str(error)
+                good = False
+                writable = False
+                hindrance = str(error)
         certified = writable and bool(layers) and not options.no_certify
         report = Report(
             options=options,
@@ -132,7 +135,9 @@ def _write(
     Raises:
         OtherBits: other numbers would be written than those that were certified.
     """
-    source, model, converted = conversion.source, conversion.model, conversion.converted
+    source = conversion.source
+    model = conversion.model
+    converted = conversion.converted
     # Bare kernels are written as modules: a state dict would lose their geometry again.
     own_code = options.arch or options.model_file
     whole = bool(geometry_flags(options)) or (isinstance(source.content, nn.Module) and not own_code)

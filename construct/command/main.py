@@ -39,9 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # after --help
         return int(end.code or 0)
     except KeyboardInterrupt as error:
-        message, code, cause = "interrupted", INTERRUPTED, error
+        message = "interrupted"
+        code = INTERRUPTED
+        cause = error
     except BadModelFile as error:
-        message, code, cause = f"error: {one_line(error.on_command_line, 2000)}", 2, error
+        message = f"error: {one_line(error.on_command_line, 2000)}"
+        code = 2
+        cause = error
     if debug:
         traceback.print_exception(cause, file=sys.stderr)
     if sys.stderr is not None:  # None if the caller closed it
@@ -111,7 +115,8 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
         check_destination(document, inputs, options.force, is_document, "it is not a certificate, or was changed")
     if options.report is not None:
         # The page may not take the certificate's name even without a certificate: the next run may write one.
-        reason, taken = "it is not the page of a report, or was changed", (output, document)
+        reason = "it is not the page of a report, or was changed"
+        taken = (output, document)
         check_destination(options.report, inputs, options.force, is_page, reason, "--report", taken)
     return output, document
 

@@ -143,7 +143,8 @@ def write_outputs(
         BadModelFile: they cannot be written; the message says what was changed, if anything.
     """
     earlier = certificates is None and document != output and document.is_file() and is_document(document)
-    place, state = output, "nothing was changed"
+    writing = output
+    changed = "nothing was changed"
     try:
         with staged(output, prepared.content, source.allowed) as written:
             tensors = prepared.tensors
@@ -151,21 +152,22 @@ def write_outputs(
                 tensors = dict(tensors_of(torch.load(written, map_location="cpu", weights_only=False)))
             check_bits(tensors, *networks)
             if certificates is not None:
-                place = document
+                writing = document
                 figures = network and network_dict(network)
                 record = certificate_document(
                     certificates, source.path, written, figures, mhsa_name=output.name, conv_sha256=source.sha256
                 )
                 with staged(document, record):
-                    place = output
-                state = f"{printable(document)} is written"
+                    writing = output
+                changed = f"{printable(document)} is written"
             elif earlier:
-                place = document
+                writing = document
                 document.unlink()
-                place, state = output, f"{printable(document)} is deleted"
+                writing = output
+                changed = f"{printable(document)} is deleted"
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{printable(place)}: cannot be written: {what} ({state})") from error
+        raise BadModelFile(f"{printable(writing)}: cannot be written: {what} ({changed})") from error
     if earlier:
         return (f"{printable(document)} was deleted: the certificate of an earlier run",)
     return ()

@@ -129,7 +129,8 @@ def judged(
     layers: Sequence[LayerRow], network: NetworkRow | None, refused: Sequence[Refusal], options: Namespace
 ) -> tuple[bool, bool]:
     """Whether a conversion is good (the exit code is 0), and whether it may be written."""
-    left, equal = bool(refused), all(row.verdict.name != "REFUTED" for row in layers)
+    left = bool(refused)
+    equal = all(row.verdict.name != "REFUTED" for row in layers)
     if network is not None:
         left |= bool(network.calls.left)
         equal &= network.good

@@ -50,10 +50,12 @@ def print_table(report: Report, out: TextIO) -> None:
 
 
 def _table(report: Report, unicode: bool, narrow: bool) -> Table:
-    table, alpha = Table(box=box.ASCII), "alpha"
+    table = Table(box=box.ASCII)
+    alpha = "alpha"
     if unicode:
         gap = int(not narrow)
-        table, alpha = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False), "α"
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False)
+        alpha = "α"
     table.add_column("layer", overflow="fold", min_width=7)
     table.add_column("convolution", overflow="fold", min_width=7)
     for name in ("heads", "D_h", alpha, "interior", "border", "bound"):

@@ -19,7 +19,8 @@ class Phases:
     """A progress bar of rich for consecutive phases; hidden without a terminal."""
 
     def __init__(self, bar: Progress):
-        self._bar, self._task = bar, bar.add_task("reading", total=None)
+        self._bar = bar
+        self._task = bar.add_task("reading", total=None)
 
     def begin(self, what: str, total: int | None = None) -> None:
         """Start a phase of ``total`` steps; None for an unknown number."""

@@ -16,7 +16,8 @@ LARGEST_PICKLE = 2**24
 
 torch reads them in 2 to 10 s, and the worst in a minute and 4 GB.
 """
-LARGEST_RATIO, SLACK = 20, 2**22
+LARGEST_RATIO = 20
+SLACK = 2**22
 """An archive may unpack to so many times its own size, and a little more."""
 _LONGEST_HEADER = 2**18
 """Bytes from where a record begins to its content: a header, its name and its padding have at most 2^16 each."""
@@ -36,7 +37,8 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
     """
     size = file.seek(0, io.SEEK_END)
     archive = _opened(file)
-    names, entries = archive.namelist(), archive.infolist()
+    names = archive.namelist()
+    entries = archive.infolist()
     if any(name.endswith("/constants.pkl") for name in names):
         raise BadModelFile("a TorchScript archive", "re-save as the nn.Module itself, or its state dict")
     _check_unpacked(size, [entry.file_size for entry in entries])

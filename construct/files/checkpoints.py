@@ -106,7 +106,8 @@ def _no_state(content: dict[Any, Any]) -> BadModelFile:
 
 def _is_simple(value: object) -> bool:
     """Whether a value consists of tensors, numbers, texts and containers of them: an object may be a stand-in."""
-    pending, known = [value], set[int]()
+    pending = [value]
+    known = set[int]()
     while pending:
         inner: Any = pending.pop()
         if id(inner) in known:

@@ -212,7 +212,8 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
     except Exception as error:  # points to the issue tracker; its cause says what failed
         first = str(error.__cause__ or error).strip().split("\n")[0].partition(" See the stack trace")[0]
         raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
-    content, difference = stream.getvalue(), None
+    content = stream.getvalue()
+    difference = None
     if find_spec("onnxruntime") is not None:
         difference = _difference(model, input_size, inputs, program, partial(_run_onnx, content))
     return Program(content, static, difference, program.state_dict)
@@ -250,7 +251,8 @@ def _difference(
             outputs = run(*tree_map(_copied, args), **tree_map(_copied, kwargs))
             results.append([y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)])
     actual, expected = results
-    ours, theirs = [tuple(y.shape) for y in actual], [tuple(y.shape) for y in expected]
+    ours = [tuple(y.shape) for y in actual]
+    theirs = [tuple(y.shape) for y in expected]
     if ours != theirs:
         raise ValueError(f"the program returns tensors of sizes {ours}, not {theirs} as the network does")
     differences = [0.0]

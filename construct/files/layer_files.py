@@ -84,7 +84,8 @@ def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
     """
     if layers.keys() == {""}:
         return layers[""]
-    root, leaves = nn.Module(), set(layers.values())
+    root = nn.Module()
+    leaves = set(layers.values())
     for path, layer in layers.items():
         parent = root
         *outer, last = path.split(".")

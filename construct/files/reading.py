@@ -84,7 +84,8 @@ def read(
     Raises:
         BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not allowed.
     """
-    place, allowed = regular_file(path), import_allowed(allow)
+    place = regular_file(path)
+    allowed = import_allowed(allow)
     metadata: dict[str, str] = {}
     loaded = Loaded()
     with _opened(path) as file:

@@ -29,7 +29,8 @@ from construct.errors import BadModelFile, one_line
 from construct.files.allowed import Allowed, listed
 from construct.files.archives import AGAIN, ALONE, LARGEST_PICKLE, LARGEST_RATIO, RESAVE, SLACK, ZIP, too_large
 
-MOST_WORK, _WORK_WITHOUT_NAMES = 2**30, 24
+MOST_WORK = 2**30
+_WORK_WITHOUT_NAMES = 24
 """The most of pickled bytes times the names in them, in all attempts: torch lists the names again for each object."""
 _UNBOUNDED = (b"\nbytearray\n", b"\n_rebuild_device_tensor_from_cpu_tensor\n")
 _LOCK = threading.RLock()
@@ -142,7 +143,9 @@ _PICKLES = 5
 
 def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
     """The names in pickles that torch does not allow, the length of the pickles, and what torch cannot read of them."""
-    stream, names, broken = io.BytesIO(head), set[str](), None
+    stream = io.BytesIO(head)
+    names = set[str]()
+    broken = None
     try:
         for _ in range(pickles):
             names |= get_globals_in_pkl(stream)
@@ -216,7 +219,9 @@ class _Attempt:
     """
 
     def __init__(self, allowed: Allowed, names: set[str], size: int):
-        self.allowed, self.names, self.size = allowed, names, size
+        self.allowed = allowed
+        self.names = names
+        self.size = size
         self.containers = dict[str, type]()
         self.subclasses = set[str]()
         self.foreign = set[str]()
@@ -279,7 +284,8 @@ class _Attempt:
 
     def _guarded(self, kind: Any) -> Any:
         """A subclass of a listed class, or something in place of a listed function, that cannot be called."""
-        attempt, what = self, f"its pickle calls {kind.__module__}.{kind.__qualname__}, as torch.save never does"
+        attempt = self
+        what = f"its pickle calls {kind.__module__}.{kind.__qualname__}, as torch.save never does"
 
         def refuse(*_: object, **__: object) -> Any:
             raise BadModelFile(what, RESAVE)

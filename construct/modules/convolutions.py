@@ -5,7 +5,6 @@ checked against it, because a file can lie about them.
 """
 
 import inspect
-from operator import index
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from construct.errors import Refusal, UnsupportedLayer, describe
-from construct.geometry import ConvGeometry, whole_numbers
+from construct.geometry import ConvGeometry, positive_number, whole_numbers
 from construct.modules.parametrizations import is_weight_hook, with_effective_weight
 
 BASES: tuple[type[_ConvNd], ...] = (
@@ -175,10 +174,14 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     weight = conv.weight
     if weight.dim() != dims + 2:
         raise ValueError(f"its weight has {weight.dim()} axes, not {dims + 2}")
-    groups = _whole_number(conv.groups)
-    d_out, d_in = weight.shape[0], weight.shape[1] * groups
+    groups = positive_number(conv.groups)
+    if groups is None:
+        raise ValueError(f"groups is {conv.groups!r}, not a positive whole number")
+    d_out = weight.shape[0]
+    d_in = weight.shape[1] * groups
     if transposed:
-        d_in, d_out = weight.shape[0], weight.shape[1] * groups
+        d_in = weight.shape[0]
+        d_out = weight.shape[1] * groups
     padding = conv.padding
     if not isinstance(padding, str):
         padding = _along_axes(conv, "padding", dims)
@@ -204,16 +207,11 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     return geometry
 
 
-def _whole_number(groups: Any) -> int:
-    if not hasattr(groups, "__index__") or isinstance(groups, bool) or groups < 1:
-        raise ValueError(f"groups is {groups!r}, not a positive whole number")
-    return index(groups)
-
-
 def _check_described(conv: Any, geometry: ConvGeometry) -> None:
     """Check attributes with which ``forward`` does not compute."""
     for name in ("in_channels", "out_channels", "kernel_size", "transposed"):
-        value, used = getattr(conv, name), getattr(geometry, name)
+        value = getattr(conv, name)
+        used = getattr(geometry, name)
         stated = value
         if name == "kernel_size":
             stated = _tuple(value, geometry.dims)

@@ -22,7 +22,8 @@ class _HeadVector(nn.Module):
 
     def __init__(self, dims: int, key_dim: int):
         super().__init__()
-        self.dims, self.key_dim = dims, key_dim
+        self.dims = dims
+        self.key_dim = key_dim
 
 
 class IsotropicGaussian(_HeadVector):
@@ -141,7 +142,8 @@ def with_covariance(layer: MHSA) -> MHSA:
     if any(bool(t.any()) for t in (layer.w_qry, layer.w_key, layer.u)):
         raise ValueError("MHSA: takes a layer without content: W_qry, W_key and u zero")
     # c = −α(1, −2τ) = (c_0, 2ατ), so Σ⁻¹ = −2c_0·1 and Σ⁻¹τ = 2ατ: no number is rounded.
-    c, dims = layer.position_vector(), layer.geometry.dims
+    c = layer.position_vector()
+    dims = layer.geometry.dims
     zero = torch.zeros_like(c[:, 0])
     products = [c[:, 0] if i == j else zero for i in range(dims) for j in range(i, dims)]
     v = torch.stack([*products, *c[:, 1:].unbind(1)], dim=1)
@@ -257,7 +259,9 @@ def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector
 
 def _with_keys(layer: MHSA, key_dim: int, encoding: Encoding, v: Tensor) -> MHSA:
     """A copy of a layer with another encoding and D_k: Ŵ_key = [1; 0], v padded with zeros, no content."""
-    heads, channels, like = layer.heads, layer.in_channels, layer.w_qry
+    heads = layer.heads
+    channels = layer.in_channels
+    like = layer.w_qry
     content = like.new_zeros(heads, channels, key_dim)
     weights = MHSAWeights(
         w_qry=content,

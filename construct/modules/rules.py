@@ -70,7 +70,8 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
     geometries = [geometry_of(conv) for conv in _convolutions(layers)]
     default = torch.get_default_dtype()
     try:
-        exact, own = in_float64(module), in_float64(layers)
+        exact = in_float64(module)
+        own = in_float64(layers)
         torch.set_default_dtype(torch.float64)  # new layers of a rule keep float64 weights unrounded
         exact_layers = in_float64(rule(in_float64(module)))
     except Exception as error:  # a user's code may raise anything
@@ -83,7 +84,8 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
     candidates = ((exact_layers, relative), (own, relative + _own_slack(module)))
     generator = torch.Generator().manual_seed(0)
     device = next((p.device for p in exact.parameters()), None)
-    ran, failure = 0, "there are none"
+    ran = 0
+    failure = "there are none"
     for size in sizes(geometries):
         shape = (BATCH, geometries[0].in_channels, *size)
         x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(device)

@@ -19,7 +19,8 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
         if "weight" in conv._parameters:
             first = first_layer.setdefault((id(conv.weight), g.groups, g.transposed), layer)
             if first is not layer and first.v.shape == layer.v.shape and _equal(first, layer, "w_val", "w_out"):
-                layer.w_val, layer.w_out = first.w_val, first.w_out
+                layer.w_val = first.w_val
+                layer.w_out = first.w_out
         if conv._parameters.get("bias") is not None:
             first = first_layer.setdefault((id(conv.bias),), layer)
             if _equal(first, layer, "b_out"):

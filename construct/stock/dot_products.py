@@ -117,7 +117,8 @@ def positions(grid: TokenGrid, constant: bool) -> Tensor:
 
 def sources(grid: TokenGrid) -> Tensor:
     """The source of each token, int64 (T,): 0 for zeros, i + 1 for a copy of input position i (row-major)."""
-    copied, real = torch.zeros((), dtype=torch.int64, device="cpu"), torch.ones((), dtype=torch.bool, device="cpu")
+    copied = torch.zeros((), dtype=torch.int64, device="cpu")
+    real = torch.ones((), dtype=torch.bool, device="cpu")
     for n, source in zip(grid.size, grid.sources, strict=True):
         copied = copied[..., None] * n + source
         real = real[..., None] & (source >= 0)

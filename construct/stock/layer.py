@@ -66,7 +66,9 @@ class StockAttention(nn.Module):
         centres: tuple[HeadCentre, ...],
     ):
         super().__init__()
-        self.geometry, self.grid, self.attention = geometry, grid, attention
+        self.geometry = geometry
+        self.grid = grid
+        self.attention = attention
         self._centres = centres  # checked again on casts
         weight = attention.out_proj.weight
         for name, tensor in _layout(geometry, grid, constant=attention.in_proj_bias is None).items():
@@ -140,7 +142,8 @@ class StockAttention(nn.Module):
         return not torch.compiler.is_compiling() and transformed()
 
     def _require_memory(self, x: Tensor, learning: bool) -> None:
-        keys, queries = len(self.sources), len(self.query_tokens)
+        keys = len(self.sources)
+        queries = len(self.query_tokens)
         # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.
         numbers = 6 * (keys + queries) * self.attention.embed_dim
         if learning:  # attention, its scores, and the gradients of both
@@ -210,7 +213,8 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
         NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
     """
     g, tokens = _checked(layer, grid)
-    dtype, device = layer.w_val.dtype, layer.w_val.device
+    dtype = layer.w_val.dtype
+    device = layer.w_val.device
     centres = tuple(centre.sharpened(dtype) for centre in _centres(layer, tokens))
     heads, groups, _, d_h = layer.w_val.shape
     carries_bias = not bias and bool(layer.b_out.any())  # one value of head 0 is the constant 1, times b_out
@@ -262,7 +266,8 @@ def _checked(layer: Any, grid: tuple[int, ...]) -> tuple[ConvGeometry, TokenGrid
 
 def _write_scores(in_proj: Tensor, constant: Tensor, centres: Sequence[HeadCentre], places: slice) -> None:
     """Write queries and keys, (3, heads, D, width); ``constant`` (heads, D) multiplies the 1, ``places`` are p's channels."""
-    dims, head_dim = places.stop - places.start, in_proj.shape[2]
+    dims = places.stop - places.start
+    head_dim = in_proj.shape[2]
     in_proj[1, :, 0, places.stop] = 1
     like = {"dtype": in_proj.dtype, "device": in_proj.device}
     in_proj[1, :, 1 : dims + 1, places] = torch.eye(dims, **like)
@@ -319,7 +324,9 @@ def from_torch_mha(
         if geometry is not None or grid is not None:
             raise ValueError("MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own")
         _check_stock(module)
-        attention, geometry, grid = module.attention, module.geometry, module.grid
+        attention = module.attention
+        geometry = module.geometry
+        grid = module.grid
     elif isinstance(module, nn.MultiheadAttention):
         attention = module
     else:

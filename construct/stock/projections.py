@@ -133,7 +133,8 @@ def _exact(tensor: Tensor) -> Tensor:
 
 def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
     """W_val W_out of every head, (heads, g, in/g, out/g): values have no positions, and no channels of another group."""
-    d_in, groups = geometry.in_channels, geometry.groups
+    d_in = geometry.in_channels
+    groups = geometry.groups
     positional = tensors.value[:, :, d_in : d_in + geometry.dims + 1]
     if bool((tensors.reaching()[:, :, None] & (positional != 0)).any()):
         raise NoKernel("its values let positions through")
@@ -171,10 +172,8 @@ def _read_shift(
 
 def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int) -> HeadCentre | None:
     """The centre of a head from its projections (D, D_in + d + 2); None if its scores lack the module's form."""
-    content, positional = (
-        slice(d_in),
-        slice(d_in, d_in + dims + 1),
-    )  # (p, ‖p‖²); the key's constant adds the same to every key
+    content = slice(d_in)
+    positional = slice(d_in, d_in + dims + 1)  # (p, ‖p‖²); the key's constant adds the same to every key
     if bool((_rows(query) & _rows(key[:, content])).any()) or bool(
         (_rows(query[:, content]) & _rows(key[:, positional])).any()
     ):
