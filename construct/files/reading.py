@@ -249,17 +249,20 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     if inside:
         what = f"the model is not at its top: {inside}; the file {what}"
         alone = "save that alone, from a program where its classes can be imported"
-    remedy = f"give its network with model=Net(), or {alone}"
-    option = f"give its network with --arch or --model-file, or {alone}"
     choices = _allowing(names, allowed)
-    if choices:
-        trusting = "; or, if you trust these packages, whose code then may run: "
-        flags = "".join(f" --allow {shlex.quote(choice)}" for choice in choices)
-        remedy += f"{trusting}construct.load({name!r}, allow={choices!r})"
-        option += f"{trusting}python -m construct.from_conv {shlex.quote(name)}{flags}"
-    elif allowed.packages:
-        what += f", which {', '.join(allowed.packages)} does not define as a class"
-    return BadModelFile(what, remedy, option)
+    if not choices:
+        if allowed.packages:
+            what += f", which {', '.join(allowed.packages)} does not define as a class"
+        remedy = f"give its network with model=Net(), or {alone}"
+        return BadModelFile(what, remedy, option=f"give its network with --arch or --model-file, or {alone}")
+    trusting = f"{alone}; or, if you trust these packages, whose code then may run: "
+    return BadModelFile(
+        what,
+        f"give its network with model=Net(), or {trusting}construct.load({name!r}, allow={choices!r})",
+        option=f"give its network with --arch or --model-file, or {trusting}"
+        + f"python -m construct.from_conv {shlex.quote(name)}"
+        + "".join(f" --allow {shlex.quote(choice)}" for choice in choices),
+    )
 
 
 def _allowing(names: Iterable[str], allowed: Allowed) -> list[str]:
