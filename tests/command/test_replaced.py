@@ -93,6 +93,6 @@ def test_a_page_is_replaced_as_long_as_nobody_has_changed_it(model: str, from_co
     page = before["page.html"]
     for changed in (page + b"\n", page.replace(b"as attention", b"as I see it", 1), b"<!doctype html><p>mine"):
         Path("page.html").write_bytes(changed)
-        assert "page.html: exists and is not our own output: it is no page" in from_conv.refuses(*options)
+        assert "page.html: exists and is not our own output: it is not the page" in from_conv.refuses(*options)
     from_conv.prints(*options, "--force")
     assert contents()["page.html"] == page
