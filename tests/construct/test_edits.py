@@ -549,7 +549,7 @@ def test_what_is_no_encoding_is_refused():
 
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 3))
     weights = MHSAWeights(**{name: getattr(layer, name).detach() for name in MHSAWeights.__dataclass_fields__})
-    with pytest.raises(TypeError, match=r"Lookalike is no construct.*Encoding; subclass that"):
+    with pytest.raises(TypeError, match=r"must be a construct.*Encoding, not a Lookalike; subclass it"):
         MHSA(layer.geometry, weights, encoding=Lookalike())  # type: ignore[arg-type]
 
 
