@@ -27,13 +27,6 @@ def one_line(text: object, limit: int = 600) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things: ``1 layer``, ``2 layers``."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}s"
-
-
 def describe(error: BaseException) -> str:
     """The class and message of an error, on one line."""
     return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)

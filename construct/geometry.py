@@ -11,8 +11,6 @@ from math import prod
 from operator import index
 from typing import Any
 
-from construct.errors import counted
-
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
@@ -205,11 +203,9 @@ def positive_number(value: Any) -> int | None:
 
 def _vector(name: str, values: Any, length: int, least: int) -> tuple[int, ...]:
     """A tuple of ``length`` whole numbers as ints; anything else, or a number below ``least``, is refused."""
-    numbers = None
-    if isinstance(values, tuple):
-        numbers = whole_numbers(values)
-    if numbers is None or len(numbers) != length:
-        raise ValueError(f"{name} is {values!r}, not {counted(length, 'whole number')}")
+    numbers = whole_numbers(values)
+    if numbers is None or len(numbers) != length or not isinstance(values, tuple):
+        raise ValueError(f"{name} is {values!r}, not {length} whole number{'s' * (length > 1)}")
     if min(numbers, default=least) < least:
         raise ValueError(f"{name} is {values!r}, below {least}")
     return numbers

@@ -16,7 +16,7 @@ from construct.builder import conv_to_mhsa
 from construct.encoding.sharpness import ALPHA
 from construct.errors import Refusal, UnsupportedLayer
 from construct.modules.convolutions import geometry_of, is_convolution
-from construct.modules.parametrizations import parametrization_names
+from construct.modules.folding import parametrization_names
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.traversal import (

@@ -11,7 +11,7 @@ from construct.command.report import IDLE, Report, network_dict
 from construct.command.runs import inputs_for
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.writing import write
-from construct.modules.parametrizations import plain_convolution
+from construct.modules.folding import plain_convolution
 from construct.modules.traversal import every_module
 from construct.network import substitute
 from verify.report.layer import ReportLayer

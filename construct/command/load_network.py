@@ -8,8 +8,9 @@ from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.command.architecture import module_from_file, named_module
 from construct.command.bare_kernels import from_kernels, geometry_flags
+from construct.command.report import counted
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import BadModelFile, counted, naming, one_line, printable
+from construct.errors import BadModelFile, naming, one_line, printable
 from construct.files.loading import loaded_into
 from construct.files.reading import ModelFile, read
 from construct.modules.convolutions import geometry_of

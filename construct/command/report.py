@@ -16,7 +16,7 @@ from construct.encoding.sharpness import alpha_for
 from construct.errors import Refusal
 from construct.files.reading import ModelFile
 from construct.geometry import ConvGeometry
-from construct.modules.parametrizations import parametrization_names
+from construct.modules.folding import parametrization_names
 from verify.argument.certificate import Certificate
 from verify.samples.accuracy import Accuracy
 from verify.samples.network import CallComparison
@@ -189,6 +189,13 @@ def _unusual(letter: str, values: tuple[int, ...], usual: int) -> str:
     if len(different) == 1:
         return f"{letter}{values[0]}"
     return letter + "x".join(map(str, values))
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 layer``, ``2 layers``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
 
 
 def checked_layers(report: Report) -> int:

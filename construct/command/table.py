@@ -11,8 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from construct.command.report import IDLE, LayerRow, NetworkRow, Report, checked_layers, convolution_text, percent
-from construct.errors import counted, printable
+from construct.command.report import (
+    IDLE,
+    LayerRow,
+    NetworkRow,
+    Report,
+    checked_layers,
+    convolution_text,
+    counted,
+    percent,
+)
+from construct.errors import printable
 from verify.samples.accuracy import Accuracy
 from verify.verdict import from_above
 

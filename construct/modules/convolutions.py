@@ -177,20 +177,14 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     groups = positive_number(conv.groups)
     if groups is None:
         raise ValueError(f"groups is {conv.groups!r}, not a positive whole number")
-    d_out = weight.shape[0]
-    d_in = weight.shape[1] * groups
-    if transposed:
-        d_in = weight.shape[0]
-        d_out = weight.shape[1] * groups
-    padding = conv.padding
-    if not isinstance(padding, str):
-        padding = _along_axes(conv, "padding", dims)
+    channels = (weight.shape[0], weight.shape[1] * groups)
+    d_in, d_out = channels if transposed else channels[::-1]
     geometry = ConvGeometry(
         in_channels=d_in,
         out_channels=d_out,
         kernel_size=tuple(weight.shape[2:]),
         stride=_along_axes(conv, "stride", dims),
-        padding=padding,
+        padding=_along_axes(conv, "padding", dims),
         padding_mode=conv.padding_mode,
         dilation=_along_axes(conv, "dilation", dims),
         groups=groups,
@@ -230,8 +224,8 @@ def _along_axes(conv: Any, name: str, dims: int) -> Any:
     """A hyperparameter along each axis."""
     value = getattr(conv, name)
     numbers = _tuple(value, dims)
-    changing = isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value)
-    if changing or not numbers:  # an empty tuple would mean zeros in ConvGeometry
+    # An empty tuple would mean zeros in ConvGeometry, and the value of a tensor may change.
+    if not numbers or (isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value)):
         raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
     return numbers
 

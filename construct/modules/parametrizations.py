@@ -30,26 +30,6 @@ def weight_hooks(conv: nn.Module) -> list[Any]:
     return [hook for hook in conv._forward_pre_hooks.values() if is_weight_hook(hook)]
 
 
-def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
-    """The parametrizations of a convolution, in words: ``("weight_norm of weight",)``; empty for a plain one."""
-    names = []
-    for hook in weight_hooks(conv):
-        methods = list(hook) if isinstance(hook, PruningContainer) else [hook]
-        name = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
-        names += [f"{_display_name(method)} of {name}" for method in methods]
-    for name, chain in getattr(conv, "parametrizations", {}).items():
-        names += [f"{_display_name(module)} of {name}" for module in chain]
-    return tuple(names)
-
-
-def _display_name(method: object) -> str:
-    """The name of torch's function for a parametrization: ``weight_norm`` for ``_WeightNorm`` and ``WeightNorm``."""
-    kind = type(method).__name__.lstrip("_")
-    if isinstance(method, BasePruningMethod):
-        return f"pruning ({kind})"
-    return {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm", "Orthogonal": "orthogonal"}.get(kind, kind)
-
-
 @contextmanager
 def eval_mode(conv: nn.Module) -> Iterator[None]:
     """Put a module into eval mode within the block: in training mode, reading a weight under ``spectral_norm`` updates it."""
@@ -83,24 +63,3 @@ def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
         for hook in hooks:
             hook(copied, None)
         yield copied
-
-
-def plain_convolution(conv: nn.Module) -> nn.Module:
-    """An unparametrized convolution with the eval-mode weight of ``conv``; ``conv`` itself if it is not parametrized.
-
-    Certificates are about this one: they do not cover how a weight is computed.
-    """
-    if not parametrization_names(conv):
-        return conv
-    base = next(cls for cls in type(conv).__mro__ if cls.__module__ == nn.Conv2d.__module__)
-    plain: Any = object.__new__(base)
-    nn.Module.__init__(plain)
-    registers = vars(plain).keys()
-    with with_effective_weight(conv) as source, torch.no_grad():
-        for name, value in vars(source).items():
-            if name not in registers and not isinstance(value, torch.Tensor):
-                setattr(plain, name, value)
-        for name in ("weight", "bias"):
-            tensor = getattr(source, name)
-            setattr(plain, name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
-    return plain.train(conv.training)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from construct.errors import describe
 from construct.geometry import ConvGeometry
 from construct.modules.convolutions import check_hooks, geometry_of, is_convolution
-from construct.modules.parametrizations import eval_mode, plain_convolution
+from construct.modules.folding import plain_convolution
+from construct.modules.parametrizations import eval_mode
 from construct.modules.traversal import deep_copy, deepcopy_memo, every_module
 
 Rule = Callable[[Any], nn.Module]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.modules.parametrizations import parametrization_names
+from construct.modules.folding import parametrization_names
 from construct.modules.traversal import NONE, Substitutes, every_module, joined
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from construct import MHSA, conv_to_mhsa, convert
-from construct.modules.parametrizations import plain_convolution as plain
+from construct.modules.folding import plain_convolution as plain
 from verify.argument.certification import certify
 from verify.layers.fields import digests
 from verify.layers.overrides import Unreadable

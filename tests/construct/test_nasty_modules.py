@@ -25,7 +25,7 @@ from commands import Command
 from construct import MHSA, UnsupportedLayer
 from construct.encoding import quadratic
 from construct.modules.convolutions import FARTHEST
-from construct.modules.parametrizations import parametrization_names, plain_convolution
+from construct.modules.folding import parametrization_names, plain_convolution
 from construct.modules.wrappers import unwrapped
 from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call

@@ -1,0 +1,50 @@
+"""Which parametrizations of a convolution are folded into its weight, and the plain convolution with that weight."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.prune import BasePruningMethod, PruningContainer
+
+from construct.modules.parametrizations import weight_hooks, with_effective_weight
+
+
+def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
+    """The parametrizations of a convolution, in words: ``("weight_norm of weight",)``; empty for a plain one."""
+    names = []
+    for hook in weight_hooks(conv):
+        methods = list(hook) if isinstance(hook, PruningContainer) else [hook]
+        name = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+        names += [f"{_display_name(method)} of {name}" for method in methods]
+    for name, chain in getattr(conv, "parametrizations", {}).items():
+        names += [f"{_display_name(module)} of {name}" for module in chain]
+    return tuple(names)
+
+
+def _display_name(method: object) -> str:
+    """The name of torch's function for a parametrization: ``weight_norm`` for ``_WeightNorm`` and ``WeightNorm``."""
+    kind = type(method).__name__.lstrip("_")
+    if isinstance(method, BasePruningMethod):
+        return f"pruning ({kind})"
+    return {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm", "Orthogonal": "orthogonal"}.get(kind, kind)
+
+
+def plain_convolution(conv: nn.Module) -> nn.Module:
+    """An unparametrized convolution with the eval-mode weight of ``conv``; ``conv`` itself if it is not parametrized.
+
+    Certificates are about this one: they do not cover how a weight is computed.
+    """
+    if not parametrization_names(conv):
+        return conv
+    base = next(cls for cls in type(conv).__mro__ if cls.__module__ == nn.Conv2d.__module__)
+    plain: Any = object.__new__(base)
+    nn.Module.__init__(plain)
+    registers = vars(plain).keys()
+    with with_effective_weight(conv) as source, torch.no_grad():
+        for name, value in vars(source).items():
+            if name not in registers and not isinstance(value, torch.Tensor):
+                setattr(plain, name, value)
+        for name in ("weight", "bias"):
+            tensor = getattr(source, name)
+            setattr(plain, name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
+    return plain.train(conv.training)
