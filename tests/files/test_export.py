@@ -562,3 +562,48 @@ def test_a_network_that_takes_no_image_is_exported_from_an_example(how: str, for
             names_of = [node.name for node in session.get_inputs()]
             results = session.run(None, {name: x.numpy() for name, x in zip(names_of, call, strict=True)})
     torch.testing.assert_close(torch.as_tensor(results[0]), expected)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_network_compiles_whole_and_its_gradients_are_right():
+    """There is no graph break, and one trace serves many sizes."""
+    torch._dynamo.reset()
+    layers = nn.Conv2d(3, 4, 2, stride=2), nn.ReLU(), nn.Conv2d(4, 4, (1, 3), groups=4), nn.Conv2d(4, 2, 3, padding=1)
+    original = nn.Sequential(*layers)
+    converted = convert(original)
+    compiled = torch.compile(converted, fullgraph=True, backend="aot_eager", dynamic=True)
+    for form, learning in ((torch.contiguous_format, True), (torch.channels_last, True), (torch.channels_last, False)):
+        for shape in ((2, 3, 16, 20), (3, 3, 26, 22)):
+            x = torch.randn(shape).contiguous(memory_format=form)
+            with torch.set_grad_enabled(learning):
+                y = compiled(x)
+            assert y.is_contiguous(memory_format=form)
+            within_rounding(y.detach(), original(x).detach())
+    x = torch.randn(2, 3, 16, 20)
+    parameters = [p for p in converted.parameters() if p.requires_grad]
+    ours = torch.autograd.grad(compiled(x).square().sum(), parameters)
+    theirs = torch.autograd.grad(converted(x).square().sum(), parameters)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiler_that_does_not_know_sizes_is_given_as_few_operations_whatever_the_number_of_heads():
+    operations = {}
+
+    def counting(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        operations[kernel] = len(graph.graph.nodes)
+        return graph.forward
+
+    for kernel in (2, 5, 7):
+        torch._dynamo.reset()
+        layer = conv_to_mhsa(nn.Conv2d(8, 8, kernel)).requires_grad_(False)
+        compiled = torch.compile(layer, fullgraph=True, backend=counting, dynamic=True)
+        for size in (12, 15):
+            x = torch.randn(1, 8, size, size + 1)
+            torch.testing.assert_close(compiled(x), layer(x))
+    assert len(set(operations.values())) == 1
