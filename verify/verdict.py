@@ -43,7 +43,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if self.name not in ("PROVED", "CHECKED", "REFUTED", "UNDECIDED"):
-            raise ValueError(f"{self.name!r} is no verdict")
+            raise ValueError(f"{self.name!r} must be a verdict")
 
     def __str__(self) -> str:
         return f"{self.name}: {self.sentence}"

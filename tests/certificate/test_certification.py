@@ -268,7 +268,7 @@ def test_wrong_input_is_refused_in_one_clear_line(conv: Any, layer: Any, call: d
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        *[({"grid": grid}, "no series of whole numbers") for grid in ((5.5, 5), 5, "55", (True, 5), (5, None))],
+        *[({"grid": grid}, "must be a series of whole numbers") for grid in ((5.5, 5), 5, "55", (True, 5), (5, None))],
         *[({"input_bound": bound}, "the input bound is") for bound in ("1", True, None, b"1")],
         ({"within": "1"}, "within is '1'"),
         ({"within": True}, "within is True"),

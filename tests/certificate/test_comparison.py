@@ -334,7 +334,7 @@ def test_verdicts_are_four_words():
     assert str(Verdict("CHECKED", "so it is")) == "CHECKED: so it is"
     good = [Verdict(name, "").good for name in ("PROVED", "CHECKED", "REFUTED", "UNDECIDED")]
     assert good == [True, True, False, False]
-    with pytest.raises(ValueError, match="no verdict"):
+    with pytest.raises(ValueError, match="must be a verdict"):
         Verdict("VERIFIED", "")  # type: ignore[arg-type]
 
 

@@ -496,7 +496,7 @@ NO_OBJECT = (b"null", b"[]", b"3", b'"x"')
 def test_a_certificate_that_is_no_object_in_strict_json_is_rejected(text, files):
     files.write_case("2-D")
     files.certificate.write_bytes(text)
-    files.refused("no strict JSON" if text in NOT_STRICT else "no certificate, as it holds no JSON object")
+    files.refused("must be strict JSON" if text in NOT_STRICT else "must be a certificate, but it holds no JSON object")
 
 
 @pytest.mark.parametrize("power", [-110, -60, 40, 90, 100])

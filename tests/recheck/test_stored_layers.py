@@ -236,7 +236,7 @@ def test_odd_safetensors_are_refused(tmp_path):
         ({"a": four | {"dtype": "F31"}}, b"\0" * 4, "deserializing"),
         ({"__metadata__": {"a": 1}}, b"", "deserializing"),
         ({".weight": four}, b"\0" * 4, "which no path is"),
-        ({"__metadata__": {"geometry": "{"}}, b"", "no strict JSON"),
+        ({"__metadata__": {"geometry": "{"}}, b"", "must be strict JSON"),
         ({"__metadata__": {"geometry": "[]"}}, b"", "must be a JSON object"),
     ):
         refused(safetensors_file(path, header, data), words)

@@ -327,18 +327,18 @@ REFUSED = {
     "attention broken.json -o a.svg": "broken.json: not a model file but plain text",
     "attention one.mhsa.pt --grid 5 -o a.svg": "the grid (5,) is not 2 positive sizes",
     "attention one.mhsa.pt --grid 900 900 -o a.svg": "too many to draw",
-    "attention one.mhsa.pt --queries 99,0 -o a.svg": "(99, 0) is no position of an output",
+    "attention one.mhsa.pt --queries 99,0 -o a.svg": "(99, 0) must be a position of an output",
     "attention one.mhsa.pt --queries a -o a.svg": "queries are whole numbers",
     "attention one.mhsa.pt --alpha -1 -o a.svg": "cannot be made -1",
     "attention one.mhsa.pt --alpha nan -o a.svg": "cannot be made nan",
     "centres one.mhsa.pt --queries 0,0 1,1 -o a.svg": "takes one query",
-    "errors one.mhsa.pt -o a.svg": "one.mhsa.pt is no strict JSON",
-    "errors broken.json -o a.svg": "broken.json is no strict JSON",
+    "errors one.mhsa.pt -o a.svg": "one.mhsa.pt must be strict JSON",
+    "errors broken.json -o a.svg": "broken.json must be strict JSON",
     "errors other.json -o a.svg": "other.json: no certificate",
     "errors edited.json -o a.svg": "the certificate has been edited",
     "errors none.json -o a.svg": "none.json: the certificate of no layer",
     "cost c.json --layer 0 -o a.svg": "takes no --layer with a file of times",
-    "cost m.mhsa.json -o a.svg": "no file of times (python -m benchmarks.cost writes one)",
+    "cost m.mhsa.json -o a.svg": "must be a file of times (python -m benchmarks.cost writes one)",
 }
 
 
@@ -365,7 +365,7 @@ def test_a_file_that_holds_no_times_is_refused(change, tmp_path):
     write_costs(tmp_path / "c.json", TIMES, "")
     document = json.loads((tmp_path / "c.json").read_text()) | change
     (tmp_path / "c.json").write_text(json.dumps(document))
-    with pytest.raises(ValueError, match="no file of times"):
+    with pytest.raises(ValueError, match="must be a file of times"):
         read_costs(tmp_path / "c.json")
 
 
@@ -374,7 +374,7 @@ def test_a_foreign_file_is_replaced_only_by_force(suffix, plot):
     out = Path(f"mine{suffix}")
     out.write_bytes(b"mine")
     line = plot.refuses("leakage", "-o", out)
-    assert "exists and is no figure of ours (give another name with -o, or --force)" in line
+    assert "exists and is not a figure of ours (give another name with -o, or --force)" in line
     plot.prints("leakage", "-o", out, "--force")
     plot.prints("leakage", "-o", out)  # its own earlier output
 
@@ -412,5 +412,5 @@ def test_no_figure_is_kept_by_pyplot_and_no_style_is_changed(tmp_path):
 
 
 def test_what_is_no_attention_layer_is_refused():
-    with pytest.raises(TypeError, match="a Conv1d is no attention layer"):
+    with pytest.raises(TypeError, match="must be an attention layer of this project, not a Conv1d"):
         attention_figure(nn.Conv1d(1, 1, 1))  # type: ignore[arg-type]

@@ -344,7 +344,7 @@ def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
 
 
 def test_thirds_are_no_pixels():
-    with pytest.raises(ValueError, match="no integer times a power of two"):
+    with pytest.raises(ValueError, match="must be an integer times a power of two"):
         export.refuted((3,), (0, 0), {(0, 1): Fraction(1, 3)})
     text = export.refuted((3,), (1, 0), {(0, 2): Fraction(-3, 8), (0, 1): Fraction(2)})
     assert text == "4 1 3 0 1 -3 2 0 2 -3 0 1 16"

@@ -173,7 +173,7 @@ def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
     except TypeError:
         sizes = (None,)
     if isinstance(grid, str) or any(isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes):
-        raise TypeError(f"the grid {grid!r} is no series of whole numbers")
+        raise TypeError(f"the grid {grid!r} must be a series of whole numbers")
     return tuple(index(n) for n in sizes)  # type: ignore[arg-type]
 
 

@@ -146,7 +146,7 @@ class Audit:
 
     def __str__(self) -> str:
         outputs = int(np.prod(self.output))
-        verdict = "it is no convolution"
+        verdict = "it is not a convolution"
         if self.is_convolution:
             verdict = "nothing tells it from a convolution here"
         lines = [
@@ -228,7 +228,9 @@ class Audit:
         if not self.attention_available:
             return ["heads: the layer shows no attention, so nothing is said of heads"]
         if self.heads is None:
-            return ["heads: the keys of its attention are no grid that could be made out, so nothing is said of heads"]
+            return [
+                "heads: the keys of its attention lie on no grid that could be made out, so nothing is said of heads"
+            ]
         content = "none, no input moves the attention"
         if self.content:
             content = f"other inputs move up to {100 * self.content:.1f} % of a query's attention"

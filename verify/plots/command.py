@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     figure.add_argument("name", metavar="NAME", help="which of these")
     figure.add_argument("file", nargs="?", metavar="FILE", help="what to draw; see above")
     figure.add_argument("-o", "--output", required=True, metavar="OUT", help="where to: OUT.svg or OUT.png")
-    figure.add_argument("--force", action="store_true", help="replace a file at OUT that is no figure of ours")
+    figure.add_argument("--force", action="store_true", help="replace a file at OUT that is not a figure of ours")
     drawn = parser.add_argument_group("what is drawn of it")
     drawn.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
     drawn.add_argument("--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input")
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> Path:
 
     target = require_writable(options.output)
     if target.exists() and not options.force and not is_figure(target):
-        raise ValueError(f"{target}: exists and is no figure of ours (give another name with -o, or --force)")
+        raise ValueError(f"{target}: exists and is not a figure of ours (give another name with -o, or --force)")
     if options.file is not None:
         opened(options.file).close()
     try:

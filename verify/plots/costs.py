@@ -63,7 +63,7 @@ def read_costs(path: AnyPath) -> tuple[list[Series], str]:
     """
     document = strict_json(Path(path).read_bytes(), str(path))
     if not (isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") == VERSION):
-        raise ValueError(f"{path}: no file of times (python -m benchmarks.cost writes one)")
+        raise ValueError(f"{path}: must be a file of times (python -m benchmarks.cost writes one)")
     try:
         series = [Series(str(s["name"]), tuple(s["tokens"]), tuple(s["seconds"])) for s in document["series"]]
         for s in series:
@@ -74,7 +74,7 @@ def read_costs(path: AnyPath) -> tuple[list[Series], str]:
         if not series:
             raise ValueError("it holds no series")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: no file of times: {error}") from None
+        raise ValueError(f"{path}: must be a file of times: {error}") from None
     return series, str(document.get("what", ""))
 
 

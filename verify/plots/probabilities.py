@@ -51,7 +51,7 @@ class LayerAttention:
     def require_query(self, position: Vector) -> None:
         """Raise a ValueError unless the output has this position."""
         if position not in np.ndindex(*self.outputs):
-            raise ValueError(f"the query {position} is no position of an output of size {self.outputs}")
+            raise ValueError(f"the query {position} must be a position of an output of size {self.outputs}")
 
     @property
     def scope(self) -> str:
@@ -84,7 +84,7 @@ def attention_of(
         ValueError: the grid is invalid, the attention is too large to draw, or the heads have no sharpness to change.
     """
     if not isinstance(layer, MHSA):
-        raise TypeError(f"a {type(layer).__name__} is no attention layer of this project")
+        raise TypeError(f"the layer must be an attention layer of this project, not a {type(layer).__name__}")
     g = Geometry.read(layer)
     if g.dims not in TOKENS:
         raise ValueError(f"attention in {g.dims} dimensions is not drawn")

@@ -64,7 +64,7 @@ def read_document(path: AnyPath) -> Document:
     with opened(path) as file:
         document = strict_json(file.read(), str(path))
     if not isinstance(document, dict):
-        raise Rejected(f"{path}: no certificate, as it holds no JSON object but {json.dumps(document)[:40]}")
+        raise Rejected(f"{path}: must be a certificate, but it holds no JSON object: {json.dumps(document)[:40]}")
     try:
         return _document(document)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:

@@ -53,9 +53,9 @@ def strict_json(text: bytes, what: str) -> Any:
     def finite(number: str) -> float:
         if math.isfinite(float(number)):
             return float(number)
-        raise ValueError(f"{number[:20]} is no finite number")
+        raise ValueError(f"{number[:20]} must be a finite number")
 
     try:
         return json.loads(text.decode(), object_pairs_hook=unique, parse_constant=finite, parse_float=finite)
     except (ValueError, RecursionError) as error:
-        raise Rejected(f"{what} is no strict JSON: {error}") from None
+        raise Rejected(f"{what} must be strict JSON: {error}") from None

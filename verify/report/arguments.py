@@ -16,7 +16,7 @@ def models(original: Any, converted: Any) -> None:
     """Raise a TypeError unless each is a network or missing, and a ValueError if only one is given."""
     for what, model in (("the original", original), ("the converted network", converted)):
         if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"write_report: {what} is a {type(model).__name__}, no torch.nn.Module")
+            raise TypeError(f"write_report: {what} must be a torch.nn.Module, not a {type(model).__name__}")
     if (original is None) != (converted is None):
         raise ValueError("write_report takes both networks, or neither and attention alone")
 
@@ -24,7 +24,9 @@ def models(original: Any, converted: Any) -> None:
 def batch(x: Any) -> None:
     """Raise a TypeError unless a network can be called with this input: a tensor, tuple or mapping."""
     if x is not None and not isinstance(x, torch.Tensor | tuple | Mapping):
-        raise TypeError(f"write_report: x is a {type(x).__name__}, no tensor (nor a tuple or mapping of arguments)")
+        raise TypeError(
+            f"write_report: x must be a tensor, or a tuple or mapping of arguments, not a {type(x).__name__}"
+        )
 
 
 def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]) -> dict[str, Certificate]:
@@ -38,7 +40,7 @@ def certificates_by_path(given: Any, pairs: Mapping[str, tuple[nn.Module, MHSA]]
         return {}
     if not isinstance(given, Certificate | Mapping):
         raise TypeError(
-            f"write_report: certificates is a {type(given).__name__}, no Certificate and no mapping of them"
+            f"write_report: certificates must be a Certificate or a mapping of them, not a {type(given).__name__}"
         )
     by_path = {"": given} if isinstance(given, Certificate) else dict(given)
     for path, certificate in by_path.items():
@@ -68,15 +70,17 @@ def probabilities_by_name(given: Any) -> dict[str, np.ndarray]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise TypeError(f"write_report: attention is a {type(given).__name__}, no mapping from names to probabilities")
+        raise TypeError(
+            f"write_report: attention must be a mapping from names to probabilities, not a {type(given).__name__}"
+        )
     arrays = {}
     for name, values in given.items():
         if not isinstance(name, str):
-            raise TypeError(f"write_report: attention has a name {name!r}, which is a {type(name).__name__}, no text")
+            raise TypeError(f"write_report: the name {name!r} of attention must be a text, not a {type(name).__name__}")
         try:
             # numpy has no bfloat16.
             array = values.detach().cpu().double().numpy() if isinstance(values, torch.Tensor) else values
             arrays[name] = np.asarray(array, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"write_report: the attention of {name!r} is no array of numbers: {error}") from error
+            raise TypeError(f"write_report: the attention of {name!r} must be an array of numbers: {error}") from error
     return arrays

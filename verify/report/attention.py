@@ -49,7 +49,7 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
     if layer.attention is not None:
         return given_picture(layer.name, layer.attention, share, MOST_HEADS)
     if not isinstance(layer.mhsa, MHSA):
-        raise NoPicture("this is no attention layer of this project, and no attention was given")
+        raise NoPicture("it must be an attention layer of this project, or its attention be given")
     mhsa = layer.mhsa
     try:
         g, fields = Geometry.read(mhsa), Attention.read(mhsa)

@@ -101,28 +101,25 @@ def runs(network: nn.Module, inputs: Iterable[Any], layers: Mapping[str, nn.Modu
         layers: path → convolution of the network, or the layer in its place.
         seed: for torch's, numpy's and Python's random numbers.
     """
-    results = []
-    for x in inputs:
-        paths, threads, record = list[str](), list[int](), list[tuple[str, Any]]()
+    return [_run(network, x, layers, seed) for x in inputs]
 
-        def see(
-            path: str,
-            value: Tensor,
-            paths: list[str] = paths,
-            threads: list[int] = threads,
-            record: list[tuple[str, Any]] = record,
-        ) -> None:
-            paths.append(path)
-            threads.append(get_ident())
-            record.append((f"the input of the layer {path or '(the model)'}", _checksum(value)))
 
-        with _seeded(seed), torch.no_grad(), watching(layers, see), _Operators() as operators:
-            returned = _leaves(call_with(network, copies(x)))
-        record += [(f"returned value {place}", value) for place, value in enumerate(returned)]
-        outputs = tuple(value for value in returned if isinstance(value, Tensor))
-        elsewhere = len(threads) - threads.count(get_ident())
-        results.append(Run(tuple(paths), tuple(record), outputs, elsewhere, operators.convolutions, operators.narrowed))
-    return results
+def _run(network: nn.Module, x: Any, layers: Mapping[str, nn.Module], seed: int) -> Run:
+    paths: list[str] = []
+    threads: list[int] = []
+    record: list[tuple[str, Any]] = []
+
+    def see(path: str, value: Tensor) -> None:
+        paths.append(path)
+        threads.append(get_ident())
+        record.append((f"the input of the layer {path or '(the model)'}", _checksum(value)))
+
+    with _seeded(seed), torch.no_grad(), watching(layers, see), _Operators() as operators:
+        returned = _leaves(call_with(network, copies(x)))
+    record += [(f"returned value {place}", value) for place, value in enumerate(returned)]
+    outputs = tuple(value for value in returned if isinstance(value, Tensor))
+    elsewhere = len(threads) - threads.count(get_ident())
+    return Run(tuple(paths), tuple(record), outputs, elsewhere, operators.convolutions, operators.narrowed)
 
 
 def compare_calls(

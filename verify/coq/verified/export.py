@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-MODES = ("zeros", "reflect", "replicate", "circular")
-TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
+from verify.recheck.grids import MODES
+from verify.recheck.stored_layers import TENSORS
+
 AT_ONCE = 1 << 20
 
 SAME = "0"
@@ -48,7 +49,7 @@ def refuted(grid: Sequence[int], output: Sequence[int], pixels: Mapping[tuple[in
     exponent = -max((x.denominator.bit_length() - 1 for x in pixels.values()), default=0)
     scaled = {index: x * 2**-exponent for index, x in pixels.items()}
     if any(x.denominator != 1 for x in scaled.values()):
-        raise ValueError("a number is no integer times a power of two (the checker takes no other)")
+        raise ValueError("every number must be an integer times a power of two (the checker takes no other)")
     entries = [number for index, x in scaled.items() for number in (*index, x)]
     numbers = [4, len(grid), *grid, *output[1:], output[0], exponent, len(scaled), *entries]
     return " ".join(map(str, numbers))
@@ -88,14 +89,8 @@ def _geometry(fields: Mapping[str, Any]) -> str:
     """The fields of a geometry, in the format's order."""
     kernel, padding = fields["kernel_size"], fields["padding"]
     pads = [("same", "valid").index(padding) + 1] if isinstance(padding, str) else [0, *padding]
-    numbers = [
-        fields["in_channels"],
-        fields["out_channels"],
-        len(kernel),
-        *kernel,
-        *fields["stride"],
-        *fields["dilation"],
-    ]
+    numbers = [fields["in_channels"], fields["out_channels"], len(kernel)]
+    numbers += [*kernel, *fields["stride"], *fields["dilation"]]
     numbers += [*pads, MODES.index(fields["padding_mode"]), fields["groups"], fields["transposed"]]
     numbers += fields["output_padding"]
     return "\n" + " ".join(str(int(n)) for n in numbers)

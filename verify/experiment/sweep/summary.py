@@ -40,7 +40,7 @@ def report(path: Path, figure: Path) -> str:
         text = summary(results)
         target = require_writable(figure)
         if target.exists() and not is_figure(target):
-            raise ValueError(f"{target}: exists and is no figure of ours (give another name with --figure)")
+            raise ValueError(f"{target}: exists and is not a figure of ours (give another name with --figure)")
         try:
             require_matplotlib()
         except ImportError as error:
