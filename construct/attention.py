@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+import construct.execution as evaluation
 import construct.tokens as tokens
 from construct.encoding.encoding import Encoding, Quadratic
 from construct.encoding.scores import Scores
@@ -283,9 +284,7 @@ class MHSA(nn.Module):
             ValueError: ``output_size`` cannot be reached.
             NotEnoughMemory: the chosen execution needs more memory than is free.
         """
-        from construct.execution.call import call
-
-        return call(self, input, output_size)
+        return evaluation.call.call(self, input, output_size)
 
     def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str, bool] | None:
         """Where the heads look now, their whole factor, and whether our operators serve; None if they cannot be frozen.

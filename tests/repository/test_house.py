@@ -66,6 +66,7 @@ ON_FIRST_USE = {
     ("construct.attention", "construct.weights.kernel"),
     ("construct.attention", "construct.weights.record"),
     ("construct.attention", "construct.execution.call"),
+    ("construct.execution", "construct.execution.call"),
     ("construct.attention", "construct.execution.traced"),
     ("construct.attention", "construct.execution.blocks"),
 }
