@@ -41,18 +41,13 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
     return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
-def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """A bound on the bytes of the attention maps, the values of all heads and the output together."""
-    return attention_bytes(layer, batch, grid, grid.query_count)
-
-
-def attention_bytes(layer: Layer, batch: int, grid: TokenGrid, rows: int) -> int:
-    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at a time; generous."""
+def memory(layer: Layer, batch: int, grid: TokenGrid, rows: int | None = None) -> int:
+    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at a time, or all; generous."""
     content, size = layer.has_content(), working_dtype(layer.w_val.dtype).itemsize
     queries, keys, heads = grid.query_count, grid.token_count, layer.heads
+    rows = rows or queries
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    # Scores, softmax and a temporary in float64, probabilities in the working type; the shifts, as indices.  With content, the
-    # rows of learned tables are picked for every pair, axis by axis.
+    # Scores, softmax and a temporary in float64, probabilities in the working type; shifts as indices; rows of learned tables.
     pairs = (batch if content else 1) * heads * rows * keys
     picked = 8 * (len(layer.offsets) + 1) if content and layer.offsets else 0
     maps = pairs * (24 + size + picked) + 16 * rows * (2 * keys + pairs // keys * pos_dim)

@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution.blocks import queries_per_block
-from construct.execution.dense import added_up, attention_bytes, averaged, values_of
+from construct.execution.dense import added_up, averaged, values_of
+from construct.execution.dense import memory as attention_bytes
 from construct.execution.protocol import Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid

@@ -31,11 +31,6 @@ def traced() -> bool:
     )
 
 
-def jit_traced() -> bool:
-    """Whether ``torch.jit.trace`` is recording; sizes are then tensors."""
-    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
-
-
 def faked() -> bool:
     """Whether a fake-tensor mode is active, except under a compiler."""
     return not torch.compiler.is_compiling() and torch._C._get_dispatch_mode(_MODES.FAKE) is not None
@@ -67,7 +62,8 @@ def eagerly() -> Iterator[None]:
 
 def sizes_as_numbers() -> AbstractContextManager[None]:
     """Sizes of tensors that are read within the block are ints, also where ``torch.jit.trace`` is recording."""
-    return eagerly() if jit_traced() else nullcontext()
+    recording = not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+    return eagerly() if recording else nullcontext()
 
 
 def numbers(t: Tensor) -> Tensor:
