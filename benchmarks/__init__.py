@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # of torch.profiler, which otherwise prints a line for each thread
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "99"
+)  # of torch.profiler, which otherwise prints a line for each thread

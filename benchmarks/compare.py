@@ -1,9 +1,11 @@
-"""Compare two checkouts of this project, which take turns in one run: forward, and forward with gradients.
+"""Compare two checkouts of this project, which take turns in one run: forward, and forward with
+gradients.
 
     python -m benchmarks.compare OLD_TREE [--networks NAME ...] [--threads N] [--rounds N]
 
-Each checkout has its own process (:mod:`benchmarks.worker`).  A network's time is the sum over its convolutions, each in its faster
-memory layout; its ratio is new divided by old, the median over the rounds with its quartiles.
+Each checkout has its own process (:mod:`benchmarks.worker`).  A network's time is the sum over its
+convolutions, each in its faster memory layout; its ratio is new divided by old, the median over the
+rounds with its quartiles.
 """
 
 import argparse
@@ -45,9 +47,17 @@ class Worker:
 
     def __init__(self, tree: Path, threads: int):
         words = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), str(threads)]
-        environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "OMP_NUM_THREADS": str(threads)}
+        environment = os.environ | {
+            "PYTHONPATH": str(tree.resolve()),
+            "OMP_NUM_THREADS": str(threads),
+        }
         self.process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tree,
+            env=environment,
         )
 
     def ask(self, *question: object) -> object:
@@ -76,7 +86,8 @@ class Worker:
 
 
 def measured(sides: Sequence[Side], network: str, rounds: int) -> dict[str, Rounds]:
-    """For every kind of call, the seconds of all of a network's convolutions, each in its faster memory layout.
+    """For every kind of call, the seconds of all of a network's convolutions, each in its faster
+    memory layout.
 
     Args:
         sides: what is compared; they take turns call by call.
@@ -99,7 +110,9 @@ def measured(sides: Sequence[Side], network: str, rounds: int) -> dict[str, Roun
         for kind in {call.split()[1] for call in times_of}:
             sums = total.setdefault(kind, [[0.0] * rounds for _ in sides])
             for each in range(len(sides)):
-                layouts = [times[each][1:] for call, times in times_of.items() if call.endswith(kind)]
+                layouts = [
+                    times[each][1:] for call, times in times_of.items() if call.endswith(kind)
+                ]
                 best = min(layouts, key=statistics.median)
                 sums[each] = [a + count * b for a, b in zip(sums[each], best, strict=True)]
     return {kind: total[kind] for kind in KINDS if kind in total}
@@ -113,22 +126,35 @@ def ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, float
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description="Two checkouts in turns.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compare", description="Two checkouts in turns."
+    )
     parser.add_argument("old", type=Path, help="the other checkout of this project")
-    parser.add_argument("--networks", nargs="+", default=[*NETWORKS], metavar="NAME", help=f"of {', '.join(NETWORKS)}")
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        default=[*NETWORKS],
+        metavar="NAME",
+        help=f"of {', '.join(NETWORKS)}",
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     unknown = [name for name in options.networks if name not in NETWORKS]
     if unknown:
         parser.error(f"no network {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
-    print(f"torch {torch.__version__}, {machine(CPU)}, threads: {options.threads}, rounds: {options.rounds}")
+    print(
+        f"torch {torch.__version__}, {machine(CPU)}, threads: {options.threads}, rounds: {options.rounds}"
+    )
     workers = [Worker(tree, options.threads) for tree in (options.old, ROOT)]
     for network in options.networks:
         for kind, (before, after) in measured(workers, network, options.rounds).items():
             times = " ".join(f"{1e3 * statistics.median(times):9.2f}" for times in (before, after))
             middle, low, high = ratio(before, after)
-            print(f"{network:22s} {KINDS[kind]:20s} {times} ms   {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+            print(
+                f"{network:22s} {KINDS[kind]:20s} {times} ms   {middle:.3f} ({low:.3f} to {high:.3f})",
+                flush=True,
+            )
     for worker in workers:
         worker.close()
 

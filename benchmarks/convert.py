@@ -1,9 +1,11 @@
-"""The whole command on networks read from a file, certificates included: processor time and peak memory.
+"""The whole command on networks read from a file, certificates included: processor time and peak
+memory.
 
     python -m benchmarks.convert [NAME ...] [--json FILE]
 
-One thread, each part in its own process.  The goals: beyond loading the file and two forwards of the network, the command
-takes at most 20 forwards or 10 s, whichever is more, and at most 1 GiB of memory more than a forward.
+One thread, each part in its own process.  The goals: beyond loading the file and two forwards of
+the network, the command takes at most 20 forwards or 10 s, whichever is more, and at most 1 GiB of
+memory more than a forward.
 """
 
 import argparse
@@ -42,7 +44,10 @@ def load(name: str, path: Path) -> torch.nn.Module:
 
 def forward(name: str, path: Path) -> float:
     """Processor time of one forward of the network, the second of two."""
-    model, x = load(name, path), torch.randn(1, *SIZES[name], generator=torch.Generator().manual_seed(0))
+    model, x = (
+        load(name, path),
+        torch.randn(1, *SIZES[name], generator=torch.Generator().manual_seed(0)),
+    )
     with torch.no_grad():
         model(x)
         return timed(lambda: model(x))
@@ -50,7 +55,14 @@ def forward(name: str, path: Path) -> float:
 
 def convert(name: str, path: Path) -> float:
     """Processor time of the command, without its imports."""
-    options = ["--arch", f"benchmarks.shapes:{name}", "--input-size", *map(str, SIZES[name]), "--samples", "1"]
+    options = [
+        "--arch",
+        f"benchmarks.shapes:{name}",
+        "--input-size",
+        *map(str, SIZES[name]),
+        "--samples",
+        "1",
+    ]
     codes: list[int] = []
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         spent = timed(lambda: codes.append(command([str(path), *options, "--json"])))
@@ -92,23 +104,37 @@ def rows(name: str) -> Iterator[Row]:
         path = Path(folder) / f"{name}.pt"
         torch.manual_seed(0)
         torch.save(getattr(shapes, name)().state_dict(), path)
-        (load_s, _), (forward_s, forward_gib), (spent, peak) = (measured(part, name, path) for part in PARTS)
+        (load_s, _), (forward_s, forward_gib), (spent, peak) = (
+            measured(part, name, path) for part in PARTS
+        )
     beyond, most = spent - load_s - 2 * forward_s, max(SECONDS, FORWARDS * forward_s)
-    yield Row(f"{name} at {'×'.join(map(str, SIZES[name]))}, beyond loading and two forwards", (beyond,), most, "s")
+    yield Row(
+        f"{name} at {'×'.join(map(str, SIZES[name]))}, beyond loading and two forwards",
+        (beyond,),
+        most,
+        "s",
+    )
     yield Row(f"{name}, memory beyond a forward", (peak - forward_gib,), GIB, "GiB")
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the rows."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.convert", description="The command on whole networks.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.convert", description="The command on whole networks."
+    )
     parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
     options = parsed(parser, SIZES, words)
     torch.set_num_threads(1)
     if options.alone:
         part, name, path = options.alone
-        print(PARTS[part](name, Path(path)), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        print(
+            PARTS[part](name, Path(path)),
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        )
         return
-    publish("python -m benchmarks.convert", chain.from_iterable(map(rows, options.names)), options.json)
+    publish(
+        "python -m benchmarks.convert", chain.from_iterable(map(rows, options.names)), options.json
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -m benchmarks.cost COST.json
 
-The convolution 64 → 64, 3 × 3, and its attention: by default, and densely as in the equations.  One thread, processor time.
+The convolution 64 → 64, 3 × 3, and its attention: by default, and densely as in the equations.  One
+thread, processor time.
 """
 
 import platform

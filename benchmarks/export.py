@@ -1,9 +1,10 @@
-"""Export and compilation: processor time of each, with its target, and the length of an exported program.
+"""Export and compilation: processor time of each, with its target, and the length of an exported
+program.
 
     python -m benchmarks.export [NAME ...] [--json FILE]
 
-One thread, each row in its own process, with nothing cached from earlier ones.  An export includes saving, reloading and one run
-of the file.
+One thread, each row in its own process, with nothing cached from earlier ones.  An export includes
+saving, reloading and one run of the file.
 """
 
 import argparse
@@ -56,7 +57,9 @@ def compiled() -> list[float]:
         for convert in (construct.convert, lambda network: network):
             network = convert(shapes.resnet50()).requires_grad_(False)
             torch.compiler.reset()
-            spent.append(seconds(partial(torch.compile(network, dynamic=False), torch.randn(1, 3, 128, 128))))
+            spent.append(
+                seconds(partial(torch.compile(network, dynamic=False), torch.randn(1, 3, 128, 128)))
+            )
     return [spent[0] / spent[1]]
 
 
@@ -82,7 +85,10 @@ ROWS: dict[str, tuple[Row, Callable[[], list[float]]]] = {
         partial(exported, shapes.unet3d, to_onnx, (1, 32, 32, 32)),
     ),
     "nodes": (Row("operations of a layer with 49, 121 heads beyond those with 9", (), 0), nodes),
-    "compile": (Row("torch.compile of ResNet-50 at 128², to that of the original", (), 2), compiled),
+    "compile": (
+        Row("torch.compile of ResNet-50 at 128², to that of the original", (), 2),
+        compiled,
+    ),
 }
 """Each row without its values, and what measures them."""
 
@@ -91,7 +97,10 @@ def measured(name: str) -> Row:
     """A row, measured in its own process."""
     row, _ = ROWS[name]
     with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment = os.environ | {
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
         words = [sys.executable, "-m", "benchmarks.export", "--alone", name]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -101,7 +110,9 @@ def measured(name: str) -> Row:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print the rows."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.export", description="Export and compilation.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.export", description="Export and compilation."
+    )
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     options = parsed(parser, ROWS, words)
     torch.set_num_threads(1)

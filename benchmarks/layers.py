@@ -1,4 +1,6 @@
-"""What ``python -m benchmarks`` measures: layers beside the convolution that they equal, each row with its goal."""
+"""What ``python -m benchmarks`` measures: layers beside the convolution that they equal, each row
+with its goal.
+"""
 
 import statistics
 import threading
@@ -15,7 +17,17 @@ import construct
 from benchmarks.compare import KINDS, measured, ratio
 from benchmarks.results import Row, machine
 from benchmarks.shapes import NETWORKS, SIDES, Layer, square
-from benchmarks.timing import CPU, FORMATS, Call, Layers, both, forward, medians, one_kernel, timed_once
+from benchmarks.timing import (
+    CPU,
+    FORMATS,
+    Call,
+    Layers,
+    both,
+    forward,
+    medians,
+    one_kernel,
+    timed_once,
+)
 
 GOALS: dict[str, dict[str, float]] = {
     "ResNet-50": {"forward": 1.15, "both": 1.15},
@@ -35,11 +47,15 @@ ON_A_GPU = {"forward": 3.0, "both": 3.0, "graph": 1.5}
 SINGLE_ON_A_GPU = {"forward": 2.0, "both": 2.0}
 """The goals of 64 → 64, 3 × 3, from side 56 on."""
 MOST_MIB, MOST_FIRST = 10, 2
-"""The goals of memory beyond input and output, and of the first call at a new size: times a later one."""
+"""The goals of memory beyond input and output, and of the first call at a new size: times a later
+one.
+"""
 SINGLE = [f"64→64 at {side}" for side in SIDES]
 
 
-def ratios(what: str, names: list[str], goals: dict[str, float], rounds: int, device: torch.device = CPU) -> list[Row]:
+def ratios(
+    what: str, names: list[str], goals: dict[str, float], rounds: int, device: torch.device = CPU
+) -> list[Row]:
     """For each kind of call, a row with the ratio of each of these networks."""
     sides = [Layers(NETWORKS, convert, device) for convert in (False, True)]
     rows: dict[str, Row] = {}
@@ -70,7 +86,9 @@ def single(rounds: int, threads: int = 1) -> Iterator[Row]:
     """64 → 64, 3 × 3."""
     torch.set_num_threads(threads)
     goal = SINGLE_GOALS[threads]
-    yield from ratios(f"{single_at(SIDES)}, threads: {threads}", SINGLE, {"forward": goal, "both": goal}, rounds)
+    yield from ratios(
+        f"{single_at(SIDES)}, threads: {threads}", SINGLE, {"forward": goal, "both": goal}, rounds
+    )
     torch.set_num_threads(1)
 
 
@@ -80,7 +98,9 @@ def single_at(sides: tuple[int, ...]) -> str:
 
 
 def memory(rounds: int) -> Iterator[Row]:
-    """The layer that needs the most memory beyond input and output, and with gradients beyond these, too."""
+    """The layer that needs the most memory beyond input and output, and with gradients beyond
+    these, too.
+    """
     with profile(profile_memory=True):  # it expects to be first used in this thread
         pass
     most: dict[str, dict[str, float]] = {"forward": {}, "both": {}}
@@ -93,11 +113,15 @@ def memory(rounds: int) -> Iterator[Row]:
                 mib = beyond(make(layer, x), layer(x).nbytes)
                 most[kind][name] = max(most[kind].get(name, 0.0), mib)
     for kind, mib in most.items():
-        yield worst(f"MiB beyond input and output, {KINDS[kind]}, most of {len(mib)} layers", mib, MOST_MIB)
+        yield worst(
+            f"MiB beyond input and output, {KINDS[kind]}, most of {len(mib)} layers", mib, MOST_MIB
+        )
 
 
 def beyond(call: Call, output: int) -> float:
-    """MiB that a call allocates beyond its output and its gradients, with the buffers that a thread keeps."""
+    """MiB that a call allocates beyond its output and its gradients, with the buffers that a thread
+    keeps.
+    """
     result: Any = call()
     given = output if isinstance(result, Tensor) else 2 * output + sum(t.nbytes for t in result)
     peaks: list[int] = []
@@ -122,9 +146,13 @@ def beyond(call: Call, output: int) -> float:
 def first(rounds: int) -> Iterator[Row]:
     """How much longer the first call at a new size takes than later ones."""
     times = {name: first_call(conv, size) for name, conv, size in every_layer()}
-    yield worst(f"first call at a new size / a later one, most of {len(times)} layers", times, MOST_FIRST)
+    yield worst(
+        f"first call at a new size / a later one, most of {len(times)} layers", times, MOST_FIRST
+    )
     yield Row("the same, median of the layers", (statistics.median(times.values()),), MOST_FIRST)
-    yield Row("layers whose first call takes longer", (sum(time > MOST_FIRST for time in times.values()),))
+    yield Row(
+        "layers whose first call takes longer", (sum(time > MOST_FIRST for time in times.values()),)
+    )
 
 
 def first_call(conv: nn.Module, size: tuple[int, ...]) -> float:
@@ -147,8 +175,14 @@ def dense(rounds: int) -> Iterator[Row]:
     x = torch.randn(size)
     layers = [conv, construct.conv_to_mhsa(conv, execution="dense"), soft]
     theirs, *ours = medians(*(forward(layer, x) for layer in layers), rounds=rounds)
-    for what, time in zip(("evaluated densely, as in Eq. 3", "soft heads (α = 1)"), ours, strict=True):
-        yield Row(f"64→64, 3×3, at 32, {what}", (time / theirs,), milliseconds=((1e3 * theirs, 1e3 * time),))
+    for what, time in zip(
+        ("evaluated densely, as in Eq. 3", "soft heads (α = 1)"), ours, strict=True
+    ):
+        yield Row(
+            f"64→64, 3×3, at 32, {what}",
+            (time / theirs,),
+            milliseconds=((1e3 * theirs, 1e3 * time),),
+        )
 
 
 def every_layer() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:

@@ -32,7 +32,9 @@ Only one machine was measured since one-hot heads are evaluated as [kernels.md](
 def stored(folder: Path = FOLDER) -> list[dict[str, Any]]:
     """The committed results, in the order of commands and machines."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
-    return sorted(results, key=lambda r: (COMMANDS.index(r["command"].split()[2]), r["machine"], r["command"]))
+    return sorted(
+        results, key=lambda r: (COMMANDS.index(r["command"].split()[2]), r["machine"], r["command"])
+    )
 
 
 def table(result: dict[str, Any]) -> str:
@@ -59,7 +61,9 @@ def rows_on(machine: str, folder: Path = FOLDER) -> dict[str, Row]:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print or write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="docs/speed.md from the results.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.page", description="docs/speed.md from the results."
+    )
     parser.add_argument("--write", action="store_true", help="write docs/speed.md")
     if parser.parse_args(words).write:
         PAGE.write_text(page(), encoding="utf-8")

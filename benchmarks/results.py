@@ -1,4 +1,6 @@
-"""The results of a command: rows with goals, printed as they come and written as JSON for :mod:`benchmarks.page`."""
+"""The results of a command: rows with goals, printed as they come and written as JSON for
+:mod:`benchmarks.page`.
+"""
 
 import argparse
 import json
@@ -65,9 +67,15 @@ def machine(device: torch.device) -> str:
     return f"{name}{kind}, {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
 
 
-def parsed(parser: argparse.ArgumentParser, known: Collection[str], words: Sequence[str] | None) -> argparse.Namespace:
-    """Parse names, ``--json`` and the options that a parser has already; all names if none is given."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all by default")
+def parsed(
+    parser: argparse.ArgumentParser, known: Collection[str], words: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse names, ``--json`` and the options that a parser has already; all names if none is
+    given.
+    """
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all by default"
+    )
     parser.add_argument("--json", type=Path, help="write all measurements")
     options = parser.parse_args(words)
     unknown = [name for name in options.names if name not in known]
@@ -77,7 +85,9 @@ def parsed(parser: argparse.ArgumentParser, known: Collection[str], words: Seque
     return options
 
 
-def publish(command: str, rows: Iterable[Row], path: Path | None, device: torch.device = CPU) -> None:
+def publish(
+    command: str, rows: Iterable[Row], path: Path | None, device: torch.device = CPU
+) -> None:
     """Print the rows as they are measured, and write them.
 
     Args:
@@ -101,9 +111,15 @@ def publish(command: str, rows: Iterable[Row], path: Path | None, device: torch.
         done.append(row)
         spent = time.perf_counter() - began
         others = max(0.0, busy_seconds() - busy - (sum(os.times()[:4]) - own)) / spent
-        content = head | {"minutes": spent / 60, "cores used by others": others, "rows": [asdict(row) for row in done]}
+        content = head | {
+            "minutes": spent / 60,
+            "cores used by others": others,
+            "rows": [asdict(row) for row in done],
+        }
         if path is not None:
-            path.write_text(json.dumps(rounded(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            path.write_text(
+                json.dumps(rounded(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
 
 
 def busy_seconds() -> float:

@@ -1,4 +1,6 @@
-"""The convolutions of well-known networks at 224 × 224, and some whole networks, written with torch.nn."""
+"""The convolutions of well-known networks at 224 × 224, and some whole networks, written with
+torch.nn.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -19,7 +21,15 @@ def mobilenet_v2_layers() -> Iterator[Layer]:
     """The 52 convolutions of MobileNetV2."""
     yield square(nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False), 224)
     side, channels = 112, 32
-    plan = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    plan = [
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ]
     for expansion, width, blocks, stride in plan:
         for block in range(blocks):
             step, hidden = stride if block == 0 else 1, channels * expansion
@@ -52,7 +62,9 @@ class Bottleneck(nn.Module):
         self.reduce = nn.Conv2d(channels, width, 1, bias=False)
         self.spatial = nn.Conv2d(width, width, 3, stride, 1, bias=False)
         self.expand = nn.Conv2d(width, 4 * width, 1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width), nn.BatchNorm2d(4 * width)])
+        self.norms = nn.ModuleList(
+            [nn.BatchNorm2d(width), nn.BatchNorm2d(width), nn.BatchNorm2d(4 * width)]
+        )
         self.shortcut: nn.Module = nn.Identity()
         if channels != 4 * width:
             self.shortcut = nn.Sequential(
@@ -76,11 +88,15 @@ def resnet50() -> nn.Module:
         for number in range(count):
             parts.append(Bottleneck(channels, width, 2 if number == 0 and width > 64 else 1))
             channels = 4 * width
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)).eval()
+    return nn.Sequential(
+        *parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)
+    ).eval()
 
 
 def pitch() -> nn.Sequential:
-    """The sizes of CREPE's small pitch network: six 1-D convolutions, of 512 and 64 taps, on 1024 samples."""
+    """The sizes of CREPE's small pitch network: six 1-D convolutions, of 512 and 64 taps, on 1024
+    samples.
+    """
     layers, channels = list[nn.Module](), (1, 128, 16, 16, 16, 32, 64)
     for before, after in itertools.pairwise(channels):
         size, stride, pad = (512, 4, (254, 254)) if before == 1 else (64, 1, (31, 32))
@@ -95,26 +111,38 @@ def r3d_block() -> nn.Module:
 
 
 def decoder() -> nn.Module:
-    """Four 4 × 4 transposed convolutions that enlarge an image from 14 to 224, the last one with three channels."""
+    """Four 4 × 4 transposed convolutions that enlarge an image from 14 to 224, the last one with
+    three channels.
+    """
     widths = (256, 128, 64, 32, 3)
-    layers = [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths)]
+    layers = [
+        nn.ConvTranspose2d(a, b, 4, stride=2, padding=1) for a, b in itertools.pairwise(widths)
+    ]
     return nn.Sequential(*layers).eval()
 
 
 def conv1d_stack() -> nn.Module:
     """Ten dilated convolutions of 64 channels, as used on audio."""
-    layers = [layer for n in range(10) for layer in (nn.Conv1d(64, 64, 3, padding=2**n, dilation=2**n), nn.ReLU())]
+    layers = [
+        layer
+        for n in range(10)
+        for layer in (nn.Conv1d(64, 64, 3, padding=2**n, dilation=2**n), nn.ReLU())
+    ]
     return nn.Sequential(*layers).eval()
 
 
 class Unet3d(nn.Module):
-    """A 3-D U-Net of three resolutions, as used to segment volumes: 27 heads per layer, transposed layers on the way up."""
+    """A 3-D U-Net of three resolutions, as used to segment volumes: 27 heads per layer, transposed
+    layers on the way up.
+    """
 
     def __init__(self, width: int = 32):
         super().__init__()
         widths = (1, width, 2 * width, 4 * width)
         self.down = nn.ModuleList(_two_3d(a, b) for a, b in itertools.pairwise(widths))
-        self.up = nn.ModuleList(nn.ConvTranspose3d(2 * a, a, 2, stride=2) for a in (2 * width, width))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose3d(2 * a, a, 2, stride=2) for a in (2 * width, width)
+        )
         self.after = nn.ModuleList(_two_3d(2 * a, a) for a in (2 * width, width))
         self.last = nn.Conv3d(width, 2, 1)
 
@@ -175,7 +203,9 @@ def convolutions(network: nn.Module, size: tuple[int, ...]) -> Iterator[Layer]:
     """Every convolution of a network, with the size of its input, in the order of its calls."""
     calls: list[Layer] = []
     hooks = [
-        module.register_forward_pre_hook(lambda conv, given: calls.append((conv, tuple(given[0].shape))))
+        module.register_forward_pre_hook(
+            lambda conv, given: calls.append((conv, tuple(given[0].shape)))
+        )
         for module in network.modules()
         if isinstance(module, nn.modules.conv._ConvNd)
     ]
@@ -195,6 +225,10 @@ NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
     "3-D": lambda: convolutions(r3d_block(), (1, 64, 8, 56, 56)),
     "1-D": lambda: convolutions(conv1d_stack(), (1, 64, 4096)),
     "decoder": lambda: convolutions(decoder(), (1, 256, 14, 14)),
-    **{f"64→64 at {side}": lambda side=side: iter([square(nn.Conv2d(64, 64, 3, padding=1), side)]) for side in SIDES},
+    **{
+        f"64→64 at {side}": lambda side=side: iter([square(nn.Conv2d(64, 64, 3, padding=1), side)])
+        for side in SIDES
+    },
 }
-"""The convolutions of whole networks and, as networks of one layer, 64 → 64 channels at five sides."""
+"""The convolutions of whole networks and, as networks of one layer, 64 → 64 channels at five sides.
+"""

@@ -1,6 +1,7 @@
 """Times calls that take turns, so that a slowdown of the machine affects all of them alike.
 
-``benchmarks/worker.py`` reads this file with the ``construct`` of another tree: it imports nothing else of this folder.
+``benchmarks/worker.py`` reads this file with the ``construct`` of another tree: it imports nothing
+else of this folder.
 """
 
 import copy
@@ -23,7 +24,9 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def timed(call: Call, device: torch.device = CPU) -> float:
-    """Seconds of one call: processor time if one thread of a processor does the work, else wall-clock time."""
+    """Seconds of one call: processor time if one thread of a processor does the work, else
+    wall-clock time.
+    """
     repeat = 1
     while True:
         spent = timed_once(call, device, repeat)
@@ -34,7 +37,9 @@ def timed(call: Call, device: torch.device = CPU) -> float:
 
 def timed_once(call: Call, device: torch.device = CPU, repeat: int = 1) -> float:
     """Seconds of as many calls, which are not repeated further."""
-    clock = time.process_time if device == CPU and torch.get_num_threads() == 1 else time.perf_counter
+    clock = (
+        time.process_time if device == CPU and torch.get_num_threads() == 1 else time.perf_counter
+    )
     wait(device)
     started = clock()
     for _ in range(repeat):
@@ -57,7 +62,11 @@ def medians(*calls: Call, rounds: int = 9) -> list[float]:
 
 def quartiles(numbers: Sequence[float]) -> tuple[float, float]:
     """The first and the third quartile."""
-    first, _, third = statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else (*numbers,) * 3
+    first, _, third = (
+        statistics.quantiles(numbers, n=4, method="inclusive")
+        if len(numbers) > 1
+        else (*numbers,) * 3
+    )
     return first, third
 
 
@@ -81,7 +90,9 @@ class Layers:
         self.calls: dict[str, Call] = {}
 
     def prepare(self, network: str, number: int) -> list[str]:
-        """Prepare the calls of one layer, and return their names: a memory layout, and what is done."""
+        """Prepare the calls of one layer, and return their names: a memory layout, and what is
+        done.
+        """
         conv, size = self.layers_of(network)[number]
         module = copy.deepcopy(conv).to(self.device)
         if self.convert:
@@ -97,7 +108,9 @@ class Layers:
                 module = copy.deepcopy(module).to(memory_format=form)  # type: ignore[call-overload]
             given = x.contiguous(memory_format=form)
             self.calls[f"{name} forward"] = forward(module, given)
-            self.calls[f"{name} both"] = both(module, given.clone(memory_format=torch.preserve_format))
+            self.calls[f"{name} both"] = both(
+                module, given.clone(memory_format=torch.preserve_format)
+            )
             if self.device.type == "cuda":
                 self.calls[f"{name} graph"] = captured(forward(module, given))
         return [*self.calls]
@@ -139,7 +152,9 @@ def captured(call: Call) -> Call:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):  # libraries initialise themselves in their first calls, which cannot be captured
+        for _ in range(
+            3
+        ):  # libraries initialise themselves in their first calls, which cannot be captured
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

@@ -1,7 +1,9 @@
-"""A process that times the layers of networks with the ``construct`` that it imports: ``worker.py THREADS``.
+"""A process that times the layers of networks with the ``construct`` that it imports:
+``worker.py THREADS``.
 
-:mod:`benchmarks.compare` runs it as a file and not as a module: then ``construct`` comes from the tree on PYTHONPATH, and the
-layers and the clock from this file's folder.  Each line of its input is the name of a method of ``Layers`` with its arguments.
+:mod:`benchmarks.compare` runs it as a file and not as a module: then ``construct`` comes from the
+tree on PYTHONPATH, and the layers and the clock from this file's folder.  Each line of its input is
+the name of a method of ``Layers`` with its arguments.
 """
 
 import json

@@ -1,15 +1,17 @@
-"""Networks from popular packages, as these build them: what is converted, what is refused, how accurate, how fast.
+"""Networks from popular packages, as these build them: what is converted, what is refused, how
+accurate, how fast.
 
     python -m benchmarks.zoo [NAME ...] [--certify] [--markdown]
 
-A network whose package is not installed is skipped by name.  All weights are random and seeded; nothing is downloaded.  Each row
-says how many convolutions were converted and how many were left, with the reason; whether the network makes the same calls; the
-distance of the converted network from a float64 run of the original, next to the original's own, relative to the largest number
-of the output tensor that is nearest to its limit; the verdicts on its layers; and the time of a forward, as a ratio to the
-original's, one thread.
+A network whose package is not installed is skipped by name.  All weights are random and seeded;
+nothing is downloaded.  Each row says how many convolutions were converted and how many were left,
+with the reason; whether the network makes the same calls; the distance of the converted network
+from a float64 run of the original, next to the original's own, relative to the largest number of
+the output tensor that is nearest to its limit; the verdicts on its layers; and the time of a
+forward, as a ratio to the original's, one thread.
 
-The exit code is 1 if a layer is REFUTED, the converted network does not run, a call differs, or the distance exceeds its limit
-(verify/samples/accuracy.py).
+The exit code is 1 if a layer is REFUTED, the converted network does not run, a call differs, or the
+distance exceeds its limit (verify/samples/accuracy.py).
 """
 
 import argparse
@@ -49,7 +51,9 @@ Made = tuple[nn.Module, Any]
 def padded_before(conv: Any) -> nn.Module:
     """A rule for a class whose forward pads with its own layer, of fixed size, and then convolves."""
     options = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "groups")}
-    plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, bias=conv.bias is not None, **options)
+    plain = nn.Conv2d(
+        conv.in_channels, conv.out_channels, conv.kernel_size, bias=conv.bias is not None, **options
+    )
     plain.load_state_dict(conv.state_dict(), strict=False)
     return nn.Sequential(conv.static_padding, plain)
 
@@ -71,9 +75,12 @@ class Result:
         skipped: why it was not tried; empty if it was.
         converted: how many convolutions became attention.
         left: the path of each other convolution, and the reason.
-        verdicts: on the layers, by name: CHECKED on the network's activations, or those of certificates.
-        calls: the first call that differs, or why the converted network does not run; empty if it makes the same.
-        error: distance of the converted network from float64, relative to the tensor's largest; None without a float64 run.
+        verdicts: on the layers, by name: CHECKED on the network's activations, or those of
+            certificates.
+        calls: the first call that differs, or why the converted network does not run; empty if it
+            makes the same.
+        error: distance of the converted network from float64, relative to the tensor's largest;
+            None without a float64 run.
         own: the same for the original.
         numbers: the verdict on these distances.
         ratio: the time of a forward relative to the original's; None if they were not compared.
@@ -101,19 +108,32 @@ class Result:
         verdicts = ", ".join(f"{count} {name}" for name, count in sorted(self.verdicts.items()))
         if self.skipped:
             return self.name, f"skipped: {self.skipped}", *[""] * 5
-        distances = ["no float64 run", ""] if self.error is None else [f"{self.error:.1e}", f"{self.own:.1e}"]
+        distances = (
+            ["no float64 run", ""]
+            if self.error is None
+            else [f"{self.error:.1e}", f"{self.own:.1e}"]
+        )
         converted = f"{self.converted}, {len(self.left)} left" if self.left else str(self.converted)
         if self.ratio is None:
             return self.name, converted, verdicts, self.calls, *[""] * 3
-        return self.name, converted, verdicts, self.calls or "the same", *distances, f"{self.ratio:.2f}"
+        return (
+            self.name,
+            converted,
+            verdicts,
+            self.calls or "the same",
+            *distances,
+            f"{self.ratio:.2f}",
+        )
 
     def __str__(self) -> str:
-        text = "; ".join(f"{head}: {cell}" for head, cell in zip(HEAD[1:], self.cells[1:], strict=True) if cell)
+        text = "; ".join(
+            f"{head}: {cell}" for head, cell in zip(HEAD[1:], self.cells[1:], strict=True) if cell
+        )
         text = f"{self.name}: {text.removeprefix('converted: ') if self.skipped else text}"
         return "\n".join([text, *(f"    left: {reason}" for reason in self.left)])
 
 
-# ---- the networks ------------------------------------------------------------------------------------------------------------
+# ---- the networks --------------------------------------------------------------------------------
 
 ZOO: dict[str, tuple[str, Callable[[], Made]]] = {}
 """Name → its package, and a function that makes network and input."""
@@ -143,7 +163,9 @@ def noise(*shape: int) -> Tensor:
 def _monai(name: str, size: tuple[int, ...], **options: Any) -> None:
     @entry(f"monai {name} {len(size)}-D", "monai")
     def _() -> Made:
-        return made_by("monai.networks.nets", name, **options), noise(1, options.get("in_channels", 1), *size)
+        return made_by("monai.networks.nets", name, **options), noise(
+            1, options.get("in_channels", 1), *size
+        )
 
 
 _monai(
@@ -156,13 +178,43 @@ _monai(
     strides=(2, 2),
     num_res_units=2,
 )
-_monai("UNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2))
-_monai("BasicUNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2, features=(8, 8, 16, 16, 32, 8))
-_monai("AttentionUnet", (64, 64), spatial_dims=2, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2))
+_monai(
+    "UNet",
+    (32, 32, 32),
+    spatial_dims=3,
+    in_channels=1,
+    out_channels=2,
+    channels=(8, 16, 32),
+    strides=(2, 2),
+)
+_monai(
+    "BasicUNet",
+    (32, 32, 32),
+    spatial_dims=3,
+    in_channels=1,
+    out_channels=2,
+    features=(8, 8, 16, 16, 32, 8),
+)
+_monai(
+    "AttentionUnet",
+    (64, 64),
+    spatial_dims=2,
+    in_channels=1,
+    out_channels=2,
+    channels=(8, 16, 32),
+    strides=(2, 2),
+)
 _monai("SegResNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2, init_filters=8)
 _monai("VNet", (32, 32, 32), spatial_dims=3, in_channels=1, out_channels=2)
 _monai("DenseNet121", (64, 64), spatial_dims=2, in_channels=1, out_channels=4)
-_monai("EfficientNetBN", (64, 64), model_name="efficientnet-b0", pretrained=False, spatial_dims=2, in_channels=3)
+_monai(
+    "EfficientNetBN",
+    (64, 64),
+    model_name="efficientnet-b0",
+    pretrained=False,
+    spatial_dims=2,
+    in_channels=3,
+)
 _monai("SEResNet50", (64, 64), spatial_dims=2, in_channels=3, num_classes=4)
 _monai("DynUNet", (32, 32), spatial_dims=2, in_channels=1, out_channels=2, kernel_size=[3, 3, 3], strides=[1, 2, 2],
        upsample_kernel_size=[2, 2])  # fmt: skip
@@ -174,7 +226,9 @@ _monai("UNETR", (32, 32), spatial_dims=2, in_channels=1, out_channels=2, img_siz
 def _smp(name: str, encoder: str, size: int = 64) -> None:
     @entry(f"segmentation-models-pytorch {name}, {encoder}", "segmentation_models_pytorch")
     def _() -> Made:
-        return made_by("segmentation_models_pytorch", name, encoder, encoder_weights=None), noise(1, 3, size, size)
+        return made_by("segmentation_models_pytorch", name, encoder, encoder_weights=None), noise(
+            1, 3, size, size
+        )
 
 
 for _decoder in ("Unet", "FPN", "DeepLabV3Plus", "PSPNet", "Linknet", "MAnet"):
@@ -183,16 +237,48 @@ _smp("Unet", "mobilenet_v2")
 _smp("Unet", "efficientnet-b0")
 
 
-def _transformers(config: str, model: str, *shape: int, call: str = "pixel_values", **options: Any) -> None:
+def _transformers(
+    config: str, model: str, *shape: int, call: str = "pixel_values", **options: Any
+) -> None:
     @entry(f"transformers {model}", "transformers")
     def _() -> Made:
         network = made_by("transformers", model, made_by("transformers", config, **options))
         return network, {call: noise(*shape), "return_dict": False}
 
 
-_transformers("ResNetConfig", "ResNetModel", 1, 3, 64, 64, embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2])
-_transformers("ConvNextConfig", "ConvNextModel", 1, 3, 64, 64, hidden_sizes=[16, 32], depths=[2, 2], num_stages=2)
-_transformers("ConvNextV2Config", "ConvNextV2Model", 1, 3, 64, 64, hidden_sizes=[16, 32], depths=[2, 2], num_stages=2)
+_transformers(
+    "ResNetConfig",
+    "ResNetModel",
+    1,
+    3,
+    64,
+    64,
+    embedding_size=16,
+    hidden_sizes=[16, 32],
+    depths=[2, 2],
+)
+_transformers(
+    "ConvNextConfig",
+    "ConvNextModel",
+    1,
+    3,
+    64,
+    64,
+    hidden_sizes=[16, 32],
+    depths=[2, 2],
+    num_stages=2,
+)
+_transformers(
+    "ConvNextV2Config",
+    "ConvNextV2Model",
+    1,
+    3,
+    64,
+    64,
+    hidden_sizes=[16, 32],
+    depths=[2, 2],
+    num_stages=2,
+)
 _transformers("RegNetConfig", "RegNetModel", 1, 3, 64, 64, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 2],
               groups_width=8)  # fmt: skip
 _transformers("MobileNetV1Config", "MobileNetV1Model", 1, 3, 64, 64, image_size=64)
@@ -215,8 +301,15 @@ _transformers("EncodecConfig", "EncodecModel", 1, 1, 3200, call="input_values", 
 
 @entry("transformers WhisperEncoder", "transformers")
 def _whisper() -> Made:
-    sizes = {"d_model": 48, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 96}
-    config = made_by("transformers", "WhisperConfig", **sizes, max_source_positions=50, num_mel_bins=16)
+    sizes = {
+        "d_model": 48,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 96,
+    }
+    config = made_by(
+        "transformers", "WhisperConfig", **sizes, max_source_positions=50, num_mel_bins=16
+    )
     encoder = made_by("transformers.models.whisper.modeling_whisper", "WhisperEncoder", config)
     return encoder, {"input_features": noise(1, 16, 100), "return_dict": False}
 
@@ -263,7 +356,9 @@ _one("MobileViT", "vit_pytorch", "vit_pytorch.mobile_vit", "MobileViT", 1, 3, 64
 
 @entry("denoising-diffusion-pytorch Unet", "denoising_diffusion_pytorch")
 def _denoising() -> Made:
-    return made_by("denoising_diffusion_pytorch", "Unet", dim=16, dim_mults=(1, 2), flash_attn=False), (
+    return made_by(
+        "denoising_diffusion_pytorch", "Unet", dim=16, dim_mults=(1, 2), flash_attn=False
+    ), (
         noise(1, 3, 32, 32),
         torch.tensor([5]),
     )
@@ -271,21 +366,24 @@ def _denoising() -> Made:
 
 @entry("efficientnet-pytorch b0", "efficientnet_pytorch")
 def _efficientnet() -> Made:
-    return made_by("efficientnet_pytorch", "EfficientNet.from_name", "efficientnet-b0", image_size=64), noise(
-        1, 3, 64, 64
-    )
+    return made_by(
+        "efficientnet_pytorch", "EfficientNet.from_name", "efficientnet-b0", image_size=64
+    ), noise(1, 3, 64, 64)
 
 
 @entry("ultralytics YOLOv8n", "ultralytics")
 def _yolo() -> Made:
-    return made_by("ultralytics.nn.tasks", "DetectionModel", "yolov8n.yaml", verbose=False), noise(1, 3, 64, 64)
+    return made_by("ultralytics.nn.tasks", "DetectionModel", "yolov8n.yaml", verbose=False), noise(
+        1, 3, 64, 64
+    )
 
 
-# ---- a row -------------------------------------------------------------------------------------------------------------------
+# ---- a row ---------------------------------------------------------------------------------------
 
 
 def lively(net: nn.Module) -> nn.Module:
-    """Put a network into eval mode, with running statistics other than 0 and 1, and without other constant parameters.
+    """Put a network into eval mode, with running statistics other than 0 and 1, and without other
+    constant parameters.
 
     Scales that start at 0 or 1e-6 would hide a branch, with all its convolutions, from the output.
     """
@@ -297,7 +395,11 @@ def lively(net: nn.Module) -> nn.Module:
             var.copy_(0.5 + torch.rand(var.shape, generator=generator))
         for parameter in module.parameters(recurse=False):
             first = parameter.flatten()[:1]
-            if parameter.numel() > 1 and parameter.is_floating_point() and bool((parameter == first).all()):
+            if (
+                parameter.numel() > 1
+                and parameter.is_floating_point()
+                and bool((parameter == first).all())
+            ):
                 drawn = torch.rand(parameter.shape, generator=generator)
                 parameter.copy_(0.5 + drawn if bool(first) else 0.1 * (drawn - 0.5))
     return net.eval()
@@ -313,29 +415,51 @@ def row(name: str, certify: bool = False) -> Result:
             torch.manual_seed(0)
             net, x = make()
             lively(net)
-    except Exception as error:  # its package may raise anything with other versions of its dependencies
-        return Result(name, f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    except (
+        Exception
+    ) as error:  # its package may raise anything with other versions of its dependencies
+        return Result(
+            name, f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        )
     kinds = {type(module) for _, module in every_module(net)}
     rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
-    substitutes, _ = layers_from_rules(net, rules, None)  # samples test each rule against its module
+    substitutes, _ = layers_from_rules(
+        net, rules, None
+    )  # samples test each rule against its module
     net = substitute(net, substitutes)
     convs = survey(net)
-    result = Result(name, converted=len(convs.convertible), left=[str(refusal) for refusal in convs.refused])
+    result = Result(
+        name, converted=len(convs.convertible), left=[str(refusal) for refusal in convs.refused]
+    )
     if not convs.convertible:
         return result if result.left else Result(name, "it has no convolution")
     try:
         with torch.no_grad():
             call_with(substitute(net, {}), x)
     except Exception as error:  # as above; failures of the converted network count
-        return Result(name, f"it does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return Result(
+            name, f"it does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        )
     converted = construct.convert(net, strict=False)
     theirs: dict[str, Any] = dict(every_module(converted))
-    pairs: dict[str, tuple[nn.Module, MHSA]] = {path: (conv, theirs[path]) for path, conv in convs.convertible.items()}
+    pairs: dict[str, tuple[nn.Module, MHSA]] = {
+        path: (conv, theirs[path]) for path, conv in convs.convertible.items()
+    }
     with phases() as progress:
         try:
-            runs = run_both(net, converted, pairs, [x], "its input", parse(["net", "--input-size", "1"]), progress)
+            runs = run_both(
+                net,
+                converted,
+                pairs,
+                [x],
+                "its input",
+                parse(["net", "--input-size", "1"]),
+                progress,
+            )
         except BadModelFile as error:
-            result.calls = " ".join(f"the converted network does not run: {error.__cause__ or error}".split())[:200]
+            result.calls = " ".join(
+                f"the converted network does not run: {error.__cause__ or error}".split()
+            )[:200]
             return result
     result.calls = runs.calls.difference or ""
     numbers = compare_numbers(runs.original, runs.converted, runs.reference, runs.no_float64)
@@ -344,14 +468,19 @@ def row(name: str, certify: bool = False) -> Result:
     else:
         result.numbers = numbers.verdict.name
         if numbers.converted is not None and numbers.original is not None and numbers.largest:
-            result.error, result.own = numbers.converted / numbers.largest, numbers.original / numbers.largest
+            result.error, result.own = (
+                numbers.converted / numbers.largest,
+                numbers.original / numbers.largest,
+            )
     verdicts = Counter(check.verdict.name for check in runs.checks.values())
     if certify:
         judged = (certify_layer(*pairs[path], check)[1] for path, check in runs.checks.items())
         verdicts = Counter(verdict.name for verdict in judged)
     result.verdicts = dict(verdicts)
     with torch.no_grad():
-        original, attention = medians(lambda: call_with(net, x), lambda: call_with(converted, x), rounds=ROUNDS)
+        original, attention = medians(
+            lambda: call_with(net, x), lambda: call_with(converted, x), rounds=ROUNDS
+        )
     result.ratio = attention / original
     return result
 
@@ -361,9 +490,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.zoo", description="Networks of packages that people use."
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of names, such as monai; all by default")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="beginnings of names, such as monai; all by default",
+    )
     parser.add_argument("--certify", action="store_true", help="certify every layer for all inputs")
-    parser.add_argument("--markdown", action="store_true", help="print a table of Markdown, without reasons")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print a table of Markdown, without reasons"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("construct").setLevel(logging.ERROR)  # a row says what is left
@@ -378,9 +514,14 @@ def main() -> int:
         with isolated(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results.append(row(name, options.certify))
-        print(f"| {' | '.join(results[-1].cells)} |" if options.markdown else results[-1], flush=True)
+        print(
+            f"| {' | '.join(results[-1].cells)} |" if options.markdown else results[-1], flush=True
+        )
     tried = [result for result in results if not result.skipped]
-    layers, left = sum(result.converted for result in tried), sum(len(result.left) for result in tried)
+    layers, left = (
+        sum(result.converted for result in tried),
+        sum(len(result.left) for result in tried),
+    )
     print(f"{len(tried)} of {len(results)} networks: {layers} convolutions converted, {left} left")
     return 0 if all(result.good for result in results) else 1
 

@@ -52,7 +52,9 @@ def __getattr__(name: str) -> Any:
         require_torch()
         for home in _HOMES:
             module = import_module(f"construct.{home}")
-            globals().update({public: value for public, value in vars(module).items() if public in __all__})
+            globals().update(
+                {public: value for public, value in vars(module).items() if public in __all__}
+            )
         if name in globals():
             return globals()[name]
     raise AttributeError(f"module 'construct' has no attribute {name!r}")

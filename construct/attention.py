@@ -1,4 +1,5 @@
-"""Multi-head self-attention with relative positional encoding (Eq. 3 and 6 of the talk), as a layer called like a convolution.
+"""Multi-head self-attention with relative positional encoding (Eq. 3 and 6 of the talk), as a layer
+called like a convolution.
 
 Per head, for a query token q and a key token k at δ = k − q,
 
@@ -7,11 +8,11 @@ Per head, for a query token q and a key token k at δ = k − q,
 
 W_qry and W_key are (D_in, D_k) matrices, and Ŵ_key r_δ ∈ R^{D_k}.
 
-Only ``v`` and ``w_key_pos`` say where a head looks.  The geometry defines the padded token grid and which tokens are
-queries; it never says where a head looks.
+Only ``v`` and ``w_key_pos`` say where a head looks.  The geometry defines the padded token grid and
+which tokens are queries; it never says where a head looks.
 
-Arithmetic: positions and scores in float64; values and products in the layer's type, but never below float32; the
-output is rounded once to the layer's type.
+Arithmetic: positions and scores in float64; values and products in the layer's type, but never
+below float32; the output is rounded once to the layer's type.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 
 class MHSA(nn.Module):
-    """The full attention layer of the paper, in any dimension, called like the convolution that it can replace.
+    """The full attention layer of the paper, in any dimension, called like the convolution that it
+    can replace.
 
     >>> import torch, construct
     >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, padding=1)
@@ -55,30 +57,38 @@ class MHSA(nn.Module):
     dense       2.3e+06 multiplications ... MiB  the paper's equations as they stand...
     auto        5.5e+04 multiplications ... MiB  axial here: ...
 
-    Symbols: D_in, D_out ``in_channels``, ``out_channels``; N_h ``heads``; D_h ``head_dim``; D_k ``key_dim``; D_p ``pos_dim``;
-    the eight tensors are those of :class:`~construct.weights.MHSAWeights`, all in the state dict.
+    Symbols: D_in, D_out ``in_channels``, ``out_channels``; N_h ``heads``; D_h ``head_dim``; D_k
+    ``key_dim``; D_p ``pos_dim``; the eight tensors are those of
+    :class:`~construct.weights.MHSAWeights`, all in the state dict.
 
-    ``w_val``, ``w_out`` and ``b_out`` hold what a convolution trains.  The attention's own parameters (``w_qry``, ``w_key``,
-    ``w_key_pos``, ``u``, ``v``) start frozen: at full sharpness their gradients are exactly zero, and weight decay would
-    soften the heads.  ``layer.w_qry.requires_grad_()`` enables content attention.
+    ``w_val``, ``w_out`` and ``b_out`` hold what a convolution trains.  The attention's own
+    parameters (``w_qry``, ``w_key``, ``w_key_pos``, ``u``, ``v``) start frozen: at full sharpness
+    their gradients are exactly zero, and weight decay would soften the heads.
+    ``layer.w_qry.requires_grad_()`` enables content attention.
 
     Args:
         geometry: defines the padded token grid and the queries.
         weights: every parameter.
-        radix: None for the quadratic encoding (D_p = d + 1); or the parabola's mixed radix (D_p = 2), one weight per axis.
+        radix: None for the quadratic encoding (D_p = d + 1); or the parabola's mixed radix
+            (D_p = 2), one weight per axis.
         execution: a key of ``EXECUTIONS``; assign to the attribute of that name to change it.
-        encoding: the encoding r_δ, instead of a radix; see :mod:`construct.encoding.encodings`.  The tables of a relative
-            encoding become the layer's parameters ``offsets_1``, …, ``offsets_d``.  An encoding of a class of your own is kept as
-            ``own_encoding``: its attention does not factorise, and no certificate covers it.
-        bias: without a bias, ``b_out`` is a buffer of zeros, which no optimizer changes, and ``bias`` is None.
+        encoding: the encoding r_δ, instead of a radix; see :mod:`construct.encoding.encodings`.
+            The tables of a relative encoding become the layer's parameters ``offsets_1``, …,
+            ``offsets_d``.  An encoding of a class of your own is kept as ``own_encoding``: its
+            attention does not factorise, and no certificate covers it.
+        bias: without a bias, ``b_out`` is a buffer of zeros, which no optimizer changes, and
+            ``bias`` is None.
 
     Raises:
-        ValueError: weights, encoding, bias and geometry do not fit together, or the execution is unknown.
+        ValueError: weights, encoding, bias and geometry do not fit together, or the execution is
+            unknown.
         TypeError: the encoding is not an :class:`~construct.encoding.encodings.Encoding`.
     """
 
     _encoding: str | None = None
-    """The encoding's name, or None if it is one of the theorem's: files of those layers do not record it."""
+    """The encoding's name, or None if it is one of the theorem's: files of those layers do not
+    record it.
+    """
     own_encoding: Any
     """The encoding itself, if its class is not one of ours."""
 
@@ -111,13 +121,17 @@ class MHSA(nn.Module):
             encoding = Quadratic()
         elif not isinstance(encoding, Encoding):
             own = type(encoding).__name__
-            raise TypeError(f"MHSA: encoding must be a construct.encoding.encodings.Encoding, not a {own}; subclass it")
+            raise TypeError(
+                f"MHSA: encoding must be a construct.encoding.encodings.Encoding, not a {own}; subclass it"
+            )
         weights.check_fit(geometry, encoding, bias)
         self.geometry = geometry
         self.heads = len(weights.v)
         for name in NAMES:
             trained = name in ("w_val", "w_out", "b_out")
-            self.register_parameter(name, nn.Parameter(getattr(weights, name).resolve_neg(), requires_grad=trained))
+            self.register_parameter(
+                name, nn.Parameter(getattr(weights, name).resolve_neg(), requires_grad=trained)
+            )
         if not bias:
             self.register_buffer("b_out", self._parameters.pop("b_out").detach())  # type: ignore[union-attr]
         self.radix: tuple[int, ...] | None = None
@@ -125,7 +139,7 @@ class MHSA(nn.Module):
             setattr(self, name, value)
         self.execution = execution
 
-    # ---- what networks read of a convolution -----------------------------------------------------------------------
+    # ---- what networks read of a convolution -----------------------------------------------------
 
     in_channels = property(lambda self: self.geometry.in_channels)
     out_channels = property(lambda self: self.geometry.out_channels)
@@ -151,12 +165,15 @@ class MHSA(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """``b_out``, or None without a bias, where ``b_out`` is a buffer; ``layer.b_out = nn.Parameter(…)`` gives it one."""
+        """``b_out``, or None without a bias, where ``b_out`` is a buffer;
+        ``layer.b_out = nn.Parameter(…)`` gives it one.
+        """
         return None if "b_out" in self._buffers else self.b_out
 
     @property
     def weight(self) -> Tensor:
-        """The kernel in torch's layout, assembled from the heads' matrices and the shifts that they actually attend.
+        """The kernel in torch's layout, assembled from the heads' matrices and the shifts that they
+        actually attend.
 
         What is written into it, or into its ``.data`` or a view, is written into the heads.
 
@@ -170,20 +187,27 @@ class MHSA(nn.Module):
         return Kernel.of(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set like any module, but refuse another ``weight`` or ``bias``, which are read from other tensors.
+        """Set like any module, but refuse another ``weight`` or ``bias``, which are read from other
+        tensors.
 
         Raises:
             AttributeError: the message says what to set instead.
         """
         if name not in ("weight", "bias"):
             super().__setattr__(name, value)
-        elif value is None or (value is not self.bias and getattr(value, "layer", None) is not self):
+        elif value is None or (
+            value is not self.bias and getattr(value, "layer", None) is not self
+        ):
             # ``layer.weight *= 2`` sets what it has just changed in place.
             what = "weight is assembled from the heads and bias is b_out"
-            raise AttributeError(f"MHSA: {what}: layer.weight.data.copy_(…) and layer.b_out = nn.Parameter(…) set them")
+            raise AttributeError(
+                f"MHSA: {what}: layer.weight.data.copy_(…) and layer.b_out = nn.Parameter(…) set them"
+            )
 
     def position_vector(self) -> Tensor:
-        """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64 (heads, D_p)."""
+        """c_h = Ŵ_keyᵀ v_h, the vector whose product with r_δ is the position score; float64
+        (heads, D_p).
+        """
         return torch.matmul(self.v.double().unsqueeze(1), self.w_key_pos.double()).squeeze(1)
 
     @property
@@ -197,20 +221,23 @@ class MHSA(nn.Module):
 
     @property
     def offsets(self) -> tuple[str, ...]:
-        """The parameter names of a learned relative encoding's tables, one per axis; empty for other encodings."""
+        """The parameter names of a learned relative encoding's tables, one per axis; empty for
+        other encodings.
+        """
         if self._encoding != "relative":
             return ()
         return tuple(f"offsets_{axis}" for axis in range(1, self.geometry.dims + 1))
 
     def centres(self) -> tuple[Tensor, Tensor]:
-        """Sharpness and shift of every head, read back from c = Ŵ_keyᵀ v: α (heads,) and τ (heads, d), float64.
+        """Sharpness and shift of every head, read back from c = Ŵ_keyᵀ v: α (heads,) and τ
+        (heads, d), float64.
 
         Raises:
             ValueError: the encoding is a learned relative one, which has no centres.
         """
         return self.encoding.centres(self.position_vector().detach())
 
-    # ---- Eq. 6 and its softmax ---------------------------------------------------------------------------------------
+    # ---- Eq. 6 and its softmax -------------------------------------------------------------------
 
     def has_content(self) -> bool:
         """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
@@ -222,25 +249,31 @@ class MHSA(nn.Module):
         return reads.once(self, "u", nonzero) and reads.once(self, "w_key", nonzero)
 
     def attention_probabilities(self, x: Tensor) -> Tensor:
-        """The attention P of every head over all tokens of the padded grid, as in ``dense``; for inspection.
+        """The attention P of every head over all tokens of the padded grid, as in ``dense``; for
+        inspection.
 
         Args:
             x: an input of the layer, (B, D_in, *size) or (D_in, *size).
 
         Returns:
-            float64 (B, heads, queries, T), rows summing to 1; B is 1 while attention does not depend on content.
+            float64 (B, heads, queries, T), rows summing to 1; B is 1 while attention does not
+            depend on content.
         """
         from construct.execution.call import has_batch_axis
 
         x = x if has_batch_axis(self, x) else x[None]
         grid = TokenGrid.of(self.geometry, tuple(x.shape[2:]))
-        return torch.softmax(Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1)
+        return torch.softmax(
+            Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1
+        )
 
     def explain(self, shape: Sequence[int]) -> str:
-        """Estimate what each execution costs for an input of shape (B, D_in, *n), without running any; ``auto`` comes last.
+        """Estimate what each execution costs for an input of shape (B, D_in, *n), without running
+        any; ``auto`` comes last.
 
         Returns:
-            One line per execution: multiplications, memory beyond the input, and a description; for ``auto``, what it picks.
+            One line per execution: multiplications, memory beyond the input, and a description; for
+            ``auto``, what it picks.
 
         Raises:
             ValueError: no input of this layer has this shape.
@@ -250,7 +283,8 @@ class MHSA(nn.Module):
         return explained(self, shape[0], self._grid_of(shape))
 
     def multiplications(self, shape: Sequence[int], execution: str) -> int:
-        """The approximate number of multiplications of an execution for an input of shape (B, D_in, *n).
+        """The approximate number of multiplications of an execution for an input of shape
+        (B, D_in, *n).
 
         Raises:
             ValueError: the execution is unknown, or no input of this layer has this shape.
@@ -263,31 +297,37 @@ class MHSA(nn.Module):
 
     def _grid_of(self, shape: Sequence[int]) -> TokenGrid:
         if len(shape) != self.geometry.dims + 2:
-            raise ValueError(f"MHSA: expected a shape (B, D_in, {self.geometry.dims} sizes), got {tuple(shape)}")
+            raise ValueError(
+                f"MHSA: expected a shape (B, D_in, {self.geometry.dims} sizes), got {tuple(shape)}"
+            )
         return TokenGrid.of(self.geometry, tuple(map(index, shape[2:])))
 
-    # ---- the call ----------------------------------------------------------------------------------------------------
+    # ---- the call --------------------------------------------------------------------------------
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Apply the layer; it is called like the convolution that it replaces.
 
         Args:
-            input: (B, D_in, *size), or (D_in, *size) unbatched, in the layer's dtype; any spatial size that fits.
+            input: (B, D_in, *size), or (D_in, *size) unbatched, in the layer's dtype; any spatial
+                size that fits.
             output_size: only for a transposed layer: the desired spatial size, as in torch.
 
         Returns:
             (B, D_out, *output) or (D_out, *output).
 
         Raises:
-            RuntimeError: rank, channels, dtype or size do not fit, where torch's convolution raises too.
-            TypeError: the input is not a tensor, or ``output_size`` is given to a layer that is not transposed.
+            RuntimeError: rank, channels, dtype or size do not fit, where torch's convolution raises
+                too.
+            TypeError: the input is not a tensor, or ``output_size`` is given to a layer that is not
+                transposed.
             ValueError: ``output_size`` cannot be reached.
             NotEnoughMemory: the chosen execution needs more memory than is free.
         """
         return evaluation.call.call(self, input, output_size)
 
     def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str, bool] | None:
-        """Where the heads look now, their whole factor, and whether our operators serve; None if they cannot be frozen.
+        """Where the heads look now, their whole factor, and whether our operators serve; None if
+        they cannot be frozen.
 
         ``torch.compile`` calls this while it traces, and treats the result as a constant.
         """
@@ -295,25 +335,38 @@ class MHSA(nn.Module):
 
         return frozen_now(self)
 
-    # What torch.compiler.assume_constant_result does; calling that here would import the whole compiler.  It is a method
-    # because torch 2.11 accepts no module as an argument of a constant function.
+    # What torch.compiler.assume_constant_result does; calling that here would import the whole
+    # compiler.  It is a method because torch 2.11 accepts no module as an argument of a constant
+    # function.
     frozen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MHSA":
-        """Move or cast like any module, but keep positions in float32 or better, and storage contiguous."""
-        # Match any part of the name: a parametrized v is computed from parametrizations.v.original0 and others.
+        """Move or cast like any module, but keep positions in float32 or better, and storage
+        contiguous.
+        """
+        # Match any part of the name: a parametrized v is computed from parametrizations.v.original0
+        # and others.
         names = {*POSITIONAL, *self.offsets}
-        kept = [part for name, part in self.named_parameters() if names.intersection(name.split("."))]
+        kept = [
+            part for name, part in self.named_parameters() if names.intersection(name.split("."))
+        ]
         positional = {id(t) for part in kept for t in (part, part.grad)}
 
         def careful(tensor: Tensor) -> Tensor:
-            # Flatten: torch applies memory formats to every 4-D or 5-D tensor, but the heads' matrices are not images.
-            plain = type(tensor) in (Tensor, nn.Parameter) and tensor.dim() == 4 and tensor.is_contiguous()
+            # Flatten: torch applies memory formats to every 4-D or 5-D tensor, but the heads'
+            # matrices are not images.
+            plain = (
+                type(tensor) in (Tensor, nn.Parameter)
+                and tensor.dim() == 4
+                and tensor.is_contiguous()
+            )
             flat = tensor.flatten() if plain else tensor
             out = fn(flat)
             out = tensor if out is flat else out.view(tensor.shape)
             if out.is_complex():
-                raise TypeError("MHSA: complex numbers are not covered (float16, bfloat16, float32 and float64 are)")
+                raise TypeError(
+                    "MHSA: complex numbers are not covered (float16, bfloat16, float32 and float64 are)"
+                )
             if id(tensor) in positional and out.dtype in (torch.float16, torch.bfloat16):
                 out = tensor.to(device=out.device)
             return out.contiguous()
@@ -321,19 +374,29 @@ class MHSA(nn.Module):
         return super()._apply(careful, recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Save like any module, and store the geometry, which the tensors do not determine, in the state dict's metadata."""
+        """Save like any module, and store the geometry, which the tensors do not determine, in the
+        state dict's metadata.
+        """
         super()._save_to_state_dict(destination, prefix, keep_vars)
         from construct.weights.record import GEOMETRY, record_of
 
-        metadata = getattr(destination, "_metadata", None)  # absent from a dict that the caller passed
+        metadata = getattr(
+            destination, "_metadata", None
+        )  # absent from a dict that the caller passed
         if metadata is not None:
             metadata.setdefault(prefix[:-1], {})[GEOMETRY] = record_of(self)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
-        """Load like any module; report an error if the state dict records another geometry, or has a bias that the layer lacks."""
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any
+    ) -> None:
+        """Load like any module; report an error if the state dict records another geometry, or has
+        a bias that the layer lacks.
+        """
         from construct.weights.record import GEOMETRY, differences_of
 
-        differences = differences_of(self, local_metadata.get(GEOMETRY), state_dict.get(f"{prefix}b_out"))
+        differences = differences_of(
+            self, local_metadata.get(GEOMETRY), state_dict.get(f"{prefix}b_out")
+        )
         if differences:
             what = f"it was saved from attention with {', '.join(differences)}"
             rest[-1].append(f"{prefix[:-1] or 'the layer'}: {what}")
@@ -343,11 +406,23 @@ class MHSA(nn.Module):
     def extra_repr(self) -> str:
         """The geometry as torch prints it, and the heads, head size and execution."""
         g = self.geometry
-        parts: list[Any] = [f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"]
+        parts: list[Any] = [
+            f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"
+        ]
         zeros, ones = (0,) * g.dims, (1,) * g.dims
-        usual = ConvGeometry(g.in_channels, g.out_channels, g.kernel_size, g.stride, zeros, "zeros", ones, groups=1)
-        parts += [f"{name}={getattr(g, name)!r}" for name, n in vars(usual).items() if getattr(g, name) != n]
-        parts += [f"heads={self.heads}", f"head_dim={self.w_val.shape[3]}", f"execution={self.execution!r}"]
+        usual = ConvGeometry(
+            g.in_channels, g.out_channels, g.kernel_size, g.stride, zeros, "zeros", ones, groups=1
+        )
+        parts += [
+            f"{name}={getattr(g, name)!r}"
+            for name, n in vars(usual).items()
+            if getattr(g, name) != n
+        ]
+        parts += [
+            f"heads={self.heads}",
+            f"head_dim={self.w_val.shape[3]}",
+            f"execution={self.execution!r}",
+        ]
         if self._encoding is not None:
             parts.append(f"encoding={self._encoding!r}")
         return ", ".join(parts)

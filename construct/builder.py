@@ -1,4 +1,6 @@
-"""``construct.conv_to_mhsa``: Theorem 1 as a program, from a convolution to the attention layer that computes the same function."""
+"""``construct.conv_to_mhsa``: Theorem 1 as a program, from a convolution to the attention layer
+that computes the same function.
+"""
 
 from collections.abc import Sequence
 from operator import index
@@ -37,23 +39,26 @@ def conv_to_mhsa(
     (9, True)
 
     Args:
-        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not changed.  A parametrized or
-            pruned weight is evaluated in eval mode.
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not
+            changed.  A parametrized or pruned weight is evaluated in eval mode.
         alpha: the sharpness α; see :mod:`construct.encoding.sharpness`.
-        order: ``order[h]`` is the row-major number of the kernel position that head h carries; any permutation.
+        order: ``order[h]`` is the row-major number of the kernel position that head h carries; any
+            permutation.
         execution: the initial execution of the layer.
         encoding: "quadratic" (D_p = d + 1) or "parabola" (D_p = 2 in every dimension).
         head_dim: D_h; see :func:`construct.heads.factor`.
-        heads_per_shift: how many heads attend each shift.  m heads of width D_h carry any tap of rank at most m·D_h; None
-            means ⌈min(D_in, D_out)/D_h⌉ per group, which makes the function exact for any D_h.
+        heads_per_shift: how many heads attend each shift.  m heads of width D_h carry any tap of
+            rank at most m·D_h; None means ⌈min(D_in, D_out)/D_h⌉ per group, which makes the
+            function exact for any D_h.
 
     Returns:
-        A layer called like ``conv``, with its dtype, device and mode; what is frozen in ``conv`` is frozen in the layer.
+        A layer called like ``conv``, with its dtype, device and mode; what is frozen in ``conv`` is
+        frozen in the layer.
 
     Raises:
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.
-        ValueError: α is not positive and finite, ``order`` is no permutation, the encoding or D_h is unknown, or several heads
-            per shift have no D_h.
+        ValueError: α is not positive and finite, ``order`` is no permutation, the encoding or D_h
+            is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """
     geometry = geometry_of(conv)
@@ -96,14 +101,16 @@ def kernel_to_mhsa(
     head_dim: int | str | None = None,
     heads_per_shift: int | None = 1,
 ) -> MHSA:
-    """Build the attention layer of a kernel: the proof of Theorem 1, line by line, in any dimension d = ``geometry.dims``.
+    """Build the attention layer of a kernel: the proof of Theorem 1, line by line, in any dimension
+    d = ``geometry.dims``.
 
-    ``weight`` is the kernel in torch's layout, (D_out, D_in/groups, *K) or transposed (D_in, D_out/groups, *K), and ``bias``
-    (D_out,) or None.  The options are those of :func:`conv_to_mhsa`; with several heads per shift, ``order`` permutes shifts.
+    ``weight`` is the kernel in torch's layout, (D_out, D_in/groups, *K) or transposed
+    (D_in, D_out/groups, *K), and ``bias`` (D_out,) or None.  The options are those of
+    :func:`conv_to_mhsa`; with several heads per shift, ``order`` permutes shifts.
 
     Raises:
-        ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes do not fit, the encoding or
-            D_h is unknown, or several heads per shift have no D_h.
+        ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes
+            do not fit, the encoding or D_h is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """
     if not 0 < alpha < float("inf"):
@@ -114,27 +121,35 @@ def kernel_to_mhsa(
     n = geometry.taps
     d_p = r.pos_dim(geometry.dims)
 
-    # Lemma 1.  A bijection from heads onto kernel positions: head h attends the key at q + τ_h, and nothing else.
+    # Lemma 1.  A bijection from heads onto kernel positions: head h attends the key at q + τ_h, and
+    # nothing else.
     shifts = heads.tap_shifts(geometry)
     order = heads.bijection(shifts, order)
-    # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h,
-    # and lower by at least α at every other integer shift; so softmax puts all its weight on the key at q + τ_h.
-    # (The parabola does the same in one dimension, with the number of the shift in place of the shift.)
+    # Lemma 2.  With r_δ = (‖δ‖², δ) and v_h = −α(1, −2τ_h) the score of δ is
+    # −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h, and lower by at least α at every other integer
+    # shift; so softmax puts all its weight on the key at q + τ_h. (The parabola does the same in
+    # one dimension, with the number of the shift in place of the shift.)
     v = _stored([r.head_vector(shifts[tap], alpha) for tap in order], weight.dtype)
     if not bool(v.isfinite().all()):
-        raise ValueError(f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite")
-    # Only the encoding enters the score: Ŵ_key = I; W_qry = W_key = 0 and u = 0 switch the content terms off.
+        raise ValueError(
+            f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite"
+        )
+    # Only the encoding enters the score: Ŵ_key = I; W_qry = W_key = 0 and u = 0 switch the content
+    # terms off.
     w_key_pos = torch.eye(d_p, dtype=v.dtype, device=v.device).repeat(n, 1, 1)
     w_qry = weight.new_zeros(n, geometry.in_channels, d_p)
     w_key = torch.zeros_like(w_qry)
     u = weight.new_zeros(n, d_p)
-    # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the convolution, if
-    # W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.  QED.
+    # Then P^h X is X shifted by τ_h, and MHSA(X)_q = b_out + Σ_h X_{q + τ_h} W_val^h W_out^h: the
+    # convolution, if W_val^h W_out^h is the matrix of the tap that h carries, and b_out the bias.
+    # QED.
     taps = heads.tap_matrices(weight.detach(), geometry)[list(order)]
     # Several heads at one shift have the same attention, and their widths add up.
     width = head_dim if pieces == 1 else pieces * index(head_dim)  # type: ignore[operator]
     w_val, w_out = heads.split_heads(*heads.factor(taps, width), pieces)
-    w_qry, w_key, w_key_pos, u, v = (x.repeat_interleave(pieces, dim=0) for x in (w_qry, w_key, w_key_pos, u, v))
+    w_qry, w_key, w_key_pos, u, v = (
+        x.repeat_interleave(pieces, dim=0) for x in (w_qry, w_key, w_key_pos, u, v)
+    )
     b_out = weight.new_zeros(geometry.out_channels) if bias is None else bias.detach().clone()
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
@@ -152,16 +167,22 @@ def _encoding(name: str, geometry: ConvGeometry, alpha: float) -> Encoding:
     return Parabola(balanced_radix(geometry, alpha))
 
 
-def _heads_per_shift(head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry) -> int:
+def _heads_per_shift(
+    head_dim: int | str | None, heads_per_shift: int | None, geometry: ConvGeometry
+) -> int:
     """How many heads look at each shift."""
     number = positive_number(heads_per_shift)
     if number is None and heads_per_shift is not None:
-        raise ValueError(f"heads_per_shift is {heads_per_shift!r}, neither None nor a positive number")
+        raise ValueError(
+            f"heads_per_shift is {heads_per_shift!r}, neither None nor a positive number"
+        )
     if number == 1:
         return 1
     width = positive_number(head_dim)
     if width is None:
-        raise ValueError(f"several heads at a shift take a head_dim that is a positive number, not {head_dim!r}")
+        raise ValueError(
+            f"several heads at a shift take a head_dim that is a positive number, not {head_dim!r}"
+        )
     needed = -(-min(geometry.in_channels, geometry.out_channels) // (geometry.groups * width))
     return number or needed
 
@@ -181,5 +202,7 @@ def _require_memory(geometry: ConvGeometry, weight: Tensor, pieces: int) -> None
     d_out = geometry.out_channels // geometry.groups
     factors = geometry.groups * min(d_in, d_out) * (d_in + d_out)
     content = 2 * pieces * geometry.in_channels * (geometry.dims + 1)
-    needed = geometry.taps * (2 * factors + content) * weight.element_size()  # 2: the taps are copied once
+    needed = (
+        geometry.taps * (2 * factors + content) * weight.element_size()
+    )  # 2: the taps are copied once
     require(needed, weight.device, f"the weights of {pieces * geometry.taps} heads")

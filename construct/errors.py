@@ -1,4 +1,6 @@
-"""Exceptions and their messages, and the memory check before large allocations.  Imports nothing heavy."""
+"""Exceptions and their messages, and the memory check before large allocations.  Imports nothing
+heavy.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# ---- printable text -------------------------------------------------------------------------------------------------
+# ---- printable text ------------------------------------------------------------------------------
 
 
 def printable(name: object) -> str:
@@ -24,7 +26,9 @@ def one_line(text: object, limit: int = 600) -> str:
     line = " ".join(str(text).split())
     if len(line) > limit:
         line = line[: limit - 4] + " ..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line
+    )
 
 
 def describe(error: BaseException) -> str:
@@ -32,7 +36,7 @@ def describe(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,11 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.kind}: {self.reason}" if self.path else f"{self.kind}: {self.reason}"
+        return (
+            f"{self.path}: {self.kind}: {self.reason}"
+            if self.path
+            else f"{self.kind}: {self.reason}"
+        )
 
 
 class UnsupportedLayer(ValueError):
@@ -69,15 +77,20 @@ class UnsupportedLayer(ValueError):
     def __str__(self) -> str:
         if len(self.rows) == 1:
             return str(self.rows[0])
-        return f"{len(self.rows)} layers cannot be converted:\n" + "\n".join(f"  {row}" for row in self.rows)
+        return f"{len(self.rows)} layers cannot be converted:\n" + "\n".join(
+            f"  {row}" for row in self.rows
+        )
 
 
 class NotEnoughMemory(MemoryError):
-    """A call needs more memory than is free.  Raised before allocating; the message has both figures."""
+    """A call needs more memory than is free.  Raised before allocating; the message has both
+    figures.
+    """
 
 
 class BadModelFile(ValueError):
-    """A file that is not a readable model, or an option that does not fit it; the message is one line.
+    """A file that is not a readable model, or an option that does not fit it; the message is one
+    line.
 
     Args:
         what: what is wrong.
@@ -97,10 +110,12 @@ def naming(path: object) -> Iterator[None]:
     try:
         yield
     except BadModelFile as error:
-        raise BadModelFile(f"{printable(path)}: {error.what}", error.remedy, error.option) from error
+        raise BadModelFile(
+            f"{printable(path)}: {error.what}", error.remedy, error.option
+        ) from error
 
 
-# ---- memory, checked before it is allocated --------------------------------------------------------------------------
+# ---- memory, checked before it is allocated ------------------------------------------------------
 
 
 def available_bytes(device: "torch.device") -> int | None:
@@ -126,11 +141,14 @@ def available_bytes(device: "torch.device") -> int | None:
 
 
 UNCHECKED_BYTES = 2**26
-"""Allocations up to this size (64 MiB) are not checked: querying the system takes longer than a small layer."""
+"""Allocations up to this size (64 MiB) are not checked: querying the system takes longer than a
+small layer.
+"""
 
 
 def require(needed: int, device: "torch.device", what: str, who: str = "MHSA: ") -> None:
-    """Check, before allocating, that ``needed`` bytes are free; ``who`` and ``what`` begin the message.
+    """Check, before allocating, that ``needed`` bytes are free; ``who`` and ``what`` begin the
+    message.
 
     Raises:
         NotEnoughMemory: fewer than ``needed`` bytes are free; the message has both figures.
@@ -143,12 +161,16 @@ def require(needed: int, device: "torch.device", what: str, who: str = "MHSA: ")
 
 
 def out_of_memory_error(error: BaseException) -> NotEnoughMemory | None:
-    """Turn torch's out-of-memory error into :class:`NotEnoughMemory`, with its figure; None for any other error."""
+    """Turn torch's out-of-memory error into :class:`NotEnoughMemory`, with its figure; None for any
+    other error.
+    """
     if "DefaultCPUAllocator" not in str(error):
         return None
     size = re.search(r"tried to allocate (\d+) bytes", str(error))
     return NotEnoughMemory(
-        f"out of memory: {format_bytes(int(size[1]))} more were asked for" if size else "out of memory"
+        f"out of memory: {format_bytes(int(size[1]))} more were asked for"
+        if size
+        else "out of memory"
     )
 
 

@@ -1,4 +1,6 @@
-"""``python -m construct.from_conv``: converts a saved network and checks every layer; the code is in :mod:`construct.command`."""
+"""``python -m construct.from_conv``: converts a saved network and checks every layer; the code is
+in :mod:`construct.command`.
+"""
 
 import sys
 

@@ -1,8 +1,10 @@
-"""ConvGeometry: shape, stride, padding, dilation and groups of a convolution, and the pads, anchor and output size they imply.
+"""ConvGeometry: shape, stride, padding, dilation and groups of a convolution, and the pads, anchor
+and output size they imply.
 
-torch computes a cross-correlation: Y[o] = b + Σ_j W_j X̃[s·o + dil·j] on the padded input X̃.  A transposed convolution is
-the same sum on another grid: stuff s − 1 zeros between the inputs, pad by dil·(K − 1) − p (a negative pad crops), flip the
-kernel, and correlate with stride 1.  So everything after this module knows only one kind of layer, in any dimension d.
+torch computes a cross-correlation: Y[o] = b + Σ_j W_j X̃[s·o + dil·j] on the padded input X̃.  A
+transposed convolution is the same sum on another grid: stuff s − 1 zeros between the inputs, pad by
+dil·(K − 1) − p (a negative pad crops), flip the kernel, and correlate with stride 1.  So everything
+after this module knows only one kind of layer, in any dimension d.
 """
 
 from collections.abc import Sequence
@@ -68,7 +70,9 @@ class ConvGeometry:
 
     def _check_padding(self, dims: int) -> None:
         if self.padding_mode not in PADDING_MODES:
-            raise ValueError(f"padding_mode is {self.padding_mode!r}, none of {', '.join(PADDING_MODES)}")
+            raise ValueError(
+                f"padding_mode is {self.padding_mode!r}, none of {', '.join(PADDING_MODES)}"
+            )
         if self.transposed and self.padding_mode != "zeros":
             raise ValueError(f"a transposed convolution has no padding_mode {self.padding_mode!r}")
         if not isinstance(self.padding, str):
@@ -76,7 +80,9 @@ class ConvGeometry:
         elif self.padding not in ("same", "valid"):
             raise ValueError(f"padding is {self.padding!r}, neither numbers nor 'same' nor 'valid'")
         elif self.transposed:
-            raise ValueError(f"padding {self.padding!r} has no meaning for a transposed convolution")
+            raise ValueError(
+                f"padding {self.padding!r} has no meaning for a transposed convolution"
+            )
         elif self.padding == "same" and any(s != 1 for s in self.stride):
             raise ValueError("padding='same' does not go with a stride")
 
@@ -96,7 +102,9 @@ class ConvGeometry:
             raise ValueError("output_padding goes only with a transposed convolution")
         for extra, s, dil in zip(self.output_padding, self.stride, self.dilation, strict=True):
             if extra >= max(s, dil):
-                raise ValueError(f"output_padding {extra} must be smaller than stride {s} or dilation {dil}")
+                raise ValueError(
+                    f"output_padding {extra} must be smaller than stride {s} or dilation {dil}"
+                )
 
     @property
     def dims(self) -> int:
@@ -115,19 +123,27 @@ class ConvGeometry:
 
     @property
     def anchor(self) -> tuple[int, ...]:
-        """a = dil·⌊(K − 1)/2⌋: the query of output o sits at s·o + a, the middle of its receptive field."""
-        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
+        """a = dil·⌊(K − 1)/2⌋: the query of output o sits at s·o + a, the middle of its receptive
+        field.
+        """
+        return tuple(
+            dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True)
+        )
 
     @property
     def stuffing(self) -> tuple[int, ...]:
-        """The distance between neighbouring inputs on the token grid: the stride if transposed, else 1."""
+        """The distance between neighbouring inputs on the token grid: the stride if transposed,
+        else 1.
+        """
         if self.transposed:
             return self.stride
         return (1,) * self.dims
 
     @property
     def query_stride(self) -> tuple[int, ...]:
-        """The distance between neighbouring queries on the token grid: 1 if transposed, else the stride."""
+        """The distance between neighbouring queries on the token grid: 1 if transposed, else the
+        stride.
+        """
         if self.transposed:
             return (1,) * self.dims
         return self.stride
@@ -155,14 +171,19 @@ class ConvGeometry:
         )
 
     def output_size(self, size: Sequence[int]) -> tuple[int, ...]:
-        """The spatial size of the output for an input of spatial size ``size``; an entry ≤ 0 means no output."""
+        """The spatial size of the output for an input of spatial size ``size``; an entry ≤ 0 means
+        no output.
+        """
         return tuple(
             (tokens - span - 1) // s + 1
-            for tokens, span, s in zip(self.token_shape(size), self.span, self.query_stride, strict=True)
+            for tokens, span, s in zip(
+                self.token_shape(size), self.span, self.query_stride, strict=True
+            )
         )
 
     def reaching(self, output_size: Sequence[int], size: Sequence[int]) -> "ConvGeometry":
-        """The same transposed convolution with the output padding that gives ``output_size`` for an input of ``size``.
+        """The same transposed convolution with the output padding that gives ``output_size`` for an
+        input of ``size``.
 
         Raises:
             TypeError: not transposed, or an entry that is no whole number.
@@ -179,11 +200,15 @@ class ConvGeometry:
             raise ValueError(
                 f"MHSA: output_size {wanted} is out of reach: from {least} to {most} for an input of {tuple(size)}"
             )
-        return replace(self, output_padding=tuple(n - lo for n, lo in zip(wanted, least, strict=True)))
+        return replace(
+            self, output_padding=tuple(n - lo for n, lo in zip(wanted, least, strict=True))
+        )
 
 
 def whole_numbers(values: Any) -> tuple[int, ...] | None:
-    """A sequence of whole numbers of any type (numpy's, tensors of one), as ints; None for anything else, truth values included."""
+    """A sequence of whole numbers of any type (numpy's, tensors of one), as ints; None for anything
+    else, truth values included.
+    """
     try:
         numbers = tuple(values)
         if any(isinstance(x, bool) for x in numbers):
@@ -202,7 +227,9 @@ def positive_number(value: Any) -> int | None:
 
 
 def _vector(name: str, values: Any, length: int, least: int) -> tuple[int, ...]:
-    """A tuple of ``length`` whole numbers as ints; anything else, or a number below ``least``, is refused."""
+    """A tuple of ``length`` whole numbers as ints; anything else, or a number below ``least``, is
+    refused.
+    """
     numbers = whole_numbers(values)
     if numbers is None or len(numbers) != length or not isinstance(values, tuple):
         raise ValueError(f"{name} is {values!r}, not {length} whole number{'s' * (length > 1)}")

@@ -1,4 +1,6 @@
-"""``construct.convert``: a deep copy of a network with every convolution replaced by its attention layer."""
+"""``construct.convert``: a deep copy of a network with every convolution replaced by its attention
+layer.
+"""
 
 import copy
 import logging
@@ -61,7 +63,9 @@ class Survey:
         ]
 
 
-def survey(model: nn.Module, filter_fn: Filter | None = None, substitutes: Substitutes = NONE) -> Survey:
+def survey(
+    model: nn.Module, filter_fn: Filter | None = None, substitutes: Substitutes = NONE
+) -> Survey:
     """List every convolution of a network that ``filter_fn`` accepts.
 
     Modules in ``substitutes`` are replaced by their values, to which ``filter_fn`` does not apply.
@@ -69,7 +73,9 @@ def survey(model: nn.Module, filter_fn: Filter | None = None, substitutes: Subst
     exempt = {part for layers in substitutes.values() for _, part in every_module(layers)}
 
     def wanted(module: nn.Module, path: str, owner: nn.Module) -> bool:
-        return is_convolution(module) and (filter_fn is None or owner in exempt or filter_fn(module, path))
+        return is_convolution(module) and (
+            filter_fn is None or owner in exempt or filter_fn(module, path)
+        )
 
     stored = _stored_methods(model, substitutes)
     convertible: dict[str, nn.Module] = {}
@@ -98,7 +104,9 @@ def survey(model: nn.Module, filter_fn: Filter | None = None, substitutes: Subst
 
 
 def _stored_methods(model: nn.Module, substitutes: Substitutes) -> dict[nn.Module, str]:
-    """Why modules cannot become attention layers: the network stores methods of theirs that these lack."""
+    """Why modules cannot become attention layers: the network stores methods of theirs that these
+    lack.
+    """
     return {
         module: f"{path} is its method {name_of(method)}, which attention layers lack"
         for path, module, method in every_method(model, substitutes)
@@ -109,7 +117,8 @@ def _stored_methods(model: nn.Module, substitutes: Substitutes) -> dict[nn.Modul
 def layers_from_rules(
     model: nn.Module, rules: Rules, filter_fn: Filter | None
 ) -> tuple[dict[nn.Module, nn.Module], dict[nn.Module, tuple[Refusal, ...]]]:
-    """Apply the rules to a network: the layers that replace its modules, and the refusals of modules whose rule fails.
+    """Apply the rules to a network: the layers that replace its modules, and the refusals of
+    modules whose rule fails.
 
     Of nested modules with rules, only the outermost is replaced.
     """
@@ -119,7 +128,9 @@ def layers_from_rules(
     methods = [(module, name_of(method)) for _, module, method in every_method(model)]
     layers_of: dict[nn.Module, nn.Module] = {}
     refused: dict[nn.Module, tuple[Refusal, ...]] = {}
-    for path, mark in every_module(model, marks):  # does not descend below the marks, so it visits the outermost only
+    for path, mark in every_module(
+        model, marks
+    ):  # does not descend below the marks, so it visits the outermost only
         if mark not in marked:
             continue
         module = marked[mark]
@@ -153,12 +164,16 @@ def _layers_from_rule(path: str, module: nn.Module, rule: Rule, methods: list[st
     layers = layers_of_rule(module, rule)
     inner = survey(layers)
     if inner.refused:
-        raise UnsupportedLayer([Refusal(joined(path, row.path), row.kind, row.reason) for row in inner.refused])
+        raise UnsupportedLayer(
+            [Refusal(joined(path, row.path), row.kind, row.reason) for row in inner.refused]
+        )
     if not inner.convertible:
         raise ValueError("the layers of its rule hold no convolution")
     for name in methods:
         if not hasattr(layers, name):
-            raise ValueError(f"the network holds its method {name}, which the layers of its rule lack")
+            raise ValueError(
+                f"the network holds its method {name}, which the layers of its rule lack"
+            )
     reason = disagreement(module, rule, layers)
     if reason is not None:
         raise ValueError(reason)
@@ -170,14 +185,18 @@ def substitute(
     replacements: Mapping[nn.Module, nn.Module],
     substitutes: Substitutes = NONE,
 ) -> nn.Module:
-    """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its value.
+    """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its
+    value.
 
-    The deepcopy memo maps each convolution to its replacement, so a module used twice, or stored in a plain list, is replaced
-    everywhere and stays one module.  A stored bound method (``self.step = self.conv.forward``) becomes the replacement's;
-    closures over modules are rebuilt over the copies.  A key of ``substitutes`` becomes a copy of its value, in which
+    The deepcopy memo maps each convolution to its replacement, so a module used twice, or stored in
+    a plain list, is replaced everywhere and stays one module.  A stored bound method
+    (``self.step = self.conv.forward``) becomes the replacement's; closures over modules are rebuilt
+    over the copies.  A key of ``substitutes`` becomes a copy of its value, in which
     ``replacements`` apply too.
     """
-    memo = deepcopy_memo(model, substitutes) | {id(conv): layer for conv, layer in replacements.items()}
+    memo = deepcopy_memo(model, substitutes) | {
+        id(conv): layer for conv, layer in replacements.items()
+    }
     methods = [(module, method) for _, module, method in every_method(model, substitutes)]
     for module, method in methods:
         if module in replacements:
@@ -186,7 +205,9 @@ def substitute(
     # deepcopy copies functions by reference, with the original modules in their cells.
     for key, function in functions.items():
         cells = tuple(CellType() for _ in function.__closure__ or ())
-        memo[key] = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+        memo[key] = FunctionType(
+            function.__code__, function.__globals__, function.__name__, None, cells
+        )
     for module, layers in substitutes.items():
         memo[id(module)] = deep_copy(layers, memo)
     for module, method in methods:
@@ -199,7 +220,9 @@ def substitute(
 
 
 def _fill(copied: Any, function: FunctionType, memo: dict[int, object]) -> None:
-    """Fill the cells and defaults of a copied function: modules are copied, everything else is kept by reference."""
+    """Fill the cells and defaults of a copied function: modules are copied, everything else is kept
+    by reference.
+    """
 
     def counterpart(value: Any) -> Any:
         if holds_modules(value):
@@ -212,7 +235,9 @@ def _fill(copied: Any, function: FunctionType, memo: dict[int, object]) -> None:
     if function.__defaults__ is not None:
         copied.__defaults__ = tuple(map(counterpart, function.__defaults__))
     if function.__kwdefaults__ is not None:
-        copied.__kwdefaults__ = {name: counterpart(value) for name, value in function.__kwdefaults__.items()}
+        copied.__kwdefaults__ = {
+            name: counterpart(value) for name, value in function.__kwdefaults__.items()
+        }
     for name in ("__qualname__", "__doc__", "__module__"):
         setattr(copied, name, getattr(function, name))
     vars(copied).update(vars(function))
@@ -227,7 +252,8 @@ def convert(
     alpha: float = ALPHA,
     execution: str = "auto",
 ) -> nn.Module:
-    """Replace every convolution of a network by the attention layer that computes the same function (Theorem 1).
+    """Replace every convolution of a network by the attention layer that computes the same function
+    (Theorem 1).
 
     >>> import torch, construct
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU())
@@ -248,56 +274,77 @@ def convert(
     ['ConstantPad1d', 'MHSA']
 
     Args:
-        model: any nn.Module, or a bare convolution; it is not changed.  Wrappers of torch.compile and DataParallel are removed.
-        filter_fn: ``filter_fn(module, path)`` says whether to replace this convolution, or this module with a rule; by default
-            all are replaced.
-        rules: class → function.  ``function(module)`` returns torch layers that compute the same as a module of that class; they
-            replace it, and their convolutions are converted.  The rule of a module's class applies, or that of its nearest base;
-            modules inside it are left to the rule.  Every rule is tested on a float64 copy with float64 samples of several
-            sizes, so the function is called twice.  Padding that depends on the input's size is refused: no geometry has it.
-        strict: raise for convolutions that cannot be converted; otherwise leave them in place and log a warning to
-            ``construct.network``.
+        model: any nn.Module, or a bare convolution; it is not changed.  Wrappers of torch.compile
+            and DataParallel are removed.
+        filter_fn: ``filter_fn(module, path)`` says whether to replace this convolution, or this
+            module with a rule; by default all are replaced.
+        rules: class → function.  ``function(module)`` returns torch layers that compute the same as
+            a module of that class; they replace it, and their convolutions are converted.  The rule
+            of a module's class applies, or that of its nearest base; modules inside it are left to
+            the rule.  Every rule is tested on a float64 copy with float64 samples of several sizes,
+            so the function is called twice.  Padding that depends on the input's size is refused:
+            no geometry has it.
+        strict: raise for convolutions that cannot be converted; otherwise leave them in place and
+            log a warning to ``construct.network``.
         alpha: the sharpness α of every layer.
         execution: the execution of every layer.
 
     Returns:
-        A deep copy with the replacements.  Shared modules stay shared; ``requires_grad`` and train or eval mode are kept.
-        Parametrized and pruned weights are folded into their eval-mode values; the ``construct.network`` log says so, and
-        names tied weights that are no longer tied.
+        A deep copy with the replacements.  Shared modules stay shared; ``requires_grad`` and train
+        or eval mode are kept. Parametrized and pruned weights are folded into their eval-mode
+        values; the ``construct.network`` log says so, and names tied weights that are no longer
+        tied.
 
     Raises:
-        UnsupportedLayer: with ``strict``: convolutions that cannot be converted, or rules that samples refute; ``rows`` lists
-            all of them.  Or the network holds something that cannot be copied, as a lock.
+        UnsupportedLayer: with ``strict``: convolutions that cannot be converted, or rules that
+            samples refute; ``rows`` lists all of them.  Or the network holds something that cannot
+            be copied, as a lock.
         TypeError: ``model`` is not a module, or ``rules`` do not map classes to functions.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"convert takes an nn.Module, not {type(model).__name__} (construct.load reads a file)")
+        raise TypeError(
+            f"convert takes an nn.Module, not {type(model).__name__} (construct.load reads a file)"
+        )
     if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
         raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
     model, wrappers = unwrapped(model)
     substitutes, failed = layers_from_rules(model, rules, filter_fn)
-    convolutions = survey(model, filter_fn, substitutes | {module: nn.Identity() for module in failed})
+    convolutions = survey(
+        model, filter_fn, substitutes | {module: nn.Identity() for module in failed}
+    )
     refused = (*convolutions.refused, *chain(*failed.values()))
     if refused and strict:
         raise UnsupportedLayer(refused)
     for row in refused:
         log.warning("left unconverted: %s", row)
     replacements = {
-        conv: conv_to_mhsa(conv, alpha=alpha, execution=execution) for conv in convolutions.convertible.values()
+        conv: conv_to_mhsa(conv, alpha=alpha, execution=execution)
+        for conv in convolutions.convertible.values()
     }
     share_tied(replacements)
     removed = [(path, f"{kind} removed") for path, kind in wrappers]
-    for path, remark in [*removed, *convolutions.remarks(), *untied_parameters(model, replacements, substitutes)]:
+    for path, remark in [
+        *removed,
+        *convolutions.remarks(),
+        *untied_parameters(model, replacements, substitutes),
+    ]:
         log.warning("%s", f"{path}: {remark}" if path else remark)
     return substitute(model, replacements, substitutes)
 
 
 def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(path, remark) pairs about the network: removed wrappers, and the mode in which it is compared."""
-    remarks = [(path, f"{kind} removed; wrap the converted network again") for path, kind in wrappers]
+    """(path, remark) pairs about the network: removed wrappers, and the mode in which it is
+    compared.
+    """
+    remarks = [
+        (path, f"{kind} removed; wrap the converted network again") for path, kind in wrappers
+    ]
     random = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
     if any(isinstance(module, random) and module.training for module in model.modules()):
         remarks.append(
-            ("", "in training mode: compared in eval mode; batch normalisation and dropout are as they were")
+            (
+                "",
+                "in training mode: compared in eval mode; batch normalisation and dropout are as they were",
+            )
         )
     return remarks

@@ -1,10 +1,11 @@
 """TokenGrid: the padded input as attention tokens, and which of them are queries.
 
-Padding consists of real tokens.  A head whose target lies off the grid would not attend to nothing: softmax always picks
-some key, the nearest one, which amounts to replicate padding.  So the grid is padded first, every head's target lies on it,
-and only the queries of outputs are kept.
+Padding consists of real tokens.  A head whose target lies off the grid would not attend to nothing:
+softmax always picks some key, the nearest one, which amounts to replicate padding.  So the grid is
+padded first, every head's target lies on it, and only the queries of outputs are kept.
 
-Two integer vectors per axis describe any padding mode, stride, dilation or transposed convolution, in any dimension:
+Two integer vectors per axis describe any padding mode, stride, dilation or transposed convolution,
+in any dimension:
 
     sources[t]   the input position that token t copies, or −1 for a token of zeros
     queries[o]   the token that is the query of output o, at s·o + a
@@ -25,7 +26,9 @@ from construct.geometry import ConvGeometry
 
 
 def host_waits(device: torch.device) -> bool:
-    """Whether the host waits for copies to and from a device; then what does not change is copied once."""
+    """Whether the host waits for copies to and from a device; then what does not change is copied
+    once.
+    """
     return device.type != "cpu"
 
 
@@ -34,7 +37,8 @@ def sources_along_axis(n: int, stuffing: int, pads: tuple[int, int], mode: str) 
 
     Args:
         n: input positions on this axis.
-        stuffing: distance between two inputs on the token axis (above 1 only for transposed convolutions).
+        stuffing: distance between two inputs on the token axis (above 1 only for transposed
+            convolutions).
         pads: tokens before and after; negative numbers crop.
         mode: the padding mode.
 
@@ -69,13 +73,16 @@ def check_reach(n: int, pads: tuple[int, int], mode: str) -> None:
     """
     widest = max(pads)
     if mode == "circular" and widest > n:
-        raise RuntimeError(f"MHSA: circular padding of {widest} wraps more than once around {n} positions")
+        raise RuntimeError(
+            f"MHSA: circular padding of {widest} wraps more than once around {n} positions"
+        )
     if mode == "reflect" and widest >= n:
         raise RuntimeError(f"MHSA: reflect padding of {widest} needs more than {n} positions")
 
 
 def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...]:
-    """The spatial size of the output for an input of spatial size ``size``; of a transposed layer, it may be empty.
+    """The spatial size of the output for an input of spatial size ``size``; of a transposed layer,
+    it may be empty.
 
     Raises:
         RuntimeError: there is none; torch's convolution raises too.
@@ -93,7 +100,8 @@ def output_size(geometry: ConvGeometry, size: tuple[int, ...]) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """The padded token grid of one call, as a few numbers per axis; the vectors are worked out where they are needed.
+    """The padded token grid of one call, as a few numbers per axis; the vectors are worked out
+    where they are needed.
 
     Attributes:
         size: *n, the spatial size of the input.
@@ -118,7 +126,8 @@ class TokenGrid:
         """The grid for an input of spatial size ``size``; cached.
 
         Raises:
-            RuntimeError: this size has no output or an empty one, or the padding mode cannot pad it.
+            RuntimeError: this size has no output or an empty one, or the padding mode cannot pad
+                it.
         """
         return _grid(geometry, size)
 
@@ -158,8 +167,12 @@ class TokenGrid:
         """The padded input: (B, C, *size) → (B, C, *shape)."""
         if self.affine is not None and set(self.stuffing) == {1}:
             pads = [n for pair in reversed(self.pads) for n in pair]
-            return constant_pad_nd(x, pads) if any(pads) else x  # torch would copy even without padding
-        for axis, (n, stuff, pads) in enumerate(zip(self.size, self.stuffing, self.pads, strict=True), start=2):
+            return (
+                constant_pad_nd(x, pads) if any(pads) else x
+            )  # torch would copy even without padding
+        for axis, (n, stuff, pads) in enumerate(
+            zip(self.size, self.stuffing, self.pads, strict=True), start=2
+        ):
             if (stuff, *pads) == (1, 0, 0):
                 continue  # nothing to pad on this axis
             placed = _placed if host_waits(x.device) else _placed.__wrapped__
@@ -172,14 +185,20 @@ class TokenGrid:
 
     @property
     def affine(self) -> tuple[tuple[int, int], ...] | None:
-        """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if padding copies inputs."""
+        """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if
+        padding copies inputs.
+        """
         if self.mode != "zeros" and any(map(any, self.pads)):
             return None
-        return tuple((before, stuff) for (before, _), stuff in zip(self.pads, self.stuffing, strict=True))
+        return tuple(
+            (before, stuff) for (before, _), stuff in zip(self.pads, self.stuffing, strict=True)
+        )
 
-    # ---- relative shifts -----------------------------------------------------------------------------------------
-    # Position scores depend on δ = k − q alone: they are computed once for every δ of the box that occurs, and looked up.
-    # In mixed radix the index of δ is a sum, code(δ) = key_codes[k] + query_codes[q].
+    # ---- relative shifts
+    # -----------------------------------------------------------------------------------------
+    # Position scores depend on δ = k − q alone: they are computed once for every δ of the box that
+    # occurs, and looked up. In mixed radix the index of δ is a sum, code(δ) = key_codes[k] +
+    # query_codes[q].
 
     @cached_property
     def last(self) -> tuple[int, ...]:
@@ -190,12 +209,18 @@ class TokenGrid:
     @cached_property
     def box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis."""
-        return tuple((-last, n - 1 - first) for n, first, last in zip(self.shape, self.first, self.last, strict=True))
+        return tuple(
+            (-last, n - 1 - first)
+            for n, first, last in zip(self.shape, self.first, self.last, strict=True)
+        )
 
     @cached_property
     def common_box(self) -> tuple[tuple[int, int], ...]:
         """The least and greatest δ along each axis for which *every* query has a key."""
-        return tuple((-first, n - 1 - last) for n, first, last in zip(self.shape, self.first, self.last, strict=True))
+        return tuple(
+            (-first, n - 1 - last)
+            for n, first, last in zip(self.shape, self.first, self.last, strict=True)
+        )
 
     @property
     def box_shape(self) -> tuple[int, ...]:
@@ -208,8 +233,13 @@ class TokenGrid:
         return prod(self.box_shape)
 
     def shifts(self) -> tuple[Tensor, ...]:
-        """The components of every δ of the box: d vectors, float64 (box_size,), in the order of the codes."""
-        axes = [torch.arange(least, most + 1, dtype=torch.float64, device="cpu") for least, most in self.box]
+        """The components of every δ of the box: d vectors, float64 (box_size,), in the order of the
+        codes.
+        """
+        axes = [
+            torch.arange(least, most + 1, dtype=torch.float64, device="cpu")
+            for least, most in self.box
+        ]
         return tuple(component.flatten() for component in torch.meshgrid(*axes, indexing="ij"))
 
     @property
@@ -227,14 +257,18 @@ class TokenGrid:
     def query_tokens(self) -> Tensor:
         """The row-major token number of each query, int64 (queries,)."""
         axes = zip(self.first, self.step, self.query_shape, strict=True)
-        return _numbers([first + step * np.arange(count) for first, step, count in axes], self.shape)
+        return _numbers(
+            [first + step * np.arange(count) for first, step, count in axes], self.shape
+        )
 
 
 @lru_cache(maxsize=512)
 def _grid(geometry: ConvGeometry, size: tuple[int, ...]) -> TokenGrid:
     output = output_size(geometry, size)
     if 0 in output:
-        raise RuntimeError(f"MHSA: an input of size {size} has an empty output, {output}: there is no query")
+        raise RuntimeError(
+            f"MHSA: an input of size {size} has an empty output, {output}: there is no query"
+        )
     for n, pads in zip(size, geometry.pads, strict=True):
         check_reach(n, pads, geometry.padding_mode)
     return TokenGrid(
@@ -249,7 +283,9 @@ def _grid(geometry: ConvGeometry, size: tuple[int, ...]) -> TokenGrid:
 
 
 def _numbers(axes: Sequence[np.ndarray], shape: Sequence[int]) -> Tensor:
-    """The row-major numbers in an array of this shape of all points with these coordinates, (n_1,), …, (n_d,) → (n_1·…·n_d,)."""
+    """The row-major numbers in an array of this shape of all points with these coordinates, (n_1,),
+    …, (n_d,) → (n_1·…·n_d,).
+    """
     parts = [prod(shape[axis + 1 :]) * positions for axis, positions in enumerate(axes)]
     return _to_tensor(reduce(np.add.outer, parts).ravel())
 
@@ -258,7 +294,9 @@ def _numbers(axes: Sequence[np.ndarray], shape: Sequence[int]) -> Tensor:
 def _placed(
     sources: Any, n: int, stuffing: int, pads: tuple[int, int], mode: str, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """The input position that each token of an axis copies, 0 for zeros; and which are zeros, None if none is."""
+    """The input position that each token of an axis copies, 0 for zeros; and which are zeros, None
+    if none is.
+    """
     with torch._C._DisableFuncTorch():
         places = sources(n, stuffing, pads, mode).numpy()
     absent = places < 0

@@ -1,7 +1,9 @@
 # %% [markdown]
-"""One 3×3 kernel by hand: nine heads, where each looks, the attention of one query, and the sum over the heads.
+"""One 3×3 kernel by hand: nine heads, where each looks, the attention of one query, and the sum
+over the heads.
 
-The builder is not used.  All numbers are small integers, so the result must equal conv2d bit for bit.
+The builder is not used.  All numbers are small integers, so the result must equal conv2d bit for
+bit.
 """
 
 # %%
@@ -30,8 +32,8 @@ v = torch.tensor([[-alpha, 2 * alpha * a, 2 * alpha * b] for a, b in shifts])
 for tau, row, weight in zip(shifts, v.tolist(), kernel.flatten().tolist(), strict=True):
     print(f"the head with weight {weight:.0f} looks at {tau!s:>8}: v = {row}")
 
-# %% [markdown]
-# Theorem 1: all parameters of the layer.  Content terms are 0; $W_{val}$ is the head's kernel entry, $W_{out}$ is 1.
+# %% [markdown] Theorem 1: all parameters of the layer.  Content terms are 0; $W_{val}$ is the
+# head's kernel entry, $W_{out}$ is 1.
 
 # %%
 weights = MHSAWeights(
@@ -46,8 +48,8 @@ weights = MHSAWeights(
 )
 layer = MHSA(ConvGeometry(1, 1, (3, 3), (1, 1), (1, 1), "zeros", (1, 1), 1), weights)
 
-# %% [markdown]
-# The query of the first output is the token (1, 1) of the 6×6 padded grid; each head attends one token.
+# %% [markdown] The query of the first output is the token (1, 1) of the 6×6 padded grid; each head
+# attends one token.
 
 # %%
 tokens = torch.nn.functional.pad(image, (1, 1, 1, 1)).flatten()
@@ -56,7 +58,9 @@ total = 0.0
 for weight, row in zip(kernel.flatten().tolist(), attention, strict=True):
     key = int(row.argmax())
     total += weight * float(tokens[key])
-    print(f"weight {weight:.0f} × token {divmod(key, 6)} = {tokens[key]:.0f}, attended with probability {row[key]}")
+    print(
+        f"weight {weight:.0f} × token {divmod(key, 6)} = {tokens[key]:.0f}, attended with probability {row[key]}"
+    )
 print(f"their sum is {total:.0f}")
 
 # %%

@@ -1,5 +1,7 @@
 # %% [markdown]
-"""The theorem in three dimensions: a Conv3d as attention, with positions encoded in D_p = d + 1 = 4 numbers."""
+"""The theorem in three dimensions: a Conv3d as attention, with positions encoded in D_p = d + 1 = 4
+numbers.
+"""
 
 # %%
 import torch
@@ -10,7 +12,9 @@ import verify
 
 # %%
 torch.manual_seed(0)
-conv = nn.Conv3d(2, 3, kernel_size=(3, 2, 3), stride=(1, 2, 1), padding=(1, 0, 1), dilation=(1, 1, 2))
+conv = nn.Conv3d(
+    2, 3, kernel_size=(3, 2, 3), stride=(1, 2, 1), padding=(1, 0, 1), dilation=(1, 1, 2)
+)
 layer = construct.conv_to_mhsa(conv)
 video = torch.randn(1, 2, 4, 6, 7)  # (batch, channels, frames, height, width)
 
@@ -18,7 +22,9 @@ video = torch.randn(1, 2, 4, 6, 7)  # (batch, channels, frames, height, width)
 heads, d_k, d_p = layer.w_key_pos.shape
 print(f"{conv}\n→ {heads} heads, r_δ = (‖δ‖², δ_1, δ_2, δ_3): D_p = {d_p}")
 sharpness, shifts = layer.centres()  # read back from the parameters
-print(f"head 0 looks {shifts[0].int().tolist()} tokens away, head {heads - 1} looks {shifts[-1].int().tolist()}")
+print(
+    f"head 0 looks {shifts[0].int().tolist()} tokens away, head {heads - 1} looks {shifts[-1].int().tolist()}"
+)
 
 # %%
 discrepancy = verify.compare(conv, layer, video)

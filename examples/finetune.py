@@ -1,10 +1,12 @@
 # %% [markdown]
-"""Fine-tune a converted network, beside the CNN that it was: does attention that may move learn a new task better?
+"""Fine-tune a converted network, beside the CNN that it was: does attention that may move learn a
+new task better?
 
-The CNN that ships with the project reads handwritten digits.  Here they are mirrored at the diagonal, and it reads them badly.
-It becomes an attention network; the heads of one layer are softened so that they can move, and content attention is enabled there.
-That network and the CNN itself, the baseline, are trained on the same 600 mirrored digits in the same order, and read the 360
-digits on which the shipped CNN was not trained (the split of `train_digits_cnn.py`).
+The CNN that ships with the project reads handwritten digits.  Here they are mirrored at the
+diagonal, and it reads them badly. It becomes an attention network; the heads of one layer are
+softened so that they can move, and content attention is enabled there. That network and the CNN
+itself, the baseline, are trained on the same 600 mirrored digits in the same order, and read the
+360 digits on which the shipped CNN was not trained (the split of `train_digits_cnn.py`).
 """
 
 # %%
@@ -52,8 +54,8 @@ print(f"the CNN reads {accuracy(cnn, upright):.1%} upright, {accuracy(cnn, mirro
 print(f"the attention network's logits differ by at most {apart:.0e}")
 assert apart < 1e-4
 
-# %% [markdown]
-# Day two.  In one layer the heads are softened: they leak a little, and have gradients.  Content attention is enabled there too.
+# %% [markdown] Day two.  In one layer the heads are softened: they leak a little, and have
+# gradients.  Content attention is enabled there too.
 
 # %%
 reads = []
@@ -67,12 +69,16 @@ for seed in range(3):
     for parameter in (layer.w_qry, layer.w_key, layer.u, layer.v):
         parameter.requires_grad_()
     torch.manual_seed(seed)
-    nn.init.normal_(layer.w_key, std=0.01)  # 0 · 0 has no gradient: one factor has to start elsewhere
+    nn.init.normal_(
+        layer.w_key, std=0.01
+    )  # 0 · 0 has no gradient: one factor has to start elsewhere
     before, softened = layer.centres()[1].clone(), accuracy(net, upright)
     seconds = train(net, seed), train(baseline, seed)
     moved = float((layer.centres()[1] - before).detach().norm(dim=1).max())
     reads.append((accuracy(net, mirrored), accuracy(baseline, mirrored)))
-    print(f"seed {seed}: softened to α = 4 it reads {softened:.1%} upright; a head moved by {moved:.2f} tokens")
+    print(
+        f"seed {seed}: softened to α = 4 it reads {softened:.1%} upright; a head moved by {moved:.2f} tokens"
+    )
     print("  after 2 epochs, mirrored: attention {:.1%}, the CNN {:.1%}".format(*reads[-1]))
     print("  seconds of training: {:.1f}, {:.1f}".format(*seconds))
     assert moved > 0.001

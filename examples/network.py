@@ -1,5 +1,7 @@
 # %% [markdown]
-"""A whole CNN converted: each layer compared with its rounding bound, and no convolution left to call."""
+"""A whole CNN converted: each layer compared with its rounding bound, and no convolution left to
+call.
+"""
 
 # %%
 import torch
@@ -28,19 +30,25 @@ image = torch.randn(1, 3, 20, 16)
 
 # %%
 pairs = {
-    name: (conv, net.get_submodule(name)) for name, conv in model.named_children() if "Conv" in type(conv).__name__
+    name: (conv, net.get_submodule(name))
+    for name, conv in model.named_children()
+    if "Conv" in type(conv).__name__
 }
 checks = check_on_activations(model, pairs, [image], "one random image")
 for name, check in checks.items():
     conv, layer = pairs[name]
     print(f"{name}: {conv}\n   → {layer}")
-    print(f"   difference {check.discrepancy.max_abs:.1e} where rounding allows {check.bound:.1e}: {check.verdict}")
+    print(
+        f"   difference {check.discrepancy.max_abs:.1e} where rounding allows {check.bound:.1e}: {check.verdict}"
+    )
 
 # %%
 with torch.no_grad():
     before, after = convolution_calls(model, image), convolution_calls(net, image)
     difference = float((net(image) - model(image)).abs().max())
-print(f"convolutions executed: {dict(before)} before, {dict(after)} after; the logits differ by {difference:.1e}")
+print(
+    f"convolutions executed: {dict(before)} before, {dict(after)} after; the logits differ by {difference:.1e}"
+)
 assert len(checks) == sum(before.values()) == 4
 assert all(check.verdict.name == "CHECKED" for check in checks.values())
 assert not after, "the converted network makes no convolution call"

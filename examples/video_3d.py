@@ -1,8 +1,9 @@
 # %% [markdown]
-"""Three dimensions: a convolution over time that sees where something moves in a video, as attention.
+"""Three dimensions: a convolution over time that sees where something moves in a video, as
+attention.
 
-The kernel subtracts the previous frame from the next.  One of its 3 × 1 × 1 taps is 0: its head looks at the current frame and
-carries nothing.
+The kernel subtracts the previous frame from the next.  One of its 3 × 1 × 1 taps is 0: its head
+looks at the current frame and carries nothing.
 """
 
 # %%
@@ -23,8 +24,12 @@ conv = nn.Conv3d(1, 1, (3, 1, 1), bias=False)
 with torch.no_grad():
     conv.weight.copy_(torch.tensor([-1.0, 0.0, 1.0]).reshape(1, 1, 3, 1, 1))
 layer = construct.conv_to_mhsa(conv)
-for weight, shift in zip(conv.weight.flatten().tolist(), layer.centres()[1].int().tolist(), strict=True):
-    print(f"the head with weight {weight:+.0f} looks {shift} (frames, rows, columns) from the query")
+for weight, shift in zip(
+    conv.weight.flatten().tolist(), layer.centres()[1].int().tolist(), strict=True
+):
+    print(
+        f"the head with weight {weight:+.0f} looks {shift} (frames, rows, columns) from the query"
+    )
 
 # %% [markdown]
 # What appears is +, what vanishes is −; the pixel that stands still gives 0.
@@ -33,12 +38,18 @@ for weight, shift in zip(conv.weight.flatten().tolist(), layer.centres()[1].int(
 with torch.no_grad():
     motion = layer(video)[0, 0]
 middle = motion[1]
-print("\n".join("".join({-1.0: "−", 0.0: "·", 1.0: "+"}[v] for v in row) for row in middle.tolist()))
+print(
+    "\n".join("".join({-1.0: "−", 0.0: "·", 1.0: "+"}[v] for v in row) for row in middle.tolist())
+)
 
 # %%
 certificate = verify.certify(conv, layer, grid=(FRAMES, HEIGHT, WIDTH), input_bound=1.0)
-print(f"{certificate.verdict.name} for every video of {FRAMES} frames of {HEIGHT} × {WIDTH} pixels with |x| ≤ 1")
-print(f"D_p = {layer.w_key_pos.shape[2]}; the greatest difference allowed is {float(certificate.bound.max()):.1e}")
+print(
+    f"{certificate.verdict.name} for every video of {FRAMES} frames of {HEIGHT} × {WIDTH} pixels with |x| ≤ 1"
+)
+print(
+    f"D_p = {layer.w_key_pos.shape[2]}; the greatest difference allowed is {float(certificate.bound.max()):.1e}"
+)
 assert torch.equal(motion, conv(video)[0, 0])
 assert certificate.verdict.name == "PROVED"
 assert middle[6].eq(0).all(), "what stands still gives 0"

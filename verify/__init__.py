@@ -1,4 +1,5 @@
-"""Proofs, certificates and checks that attention layers equal convolutions; shares no code with the builder in ``construct``.
+"""Proofs, certificates and checks that attention layers equal convolutions; shares no code with the
+builder in ``construct``.
 
 Importing it imports nothing heavy: public names load their modules on first use.
 """
@@ -55,7 +56,8 @@ __all__ = [
 
 
 def _require_our_construct() -> None:
-    """Refuse to run with another package ``construct``: a parsing library has overwritten ours, or a user's module hides it.
+    """Refuse to run with another package ``construct``: a parsing library has overwritten ours, or
+    a user's module hides it.
 
     The file is read rather than imported, because importing it would import torch.
 
@@ -67,17 +69,23 @@ def _require_our_construct() -> None:
         return
     get_data = getattr(spec.loader, "get_data", None)  # none where __init__.py is missing
     origin = Path(spec.origin or __file__).resolve()
-    if get_data is not None and spec.origin is not None and b"conv_to_mhsa" in get_data(spec.origin):
+    if (
+        get_data is not None
+        and spec.origin is not None
+        and b"conv_to_mhsa" in get_data(spec.origin)
+    ):
         return
     message = (
         "the package construct is not that of conv-as-attention: the distribution construct has overwritten it, or took it "
         "along when it was removed (pip uninstall construct, then pip install --force-reinstall --no-deps . in our folder)"
     )
-    installed = {"site-packages", "dist-packages"} & {*origin.parts} or Path(__file__).resolve().parents[
-        1
-    ] in origin.parents
+    installed = {"site-packages", "dist-packages"} & {*origin.parts} or Path(
+        __file__
+    ).resolve().parents[1] in origin.parents
     if not installed:
-        message = f"{spec.origin!r} hides our package construct (rename it, or run from another folder)"
+        message = (
+            f"{spec.origin!r} hides our package construct (rename it, or run from another folder)"
+        )
     if sys.argv[:1] == ["-m"]:  # while Python locates the module to run
         sys.stderr.write(f"error: {message}\n")
         raise SystemExit(2)

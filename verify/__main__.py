@@ -1,4 +1,6 @@
-"""``python -m verify``: the commands check, coq, lemmas, claims, audit, sweep and plot; each imports what it needs when it runs."""
+"""``python -m verify``: the commands check, coq, lemmas, claims, audit, sweep and plot; each
+imports what it needs when it runs.
+"""
 
 import argparse
 import os
@@ -17,7 +19,11 @@ from verify.plots import command as plot_command
 from verify.verdict import escaped
 
 EXAMPLES = {
-    "": ("check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt", "claims --why 3", "audit layer.pt --grid 8 8"),
+    "": (
+        "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
+        "claims --why 3",
+        "audit layer.pt --grid 8 8",
+    ),
     "check": (
         "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
         "check m.mhsa.json --conv m.pt --mhsa m.mhsa.pt --verified",
@@ -59,7 +65,8 @@ class Command:
     Attributes:
         summary: one line for the help.
         arguments: adds the command's arguments to a parser.
-        run: runs it, prints, and returns the exit code; a ValueError or OSError becomes one line and exit code 2.
+        run: runs it, prints, and returns the exit code; a ValueError or OSError becomes one line
+            and exit code 2.
     """
 
     summary: str
@@ -70,11 +77,19 @@ class Command:
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("files")
     files.add_argument("certificate", metavar="CERT", help="the certificate, model.mhsa.json")
-    files.add_argument("--conv", required=True, metavar="FILE", help="the file with the convolutions")
-    files.add_argument("--mhsa", required=True, metavar="FILE", help="the file with the attention layers")
-    files.add_argument("--key", metavar="KEY", help="of the convolutions' network, if their file holds several")
+    files.add_argument(
+        "--conv", required=True, metavar="FILE", help="the file with the convolutions"
+    )
+    files.add_argument(
+        "--mhsa", required=True, metavar="FILE", help="the file with the attention layers"
+    )
+    files.add_argument(
+        "--key", metavar="KEY", help="of the convolutions' network, if their file holds several"
+    )
     parser.add_argument(
-        "--verified", action="store_true", help="also by the checker that is proved in Coq (python -m verify coq build)"
+        "--verified",
+        action="store_true",
+        help="also by the checker that is proved in Coq (python -m verify coq build)",
     )
 
 
@@ -96,7 +111,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dims", type=int, nargs="+", default=[1, 2, 3], metavar="D", help="in how many dimensions")
+    parser.add_argument(
+        "--dims", type=int, nargs="+", default=[1, 2, 3], metavar="D", help="in how many dimensions"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--full", action="store_true", help="every expression, and every dimension")
     form.add_argument("--latex", action="store_true", help="print a document for LaTeX")
@@ -121,8 +138,15 @@ def _lemmas(options: argparse.Namespace) -> int:
 
 
 def _claims_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--why", nargs="+", metavar="N", help="only these rows, by number or name, with their evidence")
-    parser.add_argument("--markdown", action="store_true", help="print the table as in docs/claims.md")
+    parser.add_argument(
+        "--why",
+        nargs="+",
+        metavar="N",
+        help="only these rows, by number or name, with their evidence",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table as in docs/claims.md"
+    )
 
 
 def _claims(options: argparse.Namespace) -> int:
@@ -139,7 +163,9 @@ def _claims(options: argparse.Namespace) -> int:
 
 
 def _coq(options: argparse.Namespace) -> int:
-    for text in coq_command.run(options, report=lambda line: print(line, file=sys.stderr, flush=True)):
+    for text in coq_command.run(
+        options, report=lambda line: print(line, file=sys.stderr, flush=True)
+    ):
         print(text, flush=True)
     return 0
 
@@ -162,9 +188,13 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "check": Command("recheck a certificate from the tensors of two weight files", _check_arguments, _check),
+    "check": Command(
+        "recheck a certificate from the tensors of two weight files", _check_arguments, _check
+    ),
     "coq": Command(
-        "the theorem in Coq: build the verified checker, print the statements", coq_command.add_arguments, _coq
+        "the theorem in Coq: build the verified checker, print the statements",
+        coq_command.add_arguments,
+        _coq,
     ),
     "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
     "claims": Command(
@@ -173,7 +203,9 @@ COMMANDS = {
         _claims,
     ),
     "audit": Command(
-        "find out by experiment how far an attention layer is from a convolution", audit_command.add_arguments, _audit
+        "find out by experiment how far an attention layer is from a convolution",
+        audit_command.add_arguments,
+        _audit,
     ),
     "sweep": Command(
         "certify many networks, or search random layers for a false verdict, on a cluster",
@@ -181,7 +213,9 @@ COMMANDS = {
         _sweep,
     ),
     "plot": Command(
-        "draw a figure of a layer, a certificate, the leakage or the cost", plot_command.add_arguments, _plot
+        "draw a figure of a layer, a certificate, the leakage or the cost",
+        plot_command.add_arguments,
+        _plot,
     ),
 }
 """The commands by name."""
@@ -195,7 +229,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _help(name: str, summary: str) -> dict[str, Any]:
-    """Keyword arguments for a parser: its description, with three examples first, and its format, 80 columns wide."""
+    """Keyword arguments for a parser: its description, with three examples first, and its format,
+    80 columns wide.
+    """
     examples = "".join(f"  python -m verify {example}\n" for example in EXAMPLES[name])
     return {
         "description": f"examples:\n{examples}\n{fill(f'{summary[0].upper()}{summary[1:]}.', 79)}",
@@ -208,13 +244,19 @@ def parser_of_commands() -> argparse.ArgumentParser:
     """The parser of the command line, with a subparser for each command."""
     parser = _Parser(
         prog="python -m verify",
-        **_help("", "recheck certificates, print proofs, judge the claims, audit layers, draw figures"),
+        **_help(
+            "", "recheck certificates, print proofs, judge the claims, audit layers, draw figures"
+        ),
     )
     parser.epilog = EXIT_CODES
-    parser.add_argument("--version", action="version", version="conv-as-attention 0.1.0", help="print the version")
+    parser.add_argument(
+        "--version", action="version", version="conv-as-attention 0.1.0", help="print the version"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
-        command.arguments(commands.add_parser(name, help=command.summary, **_help(name, command.summary)))
+        command.arguments(
+            commands.add_parser(name, help=command.summary, **_help(name, command.summary))
+        )
     return parser
 
 

@@ -1,9 +1,10 @@
-"""The independent checker: recomputes a certificate from the tensors of two weight files, without the builder.
+"""The independent checker: recomputes a certificate from the tensors of two weight files, without
+the builder.
 
-It uses numpy, fractions and the standard library, and none of the certifier's argument; safetensors and torch, each by its own
-loader, say what their files hold.  It recomputes every number and compares:
-a certified bound may exceed the one computed here by a thousandth, because the certifier widens more, but may never fall
-below it.
+It uses numpy, fractions and the standard library, and none of the certifier's argument; safetensors
+and torch, each by its own loader, say what their files hold.  It recomputes every number and
+compares: a certified bound may exceed the one computed here by a thousandth, because the certifier
+widens more, but may never fall below it.
 """
 
 import math
@@ -31,11 +32,15 @@ NOT_RECHECKED = (
     "each layer is judged by itself: what runs of the whole network showed is not repeated",
 )
 Checker = Callable[[LayerPair], None]
-WIDEN = 1 + 2.0**-24  # exceeds float64's relative error in a few nested sums of fewer than 2^26 nonnegative numbers
+WIDEN = (
+    1 + 2.0**-24
+)  # exceeds float64's relative error in a few nested sums of fewer than 2^26 nonnegative numbers
 
 
 class Result(NamedTuple):
-    """The result of a recheck: PROVED only if every layer is, and the certificate covers every layer of both networks."""
+    """The result of a recheck: PROVED only if every layer is, and the certificate covers every
+    layer of both networks.
+    """
 
     verdict: Verdict
     layers: dict[str, Verdict]
@@ -44,8 +49,12 @@ class Result(NamedTuple):
     _repr_html_ = as_html
 
     def __str__(self) -> str:
-        rows = [f"{escaped(name) or 'the layer'}: {verdict}" for name, verdict in self.layers.items()]
-        return "\n".join([str(self.verdict), *rows, *(f"note: {escaped(note)}" for note in self.notes)])
+        rows = [
+            f"{escaped(name) or 'the layer'}: {verdict}" for name, verdict in self.layers.items()
+        ]
+        return "\n".join(
+            [str(self.verdict), *rows, *(f"note: {escaped(note)}" for note in self.notes)]
+        )
 
 
 def check(
@@ -55,14 +64,17 @@ def check(
     second: Checker = lambda pair: None,
     key: str | None = None,
 ) -> Result:
-    """Recheck a certificate against a file with the convolutions and a file with the attention layers.
+    """Recheck a certificate against a file with the convolutions and a file with the attention
+    layers.
 
-    It speaks of tensors: any files with these tensors will do, safetensors without torch, others by torch's own loader.
-    ``second`` is another checker, called with each layer's numbers before they are judged here; ``key`` that of the network
-    in the file of the convolutions, if that is a checkpoint of several.
+    It speaks of tensors: any files with these tensors will do, safetensors without torch, others by
+    torch's own loader. ``second`` is another checker, called with each layer's numbers before they
+    are judged here; ``key`` that of the network in the file of the convolutions, if that is a
+    checkpoint of several.
 
     Raises:
-        Rejected: a file is malformed or has other tensors; `NotConfirmed` if the certificate states something false.
+        Rejected: a file is malformed or has other tensors; `NotConfirmed` if the certificate states
+            something false.
 
     >>> import tempfile, construct, torch, verify, verify.argument.documents as documents
     >>> conv = torch.nn.Conv1d(1, 2, kernel_size=3)
@@ -86,7 +98,9 @@ def check(
 
 
 def _rechecked(
-    certificates: Sequence[LayerCertificate], files: tuple[StoredLayers, StoredLayers], second: Checker
+    certificates: Sequence[LayerCertificate],
+    files: tuple[StoredLayers, StoredLayers],
+    second: Checker,
 ) -> Result:
     """Judge every layer, and name what no certificate covers."""
     notes = list[str]()
@@ -106,11 +120,16 @@ def _rechecked(
     uncovered = tuple(dict.fromkeys(path for file in files for path in file.beside(covered)))
     notes += [f"{file.name}: {note}" for file in files for note in file.notes]
     notes += [f"{count} of {len(layers)} layers: {remark}" for remark, count in remarks.items()]
-    notes += [f"no certificate covers {name!r}, which may be a convolution or attention" for name in uncovered]
+    notes += [
+        f"no certificate covers {name!r}, which may be a convolution or attention"
+        for name in uncovered
+    ]
     return Result(_of_all(layers, uncovered, assumed), layers, uncovered, (*notes, *NOT_RECHECKED))
 
 
-def _stated(certificates: Sequence[LayerCertificate], side: int) -> dict[str, tuple[Any, dict[str, str]]]:
+def _stated(
+    certificates: Sequence[LayerCertificate], side: int
+) -> dict[str, tuple[Any, dict[str, str]]]:
     """Geometry and digests of each layer, of its convolution (0) or its attention (1)."""
     return {stated.name: (stated.geometries[side], stated.digests[side]) for stated in certificates}
 
@@ -120,7 +139,9 @@ def _of_all(layers: dict[str, Verdict], uncovered: tuple[str, ...], assumed: int
     names = [verdict.name for verdict in layers.values()]
     summary = f"{names.count('PROVED')} of {len(names)} layers PROVED and recomputed, {len(uncovered)} not covered"
     if assumed:
-        summary += f"; of {assumed} the files state no geometry, so it is taken from the certificate"
+        summary += (
+            f"; of {assumed} the files state no geometry, so it is taken from the certificate"
+        )
     if "REFUTED" in names:
         return Verdict("REFUTED", summary)
     return Verdict("PROVED" if {*names} == {"PROVED"} and not uncovered else "UNDECIDED", summary)
@@ -137,7 +158,9 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     except (StepFails, OverflowError) as failed:
         failure = str(failed)
     if stated.verdict == "PROVED" and (failure or not stated.holds):
-        raise NotConfirmed(prefix + (failure or "a step of its own fails, or a run exceeds the bound"))
+        raise NotConfirmed(
+            prefix + (failure or "a step of its own fails, or a run exceeds the bound")
+        )
     _require_parts(stated, parts, prefix)
     if stated.verdict == "REFUTED" and stated.counterexample is not None:
         return refuted(pair, stated.counterexample)
@@ -149,7 +172,9 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
 
 def _require_parts(stated: LayerCertificate, parts: dict[str, ndarray], prefix: str) -> None:
     """Refuse a stated bound below the one computed here, or far above it."""
-    tolerance = 2.0 ** (80 - FORMATS[stated.dtype].log_eta)  # the certifier may count more underflows (η each)
+    tolerance = 2.0 ** (
+        80 - FORMATS[stated.dtype].log_eta
+    )  # the certifier may count more underflows (η each)
     for name, own in parts.items():
         claimed = stated.parts[name]
         if claimed.shape != own.shape or (claimed < own).any():
@@ -179,7 +204,8 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, ndarray], bool]:
     """Steps 0 to 5: upper bounds of rounding, leakage and taps and their sum, each (D_out,).
 
     Returns:
-        The bounds, and whether both layers are the same function: nothing leaks, and no tap or bias differs.
+        The bounds, and whether both layers are the same function: nothing leaks, and no tap or bias
+        differs.
 
     Raises:
         StepFails: a step does not hold.
@@ -204,12 +230,16 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, ndarray], bool]:
     }
     parts["bound"] = above(parts["rounding"] + parts["leakage"] + parts["taps"], True)
     if not np.isfinite(parts["bound"]).all():
-        raise StepFails("step 5 (rounding): the bound is not finite, or sums more than is provided for here")
+        raise StepFails(
+            "step 5 (rounding): the bound is not finite, or sums more than is provided for here"
+        )
     return parts, not (soft or gaps.any() or biases.any())
 
 
 def same_tokens(pair: LayerPair) -> list[Axis]:
-    """Step 0: the two geometries agree, and every tap reads the same input as the head at its shift."""
+    """Step 0: the two geometries agree, and every tap reads the same input as the head at its
+    shift.
+    """
     g = pair.conv
     if g != pair.mhsa:
         raise StepFails("step 0 (tokens): the two layers have different geometries")
@@ -220,8 +250,14 @@ def same_tokens(pair: LayerPair) -> list[Axis]:
     for number, axis in enumerate(axes):
         for tap, tau in enumerate(g.steps(number)):
             keys = axis.queries + tau
-            if keys[0] < 0 or keys[-1] >= len(axis.tokens) or (axis.tokens[keys] != axis.reads(tap)).any():
-                raise StepFails(f"step 0 (tokens), axis {number}: tap {tap} and a head at {tau} read different inputs")
+            if (
+                keys[0] < 0
+                or keys[-1] >= len(axis.tokens)
+                or (axis.tokens[keys] != axis.reads(tap)).any()
+            ):
+                raise StepFails(
+                    f"step 0 (tokens), axis {number}: tap {tap} and a head at {tau} read different inputs"
+                )
     return axes
 
 
@@ -230,12 +266,16 @@ def targets(pair: LayerPair, axes: list[Axis]) -> list[Centre | None]:
     centres = [centre_at(pair, head, axes) for head in range(len(pair.a["v"]))]
     for head, centre in enumerate(centres):
         if centre and not pair.conv.reaches(centre.shift):
-            raise StepFails(f"step 2 (target): head {head} looks at {centre.shift}, off the grid of some size")
+            raise StepFails(
+                f"step 2 (target): head {head} looks at {centre.shift}, off the grid of some size"
+            )
     return centres
 
 
 def differences(pair: LayerPair, centres: list[Centre | None]) -> ndarray:
-    """Step 4: Σ_i |Σ_h W_val^h W_out^h − W_j| over all shifts, (D_out,); 0 only where all are exactly equal."""
+    """Step 4: Σ_i |Σ_h W_val^h W_out^h − W_j| over all shifts, (D_out,); 0 only where all are
+    exactly equal.
+    """
     taps = dict(zip(pair.conv.shifts(), pair.kernel, strict=True))
     heads_at: dict[tuple[int, ...], list[int]] = {shift: [] for shift in taps}
     for head, centre in enumerate(centres):
@@ -256,7 +296,9 @@ def differences(pair: LayerPair, centres: list[Centre | None]) -> ndarray:
             gap = np.abs(product - tap)
         total += gap.sum(axis=1).reshape(-1)
     if slow:
-        pair.notes.append(f"exact integer products, which are slower, at {slow} of {len(heads_at)} shifts")
+        pair.notes.append(
+            f"exact integer products, which are slower, at {slow} of {len(heads_at)} shifts"
+        )
     return total
 
 

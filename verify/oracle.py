@@ -1,8 +1,10 @@
-"""Convolution by its definition, in numpy, in any dimension, exact on integers: the reference for all checks.
+"""Convolution by its definition, in numpy, in any dimension, exact on integers: the reference for
+all checks.
 
-It uses neither torch's convolutions nor ``construct``: numpy pads the input, a convolution gathers matrix products and a
-transposed convolution scatters them, each by its definition.  On integer or object arrays (Python integers, fractions) the
-result is exact; on float64 arrays it has float64's rounding errors.
+It uses neither torch's convolutions nor ``construct``: numpy pads the input, a convolution gathers
+matrix products and a transposed convolution scatters them, each by its definition.  On integer or
+object arrays (Python integers, fractions) the result is exact; on float64 arrays it has float64's
+rounding errors.
 
 Also here: the torch settings under which arithmetic has the full precision of its format.
 """
@@ -28,7 +30,8 @@ Vector = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution as raw fields, with torch's names and layouts; geometry has one number per axis.
+    """A convolution as raw fields, with torch's names and layouts; geometry has one number per
+    axis.
 
     Attributes:
         weight: (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).
@@ -49,7 +52,9 @@ class Convolution:
 
     @classmethod
     def read(cls, conv: Any, weight: ndarray | None = None) -> "Convolution":
-        """The raw fields of a torch convolution, as float64; ``weight`` is its weight, if already read."""
+        """The raw fields of a torch convolution, as float64; ``weight`` is its weight, if already
+        read.
+        """
         dims = conv.weight.dim() - 2
         return cls(
             weight=float64(conv.weight) if weight is None else weight,
@@ -64,7 +69,9 @@ class Convolution:
         )
 
     def reaching(self, size: Vector, output: Vector) -> "Convolution":
-        """A transposed convolution with the output padding that turns ``size`` into ``output``; any other, unchanged."""
+        """A transposed convolution with the output padding that turns ``size`` into ``output``; any
+        other, unchanged.
+        """
         if not self.transposed:
             return self
         bare = replace(self, output_padding=(0,) * len(size))._full_size(size)
@@ -76,7 +83,9 @@ class Convolution:
         """Output size of a transposed convolution before the padding crops it."""
         return tuple(
             s * (n - 1) + span + 1 + extra
-            for n, span, s, extra in zip(size, self.spans, self.stride, self.output_padding, strict=True)
+            for n, span, s, extra in zip(
+                size, self.spans, self.stride, self.output_padding, strict=True
+            )
         )
 
     @cached_property
@@ -125,21 +134,29 @@ class Convolution:
         y = self._scatter(x) if self.transposed else self._gather(x)
         if self.bias is None:
             return y
-        return np.add(y, by_channel(self.bias, x.ndim - 2), out=y if y.dtype == self.bias.dtype else None)
+        return np.add(
+            y, by_channel(self.bias, x.ndim - 2), out=y if y.dtype == self.bias.dtype else None
+        )
 
     def absolute(self) -> "Convolution":
         """The convolution with |W| and |b|."""
-        return replace(self, weight=np.abs(self.weight), bias=None if self.bias is None else np.abs(self.bias))
+        return replace(
+            self, weight=np.abs(self.weight), bias=None if self.bias is None else np.abs(self.bias)
+        )
 
     def _gather(self, x: ndarray) -> ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
         widths: Any = [(0, 0), (0, 0), *self.pads()]
-        # Padding object arrays with a numpy integer zero would overflow beside a large Python integer.
-        zero: Any = {"constant_values": np.zeros((), x.dtype)} if self.padding_mode == "zeros" else {}
+        # Padding object arrays with a numpy integer zero would overflow beside a large Python
+        # integer.
+        zero: Any = (
+            {"constant_values": np.zeros((), x.dtype)} if self.padding_mode == "zeros" else {}
+        )
         bare = not any(map(any, widths))
         padded = x if bare else np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
         output = tuple(
-            (n - span - 1) // s + 1 for n, span, s in zip(padded.shape[2:], self.spans, self.stride, strict=True)
+            (n - span - 1) // s + 1
+            for n, span, s in zip(padded.shape[2:], self.spans, self.stride, strict=True)
         )
         g, batch, weight = self.groups, len(x), self.matrices
         total = None
@@ -148,7 +165,9 @@ class Convolution:
                 slice(dil * j, dil * j + s * (o - 1) + 1, s)
                 for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
             )
-            read = padded[(slice(None), slice(None), *window)].reshape(batch, g, weight.shape[-1], int(np.prod(output)))
+            read = padded[(slice(None), slice(None), *window)].reshape(
+                batch, g, weight.shape[-1], int(np.prod(output))
+            )
             part = matmul(weight[tap], read)
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None
@@ -167,13 +186,17 @@ class Convolution:
                 for j, dil, s, n in zip(tap, self.dilation, self.stride, size, strict=True)
             )
             part = matmul(np.swapaxes(weight[tap], 1, 2), columns)
-            total[(slice(None), slice(None), *target)] += part.reshape(batch, g * weight.shape[-1], *size)
+            total[(slice(None), slice(None), *target)] += part.reshape(
+                batch, g * weight.shape[-1], *size
+            )
         crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
         return total[(slice(None), slice(None), *crop)]
 
     @cached_property
     def matrices(self) -> ndarray:
-        """The weight by tap and group, contiguous: (*K, groups, out, in), transposed (*K, groups, in, out)."""
+        """The weight by tap and group, contiguous: (*K, groups, out, in), transposed
+        (*K, groups, in, out).
+        """
         g = self.groups
         weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
         return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
@@ -181,7 +204,9 @@ class Convolution:
     def interior(self, size: Vector, output: Vector) -> ndarray:
         """Which outputs read no padding, only real positions: bool, of shape ``output``."""
         mask = np.ones(output, dtype=bool)
-        for axis, (n, o, span, s) in enumerate(zip(size, output, self.spans, self.stride, strict=True)):
+        for axis, (n, o, span, s) in enumerate(
+            zip(size, output, self.spans, self.stride, strict=True)
+        ):
             place = np.arange(o)
             if self.transposed:
                 assert not isinstance(self.padding, str)
@@ -200,8 +225,12 @@ def spans(kernel_size: Sequence[int], dilation: Sequence[int]) -> Vector:
     return tuple(dil * (k - 1) for k, dil in zip(kernel_size, dilation, strict=True))
 
 
-def padding_pairs(padding: str | Sequence[int], spans: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Padding before and after each axis, from torch's ``padding``: "same", "valid" or one number per axis."""
+def padding_pairs(
+    padding: str | Sequence[int], spans: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Padding before and after each axis, from torch's ``padding``: "same", "valid" or one number
+    per axis.
+    """
     if padding == "same":
         return tuple((span // 2, span - span // 2) for span in spans)
     if isinstance(padding, str):
@@ -236,43 +265,69 @@ def largest(x: Tensor) -> float:
 
 
 def matmul(a: ndarray, b: ndarray) -> ndarray:
-    """Matrix product; torch multiplies floats, because numpy's threads keep a core busy long after each product."""
+    """Matrix product; torch multiplies floats, because numpy's threads keep a core busy long after
+    each product.
+    """
     if a.dtype == b.dtype and a.dtype in (np.float32, np.float64):
-        first, second = (torch.from_numpy(np.require(part, requirements=["C", "W"])) for part in (a, b))
+        first, second = (
+            torch.from_numpy(np.require(part, requirements=["C", "W"])) for part in (a, b)
+        )
         with torch.autocast("cpu", enabled=False), full_precision():
             return torch.matmul(first, second).numpy()
     return np.matmul(a, b)
 
 
-# ---- torch's settings ------------------------------------------------------------------------------------------------
+# ---- torch's settings ----------------------------------------------------------------------------
 
 
 def flushes_to_zero(like: Tensor) -> bool:
-    """Whether arithmetic on tensors of this type and device flushes subnormals to 0: see ``torch.set_flush_denormal``."""
+    """Whether arithmetic on tensors of this type and device flushes subnormals to 0: see
+    ``torch.set_flush_denormal``.
+    """
     if not like.dtype.is_floating_point or like.is_meta:
         return False
     info = torch.finfo(like.dtype)
     smallest = torch.full((16,), info.tiny * info.eps, dtype=like.dtype, device=like.device)
-    return not bool((smallest * 1).view(torch.uint8).any())  # its bits: comparing it as a number might flush it again
+    return not bool(
+        (smallest * 1).view(torch.uint8).any()
+    )  # its bits: comparing it as a number might flush it again
 
 
 def winograd_may_run(conv: Any) -> bool:
-    """Whether torch may give large batches to NNPACK, whose Winograd and FFT algorithms round by more than sums do."""
+    """Whether torch may give large batches to NNPACK, whose Winograd and FFT algorithms round by
+    more than sums do.
+    """
     weight, backends = conv.weight, torch.backends
-    taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() in (3, 4)  # 1-D as 2-D
+    taken = (
+        weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() in (3, 4)
+    )  # 1-D as 2-D
     instead = backends.mkldnn.is_available() and backends.mkldnn.enabled
-    return taken and not instead and backends.nnpack.is_available() and torch._C._get_nnpack_enabled()
+    return (
+        taken and not instead and backends.nnpack.is_available() and torch._C._get_nnpack_enabled()
+    )
 
 
 def reduced_precision() -> list[tuple[Any, str, Any]]:
-    """The torch settings in force that let products be less precise than their format: (where, name, full precision)."""
+    """The torch settings in force that let products be less precise than their format:
+    (where, name, full precision).
+    """
     backends: Any = torch.backends
     places = [backends, backends.cuda.matmul]
-    for library, parts in ((backends.cudnn, ("conv", "rnn")), (backends.mkldnn, ("matmul", "conv"))):
+    for library, parts in (
+        (backends.cudnn, ("conv", "rnn")),
+        (backends.mkldnn, ("matmul", "conv")),
+    ):
         places += [library, *(getattr(library, part, None) for part in parts)]
-    reduced = (where for where in places if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none"))
+    reduced = (
+        where
+        for where in places
+        if getattr(where, "fp32_precision", "ieee") not in ("ieee", "none")
+    )
     settings: list[tuple[Any, str, Any]] = [(where, "fp32_precision", "ieee") for where in reduced]
-    for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
+    for name in (
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    ):
         if getattr(backends.cuda.matmul, name, False) not in (False, (False, False)):
             settings.append((backends.cuda.matmul, name, False))
     return settings

@@ -1,13 +1,14 @@
-"""Hypothesis strategies: convolutions of every geometry that torch allows, and inputs that they accept.
+"""Hypothesis strategies: convolutions of every geometry that torch allows, and inputs that they
+accept.
 
 They serve this project's tests, and users' tests of their own layers (docs/your_own_tests.md).
 
-Only legal combinations are generated: torch accepts every call.  Everything shrinks toward the simplest convolution: 1-D,
-kernel 1, one channel, no padding, float32, on one contiguous input.
+Only legal combinations are generated: torch accepts every call.  Everything shrinks toward the
+simplest convolution: 1-D, kernel 1, one channel, no padding, float32, on one contiguous input.
 
-Numbers are seeded normal samples or small integers.  Small integers make every partial sum exact in any order of
-summation: Σ|w||x| + |b| stays below the first integer that the format cannot hold, so two correct evaluations agree
-bit for bit and no tolerance is needed.
+Numbers are seeded normal samples or small integers.  Small integers make every partial sum exact in
+any order of summation: Σ|w||x| + |b| stays below the first integer that the format cannot hold, so
+two correct evaluations agree bit for bit and no tolerance is needed.
 """
 
 from collections.abc import Sequence
@@ -33,14 +34,21 @@ CHANNELS = ("one", "dense", "grouped", "depthwise", "multiplier")
 LAYOUTS = ("contiguous", "channels_last", "strided", "channels_last", "reversed", "expanded")
 BATCHES = (1, 2, 3, None, 1, 2, None, 0)
 
-EXACT_BELOW = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
+EXACT_BELOW = {
+    torch.float16: 2**11,
+    torch.bfloat16: 2**8,
+    torch.float32: 2**24,
+    torch.float64: 2**53,
+}
 """Integers of smaller magnitude are exact in the format."""
 
 LARGEST = {torch.float16: 7, torch.bfloat16: 3, torch.float32: 127, torch.float64: 2**20}
 """The largest magnitude of small-integer weights, biases and inputs."""
 
 TOKENS = {1: 48, 2: 256, 3: 256}
-"""About how many positions the padded grid should have at most, by dimension, so that T×T attention stays fast."""
+"""About how many positions the padded grid should have at most, by dimension, so that T×T attention
+stays fast.
+"""
 
 _LONGEST_KERNEL = {1: 12, 2: 5, 3: 3}
 _MOST = {1: 3, 2: 3, 3: 2}  # the largest stride, dilation and padding
@@ -81,9 +89,9 @@ def convolutions(
 ) -> Any:
     """Convolutions of torch, with all its options.
 
-    Each argument lists the values to choose from, the simplest first; a value listed twice is drawn twice as often.
-    Options that exclude each other are never combined: padding "same" has no stride, and a transposed convolution has zero
-    padding given as numbers.
+    Each argument lists the values to choose from, the simplest first; a value listed twice is drawn
+    twice as often. Options that exclude each other are never combined: padding "same" has no
+    stride, and a transposed convolution has zero padding given as numbers.
 
     Args:
         draw: supplied by hypothesis.
@@ -92,7 +100,8 @@ def convolutions(
         dtypes: of weights and inputs.
         padding_modes: as in torch.
         paddings: "none", "numbers" (one for all axes, or one per axis), "same", "valid".
-        channels: "one" (1 → 1), "dense" (one group), "grouped", "depthwise", "multiplier" (depthwise, several outputs each).
+        channels: "one" (1 → 1), "dense" (one group), "grouped", "depthwise", "multiplier"
+            (depthwise, several outputs each).
         bias: with or without.
         integers: whether the numbers are small integers; see the module.
 
@@ -117,11 +126,15 @@ def convolutions(
         options["padding"] = draw(_per_axis(d, 0, _MOST[d]))
     elif padding != "none":
         options["padding"] = padding
-    stride = draw(_per_axis(d, 1, _MOST[d]))  # always drawn: hypothesis regards fewer draws as simpler
+    stride = draw(
+        _per_axis(d, 1, _MOST[d])
+    )  # always drawn: hypothesis regards fewer draws as simpler
     if padding != "same":
         options["stride"] = stride
     if flip:
-        options["output_padding"] = draw(_output_paddings(per_axis(stride, d), per_axis(options["dilation"], d)))
+        options["output_padding"] = draw(
+            _output_paddings(per_axis(stride, d), per_axis(options["dilation"], d))
+        )
     d_in, d_out, options["groups"] = draw(_channels(channels))
     options["bias"] = draw(st.sampled_from(bias))
     kind = getattr(nn, f"ConvTranspose{d}d" if flip else f"Conv{d}d")
@@ -150,8 +163,9 @@ def inputs_for(
         conv: a torch convolution.
         integers: whether the numbers are small integers.
         batches: batch sizes to choose from; None stands for an unbatched input.
-        layouts: "contiguous", "channels_last", "strided" (every other number of a larger tensor), "reversed" (axes in the
-            opposite order in memory), "expanded" (the batch repeated with stride 0).
+        layouts: "contiguous", "channels_last", "strided" (every other number of a larger tensor),
+            "reversed" (axes in the opposite order in memory), "expanded" (the batch repeated with
+            stride 0).
         size: the spatial size; by default any that fits and gives few tokens.
         tokens: about how many positions the padded grid should have at most; by default ``TOKENS``.
 
@@ -164,7 +178,9 @@ def inputs_for(
         size = draw(sizes_for(conv, tokens))
     generator = torch.Generator().manual_seed(draw(_SEEDS))
     count = 1 if batch is None else batch
-    x = _laid_out(numbers((count, conv.in_channels, *size), conv.weight.dtype, integers, generator), layout)
+    x = _laid_out(
+        numbers((count, conv.in_channels, *size), conv.weight.dtype, integers, generator), layout
+    )
     if batch is None:
         return x[0]
     return x
@@ -190,15 +206,18 @@ def cases(
 
     Args:
         draw: supplied by hypothesis.
-        dims: numbers of spatial dimensions; this and all up to ``bias`` are as in :func:`convolutions`.
+        dims: numbers of spatial dimensions; this and all up to ``bias`` are as in
+            :func:`convolutions`.
         transposed: whether to draw nn.ConvTransposeNd.
         dtypes: of weights and inputs.
         padding_modes: as in torch.
         paddings: "none", "numbers", "same", "valid".
         channels: "one", "dense", "grouped", "depthwise", "multiplier".
         bias: with or without.
-        integers: whether all numbers are small integers, so that a correct layer is equal bit for bit.
-        batches: batch sizes to choose from; None stands for an unbatched input.  This and the rest are as in :func:`inputs_for`.
+        integers: whether all numbers are small integers, so that a correct layer is equal bit for
+            bit.
+        batches: batch sizes to choose from; None stands for an unbatched input.  This and the rest
+            are as in :func:`inputs_for`.
         layouts: of the input in memory.
         tokens: about how many positions the padded grid should have at most.
 
@@ -229,22 +248,30 @@ def cases(
 
 @st.composite
 def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> Vector:
-    """Spatial sizes that a convolution accepts, with about ``tokens`` positions on the padded grid at most."""
+    """Spatial sizes that a convolution accepts, with about ``tokens`` positions on the padded grid
+    at most.
+    """
     g, size = Geometry.read(conv), list(least_size(conv))
     lengths = [token_length(g, axis, n) for axis, n in enumerate(size)]
     room = (TOKENS[len(size)] if tokens is None else tokens) / prod(lengths)
     for i, least in enumerate(lengths):
-        share = 1.5 * max(1.0, room) ** (1 / (len(size) - i))  # more than an even share, so that long sides occur
-        size[i] = draw(st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // g.input_steps[i])))
+        share = 1.5 * max(1.0, room) ** (
+            1 / (len(size) - i)
+        )  # more than an even share, so that long sides occur
+        size[i] = draw(
+            st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // g.input_steps[i]))
+        )
         room *= least / token_length(g, i, size[i])
     return tuple(size)
 
 
 def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
-    """Whether torch's own convolution may crash the process or give wrong sums, on some processors and in some memory layouts.
+    """Whether torch's own convolution may crash the process or give wrong sums, on some processors
+    and in some memory layouts.
 
-    In torch 2.13 it may crash if along some axis (in float32: the last) all outputs read padded zeros alone, and in 16-bit
-    floats if a stride leaves a single output; in float32 its sums may then be wrong for one input channel.
+    In torch 2.13 it may crash if along some axis (in float32: the last) all outputs read padded
+    zeros alone, and in 16-bit floats if a stride leaves a single output; in float32 its sums may
+    then be wrong for one input channel.
 
     >>> conv = nn.Conv1d(1, 1, 1, stride=2, padding=1, dtype=torch.float16)  # the outputs read x[-1] and x[1]
     >>> crashes_torch(conv, (1,)), crashes_torch(conv, (2,))
@@ -255,7 +282,9 @@ def crashes_torch(conv: Any, size: Sequence[int]) -> bool:
 
 
 def least_size(conv: Any) -> Vector:
-    """The smallest spatial size, axis by axis, that a convolution accepts and for which torch's own is known to be right."""
+    """The smallest spatial size, axis by axis, that a convolution accepts and for which torch's own
+    is known to be right.
+    """
     g = Geometry.read(conv)
     size = []
     for axis, pads in enumerate(g.pads):
@@ -265,7 +294,9 @@ def least_size(conv: Any) -> Vector:
     return tuple(size)
 
 
-def numbers(shape: Sequence[int], dtype: torch.dtype, integers: bool, generator: torch.Generator) -> Tensor:
+def numbers(
+    shape: Sequence[int], dtype: torch.dtype, integers: bool, generator: torch.Generator
+) -> Tensor:
     """Seeded normal samples, or integers between −``LARGEST`` and ``LARGEST`` of the format."""
     if integers:
         largest = LARGEST[dtype]
@@ -273,7 +304,7 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, integers: bool, generator:
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
 
 
-# ---- parts -------------------------------------------------------------------------------------------------------------
+# ---- parts ---------------------------------------------------------------------------------------
 
 _SEEDS = st.integers(0, 2**16)
 
@@ -323,7 +354,9 @@ def _is_faulty(conv: Any, g: Geometry, axis: int, n: int) -> bool:
 
 @torch.no_grad()
 def _fill(conv: Any, integers: bool, seed: int) -> None:
-    """Fill in weight and bias; enough small integers become 0 that no output can reach ``EXACT_BELOW``."""
+    """Fill in weight and bias; enough small integers become 0 that no output can reach
+    ``EXACT_BELOW``.
+    """
     generator, dtype = torch.Generator().manual_seed(seed), conv.weight.dtype
     if conv.bias is not None:
         conv.bias.copy_(numbers(conv.bias.shape, dtype, integers, generator))

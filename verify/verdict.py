@@ -1,4 +1,6 @@
-"""``Verdict``: PROVED, CHECKED, REFUTED or UNDECIDED, with a sentence that explains it; and how such sentences are printed."""
+"""``Verdict``: PROVED, CHECKED, REFUTED or UNDECIDED, with a sentence that explains it; and how
+such sentences are printed.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +9,8 @@ from typing import Literal
 
 
 def as_html(value: object) -> str:
-    """For notebooks, as ``_repr_html_``: the first line of the text as a heading, the others "name: sentence" as a table.
+    """For notebooks, as ``_repr_html_``: the first line of the text as a heading, the others "name:
+    sentence" as a table.
 
     >>> as_html("PROVED: for all |x| < 1")
     '<b>PROVED: for all |x| &lt; 1</b>'
@@ -29,8 +32,8 @@ class Verdict:
     """A judgement and the sentence that explains it.
 
     Attributes:
-        name: PROVED (for all inputs), CHECKED (on samples, and the sentence says which), REFUTED (with the counterexample)
-            or UNDECIDED (with the step that failed).
+        name: PROVED (for all inputs), CHECKED (on samples, and the sentence says which), REFUTED
+            (with the counterexample) or UNDECIDED (with the step that failed).
         sentence: why.
 
     >>> verdict = Verdict("CHECKED", "240 outputs agree within rounding on noise")
@@ -57,15 +60,19 @@ class Verdict:
 
 
 def escaped(text: str) -> str:
-    r"""The text with unprintable characters escaped, because names of layers and files may contain any character.
+    r"""The text with unprintable characters escaped, because names of layers and files may contain
+    any character.
 
     >>> print(escaped("a\x1b[31m"))
     a\x1b[31m
     """
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
-# ---- numbers in sentences: a printed bound may be too large but never too small, a condition never too wide ----------
+# ---- numbers in sentences: a printed bound may be too large but never too small, a condition never too wide
 
 
 def from_above(bound: float, digits: int = 3) -> str:

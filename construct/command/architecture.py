@@ -1,4 +1,6 @@
-"""Builds the network of a state dict from the user's code: ``--arch pkg.module:factory`` or ``--model-file net.py:Net``."""
+"""Builds the network of a state dict from the user's code: ``--arch pkg.module:factory`` or
+``--model-file net.py:Net``.
+"""
 
 import importlib
 import importlib.util
@@ -60,10 +62,16 @@ def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
         if callable(factory) and not isinstance(factory, nn.Module):
             model = factory()
     except (Exception, SystemExit) as error:
-        failure = f"{printable(spec)}: {describe(error)}".replace("module 'construct_architecture'", "the file")
-        raise BadModelFile(failure, "name something that makes the network without arguments") from error
+        failure = f"{printable(spec)}: {describe(error)}".replace(
+            "module 'construct_architecture'", "the file"
+        )
+        raise BadModelFile(
+            failure, "name something that makes the network without arguments"
+        ) from error
     if not isinstance(model, nn.Module):
-        raise BadModelFile(f"{printable(spec)}: makes an object of class {type(model).__name__}, not an nn.Module")
+        raise BadModelFile(
+            f"{printable(spec)}: makes an object of class {type(model).__name__}, not an nn.Module"
+        )
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     if on_meta:
         return model

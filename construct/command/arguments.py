@@ -50,8 +50,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line, and fill in defaults that depend on other options.
 
     Returns:
-        The options; ``model`` and ``output`` are paths, ``input_size`` is a tuple or None, ``alpha`` a number or None for the
-        default; ``copy`` says whether a network with nothing to convert is written.
+        The options; ``model`` and ``output`` are paths, ``input_size`` is a tuple or None,
+        ``alpha`` a number or None for the default; ``copy`` says whether a network with nothing to
+        convert is written.
 
     Raises:
         BadModelFile: the options are wrong.
@@ -66,7 +67,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.padding = _one_padding(options.padding)
     for flag, value in (("--within", options.within), ("--input-bound", options.input_bound)):
         if options.no_certify and value is not None:
-            raise BadModelFile(f"{flag} is for certificates, and --no-certify makes none (give one of them)")
+            raise BadModelFile(
+                f"{flag} is for certificates, and --no-certify makes none (give one of them)"
+            )
     if options.input_size is not None:
         options.input_size = tuple(options.input_size)
     options.format = _format(options)
@@ -104,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_network(parser.add_argument_group("the network"))
     _add_geometry(
         parser.add_argument_group(
-            "a state dict alone", "convert its kernels without a network; these are taken for every kernel in it"
+            "a state dict alone",
+            "convert its kernels without a network; these are taken for every kernel in it",
         )
     )
     _add_attention(parser.add_argument_group("the attention"))
@@ -137,30 +141,72 @@ def _add_network(group: Any) -> None:
         "is imported, and code of these classes may run; repeatable",
     )
     add("--key", metavar="KEY", help="the model of a checkpoint that holds several, as params_ema")
-    add("--trust", action="store_true", help="load a full pickle or .pt2 with whatever code it holds: it is RUN")
+    add(
+        "--trust",
+        action="store_true",
+        help="load a full pickle or .pt2 with whatever code it holds: it is RUN",
+    )
 
 
 def _add_geometry(group: Any) -> None:
     """Add the options of a geometry, which a state dict does not hold."""
     add = group.add_argument
-    add("--stride", type=_positive, nargs="+", metavar="N", help="required: no stride is ever assumed")
-    add("--padding", type=_padding, nargs="+", metavar="N", help="numbers, or same, or valid (default: 0)")
-    add("--dilation", type=_positive, nargs="+", metavar="N", help="distance of the taps (default: 1)")
+    add(
+        "--stride",
+        type=_positive,
+        nargs="+",
+        metavar="N",
+        help="required: no stride is ever assumed",
+    )
+    add(
+        "--padding",
+        type=_padding,
+        nargs="+",
+        metavar="N",
+        help="numbers, or same, or valid (default: 0)",
+    )
+    add(
+        "--dilation",
+        type=_positive,
+        nargs="+",
+        metavar="N",
+        help="distance of the taps (default: 1)",
+    )
     add("--groups", type=_positive, metavar="N", help="blocks of channels (default: 1)")
-    add("--padding-mode", choices=PADDING_MODES, help="what stands beyond the border (default: zeros)")
+    add(
+        "--padding-mode",
+        choices=PADDING_MODES,
+        help="what stands beyond the border (default: zeros)",
+    )
 
 
 def _add_attention(group: Any) -> None:
     sharpness = group.add_mutually_exclusive_group()
     sharpness.add_argument(
-        "--alpha", type=_alpha, metavar="auto|FLOAT", help="the sharpness of every head (default: auto)"
+        "--alpha",
+        type=_alpha,
+        metavar="auto|FLOAT",
+        help="the sharpness of every head (default: auto)",
     )
     sharpness.add_argument(
-        "--tolerance", type=_tolerance, metavar="T", help="the largest attention leaked per head; sets the sharpness"
+        "--tolerance",
+        type=_tolerance,
+        metavar="T",
+        help="the largest attention leaked per head; sets the sharpness",
     )
     add = group.add_argument
-    add("--encoding", choices=["quadratic", "parabola"], default="quadratic", help="of positions (default: quadratic)")
-    add("--execution", choices=EXECUTION_NAMES, default="auto", help="how attention is evaluated (default: auto)")
+    add(
+        "--encoding",
+        choices=["quadratic", "parabola"],
+        default="quadratic",
+        help="of positions (default: quadratic)",
+    )
+    add(
+        "--execution",
+        choices=EXECUTION_NAMES,
+        default="auto",
+        help="how attention is evaluated (default: auto)",
+    )
 
 
 def _add_proof(group: Any) -> None:
@@ -180,7 +226,13 @@ def _add_proof(group: Any) -> None:
         type=_path,
         help="instead: an input that torch.save wrote: a tensor, a tuple of arguments, or a dict of keyword arguments",
     )
-    add("--samples", type=_positive, default=2, metavar="N", help="how many inputs to check on (default: 2)")
+    add(
+        "--samples",
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="how many inputs to check on (default: 2)",
+    )
     add("--seed", type=_seed, default=0, metavar="S", help="seed of the inputs (default: 0)")
     add(
         "--input-bound",
@@ -209,7 +261,13 @@ def _add_proof(group: Any) -> None:
 
 def _add_output(group: Any) -> None:
     add = group.add_argument
-    add("-o", "--output", metavar="OUT", type=_path, help="where to write (default: MODEL with .mhsa.pt, beside it)")
+    add(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=_path,
+        help="where to write (default: MODEL with .mhsa.pt, beside it)",
+    )
     add(
         "--format",
         choices=FORMATS,
@@ -217,8 +275,17 @@ def _add_output(group: Any) -> None:
         "without this project (default: as OUT ends, else pt)",
     )
     add("--force", action="store_true", help="replace a foreign file at OUT")
-    add("--report", metavar="PAGE.html", type=_path, help="also write a page that shows where every head looks")
-    add("--explain", action="store_true", help="print the steps and the assumptions of every certificate")
+    add(
+        "--report",
+        metavar="PAGE.html",
+        type=_path,
+        help="also write a page that shows where every head looks",
+    )
+    add(
+        "--explain",
+        action="store_true",
+        help="print the steps and the assumptions of every certificate",
+    )
     add("--json", action="store_true", help="print one JSON document instead of the table")
     add("--debug", action="store_true", help="show where an error comes from")
     add("--version", action="version", version=VERSION, help="print the version")
@@ -233,7 +300,9 @@ def _beside(model: Path, ending: str) -> Path:
 
 
 def certificate_beside(output: Path, form: str) -> Path:
-    """``model.mhsa.pt`` → ``model.mhsa.json``; ``model.mhsa.onnx`` → ``model.mhsa.onnx.json``, so that no two formats share it."""
+    """``model.mhsa.pt`` → ``model.mhsa.json``; ``model.mhsa.onnx`` → ``model.mhsa.onnx.json``, so
+    that no two formats share it.
+    """
     if form == "pt":
         return output.with_suffix(".json")
     return output.with_name(f"{output.name}.json")
@@ -251,7 +320,9 @@ def _format(options: argparse.Namespace) -> str:
         ending = None
     chosen = options.format or ending or "pt"
     if ending not in (None, chosen):
-        raise BadModelFile(f"{name}: its name ends in .{ending}, but --format is {chosen} (make them agree)")
+        raise BadModelFile(
+            f"{name}: its name ends in .{ending}, but --format is {chosen} (make them agree)"
+        )
     if chosen in ("pt2", "onnx") and not (options.input_size or options.example_inputs):
         what = f"{name}: a program takes the size of an input, or an example"
         raise BadModelFile(what, option="give --input-size C S1 ... Sd, or --example-inputs FILE")

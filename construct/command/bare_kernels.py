@@ -22,11 +22,16 @@ DEFAULTS: Mapping[str, Any] = {
 
 def geometry_flags(options: Namespace) -> list[str]:
     """The geometry options that the user gave, as typed."""
-    return [f"--{flag.replace('_', '-')}" for flag in DEFAULTS if getattr(options, flag) is not None]
+    return [
+        f"--{flag.replace('_', '-')}" for flag in DEFAULTS if getattr(options, flag) is not None
+    ]
 
 
-def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
-    """Bare modules with a convolution for every kernel of a state dict, and notes on what was assumed.
+def from_kernels(
+    state: Mapping[str, Tensor], options: Namespace
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Bare modules with a convolution for every kernel of a state dict, and notes on what was
+    assumed.
 
     Raises:
         BadModelFile: no kernel, no ``--stride``, or a geometry that does not fit a kernel.
@@ -39,9 +44,12 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Mo
         if key.rpartition(".")[2] == "weight" and 3 <= weight.dim() <= 5
     }
     if not kernels:
-        raise BadModelFile("0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch")
+        raise BadModelFile(
+            "0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch"
+        )
     convolutions = {
-        path: _conv(weight, state.get(f"{path}.bias".lstrip(".")), geometry, path) for path, weight in kernels.items()
+        path: _conv(weight, state.get(f"{path}.bias".lstrip(".")), geometry, path)
+        for path, weight in kernels.items()
     }
     try:
         root = as_network(convolutions)
@@ -60,7 +68,10 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace) -> tuple[nn.Mo
 def _check_options(options: Namespace) -> None:
     """Check that the geometry options go together."""
     if options.stride is None:
-        raise BadModelFile(f"{', '.join(geometry_flags(options))} without --stride", "a state dict does not hold it")
+        raise BadModelFile(
+            f"{', '.join(geometry_flags(options))} without --stride",
+            "a state dict does not hold it",
+        )
     if options.input_size or options.example_inputs:
         what = "kernels alone cannot be run"
         raise BadModelFile(what, "leave out --input-size and --example-inputs")
@@ -81,10 +92,19 @@ def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path
     d_out, d_in, *kernel_size = weight.shape
     kind = BASES[len(kernel_size) - 1]
     try:
-        conv: Any = kind(d_in * settings["groups"], d_out, tuple(kernel_size), bias=False, device="meta", **settings)  # type: ignore[arg-type]
+        conv: Any = kind(
+            d_in * settings["groups"],
+            d_out,
+            tuple(kernel_size),
+            bias=False,
+            device="meta",
+            **settings,
+        )  # type: ignore[arg-type]
         conv.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
         if bias is not None:
             conv.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())
     except (ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise BadModelFile(f"{printable(path) or 'its kernel'}: {one_line(error)}", "give --arch") from error
+        raise BadModelFile(
+            f"{printable(path) or 'its kernel'}: {one_line(error)}", "give --arch"
+        ) from error
     return conv

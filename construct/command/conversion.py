@@ -1,4 +1,6 @@
-"""Converts one file: read, convert, check, certify, write; from options that hold and destinations that are free."""
+"""Converts one file: read, convert, check, certify, write; from options that hold and destinations
+that are free.
+"""
 
 from argparse import Namespace
 from dataclasses import dataclass
@@ -34,7 +36,8 @@ class Conversion:
         pairs: path → the convolution in ``model``, and its attention layer in ``converted``.
         notes: what was assumed or ignored in reading.
         remarks: (path, remark) on the conversion.
-        unchecked: (path, remark) on why the output will not be rechecked; they are among the remarks.
+        unchecked: (path, remark) on why the output will not be rechecked; they are among the
+            remarks.
     """
 
     source: ModelFile
@@ -52,7 +55,9 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
     with isolated(), phases() as progress:
         require_template(options)
         conversion = _conversion(options, progress)
-        layers, network = check_conversion(conversion.model, conversion.converted, conversion.pairs, options, progress)
+        layers, network = check_conversion(
+            conversion.model, conversion.converted, conversion.pairs, options, progress
+        )
         if options.within is None:
             layers = with_meaning(layers)
         good, writable = judged(layers, network, conversion.survey.refused, options)
@@ -140,7 +145,9 @@ def _write(
     converted = conversion.converted
     # Bare kernels are written as modules: a state dict would lose their geometry again.
     own_code = options.arch or options.model_file
-    whole = bool(geometry_flags(options)) or (isinstance(source.content, nn.Module) and not own_code)
+    whole = bool(geometry_flags(options)) or (
+        isinstance(source.content, nn.Module) and not own_code
+    )
     prepared = prepare(converted, whole, options)
     certificates = None
     if layers and not options.no_certify:
@@ -151,18 +158,26 @@ def _write(
             if row.certificate is not None
             for name in paths_of(model, row.path, row.conv)
         ]
-    notes = write_outputs(prepared, (model, converted), output, source, document, certificates, network)
+    notes = write_outputs(
+        prepared, (model, converted), output, source, document, certificates, network
+    )
     notes = (*prepared.notes, *notes)
     if isinstance(prepared.content, nn.Module) and (names := unlisted_names_in(output)):
-        notes += (f"the output still names {printable(', '.join(names))}: --allow that to read it back",)
+        notes += (
+            f"the output still names {printable(', '.join(names))}: --allow that to read it back",
+        )
     return notes
 
 
-def _notes_without_layers(layers: tuple[LayerRow, ...], written: bool, options: Namespace) -> list[str]:
+def _notes_without_layers(
+    layers: tuple[LayerRow, ...], written: bool, options: Namespace
+) -> list[str]:
     """Notes on a network in which nothing was converted."""
     notes = list[str]()
     if not layers and written:
-        notes.append("no convolution is left to convert: the network is written as it is, without a certificate")
+        notes.append(
+            "no convolution is left to convert: the network is written as it is, without a certificate"
+        )
     if not layers and options.report is not None:
         notes.append("there is no layer to show, so no report was written")
     return notes

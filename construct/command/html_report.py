@@ -34,7 +34,8 @@ def require_template(options: Namespace) -> None:
 
 
 def write_page(report: Report, model: nn.Module, unchecked: Sequence[tuple[str, str]]) -> None:
-    """Write the page on a network's conversion atomically; ``unchecked`` has (path, why) for what cannot be rechecked.
+    """Write the page on a network's conversion atomically; ``unchecked`` has (path, why) for what
+    cannot be rechecked.
 
     Raises:
         BadModelFile: it cannot be written.
@@ -78,7 +79,9 @@ def write_page(report: Report, model: nn.Module, unchecked: Sequence[tuple[str, 
         write(page(layers, facts), options.report)
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{printable(options.report)}: cannot be written: {what} (nothing was changed)") from error
+        raise BadModelFile(
+            f"{printable(options.report)}: cannot be written: {what} (nothing was changed)"
+        ) from error
 
 
 def _notes(report: Report) -> Iterator[str]:
@@ -108,7 +111,9 @@ def _recheck(report: Report) -> str | None:
 
 
 def _as_argument(path: Path) -> str:
-    """The path as an argument that no program mistakes for an option; relative if inside the current folder."""
+    """The path as an argument that no program mistakes for an option; relative if inside the
+    current folder.
+    """
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     text = str(path)

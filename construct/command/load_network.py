@@ -1,4 +1,6 @@
-"""The network of the command line: read from a file, built if the file has none, its convolutions listed and converted."""
+"""The network of the command line: read from a file, built if the file has none, its convolutions
+listed and converted.
+"""
 
 from argparse import Namespace
 
@@ -22,19 +24,27 @@ MOST_HEADS = 10_000
 
 
 def source_of(options: Namespace) -> ModelFile:
-    """The file of the command line; where the user's code makes the network, only its tensors are read."""
+    """The file of the command line; where the user's code makes the network, only its tensors are
+    read.
+    """
     inert = bool(options.arch or options.model_file)
-    return read(options.model, allow=options.allow, trust=options.trust, inert=inert, key=options.key)
+    return read(
+        options.model, allow=options.allow, trust=options.trust, inert=inert, key=options.key
+    )
 
 
 def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
-    """The network of a file, built with the user's architecture or geometry if the file has none; and notes on what was assumed."""
+    """The network of a file, built with the user's architecture or geometry if the file has none;
+    and notes on what was assumed.
+    """
     content = source.content
     spec = options.arch or options.model_file
     flags = geometry_flags(options)
     with naming(source.path):
         if flags and (spec or isinstance(content, nn.Module)):
-            raise BadModelFile(f"{', '.join(flags)} is only for a state dict without a network", "leave it out")
+            raise BadModelFile(
+                f"{', '.join(flags)} is only for a state dict without a network", "leave it out"
+            )
         if spec and isinstance(content, nn.Module) and not source.foreign:
             what = "holds a whole module, which needs no architecture"
             raise BadModelFile(what, f"leave out {printable(spec)}")
@@ -58,7 +68,9 @@ def _without_architecture(state: dict[str, Tensor]) -> BadModelFile:
     what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
     earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in state)
     if earlier:
-        return BadModelFile(f"{what} (it holds {counted(earlier, 'attention layer')} of an earlier conversion)")
+        return BadModelFile(
+            f"{what} (it holds {counted(earlier, 'attention layer')} of an earlier conversion)"
+        )
     return BadModelFile(f"{what}, or --stride and --padding to convert its kernels alone")
 
 

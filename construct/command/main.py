@@ -1,6 +1,8 @@
-"""The main function of ``python -m construct.from_conv``: options and destinations, then the conversion, then what is printed.
+"""The main function of ``python -m construct.from_conv``: options and destinations, then the
+conversion, then what is printed.
 
-It imports no torch at first, which takes seconds: what is wrong with the options or the files is said before.
+It imports no torch at first, which takes seconds: what is wrong with the options or the files is
+said before.
 """
 
 import contextlib
@@ -30,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on these arguments, by default those of the process.
 
     Returns:
-        The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer UNDECIDED, a network that makes
-        other calls or, without ``--partial``, an unconverted convolution; 2 bad input; 130 interrupted.
+        The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer
+        UNDECIDED, a network that makes other calls or, without ``--partial``, an unconverted
+        convolution; 2 bad input; 130 interrupted.
     """
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
@@ -82,7 +85,9 @@ def _run(argv: Sequence[str] | None, stdout: TextIO) -> int:
 
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn every other error in the block into a BadModelFile whose message begins with the name of the model."""
+    """Turn every other error in the block into a BadModelFile whose message begins with the name of
+    the model.
+    """
     try:
         yield
     except (BadModelFile, KeyboardInterrupt, SystemExit):
@@ -97,12 +102,18 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def _destinations(options: Namespace) -> tuple[Path, Path]:
-    """The paths of the output and its certificate, after checking that the inputs are files, and that nothing foreign is replaced.
+    """The paths of the output and its certificate, after checking that the inputs are files, and
+    that nothing foreign is replaced.
 
-    An output is ours if the certificate beside it names its digest; a certificate or a page, if it is as it was written.
+    An output is ours if the certificate beside it names its digest; a certificate or a page, if it
+    is as it was written.
     """
     architecture = options.model_file and options.model_file.rpartition(":")[0]
-    inputs = [Path(name) for name in (options.model, options.example_inputs, architecture) if name is not None]
+    inputs = [
+        Path(name)
+        for name in (options.model, options.example_inputs, architecture)
+        if name is not None
+    ]
     for path in inputs:
         regular_file(path)
     output = options.output
@@ -111,17 +122,24 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
     check_destination(output, inputs, options.force, partial(names_file, document), unnamed)
     if not options.no_certify:
         if document == output:
-            raise BadModelFile(f"{printable(output)}: is where the certificate goes (give another name with -o)")
-        check_destination(document, inputs, options.force, is_document, "it is not a certificate, or was changed")
+            raise BadModelFile(
+                f"{printable(output)}: is where the certificate goes (give another name with -o)"
+            )
+        check_destination(
+            document, inputs, options.force, is_document, "it is not a certificate, or was changed"
+        )
     if options.report is not None:
-        # The page may not take the certificate's name even without a certificate: the next run may write one.
+        # The page may not take the certificate's name even without a certificate: the next run may
+        # write one.
         reason = "it is not the page of a report, or was changed"
         taken = (output, document)
         check_destination(options.report, inputs, options.force, is_page, reason, "--report", taken)
     return output, document
 
 
-def _print(report: "Report", print_report: Callable[["Report", TextIO], None], stdout: TextIO | None) -> None:
+def _print(
+    report: "Report", print_report: Callable[["Report", TextIO], None], stdout: TextIO | None
+) -> None:
     """Print the report; a closed pipe (``| head``) or stdout (``>&-``) is no error.
 
     Raises:
@@ -138,7 +156,9 @@ def _print(report: "Report", print_report: Callable[["Report", TextIO], None], s
         written = "nothing else was written"
         if report.output is not None:
             written = f"{printable(report.output)} is written"
-        raise BadModelFile(f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})") from error
+        raise BadModelFile(
+            f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})"
+        ) from error
 
 
 def _discard(stream: TextIO) -> None:

@@ -53,7 +53,8 @@ class Prepared(NamedTuple):
 def prepare(converted: nn.Module, whole: bool, options: Namespace) -> Prepared:
     """The output in the chosen format; with ``whole``, a .pt file holds the whole module.
 
-    It is made from a copy of the network, whose ``state_dict`` may be the user's and change numbers.
+    It is made from a copy of the network, whose ``state_dict`` may be the user's and change
+    numbers.
 
     Raises:
         BadModelFile: the format does not support the network.
@@ -82,29 +83,45 @@ def prepare(converted: nn.Module, whole: bool, options: Namespace) -> Prepared:
 
 
 def check_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Module) -> None:
-    """Compare tensors that are about to be written with the certified layers, and all others with the network that was read.
+    """Compare tensors that are about to be written with the certified layers, and all others with
+    the network that was read.
 
     Raises:
         OtherBits: one has other bits, or one of a layer is missing.
     """
-    expected = {name: tensor for name, tensor in tensors_of(model) if name in written and not is_lazy(tensor)}
+    expected = {
+        name: tensor
+        for name, tensor in tensors_of(model)
+        if name in written and not is_lazy(tensor)
+    }
     for path, layer in attention_in(converted).items():
         # An earlier layer may be parametrized, and then registers other tensors.
-        expected |= {f"{path}.{name}".lstrip("."): tensor for name, tensor in tensors_of(layer) if name in NAMES}
+        expected |= {
+            f"{path}.{name}".lstrip("."): tensor
+            for name, tensor in tensors_of(layer)
+            if name in NAMES
+        }
     for name, tensor in expected.items():
         value = written.get(name)
         if not (isinstance(value, Tensor) and same_bits(tensor, value)):
             what = "its state_dict or its pickling changes numbers"
-            raise OtherBits(f"as saved {printable(name)} has other bits than it was certified with ({what})")
+            raise OtherBits(
+                f"as saved {printable(name)} has other bits than it was certified with ({what})"
+            )
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Every registered tensor, under all of its names."""
-    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
 
 
 def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list[tuple[str, str]]:
-    """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only tensors and torch's classes."""
+    """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only
+    tensors and torch's classes.
+    """
     remarks = list[tuple[str, str]]()
     if options.no_certify:
         return remarks
@@ -133,29 +150,40 @@ def write_outputs(
     certificates: list[Any] | None,
     network: NetworkRow | None,
 ) -> tuple[str, ...]:
-    """Write network and certificate to temporary files, then rename both, so that no network has another's certificate.
+    """Write network and certificate to temporary files, then rename both, so that no network has
+    another's certificate.
 
-    ``networks`` are the one that was read and its conversion, whose numbers are to be written.  ``certificates`` are (path,
-    certificate) of the layers; None writes none, and deletes that of an earlier run.  Returns notes.
+    ``networks`` are the one that was read and its conversion, whose numbers are to be written.
+    ``certificates`` are (path, certificate) of the layers; None writes none, and deletes that of an
+    earlier run.  Returns notes.
 
     Raises:
         OtherBits: other numbers would be written; nothing was changed.
         BadModelFile: they cannot be written; the message says what was changed, if anything.
     """
-    earlier = certificates is None and document != output and document.is_file() and is_document(document)
+    earlier = (
+        certificates is None and document != output and document.is_file() and is_document(document)
+    )
     writing = output
     changed = "nothing was changed"
     try:
         with staged(output, prepared.content, source.allowed) as written:
             tensors = prepared.tensors
             if tensors is None:  # safe: made just now of what this process holds
-                tensors = dict(tensors_of(torch.load(written, map_location="cpu", weights_only=False)))
+                tensors = dict(
+                    tensors_of(torch.load(written, map_location="cpu", weights_only=False))
+                )
             check_bits(tensors, *networks)
             if certificates is not None:
                 writing = document
                 figures = network and network_dict(network)
                 record = certificate_document(
-                    certificates, source.path, written, figures, mhsa_name=output.name, conv_sha256=source.sha256
+                    certificates,
+                    source.path,
+                    written,
+                    figures,
+                    mhsa_name=output.name,
+                    conv_sha256=source.sha256,
                 )
                 with staged(document, record):
                     writing = output
@@ -167,7 +195,9 @@ def write_outputs(
                 changed = f"{printable(document)} is deleted"
     except OSError as error:
         what = one_line(error.strerror or error)
-        raise BadModelFile(f"{printable(writing)}: cannot be written: {what} ({changed})") from error
+        raise BadModelFile(
+            f"{printable(writing)}: cannot be written: {what} ({changed})"
+        ) from error
     if earlier:
         return (f"{printable(document)} was deleted: the certificate of an earlier run",)
     return ()

@@ -61,7 +61,9 @@ class LayerRow:
 
     @property
     def share(self) -> float | None:
-        """The bound over the largest |output| in the check, where a difference is claimed; None for the same function."""
+        """The bound over the largest |output| in the check, where a difference is claimed; None for
+        the same function.
+        """
         if self.certificate is None or self.certificate.within is None:
             return None
         bound = float(self.certificate.bound.max(initial=0.0))
@@ -79,7 +81,8 @@ class NetworkRow:
         inputs: their description.
         calls: comparison of the calls of both networks.
         accuracy: the accuracy of their outputs; None if these differ in size.
-        same_expression: whether every executed convolution is a layer PROVED the same function and all else agrees.
+        same_expression: whether every executed convolution is a layer PROVED the same function and
+            all else agrees.
     """
 
     input_size: tuple[int, ...] | None
@@ -90,7 +93,9 @@ class NetworkRow:
 
     @property
     def good(self) -> bool:
-        """Whether the networks make the same calls, and their outputs do not differ by more than rounding explains."""
+        """Whether the networks make the same calls, and their outputs do not differ by more than
+        rounding explains.
+        """
         refuted = self.accuracy is None or self.accuracy.verdict.name == "REFUTED"
         return self.calls.difference is None and not refuted
 
@@ -107,7 +112,8 @@ class Report:
         earlier: how many attention layers the input already had.
         notes: what was assumed or ignored in reading.
         hindrance: why what was ready to be written was not; else empty.
-        output: ``output``, ``document`` (the certificate) and ``page`` (the report) are the files that were written.
+        output: ``output``, ``document`` (the certificate) and ``page`` (the report) are the files
+            that were written.
     """
 
     options: Namespace
@@ -126,7 +132,10 @@ class Report:
 
 
 def judged(
-    layers: Sequence[LayerRow], network: NetworkRow | None, refused: Sequence[Refusal], options: Namespace
+    layers: Sequence[LayerRow],
+    network: NetworkRow | None,
+    refused: Sequence[Refusal],
+    options: Namespace,
 ) -> tuple[bool, bool]:
     """Whether a conversion is good (the exit code is 0), and whether it may be written."""
     left = bool(refused)
@@ -145,7 +154,10 @@ MOST_SHARE = 0.01
 
 def with_meaning(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     """The rows, UNDECIDED where a bound that nobody has asked for is so large that it says little."""
-    most = max((float(row.certificate.bound.max(initial=0.0)) for row in rows if row.certificate), default=0.0)
+    most = max(
+        (float(row.certificate.bound.max(initial=0.0)) for row in rows if row.certificate),
+        default=0.0,
+    )
     judged = []
     for row in rows:
         share = row.share or 0.0
@@ -153,7 +165,9 @@ def with_meaning(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
             what = f"the bound is {percent(share)} of its largest output, {row.check.largest_output:.2g}"
             accept = f"--within {from_above(most, digits=2)} accepts it; sharper heads lower it"
             verdict = Verdict("UNDECIDED", f"{what}, more than {percent(MOST_SHARE)} ({accept})")
-            row = replace(row, verdict=verdict, certificate=replace(row.certificate, verdict=verdict))
+            row = replace(
+                row, verdict=verdict, certificate=replace(row.certificate, verdict=verdict)
+            )
         judged.append(row)
     return tuple(judged)
 
@@ -182,7 +196,9 @@ def convolution_text(g: ConvGeometry) -> str:
 
 
 def _unusual(letter: str, values: tuple[int, ...], usual: int) -> str:
-    """A hyperparameter along each axis, in one number if it is the same along all; empty if it is the usual one."""
+    """A hyperparameter along each axis, in one number if it is the same along all; empty if it is
+    the usual one.
+    """
     different = {*values}
     if different == {usual}:
         return ""
@@ -200,7 +216,9 @@ def counted(number: int, noun: str) -> str:
 
 def checked_layers(report: Report) -> int:
     """How many layers are CHECKED on samples; a layer that the network did not call does not count."""
-    return sum(row.check.verdict.name == "CHECKED" and row.exercised is not False for row in report.layers)
+    return sum(
+        row.check.verdict.name == "CHECKED" and row.exercised is not False for row in report.layers
+    )
 
 
 def print_json(report: Report, out: TextIO) -> None:
@@ -212,7 +230,9 @@ def print_json(report: Report, out: TextIO) -> None:
         "layers": [_layer_dict(row) for row in report.layers],
         "network": network and network_dict(network),
         "already_converted": report.earlier,
-        "left_unconverted": [{"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused],
+        "left_unconverted": [
+            {"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused
+        ],
         "remarks": [{"path": path, "remark": remark} for path, remark in report.remarks],
         "checked": checked_layers(report),
         "samples": report.options.samples,

@@ -26,12 +26,15 @@ from verify.samples.sampling import LayerCheck, comparing, evaluating
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
-    """The inputs of a network, one per call, and their description; None if the command line gives none.
+    """The inputs of a network, one per call, and their description; None if the command line gives
+    none.
 
     They are read from a file, or normal, seeded, in the dtype of the network.
     """
     if options.example_inputs is not None:
-        return [read_inputs(options.example_inputs)], f"the example inputs in {printable(options.example_inputs)}"
+        return [
+            read_inputs(options.example_inputs)
+        ], f"the example inputs in {printable(options.example_inputs)}"
     if options.input_size is None:
         return None
     what = f"{options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
@@ -39,8 +42,13 @@ def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | 
     generator = torch.Generator().manual_seed(options.seed)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     # All inputs in float32, and for one at a time a copy and, for the bound, two in float64.
-    require((4 * options.samples + 20) * prod(shape), torch.device("cpu"), f"a run on {what}", who="")
-    x = [torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype) for _ in range(options.samples)]
+    require(
+        (4 * options.samples + 20) * prod(shape), torch.device("cpu"), f"a run on {what}", who=""
+    )
+    x = [
+        torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+        for _ in range(options.samples)
+    ]
     return x, what
 
 
@@ -50,7 +58,9 @@ PER_OUTPUT = 64
 
 @contextlib.contextmanager
 def refusing_large_outputs(pairs: Pairs) -> Iterator[None]:
-    """Within the block, check before each convolution runs that its outputs can be compared in memory."""
+    """Within the block, check before each convolution runs that its outputs can be compared in
+    memory.
+    """
 
     def check_memory(path: str, layer: MHSA, conv: nn.Module, args: Any, kwargs: Any) -> None:
         x, *_ = (*args, kwargs.get("input"))
@@ -61,17 +71,26 @@ def refusing_large_outputs(pairs: Pairs) -> Iterator[None]:
         batch = prod(x.shape[: -dims - 1])  # 1 for an unbatched input
         outputs = batch * layer.out_channels * prod(max(0, n) for n in size)
         shape = "x".join(map(str, (layer.out_channels, *size)))
-        require(PER_OUTPUT * outputs, x.device, f"comparing an output of {shape}", f"{path or 'the layer'}: ")
+        require(
+            PER_OUTPUT * outputs,
+            x.device,
+            f"comparing an output of {shape}",
+            f"{path or 'the layer'}: ",
+        )
 
     with contextlib.ExitStack() as handles:
         for path, (conv, layer) in pairs.items():
             hook = partial(check_memory, printable(path), layer)
-            handles.callback(conv.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
+            handles.callback(
+                conv.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove
+            )
         yield
 
 
 def stand_in(layer: MHSA, conv: nn.Module) -> nn.Module:
-    """A copy of an attention layer that computes its convolution; that is not among its modules, as a network may count these."""
+    """A copy of an attention layer that computes its convolution; that is not among its modules, as
+    a network may count these.
+    """
     copied = deep_copy(layer)
     vars(copied)["forward"] = deep_copy(conv).eval().__call__
     return copied
@@ -84,7 +103,8 @@ class Runs(NamedTuple):
         checks: path → check of a layer.
         calls: the comparison of the original with the converted network.
         original: runs of the original, one on each input.
-        converted: runs of the conversion; none if it does not run, where ``calls`` has another difference already.
+        converted: runs of the conversion; none if it does not run, where ``calls`` has another
+            difference already.
         reference: runs of the original in float64; None if that does not run.
         no_float64: why it does not run in float64.
         inputs: description of the inputs.
@@ -108,10 +128,12 @@ def run_both(
     options: Namespace,
     progress: Phases,
 ) -> Runs:
-    """Run the original, its conversion, with stand-ins and as it is, and the original in float64, all on the same inputs.
+    """Run the original, its conversion, with stand-ins and as it is, and the original in float64,
+    all on the same inputs.
 
-    Copies of the networks run, each from the initial state, so that no run changes what is certified or written.
-    ``pairs`` has path → (convolution in ``model``, attention layer in ``converted``); ``inputs`` are one per call.
+    Copies of the networks run, each from the initial state, so that no run changes what is
+    certified or written. ``pairs`` has path → (convolution in ``model``, attention layer in
+    ``converted``); ``inputs`` are one per call.
 
     Raises:
         BadModelFile: a network does not run.
@@ -130,7 +152,9 @@ def run_both(
         standing_in = list[Run]()
         failure = ""
         try:
-            copied = substitute(converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()})
+            copied = substitute(
+                converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()}
+            )
             standing_in = runner.converted(copied)
             copied = substitute(converted, {})
             conversion = runner.converted(copied)
@@ -139,7 +163,9 @@ def run_both(
             if not changed:
                 raise
             failure = f"; converted, it does not run: {describe(error.__cause__ or error)}"
-        calls = compare_calls(original, standing_in, conversion, lambda: runner.original(substitute(model, {})))
+        calls = compare_calls(
+            original, standing_in, conversion, lambda: runner.original(substitute(model, {}))
+        )
         if changed:
             what = f"its run changes {printable(changed)}, a parameter of its own (without --input-size, layers are checked alone)"
             calls = replace(calls, difference=what + failure)
@@ -150,7 +176,9 @@ def run_both(
 
 @dataclass(frozen=True)
 class _Runner:
-    """Runs networks in eval mode on the same inputs; they differ in what is told of a network that does not run."""
+    """Runs networks in eval mode on the same inputs; they differ in what is told of a network that
+    does not run.
+    """
 
     pairs: Pairs
     inputs: list[Any]
@@ -165,7 +193,9 @@ class _Runner:
     def checked(
         self, network: nn.Module, description: str, progress: Phases
     ) -> tuple[list[Run], dict[str, LayerCheck]]:
-        """Run a copy of the original network, and compare each of its convolutions with its attention layer."""
+        """Run a copy of the original network, and compare each of its convolutions with its
+        attention layer.
+        """
         where = f"the network's activations on {description}"
         if self.options.input_size:
             where += f" (seed {self.options.seed})"
@@ -193,11 +223,16 @@ class _Runner:
         try:
             return self._run(_float64_copy(network), in_float64(self.inputs)), ""
         except (Exception, SystemExit) as error:
-            return None, f"the network does not run in float64: {out_of_memory_error(error) or describe(error)}"
+            return (
+                None,
+                f"the network does not run in float64: {out_of_memory_error(error) or describe(error)}",
+            )
 
     @contextlib.contextmanager
     def _explained(self, is_converted: bool = False) -> Iterator[None]:
-        """Explain why a network does not run; it may raise anything on an input that it does not accept."""
+        """Explain why a network does not run; it may raise anything on an input that it does not
+        accept.
+        """
         try:
             yield
         except MemoryError:
@@ -208,16 +243,30 @@ class _Runner:
 
 
 def changed_parameter(before: nn.Module, after: nn.Module, layers: Iterable[str]) -> str:
-    """The path of the first parameter, or buffer of one of the ``layers``, that has other bits after a run; empty if none has."""
+    """The path of the first parameter, or buffer of one of the ``layers``, that has other bits
+    after a run; empty if none has.
+    """
 
     def tensors(network: nn.Module) -> dict[str, Tensor]:
         modules = dict(every_module(network))
         named = [(path, module.named_parameters(recurse=False)) for path, module in modules.items()]
         named += [(path, modules[path].named_buffers()) for path in layers if path in modules]
-        return {f"{path}.{name}".lstrip("."): t for path, own in named for name, t in own if not is_lazy(t)}
+        return {
+            f"{path}.{name}".lstrip("."): t
+            for path, own in named
+            for name, t in own
+            if not is_lazy(t)
+        }
 
     now = tensors(after)
-    return next((name for name, t in tensors(before).items() if name not in now or not same_bits(t, now[name])), "")
+    return next(
+        (
+            name
+            for name, t in tensors(before).items()
+            if name not in now or not same_bits(t, now[name])
+        ),
+        "",
+    )
 
 
 def _float64_copy(model: nn.Module) -> nn.Module:
@@ -236,7 +285,9 @@ def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) 
     name = printable(options.model)
     if is_converted:
         what = f"{name}: converted, the network does not run any more: {describe(error)}"
-        return BadModelFile(what, "its forward may use more of a convolution than a call of it: change that")
+        return BadModelFile(
+            what, "its forward may use more of a convolution than a call of it: change that"
+        )
     what = "the example inputs"
     hint = "a tensor, a tuple of arguments, or a dict of keyword arguments"
     if options.example_inputs is None:
@@ -244,4 +295,6 @@ def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) 
         hint = "another --input-size, or --example-inputs"
         if options.format not in ("pt2", "onnx"):  # which take an example
             hint += ", or neither: then every layer is checked alone"
-    return BadModelFile(f"{name}: the network does not run on {what}: {describe(error)}", f"give {hint}")
+    return BadModelFile(
+        f"{name}: the network does not run on {what}: {describe(error)}", f"give {hint}"
+    )

@@ -1,6 +1,8 @@
-"""What ``python -m construct.from_conv`` does first: signals until torch is imported, and whether our files are ours.
+"""What ``python -m construct.from_conv`` does first: signals until torch is imported, and whether
+our files are ours.
 
-It uses only the standard library, because other files of ours may be gone: a parsing library is called ``construct`` as well.
+It uses only the standard library, because other files of ours may be gone: a parsing library is
+called ``construct`` as well.
 """
 
 import os
@@ -22,7 +24,8 @@ _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_
 
 
 def require_ours() -> None:
-    """Refuse to run with another package's files, or with a module of the user's in place of our package ``verify``.
+    """Refuse to run with another package's files, or with a module of the user's in place of our
+    package ``verify``.
 
     Raises:
         ImportError: that is so; the command prints the line and exits.
@@ -31,11 +34,15 @@ def require_ours() -> None:
     if getattr(sys.modules["construct"], "DISTRIBUTION", None) != DISTRIBUTION:
         message = OVERWRITTEN
     elif (
-        spec is None or not spec.origin or Path(spec.origin).resolve().parents[1] == Path(__file__).resolve().parents[2]
+        spec is None
+        or not spec.origin
+        or Path(spec.origin).resolve().parents[1] == Path(__file__).resolve().parents[2]
     ):
         return
     else:
-        message = f"{spec.origin!r} hides our package verify (rename it, or run from another folder)"
+        message = (
+            f"{spec.origin!r} hides our package verify (rename it, or run from another folder)"
+        )
     running = getattr(sys.modules["__main__"], "__spec__", None)
     if running is not None and running.name == "construct.from_conv":
         sys.stderr.write(f"error: {message}\n")
@@ -58,7 +65,9 @@ def require_torch() -> None:
 
 
 def exit_on_signals() -> None:
-    """End the process at once on Ctrl-C or SIGTERM: Python would answer one during the import of torch with a traceback."""
+    """End the process at once on Ctrl-C or SIGTERM: Python would answer one during the import of
+    torch with a traceback.
+    """
     for number, handler in _USUAL.items():
         if signal.getsignal(number) is handler:  # else it is ignored, or handled elsewhere
             signal.signal(number, _exit)

@@ -35,7 +35,8 @@ NARROWEST = 80
 def print_table(report: Report, out: TextIO) -> None:
     """Print the table and the lines below it.
 
-    A terminal gets colours and its own width, broken between words; a file or pipe gets unwrapped lines in its encoding.
+    A terminal gets colours and its own width, broken between words; a file or pipe gets unwrapped
+    lines in its encoding.
     """
     terminal = out.isatty()
     encoding = getattr(out, "encoding", None) or "ascii"
@@ -46,11 +47,14 @@ def print_table(report: Report, out: TextIO) -> None:
     width = console.width
     with console.capture() as capture:
         if report.layers:
-            # Narrower, rich would leave out names and verdicts; and it cuts what does not fit, unless the terminal may wrap it.
+            # Narrower, rich would leave out names and verdicts; and it cuts what does not fit,
+            # unless the terminal may wrap it.
             console.width = max(width, NARROWEST)
             console.print(_table(report, unicode, narrow=width < 110), soft_wrap=True)
         for line in _lines(report):
-            if terminal:  # a word longer than a line, such as a path, stays whole so that it can be copied
+            if (
+                terminal
+            ):  # a word longer than a line, such as a path, stays whole so that it can be copied
                 line = fill(line, width, break_long_words=False, break_on_hyphens=False)
             console.print(Text(line), soft_wrap=True)
     text = "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n") + "\n"
@@ -180,7 +184,9 @@ def _explanations(report: Report) -> Iterator[str]:
         for row in report.layers:
             if row.certificate is not None:
                 yield ""
-                yield from (f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines())
+                yield from (
+                    f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines()
+                )
 
 
 def _hindrance(report: Report) -> str:
@@ -214,7 +220,9 @@ def network_lines(network: NetworkRow) -> list[str]:
             f"convolution's numbers, {equal} equal bit for bit, on {network.inputs}"
         ]
     if calls.left is not None:
-        lines[0] += f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
+        lines[0] += (
+            f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
+        )
         lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
     lines += [f"network: calls: not compared: {part}" for part in calls.untraced]
     lines.append(f"network: numbers: {numbers_text(network.accuracy)}")

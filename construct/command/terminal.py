@@ -29,15 +29,24 @@ class Phases:
 
     def advance(self, path: str) -> None:
         """Count one finished step, for the layer ``path``."""
-        self._bar.update(self._task, advance=1, description=escape(printable(f"{self._what} {path}")))
+        self._bar.update(
+            self._task, advance=1, description=escape(printable(f"{self._what} {path}"))
+        )
 
 
 @contextlib.contextmanager
 def phases() -> Iterator[Phases]:
     """Show the progress bar within the block."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         yield Phases(bar)
 
 
@@ -45,9 +54,9 @@ def phases() -> Iterator[Phases]:
 def isolated() -> Iterator[None]:
     """Isolate the process from a user's network within the block.
 
-    Its prints go to stderr, ``sys.argv`` has no arguments of ours, torch's warnings are silenced, torch's random state is restored,
-    and SIGTERM raises KeyboardInterrupt, so that temporary files are removed.  NNPACK's Winograd kernels are off, because
-    certificates do not cover them.
+    Its prints go to stderr, ``sys.argv`` has no arguments of ours, torch's warnings are silenced,
+    torch's random state is restored, and SIGTERM raises KeyboardInterrupt, so that temporary files
+    are removed.  NNPACK's Winograd kernels are off, because certificates do not cover them.
     """
     with (
         _sigterm_as_sigint(),

@@ -1,8 +1,9 @@
 """What an encoding is, to a layer; and the theorem's own, r_δ = (‖δ‖², δ).
 
-Every position score is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.  If it is a sum over the axes, its exponential is a product and the
-softmax factorises over the axes (``along``).  The formulae are those of :mod:`construct.encoding.quadratic`, and the other
-encodings are in :mod:`construct.encoding.encodings`.
+Every position score is c_h·r_δ with c_h = Ŵ_keyᵀ v_h.  If it is a sum over the axes, its
+exponential is a product and the softmax factorises over the axes (``along``).  The formulae are
+those of :mod:`construct.encoding.quadratic`, and the other encodings are in
+:mod:`construct.encoding.encodings`.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,8 @@ class Encoding(ABC):
 
     Attributes:
         name: in files and messages; the qualified name of a class of your own.
-        factorises: whether the score is a sum over the axes for every c; ``along`` is then one axis's summand.
+        factorises: whether the score is a sum over the axes for every c; ``along`` is then one
+            axis's summand.
     """
 
     name: ClassVar[str]
@@ -46,7 +48,8 @@ class Encoding(ABC):
 
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:
-        """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of :meth:`TokenGrid.shifts`.
+        """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of
+        :meth:`TokenGrid.shifts`.
 
         Raises:
             ValueError: the encoding does not cover all shifts of the grid.
@@ -54,7 +57,8 @@ class Encoding(ABC):
 
     @abstractmethod
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Sharpness and centre of heads: c, float64 (heads, D_p) → α (heads,) and τ (heads, d), float64.
+        """Sharpness and centre of heads: c, float64 (heads, D_p) → α (heads,) and τ (heads, d),
+        float64.
 
         Raises:
             ValueError: this encoding has no centres.
@@ -69,7 +73,8 @@ class Encoding(ABC):
         raise ValueError(f"MHSA: the {self.name} encoding has no head vector for a shift")
 
     def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Iterator[Tensor]:
-        """The products of any vectors with r_δ for each pair of a query and a key, as summands: one at a time, for memory's sake.
+        """The products of any vectors with r_δ for each pair of a query and a key, as summands: one
+        at a time, for memory's sake.
 
         Args:
             q: float64 (B, heads, queries, D_p), a vector for each query.
@@ -92,7 +97,8 @@ class Encoding(ABC):
         return {"encoding": self.name}
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """One axis's summand of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors or numpy arrays.
+        """One axis's summand of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors or
+        numpy arrays.
 
         Raises:
             ValueError: the score is not a sum over the axes.
@@ -120,7 +126,9 @@ class Quadratic(Encoding):
         return torch.stack(quadratic.r(grid.shifts()))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve c = −α(1, −2τ), where c may be rounded; τ is an integer if an integer reproduces exactly these numbers."""
+        """Solve c = −α(1, −2τ), where c may be rounded; τ is an integer if an integer reproduces
+        exactly these numbers.
+        """
         alpha, linear = -c[:, :1], c[:, 1:]
         tau = linear / (2 * alpha)
         return alpha[:, 0], torch.where(2 * alpha * tau.round() == linear, tau.round(), tau)
@@ -138,7 +146,9 @@ class Quadratic(Encoding):
         return {}
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """The one-dimensional score: c·r_δ is the sum of these over the axes, as ‖δ‖² is a sum over the axes."""
+        """The one-dimensional score: c·r_δ is the sum of these over the axes, as ‖δ‖² is a sum over
+        the axes.
+        """
         square, linear = quadratic.r((delta,))
         shape = (-1, *(1,) * delta.ndim)
         return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear

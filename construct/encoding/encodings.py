@@ -1,4 +1,5 @@
-"""The other relative positional encodings of an attention layer: D_p, and r_δ for every shift δ of a token grid.
+"""The other relative positional encodings of an attention layer: D_p, and r_δ for every shift δ of
+a token grid.
 
     Quadratic     r_δ = (‖δ‖², δ), D_p = d + 1: Lemma 2, the encoding of the theorem (:mod:`construct.encoding.encoding`)
     Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
@@ -23,14 +24,16 @@ from construct.geometry import ConvGeometry, whole_numbers
 from construct.heads import Shift, tap_shifts
 from construct.tokens import TokenGrid
 
-# ---- the parabola: shifts of a bounded box as single numbers --------------------------------------------------------------
+# ---- the parabola: shifts of a bounded box as single numbers -------------------------------------
 
 
 def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
-    """The mixed radix of the parabola encoding: it numbers the largest box of shifts whose scores are exact in float64.
+    """The mixed radix of the parabola encoding: it numbers the largest box of shifts whose scores
+    are exact in float64.
 
-    Every axis takes −N … N, so radix_i = (2N + 1)^{d−1−i}.  Intermediate scores are at most 3αn² in size, with n at most
-    ((2N + 1)^d − 1)/2; so N is the largest with 3αn² ≤ 2^53.  In one dimension the number is the shift itself.
+    Every axis takes −N … N, so radix_i = (2N + 1)^{d−1−i}.  Intermediate scores are at most 3αn² in
+    size, with n at most ((2N + 1)^d − 1)/2; so N is the largest with 3αn² ≤ 2^53.  In one dimension
+    the number is the shift itself.
 
     Raises:
         ValueError: the kernel's own shifts do not fit into that box.
@@ -41,12 +44,16 @@ def balanced_radix(geometry: ConvGeometry, alpha: float) -> tuple[int, ...]:
         side -= 1
     most = side // 2
     if any(abs(t) > most for shift in tap_shifts(geometry) for t in shift):
-        raise ValueError(f"at α = {alpha} the parabola numbers shifts up to {most}, and this kernel reaches farther")
+        raise ValueError(
+            f"at α = {alpha} the parabola numbers shifts up to {most}, and this kernel reaches farther"
+        )
     return tuple(side ** (geometry.dims - 1 - axis) for axis in range(geometry.dims))
 
 
 def shift_of_number(number: int, radix: Shift) -> Shift:
-    """The shift with this number; all components but the first lie in the balanced range of their axis."""
+    """The shift with this number; all components but the first lie in the balanced range of their
+    axis.
+    """
     shift: list[int] = []
     for outer, weight in zip(reversed(radix[:-1]), reversed(radix[1:]), strict=True):
         base = outer // weight
@@ -57,9 +64,15 @@ def shift_of_number(number: int, radix: Shift) -> Shift:
 
 
 def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
-    """Whether all shifts of the box have different numbers, exact in float64, from which the shifts can be read back."""
+    """Whether all shifts of the box have different numbers, exact in float64, from which the shifts
+    can be read back.
+    """
     widest = [max(-least, most, 0) for least, most in box]
-    if radix[-1] != 1 or min(radix) < 1 or sum(weight * n for weight, n in zip(radix, widest, strict=True)) > 2**53:
+    if (
+        radix[-1] != 1
+        or min(radix) < 1
+        or sum(weight * n for weight, n in zip(radix, widest, strict=True)) > 2**53
+    ):
         return False
     return all(
         outer % weight == 0 and n <= (outer // weight - 1) // 2
@@ -74,10 +87,12 @@ def require_distinct(radix: Shift | None, box: Sequence[tuple[int, int]]) -> Non
         ValueError: two shifts would share a number.
     """
     if radix is not None and not shifts_are_distinct(radix, box):
-        raise ValueError(f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input")
+        raise ValueError(
+            f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input"
+        )
 
 
-# ---- the encodings ---------------------------------------------------------------------------------------------------
+# ---- the encodings -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -140,15 +155,18 @@ class Covariance(Encoding):
         return torch.stack(quadratic.r_covariance(grid.shifts()))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """τ = −½A⁻¹b of the score δᵀAδ + b·δ; α is its least curvature, so that scores fall by at least α‖δ − τ‖².
+        """τ = −½A⁻¹b of the score δᵀAδ + b·δ; α is its least curvature, so that scores fall by at
+        least α‖δ − τ‖².
 
-        If A = −α·1, this is the α of the quadratic encoding.  Without a maximum (α ≤ 0), τ is the stationary point, or NaN if
-        there is none.
+        If A = −α·1, this is the α of the quadratic encoding.  Without a maximum (α ≤ 0), τ is the
+        stationary point, or NaN if there is none.
         """
         form, linear = self.form(c)
         stationary, failed = torch.linalg.solve_ex(form, linear.unsqueeze(2))
         tau = -0.5 * stationary.squeeze(2)
-        return -torch.linalg.eigvalsh(form)[:, -1], torch.where(failed[:, None] == 0, tau, torch.nan)
+        return -torch.linalg.eigvalsh(form)[:, -1], torch.where(
+            failed[:, None] == 0, tau, torch.nan
+        )
 
     @staticmethod
     def form(c: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,8 +199,13 @@ class Relative(Encoding):
 
     def attributes(self) -> dict[str, Any]:
         """The name, and copies of the tables as parameters, frozen at first."""
-        tables = [nn.Parameter(table.detach().clone(), requires_grad=False) for table in self.tables]
-        return {"_encoding": self.name, **{f"offsets_{axis}": table for axis, table in enumerate(tables, start=1)}}
+        tables = [
+            nn.Parameter(table.detach().clone(), requires_grad=False) for table in self.tables
+        ]
+        return {
+            "_encoding": self.name,
+            **{f"offsets_{axis}": table for axis, table in enumerate(tables, start=1)},
+        }
 
     def pos_dim(self, dims: int) -> int:
         """The sum of the tables' widths."""
@@ -192,7 +215,9 @@ class Relative(Encoding):
 
     def r(self, grid: TokenGrid) -> Tensor:
         """The rows of all axes, concatenated; each shift needs a row of the tables."""
-        for axis, (table, (least, most)) in enumerate(zip(self.tables, grid.box, strict=True), start=1):
+        for axis, (table, (least, most)) in enumerate(
+            zip(self.tables, grid.box, strict=True), start=1
+        ):
             reach = len(table) // 2
             if max(-least, most) > reach:
                 raise ValueError(
@@ -200,7 +225,9 @@ class Relative(Encoding):
                     f"from {least} to {most}"
                 )
         rows = [self.rows(delta, axis) for axis, delta in enumerate(grid.shifts())]
-        return torch.cat([table[row].double().T for table, row in zip(self.tables, rows, strict=True)])
+        return torch.cat(
+            [table[row].double().T for table, row in zip(self.tables, rows, strict=True)]
+        )
 
     def rows(self, delta: Tensor, axis: int) -> Tensor:
         """The row of each offset in its table, int64."""
@@ -215,7 +242,8 @@ class Relative(Encoding):
     def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Iterator[Tensor]:
         """As :meth:`Encoding.products`, axis by axis.
 
-        D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then gather.
+        D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then
+        gather.
         """
         for axis, (table, shifts) in enumerate(zip(self.tables, grid.shifts(), strict=True)):
             product = q[..., self.components(axis)] @ table.double().T  # (B, heads, queries, rows)
@@ -223,8 +251,12 @@ class Relative(Encoding):
             yield product.gather(3, rows.expand(*product.shape[:3], -1))
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum over the axes."""
-        return (c[:, self.components(axis)] @ self.tables[axis].double().T)[:, self.rows(delta, axis)]
+        """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum
+        over the axes.
+        """
+        return (c[:, self.components(axis)] @ self.tables[axis].double().T)[
+            :, self.rows(delta, axis)
+        ]
 
     def components(self, axis: int) -> list[int]:
         """The components of c that belong to the axis's table."""
@@ -233,13 +265,16 @@ class Relative(Encoding):
 
 
 CLASSICAL = (Quadratic, Parabola)
-"""The theorem's encodings, the only ones that certificates, stock layers and exported programs support."""
+"""The theorem's encodings, the only ones that certificates, stock layers and exported programs
+support.
+"""
 LEARNED = (Covariance, Relative)
 """The other encodings of which files tell the layer."""
 
 
 def encoding_of(layer: Any) -> Encoding:
-    """The encoding of a layer, from the attributes that it stores; a learned relative one has the current tables.
+    """The encoding of a layer, from the attributes that it stores; a learned relative one has the
+    current tables.
 
     Raises:
         ValueError: no encoding has the name that it stores.
@@ -252,7 +287,8 @@ def encoding_of(layer: Any) -> Encoding:
 
 
 def encoding_named(name: object, dims: int, tensor: Callable[[str], Any]) -> Encoding:
-    """The encoding of this name in d dimensions; ``tensor`` looks up a relative encoding's table by name.
+    """The encoding of this name in d dimensions; ``tensor`` looks up a relative encoding's table by
+    name.
 
     Raises:
         ValueError: no encoding has this name.

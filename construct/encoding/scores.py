@@ -9,14 +9,26 @@ from construct.tokens import TokenGrid
 
 
 class Scores:
-    """The scores A of Eq. 6 for one call, by blocks of queries; tokens X are (B, T, D_in), in the working type."""
+    """The scores A of Eq. 6 for one call, by blocks of queries; tokens X are (B, T, D_in), in the
+    working type.
+    """
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
         self.tokens, self.grid = tokens, grid
-        self.key_codes, self.query_codes, self.query_tokens = grid.key_codes, grid.query_codes, grid.query_tokens
-        # Kept from the forward pass: a backward pass that recomputes the scores needs these very tensors, though
-        # ``torch.func.functional_call`` may have replaced them in the layer by then.
-        self.w_qry, self.w_key, self.w_key_pos, self.u = layer.w_qry, layer.w_key, layer.w_key_pos, layer.u
+        self.key_codes, self.query_codes, self.query_tokens = (
+            grid.key_codes,
+            grid.query_codes,
+            grid.query_tokens,
+        )
+        # Kept from the forward pass: a backward pass that recomputes the scores needs these very
+        # tensors, though ``torch.func.functional_call`` may have replaced them in the layer by
+        # then.
+        self.w_qry, self.w_key, self.w_key_pos, self.u = (
+            layer.w_qry,
+            layer.w_key,
+            layer.w_key_pos,
+            layer.u,
+        )
         self.encoding = layer.encoding
         r = self.encoding.r(grid).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
@@ -24,14 +36,18 @@ class Scores:
         self.r, self.content = r, layer.has_content()
 
     def __call__(self, queries: slice = slice(None)) -> Tensor:
-        """The scores of a block of queries, float64 (B, heads, queries, T); B is 1 if no term depends on the content."""
+        """The scores of a block of queries, float64 (B, heads, queries, T); B is 1 if no term
+        depends on the content.
+        """
         if not self.content:
             return self.of_positions(queries)
         query, key = self.projected()
         query = query[:, :, queries]
         total = self.of_positions(queries, query)
         total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
-        return total + torch.einsum("hk,bhtk->bht", self.u.to(key.dtype), key)[:, :, None, :]  # uᵀ W_keyᵀ X_kᵀ
+        return (
+            total + torch.einsum("hk,bhtk->bht", self.u.to(key.dtype), key)[:, :, None, :]
+        )  # uᵀ W_keyᵀ X_kᵀ
 
     def projected(self) -> tuple[Tensor, Tensor]:
         """X_q W_qry (B, heads, queries, D_k) and X_k W_key (B, heads, T, D_k), in the working type."""
@@ -43,9 +59,12 @@ class Scores:
     def of_positions(self, queries: slice, query: Tensor | None = None) -> Tensor:
         """The two terms with r_δ for a block of queries, float64 (B or 1, heads, queries, T).
 
-        ``query`` is X_q W_qry of the block, (B, heads, queries, D_k); without it, the term that depends on it is left out.
+        ``query`` is X_q W_qry of the block, (B, heads, queries, D_k); without it, the term that
+        depends on it is left out.
         """
-        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)  # (queries, T)
+        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(
+            self.table.device
+        )  # (queries, T)
         total = self.table[None, :, delta]  # vᵀ Ŵ_key r_δ
         if query is None:
             return total

@@ -1,14 +1,16 @@
 """The least sharpness α at which softmax is one-hot in a dtype, or leaks at most a tolerance.
 
-The score of the key at distance ‖δ − τ‖ lies α‖δ − τ‖² below the best one, so its softmax weight is at most e^{−α}.
+The score of the key at distance ‖δ − τ‖ lies α‖δ − τ‖² below the best one, so its softmax weight is
+at most e^{−α}.
 
-*One-hot in a floating-point format.*  A weight w < η/2, with η the smallest positive number of the format, rounds to zero.
-So every other weight is exactly 0 once e^{−α} < η/2, that is α > ln(2/η): 17.4 in float16, 92.9 in bfloat16, 104 in
-float32, 746 in float64.
+*One-hot in a floating-point format.*  A weight w < η/2, with η the smallest positive number of the
+format, rounds to zero. So every other weight is exactly 0 once e^{−α} < η/2, that is α > ln(2/η):
+17.4 in float16, 92.9 in bfloat16, 104 in float32, 746 in float64.
 
-*Within a tolerance, over the reals.*  With every integer shift present, the leaked weight is 1 − ϑ(α)^{−d} with
-ϑ(α) = 1 + 2Σ_{n≥1} e^{−αn²}.  Now 1 − ϑ^{−d} ≤ d(ϑ − 1), and n² ≥ 1 + 3(n − 1) gives ϑ − 1 ≤ 2e^{−α}/(1 − e^{−3α}) ≤
-(16/7)e^{−α} for α ≥ ln 2.  So α ≥ max(ln 2, ln(16d/(7·tolerance))) leaks at most the tolerance, on a grid of any size.  QED.
+*Within a tolerance, over the reals.*  With every integer shift present, the leaked weight is 1 −
+ϑ(α)^{−d} with ϑ(α) = 1 + 2Σ_{n≥1} e^{−αn²}.  Now 1 − ϑ^{−d} ≤ d(ϑ − 1), and n² ≥ 1 + 3(n − 1) gives
+ϑ − 1 ≤ 2e^{−α}/(1 − e^{−3α}) ≤ (16/7)e^{−α} for α ≥ ln 2.  So α ≥ max(ln 2, ln(16d/(7·tolerance)))
+leaks at most the tolerance, on a grid of any size.  QED.
 """
 
 import math
@@ -17,10 +19,14 @@ from numbers import Real
 import torch
 
 ALPHA = 1024.0
-"""The default sharpness: one-hot in every dtype, and a power of two, so that products with it are exact."""
+"""The default sharpness: one-hot in every dtype, and a power of two, so that products with it are
+exact.
+"""
 
 
-def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = None, dims: int = 1) -> float:
+def alpha_for(
+    dtype: torch.dtype | None = None, *, tolerance: float | None = None, dims: int = 1
+) -> float:
     """The least derived sharpness for a dtype or for a tolerance; give exactly one of them.
 
     >>> alpha_for(torch.float32)  # ln(2/η), with η = 2^-149
@@ -29,14 +35,16 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
     8.42...
 
     Args:
-        dtype: the type of the attention weights (float32 in half-precision layers): from the returned α on, every weight but
-            the largest is exactly 0.
-        tolerance: from the returned α on, a head leaks at most this much weight, over the reals, on any grid.
+        dtype: the type of the attention weights (float32 in half-precision layers): from the
+            returned α on, every weight but the largest is exactly 0.
+        tolerance: from the returned α on, a head leaks at most this much weight, over the reals, on
+            any grid.
         dims: d; used only with a tolerance.
 
     Raises:
         TypeError: ``dtype`` is not a torch.dtype, or ``tolerance`` not a number.
-        ValueError: not exactly one of ``dtype`` and ``tolerance``, no floating format, a tolerance outside (0, 1), dims < 1.
+        ValueError: not exactly one of ``dtype`` and ``tolerance``, no floating format, a tolerance
+            outside (0, 1), dims < 1.
     """
     if (dtype is None) == (tolerance is None):
         raise ValueError("give either a dtype or a tolerance")
@@ -45,7 +53,9 @@ def alpha_for(dtype: torch.dtype | None = None, *, tolerance: float | None = Non
             raise TypeError(f"dtype must be a torch.dtype, not {dtype!r}")
         if not dtype.is_floating_point:
             raise ValueError(f"{dtype} is not a floating-point format")
-        smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)  # η = 2^smallest, exactly
+        smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(
+            torch.finfo(dtype).eps
+        )  # η = 2^smallest, exactly
         return _rounded_up((1 - smallest) * math.log(2))
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
         raise TypeError(f"a tolerance is a number, not {tolerance!r}")

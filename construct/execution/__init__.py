@@ -7,7 +7,9 @@ NAMES = ("dense", "axial", "auto")
 
 
 def __getattr__(name: str) -> Any:
-    """``construct.execution.call``, loaded the first time that it is read: an import in every call takes microseconds."""
+    """``construct.execution.call``, loaded the first time that it is read: an import in every call
+    takes microseconds.
+    """
     if name != "call":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import construct.execution.call as module

@@ -1,18 +1,22 @@
-"""Position-only attention at about the cost of the convolution: the softmax factorised over the axes.
+"""Position-only attention at about the cost of the convolution: the softmax factorised over the
+axes.
 
-The quadratic score is a sum over axes, c·r_δ = Σ_i (c_0 δ_i² + c_i δ_i), so its exponential is a product, and over a
-rectangular grid the normaliser is one too:
+The quadratic score is a sum over axes, c·r_δ = Σ_i (c_0 δ_i² + c_i δ_i), so its exponential is a
+product, and over a rectangular grid the normaliser is one too:
 
     P^h = P_1^h ⊗ … ⊗ P_d^h,     P_i^h[q, k] = softmax over k of c_0 (k − q)² + c_i (k − q)
 
-for every c, sharp or soft, on or off the lattice.  (A learned relative encoding factorises too: each axis has its own
-components.)  Heads are evaluated in two ways:
+for every c, sharp or soft, on or off the lattice.  (A learned relative encoding factorises too:
+each axis has its own components.)  Heads are evaluated in two ways:
 
-* a head whose rows are all one-hot at the same shift δ copies tokens: :mod:`construct.execution.shifts`;
-* any other head multiplies by its factors, axis by axis; heads with a common factor share that product.
+* a head whose rows are all one-hot at the same shift δ copies tokens:
+  :mod:`construct.execution.shifts`;
+* any other head multiplies by its factors, axis by axis; heads with a common factor share that
+  product.
 
-Each call decides by the scores, that is by the current ``v`` and ``w_key_pos``.  Content, and soft heads of the parabola or
-the covariance, do not factorise: :mod:`construct.execution.fused` evaluates these layers, and ``MHSA.explain`` says so.
+Each call decides by the scores, that is by the current ``v`` and ``w_key_pos``.  Content, and soft
+heads of the parabola or the covariance, do not factorise: :mod:`construct.execution.fused`
+evaluates these layers, and ``MHSA.explain`` says so.
 """
 
 from math import prod
@@ -50,16 +54,31 @@ def run_plan(layer: Layer, x: Tensor, plan: Plan, owner: Run) -> Tensor:
     require(memory_of(layer, len(x), plan), x.device, what)
     dtype = working_dtype(x.dtype)
     w, b_out = merged(layer, dtype), layer.b_out.to(dtype)
-    y = _sharp(x, _of(w, plan.sharp), b_out, plan) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
+    y = (
+        _sharp(x, _of(w, plan.sharp), b_out, plan)
+        if plan.sharp
+        else b_out.view(-1, *(1,) * len(grid.shape))
+    )
     if plan.soft:
         c = layer.position_vector().to(x.device)[list(plan.soft)]
-        return y + soft_heads.attended(grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid)
+        return y + soft_heads.attended(
+            grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid
+        )
     tables = [getattr(layer, name) for name in layer.offsets]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (layer.v, layer.w_key_pos, *tables)):
+    if torch.is_grad_enabled() and any(
+        t.requires_grad for t in (layer.v, layer.w_key_pos, *tables)
+    ):
         zero = layer.position_vector().sum() + sum(table.double().sum() for table in tables)
         return y + (0 * zero).to(dtype)  # so their gradients are 0 instead of None
     if not y.requires_grad:
-        keep(layer, owner, x, grid, w, lambda: _prepared(plan, w.detach(), b_out.detach(), memory_format(x)))
+        keep(
+            layer,
+            owner,
+            x,
+            grid,
+            w,
+            lambda: _prepared(plan, w.detach(), b_out.detach(), memory_format(x)),
+        )
     return y
 
 
@@ -69,7 +88,9 @@ def _sharp(x: Tensor, w: Tensor, bias: Tensor, plan: Plan) -> Tensor:
     if not plain():
         return sliced(grid.padded(x).to(w.dtype), w, bias, plan.starts, grid.step, grid.query_shape)
     images = grid.padded(x) if sight.padded else x
-    return shifted(images.to(w.dtype), w.mT if sight.stuffed else w, bias, sight.shifts, sight.stuffed)
+    return shifted(
+        images.to(w.dtype), w.mT if sight.stuffed else w, bias, sight.shifts, sight.stuffed
+    )
 
 
 def _prepared(plan: Plan, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:
@@ -93,7 +114,9 @@ def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """A bound on the bytes of the merged weights, a block of tokens and outputs, the output, and copies of tokens; generous."""
+    """A bound on the bytes of the merged weights, a block of tokens and outputs, the output, and
+    copies of tokens; generous.
+    """
     plan = axial_plan(layer, grid)
     return fused.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, plan)
 
@@ -103,19 +126,32 @@ def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
     grid, (heads, groups, channels, head_dim) = plan.grid, layer.w_val.shape
     width, size = layer.w_out.shape[3], working_dtype(layer.w_val.dtype).itemsize
     weights = heads * groups * (2 * channels * width + head_dim * (channels + width))
-    inputs, outputs = batch * grid.token_count * layer.in_channels, batch * grid.query_count * layer.out_channels
+    inputs, outputs = (
+        batch * grid.token_count * layer.in_channels,
+        batch * grid.query_count * layer.out_channels,
+    )
     total = size * (weights + 2 * inputs + 3 * outputs) + 32 * sum(grid.shape)
     if plan.sharp:
         columns = len(plan.sharp) * groups * max(channels, width, 1)
         places = batch * max(grid.query_count, prod(grid.size))
-        total += 3 * size * columns * min(places, queries_at_once(columns, grid.query_shape, layer.v.device))
+        total += (
+            3
+            * size
+            * columns
+            * min(places, queries_at_once(columns, grid.query_shape, layer.v.device))
+        )
     if plan.soft:
-        total += soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size) + size * outputs
+        total += (
+            soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size)
+            + size * outputs
+        )
     return total
 
 
 def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Multiplications: one matrix per query and head, plus the soft heads' factors along each axis in turn."""
+    """Multiplications: one matrix per query and head, plus the soft heads' factors along each axis
+    in turn.
+    """
     plan = axial_plan(layer, grid)
     if plan is None:
         return multiplications(layer, batch, grid)

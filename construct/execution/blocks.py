@@ -14,13 +14,17 @@ def most_queries() -> int | None:
 
 
 def queries_per_block(fitting: int) -> int:
-    """The number of queries per block, at least 1: as many as fit, but no more than :func:`most_queries`."""
+    """The number of queries per block, at least 1: as many as fit, but no more than
+    :func:`most_queries`.
+    """
     return max(1, min(fitting, most_queries() or fitting))
 
 
 @contextmanager
 def smaller_blocks(queries: int) -> Iterator[None]:
-    """Limit blocks to ``queries`` queries within the ``with`` block, so that small inputs take several blocks too."""
+    """Limit blocks to ``queries`` queries within the ``with`` block, so that small inputs take
+    several blocks too.
+    """
     token = _MOST_QUERIES.set(queries)
     try:
         yield

@@ -1,4 +1,6 @@
-"""A cache bounded by bytes: what is planned for one input size may be large, and there is no end of sizes."""
+"""A cache bounded by bytes: what is planned for one input size may be large, and there is no end of
+sizes.
+"""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +18,9 @@ KEY_BYTES = 2**12
 
 
 class BoundedCache(dict[Any, Any]):
-    """A dictionary that is emptied before its values, and about as much for its keys, take more than ``most`` bytes."""
+    """A dictionary that is emptied before its values, and about as much for its keys, take more
+    than ``most`` bytes.
+    """
 
     def __init__(self, most: int):
         super().__init__()
@@ -24,7 +28,8 @@ class BoundedCache(dict[Any, Any]):
 
     def keep(self, key: Any, value: Any) -> None:
         """Add an entry; it is kept alone if it is larger than ``most``."""
-        # Parts of keys are mostly shared, and a walk through them would take longer than many a call.
+        # Parts of keys are mostly shared, and a walk through them would take longer than many a
+        # call.
         size = KEY_BYTES + sum(map(sys.getsizeof, key)) + bytes_of(value)
         if self.bytes + size > self.most:
             self.forget()
@@ -42,7 +47,9 @@ RESULTS = BoundedCache(MOST_BYTES)
 
 
 def bounded_cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache a function's results, none of which is None, by its arguments, all of which are positional."""
+    """Cache a function's results, none of which is None, by its arguments, all of which are
+    positional.
+    """
 
     @wraps(function)
     def cached(*args: Any) -> Any:
@@ -65,5 +72,7 @@ def bytes_of(*things: Any) -> int:
             continue
         counted.add(id(thing))
         total += sys.getsizeof(thing)
-        waiting += (thing.__closure__ or ()) if isinstance(thing, FunctionType) else get_referents(thing)
+        waiting += (
+            (thing.__closure__ or ()) if isinstance(thing, FunctionType) else get_referents(thing)
+        )
     return total

@@ -1,9 +1,10 @@
 """Cache of prepared calls of each layer, valid while the parameters are unchanged.
 
-Preparing a call takes longer than a small product: it finds out whether content is off, where the heads look and which factor is
-the identity.  Edits through ``.data`` or from outside torch leave no trace, so on a CPU every call compares, number by number,
-what it was prepared from; elsewhere :mod:`construct.execution.reads` says what is compared.  Only the bias and the factor that is
-not the identity may change.
+Preparing a call takes longer than a small product: it finds out whether content is off, where the
+heads look and which factor is the identity.  Edits through ``.data`` or from outside torch leave no
+trace, so on a CPU every call compares, number by number, what it was prepared from; elsewhere
+:mod:`construct.execution.reads` says what is compared.  Only the bias and the factor that is not
+the identity may change.
 """
 
 from collections.abc import Callable
@@ -25,22 +26,32 @@ from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
 MOST_BYTES = 2**20
-"""What the prepared calls of one layer keep (1 MiB): one for each shape and memory layout of the input."""
+"""What the prepared calls of one layer keep (1 MiB): one for each shape and memory layout of the
+input.
+"""
 POSITIONAL = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
 Run = Callable[[Any, Tensor, TokenGrid], Tensor]
-"""How an execution evaluates Eq. 3.  An execution may be any code, so it reuses only its own prepared calls."""
+"""How an execution evaluates Eq. 3.  An execution may be any code, so it reuses only its own
+prepared calls.
+"""
 Call = Callable[[Tensor], Tensor]
-"""x (B, D_in, *n) → (B, D_out, *o).  It reads the bias and the factor that is not the identity at call time."""
+"""x (B, D_in, *n) → (B, D_out, *o).  It reads the bias and the factor that is not the identity at
+call time.
+"""
 
 
 class PreparedCalls:
-    """The prepared calls of one layer: no content, all heads shifts, one factor ``whole``, the other an identity."""
+    """The prepared calls of one layer: no content, all heads shifts, one factor ``whole``, the
+    other an identity.
+    """
 
     def __init__(self, layer: Any, whole: str):
         held = tensors_held_by(layer)
         self.whole, self.layout, self.tensors = whole, _layout(layer), list(held.values())
-        self.read: list[Tensor] = [held[name] for name in (*POSITIONAL, "w_out" if whole == "w_val" else "w_val")]
+        self.read: list[Tensor] = [
+            held[name] for name in (*POSITIONAL, "w_out" if whole == "w_val" else "w_val")
+        ]
         self.dtype, self.device = self.read[-1].dtype, self.read[-1].device
         self.calls = BoundedCache(MOST_BYTES)
         self.waits = tokens.host_waits(self.device)
@@ -48,15 +59,21 @@ class PreparedCalls:
             self.states = [reads.state_of(tensor) for tensor in self.read]
         else:
             *positional, matrices = (shared_array(tensor.detach()) for tensor in self.read)
-            pairs = [(bytearray(view), view) for view in positional]  # a bytearray compares itself with memory
+            pairs = [
+                (bytearray(view), view) for view in positional
+            ]  # a bytearray compares itself with memory
             self.kept, self.views = zip(*pairs, *identity_parts(matrices), strict=True)
 
     def valid(self, layer: Any) -> bool:
-        """Whether the parameters are the same tensors, at the same addresses, with the same numbers."""
+        """Whether the parameters are the same tensors, at the same addresses, with the same
+        numbers.
+        """
         if _layout(layer) != self.layout:
             return False
         if self.waits:
-            return None not in self.states and self.states == [reads.state_of(tensor) for tensor in self.read]
+            return None not in self.states and self.states == [
+                reads.state_of(tensor) for tensor in self.read
+            ]
         return self.kept == self.views
 
     def is_recorded(self, x: Tensor) -> bool:
@@ -69,10 +86,19 @@ class PreparedCalls:
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 
-def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, prepare: Callable[[], Call]) -> None:
-    """Cache a call of an execution's ``run``, without gradients, in which all heads are shifts; w are their matrices W_h."""
+def keep(
+    layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, prepare: Callable[[], Call]
+) -> None:
+    """Cache a call of an execution's ``run``, without gradients, in which all heads are shifts; w
+    are their matrices W_h.
+    """
     whole = _factor_read_in_place(layer, w)
-    if not whole or type(x) is not Tensor or not _usual() or grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+    if (
+        not whole
+        or type(x) is not Tensor
+        or not _usual()
+        or grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
+    ):
         return
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
@@ -81,7 +107,9 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, prepare: C
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
-    """The prepared call for inputs like x, (B, D_in, *n); None while gradients are recorded, or if anything has changed."""
+    """The prepared call for inputs like x, (B, D_in, *n); None while gradients are recorded, or if
+    anything has changed.
+    """
     entry = ENTRIES.get(layer)
     if entry is None or type(x) is not Tensor:
         return None
@@ -99,7 +127,9 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
 
 
 def tensors_held_by(layer: Any) -> dict[str, Any]:
-    """The tensors of a layer by name: its parameters, and the buffer ``b_out`` of a layer without a bias."""
+    """The tensors of a layer by name: its parameters, and the buffer ``b_out`` of a layer without a
+    bias.
+    """
     return {**layer._parameters, **layer._buffers}
 
 
@@ -109,7 +139,9 @@ def _usual() -> bool:
 
 
 def _factor_read_in_place(layer: Any, w: Tensor) -> str:
-    """The factor that is w, if all tensors of the layer are read where they are; "" if w, or any other, is computed from them."""
+    """The factor that is w, if all tensors of the layer are read where they are; "" if w, or any
+    other, is computed from them.
+    """
     held = tensors_held_by(layer)
     if len(held) != len(NAMES) or not all(map(_plain, held.values())):
         return ""
@@ -127,9 +159,13 @@ def _plain(p: Tensor | None) -> bool:
 
 
 def _layout(layer: Any) -> list[Any]:
-    """All that a prepared call depends on besides numbers: which tensors, where in memory; geometry, encoding and the code."""
+    """All that a prepared call depends on besides numbers: which tensors, where in memory;
+    geometry, encoding and the code.
+    """
     held = tensors_held_by(layer).items()
-    memory = [(name, id(t), t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for name, t in held]
+    memory = [
+        (name, id(t), t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for name, t in held
+    ]
     code = type(layer), type(layer).position_vector, quadratic.r, quadratic.number
     # An object that was changed in place would still equal itself.
     return [memory, tuple(vars(layer.geometry).values()), layer.radix, layer._encoding, *code]

@@ -1,7 +1,8 @@
-"""A call of a layer: the table of executions, the automatic choice among them, and what a convolution does around its sum.
+"""A call of a layer: the table of executions, the automatic choice among them, and what a
+convolution does around its sum.
 
-To add an execution, add a file, a line in ``EXECUTIONS`` and its name in ``construct.execution.NAMES``; the contract test then
-runs it on every geometry.
+To add an execution, add a file, a line in ``EXECUTIONS`` and its name in
+``construct.execution.NAMES``; the contract test then runs it on every geometry.
 """
 
 from collections.abc import Callable
@@ -22,14 +23,18 @@ from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
 
-# ---- the executions ---------------------------------------------------------------------------------------------------
+# ---- the executions ------------------------------------------------------------------------------
 
 SMALL_BYTES = 2**26
-"""Up to this size (64 MiB), ``dense`` is about the fastest execution of attention that does not factorise."""
+"""Up to this size (64 MiB), ``dense`` is about the fastest execution of attention that does not
+factorise.
+"""
 
 
 def choose(layer: Layer, batch: int, grid: TokenGrid) -> str:
-    """The execution that ``auto`` uses for this call: ``axial``, but ``dense`` for small attention that does not factorise."""
+    """The execution that ``auto`` uses for this call: ``axial``, but ``dense`` for small attention
+    that does not factorise.
+    """
     if axial_plan(layer, grid) is not None:
         return "axial"
     return "dense" if dense.memory(layer, batch, grid) <= SMALL_BYTES else "axial"
@@ -53,22 +58,32 @@ def _cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
 EXECUTIONS: dict[str, Execution] = {
     "dense": dense.EXECUTION,
     "axial": axial.EXECUTION,
-    "auto": Execution(_auto, _memory, "axial, but dense for small attention that does not factorise", _cost, choose),
+    "auto": Execution(
+        _auto,
+        _memory,
+        "axial, but dense for small attention that does not factorise",
+        _cost,
+        choose,
+    ),
 }
 """The executions by name."""
 
 
 def explained(layer: Layer, batch: int, grid: TokenGrid) -> str:
-    """One line per execution: multiplications, memory beyond the input, and a description; for ``auto``, what it picks."""
+    """One line per execution: multiplications, memory beyond the input, and a description; for
+    ``auto``, what it picks.
+    """
     rows = []
     for name, execution in EXECUTIONS.items():
         cost, memory = (count(layer, batch, grid) for count in (execution.cost, execution.memory))
         picked = f"{execution.picks(layer, batch, grid)} here: " if execution.picks else ""
-        rows.append(f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}")
+        rows.append(
+            f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}"
+        )
     return "\n".join(rows)
 
 
-# ---- a call -----------------------------------------------------------------------------------------------------------
+# ---- a call --------------------------------------------------------------------------------------
 
 
 def call(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
@@ -78,7 +93,11 @@ def call(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
     run = EXECUTIONS[layer.execution].run
     if not traced() and output_size is None and (prepared := cached(layer, run, input)) is not None:
         return prepared(input)
-    if not input.is_meta and torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+    if (
+        not input.is_meta
+        and torch.is_autocast_enabled(input.device.type)
+        and input.dtype != torch.float64
+    ):
         return _autocast(layer, input, output_size)
     if torch.compiler.is_dynamo_compiling() or input.is_neg():
         input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
@@ -104,7 +123,9 @@ def has_batch_axis(layer: Any, x: Tensor) -> bool:
         )
     channels = x.shape[-dims - 1]
     if channels != layer.in_channels:
-        raise RuntimeError(f"MHSA: expected {layer.in_channels} channels, got {channels} in {tuple(x.shape)}")
+        raise RuntimeError(
+            f"MHSA: expected {layer.in_channels} channels, got {channels} in {tuple(x.shape)}"
+        )
     w = layer.w_val
     if x.dtype != w.dtype:
         raise RuntimeError(f"MHSA: input is {x.dtype}, the layer {w.dtype}; they must be the same")
@@ -114,8 +135,11 @@ def has_batch_axis(layer: Any, x: Tensor) -> bool:
 
 
 def _in_format_of(x: Tensor, y: Tensor) -> Tensor:
-    """The output y, (B, D_out, *o), contiguous or with channels last in memory, as the input x, (B, D_in, *n)."""
-    # Under vmap, torch has no channels-last format for a single member, and a compiler does not say whether it maps.
+    """The output y, (B, D_out, *o), contiguous or with channels last in memory, as the input x,
+    (B, D_in, *n).
+    """
+    # Under vmap, torch has no channels-last format for a single member, and a compiler does not say
+    # whether it maps.
     form = torch.contiguous_format if is_batched(y) else memory_format(x)
     if form == torch.contiguous_format:
         return y.contiguous()
@@ -125,10 +149,14 @@ def _in_format_of(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _autocast(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
-    """As torch's convolution under autocast: the output is rounded to autocast's type, which nothing else sees."""
+    """As torch's convolution under autocast: the output is rounded to autocast's type, which
+    nothing else sees.
+    """
     kind = input.device.type
     with torch.autocast(kind, enabled=False):
-        return call(layer, input.to(layer.w_val.dtype), output_size).to(torch.get_autocast_dtype(kind))
+        return call(layer, input.to(layer.w_val.dtype), output_size).to(
+            torch.get_autocast_dtype(kind)
+        )
 
 
 def _geometry_for(
@@ -153,14 +181,24 @@ def _evaluated(
         return run_abstract(layer, x, geometry)
     evaluate: Any = _run
     if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here
-        evaluate = torch.compiler.disable(evaluate, reason="MHSA: only layers whose heads are sharp are compiled")
+        evaluate = torch.compiler.disable(
+            evaluate, reason="MHSA: only layers whose heads are sharp are compiled"
+        )
     return evaluate(layer, run, x, geometry, size)
 
 
-def _run(layer: Any, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]) -> Tensor:
-    """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), if memory allows, in its type."""
+def _run(
+    layer: Any, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]
+) -> Tensor:
+    """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), if memory allows, in
+    its type.
+    """
     output = output_size_of(geometry, size)
     if 0 in output:
         return run_abstract(layer, x, geometry)
-    require(len(x) * layer.out_channels * prod(output) * x.element_size(), x.device, f"an output of size {output}")
+    require(
+        len(x) * layer.out_channels * prod(output) * x.element_size(),
+        x.device,
+        f"an output of size {output}",
+    )
     return run(layer, x, TokenGrid.of(geometry, size)).to(x.dtype)

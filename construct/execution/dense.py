@@ -18,55 +18,82 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     what = f"dense attention of {layer.heads} heads, {grid.query_count} queries and {grid.token_count} keys"
     require(memory(layer, len(x), grid), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
-    probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)  # (b or 1, h, q, t)
+    probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(
+        tokens.dtype
+    )  # (b or 1, h, q, t)
     attended = averaged(probabilities, values_of(tokens, layer.w_val))
     y = layer.b_out.to(tokens.dtype) + added_up(attended, layer.w_out)
     return y.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
 def values_of(tokens: Tensor, w_val: Tensor) -> Tensor:
-    """X W_val^h: tokens (B, T, D_in) and w_val (heads, groups, in/groups, D_h) → (B, heads, T, groups, D_h)."""
-    return torch.einsum("btgi,hgie->bhtge", tokens.unflatten(2, (w_val.shape[1], -1)), w_val.to(tokens.dtype))
+    """X W_val^h: tokens (B, T, D_in) and w_val (heads, groups, in/groups, D_h) →
+    (B, heads, T, groups, D_h).
+    """
+    return torch.einsum(
+        "btgi,hgie->bhtge", tokens.unflatten(2, (w_val.shape[1], -1)), w_val.to(tokens.dtype)
+    )
 
 
 def averaged(probabilities: Tensor, values: Tensor) -> Tensor:
-    """P^h X W_val^h: (B or 1, heads, queries, T) and (B, heads, T, groups, D_h) → (B, heads, queries, groups, D_h)."""
+    """P^h X W_val^h: (B or 1, heads, queries, T) and (B, heads, T, groups, D_h) → (B, heads,
+    queries, groups, D_h).
+    """
     if len(probabilities) == 1:  # one map for the whole batch
         return torch.einsum("hqt,bhtge->bhqge", probabilities[0], values)
     return torch.einsum("bhqt,bhtge->bhqge", probabilities, values)
 
 
 def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
-    """Σ_h attended_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h, out/groups) → (B, queries, D_out)."""
+    """Σ_h attended_h W_out^h: (B, heads, queries, groups, D_h) and w_out (heads, groups, D_h,
+    out/groups) → (B, queries, D_out).
+    """
     return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid, rows: int | None = None) -> int:
-    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at a time, or all; generous."""
+    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at
+    a time, or all; generous.
+    """
     content, size = layer.has_content(), working_dtype(layer.w_val.dtype).itemsize
     queries, keys, heads = grid.query_count, grid.token_count, layer.heads
     rows = rows or queries
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    # Scores, softmax and a temporary in float64, probabilities in the working type; shifts as indices; rows of learned tables.
+    # Scores, softmax and a temporary in float64, probabilities in the working type; shifts as
+    # indices; rows of learned tables.
     pairs = (batch if content else 1) * heads * rows * keys
     picked = 8 * (len(layer.offsets) + 1) if content and layer.offsets else 0
     maps = pairs * (24 + size + picked) + 16 * rows * (2 * keys + pairs // keys * pos_dim)
-    # Values, attended values and projections of all heads, each with a copy for its batched product.
+    # Values, attended values and projections of all heads, each with a copy for its batched
+    # product.
     width = layer.groups * layer.w_val.shape[3] + 2 * key_dim
     of_heads = 2 * batch * heads * (keys + queries) * width * size
     tokens = batch * (3 * keys + 2 * queries) * (layer.in_channels + layer.out_channels) * size
-    weights = 2 * size * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
+    weights = (
+        2 * size * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
+    )
     return maps + of_heads + tokens + weights + 8 * (heads + 4 * pos_dim) * grid.box_size
 
 
 def multiplications(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and the content scores."""
+    """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and
+    the content scores.
+    """
     heads, groups, channels, head_dim = layer.w_val.shape
     queries, tokens, width = grid.query_count, grid.token_count, layer.w_out.shape[3]
-    total = batch * heads * groups * head_dim * (tokens * channels + queries * tokens + queries * width)
+    total = (
+        batch * heads * groups * head_dim * (tokens * channels + queries * tokens + queries * width)
+    )
     if layer.has_content():
-        total += batch * heads * layer.w_key_pos.shape[1] * (queries * tokens + (queries + tokens) * layer.in_channels)
+        total += (
+            batch
+            * heads
+            * layer.w_key_pos.shape[1]
+            * (queries * tokens + (queries + tokens) * layer.in_channels)
+        )
     return total
 
 
-EXECUTION = Execution(run, memory, "the paper's equations as they stand; O(T²) time and memory", multiplications)
+EXECUTION = Execution(
+    run, memory, "the paper's equations as they stand; O(T²) time and memory", multiplications
+)

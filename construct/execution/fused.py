@@ -1,12 +1,13 @@
-"""Attention that does not factorise, a block of queries at a time: torch's ``scaled_dot_product_attention`` where there is content.
+"""Attention that does not factorise, a block of queries at a time: torch's
+``scaled_dot_product_attention`` where there is content.
 
-The terms of Eq. 6 with keys, (X_q W_qry + u) · X_k W_key, are what torch's function multiplies out.  Those with r_δ are its
-additive bias.  They are evaluated in float64 from the exact integers δ, and their maximum over the keys, which the softmax
-cancels, is subtracted before they are rounded to the working type: so a score is rounded relatively to how far it lies below
-the best one.
+The terms of Eq. 6 with keys, (X_q W_qry + u) · X_k W_key, are what torch's function multiplies out.
+Those with r_δ are its additive bias.  They are evaluated in float64 from the exact integers δ, and
+their maximum over the keys, which the softmax cancels, is subtracted before they are rounded to the
+working type: so a score is rounded relatively to how far it lies below the best one.
 
-Without content there is one map for all images, and torch's function would form it for each.  So the softmax is taken once,
-in float64, as in ``dense``.
+Without content there is one map for all images, and torch's function would form it for each.  So
+the softmax is taken once, in float64, as in ``dense``.
 """
 
 from collections.abc import Callable
@@ -33,12 +34,15 @@ BLOCK_BYTES = 2**26
 def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
 
-    With content it is differentiable once where torch takes its fused kernel, which has no second derivative; ``dense`` has all.
+    With content it is differentiable once where torch takes its fused kernel, which has no second
+    derivative; ``dense`` has all.
 
     Raises:
         NotEnoughMemory: not even one block fits.
     """
-    what = f"attention over {grid.query_count} queries and {grid.token_count} keys, a block at a time,"
+    what = (
+        f"attention over {grid.query_count} queries and {grid.token_count} keys, a block at a time,"
+    )
     require(memory(layer, len(x), grid), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     scores, values = Scores(layer, tokens, grid), values_of(tokens, layer.w_val)
@@ -46,20 +50,30 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     step = _queries_per_block(len(tokens), layer.heads, grid, scores.content)
     blocks = [slice(start, start + step) for start in range(0, grid.query_count, step)]
     inside = scores.u, scores.w_key_pos  # torch notices changes in place of arguments alone
-    attended = [bounded(_attended, scores, query, key, values, queries, *inside) for queries in blocks]
+    attended = [
+        bounded(_attended, scores, query, key, values, queries, *inside) for queries in blocks
+    ]
     y = layer.b_out.to(tokens.dtype) + added_up(torch.cat(attended, dim=2), layer.w_out)
     return y.transpose(1, 2).unflatten(2, grid.query_shape)
 
 
 def _attended(
-    scores: Scores, query: Tensor | None, key: Tensor | None, values: Tensor, queries: slice, *_: Tensor
+    scores: Scores,
+    query: Tensor | None,
+    key: Tensor | None,
+    values: Tensor,
+    queries: slice,
+    *_: Tensor,
 ) -> Tensor:
     """P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).
 
-    ``query`` (B, heads, queries, D_k) and ``key`` (B, heads, T, D_k) are those of all queries; None without content.
+    ``query`` (B, heads, queries, D_k) and ``key`` (B, heads, T, D_k) are those of all queries; None
+    without content.
     """
     if query is None or key is None:
-        return averaged(torch.softmax(scores.of_positions(queries), dim=-1).to(values.dtype), values)
+        return averaged(
+            torch.softmax(scores.of_positions(queries), dim=-1).to(values.dtype), values
+        )
     query = query[:, :, queries]
     bias = scores.of_positions(queries, query)
     bias = (bias - bias.detach().amax(-1, keepdim=True)).to(values.dtype)
@@ -72,12 +86,16 @@ def _attended(
     def widened(t: Tensor) -> Tensor:  # torch's fused kernels want one head size
         return pad(t, (0, width - t.shape[3]))
 
-    attended = scaled_dot_product_attention(widened(asking), widened(key), widened(flat), attn_mask=bias, scale=1.0)
+    attended = scaled_dot_product_attention(
+        widened(asking), widened(key), widened(flat), attn_mask=bias, scale=1.0
+    )
     return attended[..., : prod(values.shape[3:])].unflatten(3, values.shape[3:])
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
-    """Call ``function``; while gradients are recorded, checkpoint it, so that no attention map is saved."""
+    """Call ``function``; while gradients are recorded, checkpoint it, so that no attention map is
+    saved.
+    """
     if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for saved tensors
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
         assert isinstance(result, Tensor)

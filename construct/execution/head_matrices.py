@@ -1,7 +1,9 @@
-"""The matrix W_h = W_val^h W_out^h of every head, without a product where one factor is the identity.
+"""The matrix W_h = W_val^h W_out^h of every head, without a product where one factor is the
+identity.
 
-A layer made from a convolution has the tap in one factor and the identity in the other.  On a CPU every call checks that, since
-edits of weights through ``.data`` or from outside torch leave no trace; elsewhere only a frozen factor counts as the identity.
+A layer made from a convolution has the tap in one factor and the identity in the other.  On a CPU
+every call checks that, since edits of weights through ``.data`` or from outside torch leave no
+trace; elsewhere only a frozen factor counts as the identity.
 """
 
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ from construct.execution import reads
 from construct.execution.transforms import shared_array, transformed
 
 AT_ONCE = 2**16
-"""Bytes compared at a time, few enough for the identities to stay in a core's cache; a single matrix may have more."""
+"""Bytes compared at a time, few enough for the identities to stay in a core's cache; a single
+matrix may have more.
+"""
 
 
 def is_identity(blocks: Tensor) -> bool:
@@ -26,12 +30,16 @@ def is_identity(blocks: Tensor) -> bool:
     if rows != columns or not blocks.numel():
         return False
     if blocks.device.type != "cpu" or blocks.dtype == torch.bfloat16:
-        return torch.equal(blocks, torch.eye(rows, dtype=blocks.dtype, device=blocks.device).expand_as(blocks))
+        return torch.equal(
+            blocks, torch.eye(rows, dtype=blocks.dtype, device=blocks.device).expand_as(blocks)
+        )
     return all(like == part for like, part in identity_parts(shared_array(blocks.detach())))
 
 
 def identity_parts(matrices: np.ndarray) -> Iterator[tuple[bytearray, np.ndarray]]:
-    """Pair parts of (heads, groups, n, n) with the bytes of as many identities: a bytearray compares itself with memory."""
+    """Pair parts of (heads, groups, n, n) with the bytes of as many identities: a bytearray
+    compares itself with memory.
+    """
     rows = matrices.shape[-1]
     flat = matrices.reshape(-1, rows * rows)
     most = max(1, AT_ONCE // flat[:1].nbytes)
@@ -46,7 +54,9 @@ def _identities(count: int, rows: int, dtype: Any) -> bytearray:
 
 
 def whole_factor(layer: Any) -> str:
-    """The factor that is a head's whole matrix, "w_val" or "w_out", because the other one is the identity; "" if none is."""
+    """The factor that is a head's whole matrix, "w_val" or "w_out", because the other one is the
+    identity; "" if none is.
+    """
     for whole, other in (("w_val", "w_out"), ("w_out", "w_val")):
         factor = getattr(layer, other)
         known = not tokens.host_waits(factor.device) or reads.state_of(factor) is not None
@@ -56,14 +66,20 @@ def whole_factor(layer: Any) -> str:
 
 
 class Merge(torch.autograd.Function):
-    """W_val W_out for every head and group, of which one is the identity, with derivatives of any order."""
+    """W_val W_out for every head and group, of which one is the identity, with derivatives of any
+    order.
+    """
 
     @staticmethod
     def forward(ctx, w_val: Tensor, w_out: Tensor, whole: str):  # type: ignore[override]
-        """w_val (heads, groups, C, D_h), w_out (heads, groups, D_h, D) → (heads, groups, C, D): the factor named ``whole``."""
+        """w_val (heads, groups, C, D_h), w_out (heads, groups, D_h, D) → (heads, groups, C, D): the
+        factor named ``whole``.
+        """
         ctx.save_for_backward(w_val, w_out)
         ctx.whole = whole
-        return w_val if whole == "w_val" else w_out  # torch turns an input that is returned unchanged into a view
+        return (
+            w_val if whole == "w_val" else w_out
+        )  # torch turns an input that is returned unchanged into a view
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
@@ -78,7 +94,9 @@ class Merge(torch.autograd.Function):
 
 
 def merged(layer: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """W_val W_out for every head and group, (heads, groups, C, D); a factor itself if the other is the identity."""
+    """W_val W_out for every head and group, (heads, groups, C, D); a factor itself if the other is
+    the identity.
+    """
     dtype = dtype or layer.w_val.dtype
     whole = "" if transformed() else whole_factor(layer)
     if whole:

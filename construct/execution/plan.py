@@ -1,4 +1,6 @@
-"""Splits a layer's heads on a grid into one-hot heads, with their shifts, and soft heads, from ``v`` and ``w_key_pos`` alone."""
+"""Splits a layer's heads on a grid into one-hot heads, with their shifts, and soft heads, from
+``v`` and ``w_key_pos`` alone.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,7 +14,14 @@ import torch
 from torch import Tensor
 
 from construct.encoding import quadratic
-from construct.encoding.encodings import CLASSICAL, LEARNED, Encoding, Parabola, Quadratic, shifts_are_distinct
+from construct.encoding.encodings import (
+    CLASSICAL,
+    LEARNED,
+    Encoding,
+    Parabola,
+    Quadratic,
+    shifts_are_distinct,
+)
 from construct.execution import reads
 from construct.execution.byte_cache import RESULTS
 from construct.execution.protocol import Layer
@@ -30,7 +39,8 @@ class Sight:
 
     Attributes:
         shifts: from outputs to the positions that they read.
-        padded: whether heads read the padded input, because padding copies inputs; else the input itself, with zeros around.
+        padded: whether heads read the padded input, because padding copies inputs; else the input
+            itself, with zeros around.
         stuffed: whether inputs are stuffed with zeros; the shifts then run from inputs to outputs.
     """
 
@@ -70,27 +80,39 @@ def sight_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Sight:
     """What sharp heads read whose tokens for output 0 are ``starts``."""
     affine, stuffed = grid.affine, max(grid.stuffing) > 1
     if affine is None or (stuffed and max(grid.step) > 1):
-        return Sight(Shifts(starts, grid.step, grid.shape, grid.query_shape), padded=True, stuffed=False)
+        return Sight(
+            Shifts(starts, grid.step, grid.shape, grid.query_shape), padded=True, stuffed=False
+        )
     origin = [begin for begin, _ in affine]
     offsets = tuple(tuple(map(sub, start, origin)) for start in starts)
     if not stuffed:
-        return Sight(Shifts(offsets, grid.step, grid.size, grid.query_shape), padded=False, stuffed=False)
+        return Sight(
+            Shifts(offsets, grid.step, grid.size, grid.query_shape), padded=False, stuffed=False
+        )
     flipped = tuple(tuple(map(neg, offset)) for offset in offsets)
-    return Sight(Shifts(flipped, grid.stuffing, grid.query_shape, grid.size), padded=False, stuffed=True)
+    return Sight(
+        Shifts(flipped, grid.stuffing, grid.query_shape, grid.size), padded=False, stuffed=True
+    )
 
 
 def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
     """The plan, if the attention of every head factorises or is certain to be a shift; else None."""
     if layer.has_content() or type(layer.encoding) not in (*CLASSICAL, *LEARNED):
         return None
-    if transformed() and (layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None):
-        return None  # learned tables are not unwrapped, and under vmap each member may look elsewhere
+    if transformed() and (
+        layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None
+    ):
+        return (
+            None  # learned tables are not unwrapped, and under vmap each member may look elsewhere
+        )
     plan = plan_for(layer, grid)
     return plan if layer.encoding.factorises or not plan.soft else None
 
 
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
-    """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned encoding's tables."""
+    """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned
+    encoding's tables.
+    """
     encoding = layer.encoding
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
@@ -112,26 +134,36 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
     assert values is not None
     with nullcontext() if plain() else eagerly():
         values = values.cpu()
-        bits = values if values.dtype in (torch.float32, torch.float64) else values.view(torch.uint8)
+        bits = (
+            values if values.dtype in (torch.float32, torch.float64) else values.view(torch.uint8)
+        )
         return shared_array(bits).tobytes(), values.dtype, values.shape
 
 
-@np.errstate(divide="ignore", over="ignore", invalid="ignore")  # a head whose scores overflow is not a shift
+@np.errstate(
+    divide="ignore", over="ignore", invalid="ignore"
+)  # a head whose scores overflow is not a shift
 def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p)."""
     least, shape = np.array([low for low, _ in grid.box]), grid.box_shape
     if isinstance(encoding, Quadratic):
         axes = [
-            _peak_of_parabola(c[:, 0], c[:, axis + 1], partial(add, float(least[axis])), shape[axis])
+            _peak_of_parabola(
+                c[:, 0], c[:, axis + 1], partial(add, float(least[axis])), shape[axis]
+            )
             for axis in range(len(shape))
         ]
         places, sure = zip(*axes, strict=True)
         certain = np.logical_and.reduce(sure)
     elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, grid.box):
-        places = [np.zeros(len(c), dtype=np.int64)] * len(shape)  # its numbers may be too large for float64
+        places = [np.zeros(len(c), dtype=np.int64)] * len(
+            shape
+        )  # its numbers may be too large for float64
         certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
-        at, certain = _peak_of_parabola(c[:, 0], c[:, 1], partial(_number, encoding.radix, least, shape), grid.box_size)
+        at, certain = _peak_of_parabola(
+            c[:, 0], c[:, 1], partial(_number, encoding.radix, least, shape), grid.box_size
+        )
         places = np.unravel_index(at, shape)
     else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
@@ -142,10 +174,14 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     low, high = np.array(grid.common_box).T
     certain = certain & ((low <= deltas) & (deltas <= high)).all(axis=1)
     sharp, soft = np.flatnonzero(certain), np.flatnonzero(~certain)
-    return Plan(grid, tuple(sharp.tolist()), tuple(map(tuple, deltas[sharp].tolist())), tuple(soft.tolist()))
+    return Plan(
+        grid, tuple(sharp.tolist()), tuple(map(tuple, deltas[sharp].tolist())), tuple(soft.tolist())
+    )
 
 
-def _number(radix: tuple[int, ...], least: np.ndarray, shape: tuple[int, ...], at: np.ndarray) -> np.ndarray:
+def _number(
+    radix: tuple[int, ...], least: np.ndarray, shape: tuple[int, ...], at: np.ndarray
+) -> np.ndarray:
     """The numbers of the shifts at these places of a box."""
     axes = zip(np.unravel_index(at, shape), least, strict=True)
     return quadratic.number([place + float(low) for place, low in axes], radix)
@@ -154,11 +190,13 @@ def _number(radix: tuple[int, ...], least: np.ndarray, shape: tuple[int, ...], a
 def _peak_of_parabola(
     square: np.ndarray, linear: np.ndarray, number: Callable[[np.ndarray], np.ndarray], count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`_peak`, for scores c_0 n² + c_1 n (heads,) of increasing integers n = number(0), …, number(count − 1).
+    """As :func:`_peak`, for scores c_0 n² + c_1 n (heads,) of increasing integers n = number(0), …,
+    number(count − 1).
 
-    A score takes three operations of relative error 2⁻⁵³, on numbers up to the sum of its terms' magnitudes.  So the greatest
-    that it can be is again a parabola, on either side of n = 0.  If that opens downwards, its greatest value besides the peak's
-    lies next to its vertex, to 0 or to an end; else at an end, or next to the peak, which is one.  So few candidates are enough,
+    A score takes three operations of relative error 2⁻⁵³, on numbers up to the sum of its terms'
+    magnitudes.  So the greatest that it can be is again a parabola, on either side of n = 0.  If
+    that opens downwards, its greatest value besides the peak's lies next to its vertex, to 0 or to
+    an end; else at an end, or next to the peak, which is one.  So few candidates are enough,
     however many integers there are.
     """
     targets = np.stack([linear / (-2 * square), 0 * linear], axis=1)
@@ -175,10 +213,14 @@ def _peak_of_parabola(
     return _peak(places, terms[0] + terms[1], (np.abs(terms[0]) + np.abs(terms[1])) * 2.0**-51)
 
 
-def _peak(places: np.ndarray, scores: np.ndarray, doubt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each row's greatest score, and whether all others are certain to get attention 0 in float64.
+def _peak(
+    places: np.ndarray, scores: np.ndarray, doubt: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each row's greatest score, and whether all others are certain to get attention 0
+    in float64.
 
-    ``scores`` (heads, n) are those of ``places`` (heads, n) or (n,), and ``doubt`` (heads, n or 1) bounds their errors.
+    ``scores`` (heads, n) are those of ``places`` (heads, n) or (n,), and ``doubt`` (heads, n or 1)
+    bounds their errors.
     """
     doubt = np.broadcast_to(doubt, scores.shape)
     rows, first = np.arange(len(scores)), scores.argmax(axis=1)

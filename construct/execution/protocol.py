@@ -46,12 +46,14 @@ class Execution:
     """One way to evaluate Eq. 3: the same function by another route.
 
     Attributes:
-        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that type or the working type;
-            raises NotEnoughMemory before allocating what does not fit.
-        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the parameters.
+        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that
+            type or the working type; raises NotEnoughMemory before allocating what does not fit.
+        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the
+            parameters.
         meaning: a description in one line.
         cost: (layer, batch, grid) → approximate multiplications of a call.
-        picks: (layer, batch, grid) → the name of the execution that does the work; None if it is this one.
+        picks: (layer, batch, grid) → the name of the execution that does the work; None if it is
+            this one.
     """
 
     run: Callable[[Any, Tensor, TokenGrid], Tensor]

@@ -1,8 +1,11 @@
-"""What was read from a layer's tensors, kept while they are unchanged: for devices where the host waits for what it reads.
+"""What was read from a layer's tensors, kept while they are unchanged: for devices where the host
+waits for what it reads.
 
-On a CPU every call compares numbers.  Elsewhere it compares what torch says of a tensor: which one it is, where its memory is, and
-how many in-place changes torch has counted (``_version``).  Fused optimizers are not counted, so an optimizer step that may have
-changed a tensor counts too.  Training loops may write into ``.data``, which leaves no trace: what is learned is read in every call.
+On a CPU every call compares numbers.  Elsewhere it compares what torch says of a tensor: which one
+it is, where its memory is, and how many in-place changes torch has counted (``_version``).  Fused
+optimizers are not counted, so an optimizer step that may have changed a tensor counts too.
+Training loops may write into ``.data``, which leaves no trace: what is learned is read in every
+call.
 """
 
 from collections.abc import Callable
@@ -20,15 +23,20 @@ import construct.tokens as tokens
 T = TypeVar("T")
 
 _RESULTS: WeakKeyDictionary[Any, dict[Any, tuple[Any, Tensor, Any]]] = WeakKeyDictionary()
-"""For each layer, by name and function: the tensor's state, the tensor (so that its id is not reused) and what was read."""
+"""For each layer, by name and function: the tensor's state, the tensor
+(so that its id is not reused) and what was read.
+"""
 _IDS: set[int] = set()
 """The tensors with a state since ``_STEPS`` was last counted up."""
 _STEPS = [0]
-"""How often one of them may have changed unseen: by an optimizer's step, or while it was learned."""
+"""How often one of them may have changed unseen: by an optimizer's step, or while it was learned.
+"""
 
 
 def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
-    """Call ``function``, which reads values, on the layer's tensor of this name; where that waits, only if it may have changed."""
+    """Call ``function``, which reads values, on the layer's tensor of this name; where that waits,
+    only if it may have changed.
+    """
     tensor = getattr(layer, name)
     state = state_of(tensor) if tokens.host_waits(tensor.device) else None
     if state is None:
@@ -41,18 +49,24 @@ def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
 
 
 def state_of(tensor: Tensor) -> Any:
-    """What differs after a tensor has changed; None for one that is learned, that is no parameter, or that counts no changes."""
+    """What differs after a tensor has changed; None for one that is learned, that is no parameter,
+    or that counts no changes.
+    """
     if type(tensor) is not Parameter or is_learned(tensor) or tensor.is_inference():
         return None
     _watch_optimizers()
     _IDS.add(id(tensor))
-    storage = StorageWeakRef(tensor.untyped_storage())  # while it exists, no other storage gets this number
+    storage = StorageWeakRef(
+        tensor.untyped_storage()
+    )  # while it exists, no other storage gets this number
     layout = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
     return _STEPS[0], id(tensor), storage, tensor._version, layout
 
 
 def is_learned(tensor: Tensor) -> bool:
-    """Whether a tensor is learned; if so, what was read while it was frozen holds no longer, should it be frozen again."""
+    """Whether a tensor is learned; if so, what was read while it was frozen holds no longer, should
+    it be frozen again.
+    """
     if tensor.requires_grad and id(tensor) in _IDS:
         _invalidate()
     return tensor.requires_grad
@@ -69,7 +83,9 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    """Invalidate all states if the step may have changed a tensor that has one, unlike a frozen one without a gradient."""
+    """Invalidate all states if the step may have changed a tensor that has one, unlike a frozen one
+    without a gradient.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not _IDS.isdisjoint({id(p) for p in parameters if p.requires_grad or p.grad is not None}):
         _invalidate()

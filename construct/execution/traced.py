@@ -1,7 +1,8 @@
 """One-hot heads as ``torch.compile`` and ``torch.export`` trace them.
 
-A trace sees tensors without values, so where the heads look must be known beforehand: a trace freezes it.  It records the
-shift itself, for any spatial size: pad, take each head's tokens, multiply by its matrix.
+A trace sees tensors without values, so where the heads look must be known beforehand: a trace
+freezes it.  It records the shift itself, for any spatial size: pad, take each head's tokens,
+multiply by its matrix.
 """
 
 import logging
@@ -26,9 +27,13 @@ from construct.tokens import TokenGrid, output_size
 log = logging.getLogger(__name__)
 
 FROZEN = "_frozen_heads"
-"""The attribute of a layer copied for export that holds what :func:`freeze` returned; no other layer has it."""
+"""The attribute of a layer copied for export that holds what :func:`freeze` returned; no other
+layer has it.
+"""
 EXAMPLE = 64
-"""Without a given size, shifts are read off on a grid this many steps longer than the kernel reaches."""
+"""Without a given size, shifts are read off on a grid this many steps longer than the kernel
+reaches.
+"""
 
 
 Starts = tuple[tuple[int, ...], ...]
@@ -50,24 +55,35 @@ def freeze(layer: Layer) -> tuple[Starts, str]:
             f"MHSA: the {layer.encoding.name} encoding cannot be traced: a shift on one grid may be none on another"
         )
     if layer.has_content():
-        raise ValueError("MHSA: attention to content cannot be traced (its dense execution can only be run)")
+        raise ValueError(
+            "MHSA: attention to content cannot be traced (its dense execution can only be run)"
+        )
     size = tuple(span + EXAMPLE * s for span, s in zip(geometry.span, geometry.stride, strict=True))
     if geometry.transposed:
         size = (EXAMPLE,) * geometry.dims
     plan = plan_for(layer, TokenGrid.of(geometry, size))
-    inside = all(0 <= t <= span for start in plan.starts for t, span in zip(start, geometry.span, strict=True))
+    inside = all(
+        0 <= t <= span
+        for start in plan.starts
+        for t, span in zip(start, geometry.span, strict=True)
+    )
     if plan.soft or not inside:
-        raise ValueError("MHSA: a head that is no shift within the kernel's reach cannot be traced for every size")
+        raise ValueError(
+            "MHSA: a head that is no shift within the kernel's reach cannot be traced for every size"
+        )
     return plan.starts, whole_factor(layer)
 
 
 def frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:
-    """As :func:`freeze`, and whether operators without rules for transforms may be called; None if heads cannot be frozen.
+    """As :func:`freeze`, and whether operators without rules for transforms may be called; None if
+    heads cannot be frozen.
 
     ``torch.compile`` calls it while it traces.
     """
     try:
-        with eagerly():  # within a transform of torch.func, which the compiler follows, these tensors would be wrapped
+        # within a transform of torch.func, which the compiler follows, these tensors would be
+        # wrapped
+        with eagerly():
             frozen = freeze(layer)
     except ValueError as error:
         log.warning("not compiled, run as it is: %s", error)
@@ -85,10 +101,12 @@ def _say_once(message: str) -> None:
 
 
 def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
-    """Eq. 3 if all heads are known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's type; else None.
+    """Eq. 3 if all heads are known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's
+    type; else None.
 
     Raises:
-        NotImplementedError: torch.export traces tensors without values, which do not tell where heads look.
+        NotImplementedError: torch.export traces tensors without values, which do not tell where
+            heads look.
     """
     copied = getattr(layer, FROZEN, None)
     frozen = _frozen_while_traced(layer) if copied is None else (*copied, False)
@@ -101,13 +119,22 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         return _of(x.dtype, _as_operator(_of(dtype, x), w, starts, bias, geometry))
     attended = plain.sliced if copied is None else plain.gathered
     tokens = _padded(_of(dtype, x), geometry)
-    return _of(x.dtype, attended(tokens, w, bias, starts, geometry.query_stride, _outputs(tokens.shape[2:], geometry)))
+    return _of(
+        x.dtype,
+        attended(
+            tokens, w, bias, starts, geometry.query_stride, _outputs(tokens.shape[2:], geometry)
+        ),
+    )
 
 
 def _frozen_while_traced(layer: Layer) -> tuple[Starts, str, bool] | None:
-    if not torch.compiler.is_dynamo_compiling() and (torch.compiler.is_compiling() or abstract(layer.v)):
+    if not torch.compiler.is_dynamo_compiling() and (
+        torch.compiler.is_compiling() or abstract(layer.v)
+    ):
         if type(layer.encoding) not in CLASSICAL:
-            raise NotImplementedError(f"MHSA: the {layer.encoding.name} encoding cannot be exported, only run")
+            raise NotImplementedError(
+                f"MHSA: the {layer.encoding.name} encoding cannot be exported, only run"
+            )
         raise NotImplementedError(
             "MHSA: torch.export hides from a layer where its heads look (give it strict=True, or "
             "construct.files.export.frozen_copy(network))"
@@ -120,11 +147,16 @@ def _frozen_while_traced(layer: Layer) -> tuple[Starts, str, bool] | None:
 def _matrices(layer: Layer, whole: str, dtype: torch.dtype) -> Tensor:
     """W_h of every head, (heads, g, C, D): the factor named ``whole``, or the product.
 
-    A compiler guards on requires_grad, and on no number: what learns between calls without gradients is multiplied in these
-    too, and so is what functional_call puts in a parameter's place.
+    A compiler guards on requires_grad, and on no number: what learns between calls without
+    gradients is multiplied in these too, and so is what functional_call puts in a parameter's
+    place.
     """
     identity = layer.w_out if whole == "w_val" else layer.w_val
-    if whole and not identity.requires_grad and (isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN)):
+    if (
+        whole
+        and not identity.requires_grad
+        and (isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN))
+    ):
         return _of(dtype, getattr(layer, whole))
     return _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)
 
@@ -132,26 +164,44 @@ def _matrices(layer: Layer, whole: str, dtype: torch.dtype) -> Tensor:
 def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
     """The outputs along each axis of a padded grid.
 
-    A program evaluates an expression for every size: here a stride of a stride is one division, known to be at least 1.
+    A program evaluates an expression for every size: here a stride of a stride is one division,
+    known to be at least 1.
     """
     axes = zip(tokens, geometry.span, geometry.query_stride, strict=True)
     return [(n - span - 1) // step + 1 if step > 1 else n - span for n, span, step in axes]
 
 
-def _as_operator(x: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry) -> Tensor:
-    """The outputs by one operator, which reads the input with zeros around it, or the tokens where padding copies inputs."""
+def _as_operator(
+    x: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry
+) -> Tensor:
+    """The outputs by one operator, which reads the input with zeros around it, or the tokens where
+    padding copies inputs.
+    """
     g, size = geometry, tuple(x.shape[2:])
-    grid = TokenGrid(size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size))
+    grid = TokenGrid(
+        size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size)
+    )
     sight = sight_of(grid, starts)
     shifts, offsets = sight.shifts, sum(sight.shifts.offsets, ())
     images = _padded(x, geometry) if sight.padded else x
     last = memory_format(x) != torch.contiguous_format
     matrices = w.mT if sight.stuffed else w
-    return shifted_sum(images, matrices, bias, offsets, shifts.step, shifts.size, shifts.output, sight.stuffed, last)
+    return shifted_sum(
+        images,
+        matrices,
+        bias,
+        offsets,
+        shifts.step,
+        shifts.size,
+        shifts.output,
+        sight.stuffed,
+        last,
+    )
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
-    """Call a layer on fake or meta tensors, which have shapes but no values: (B, D_in, *n) → (B, D_out, *o), likewise.
+    """Call a layer on fake or meta tensors, which have shapes but no values: (B, D_in, *n) →
+    (B, D_out, *o), likewise.
 
     Raises:
         RuntimeError: this size has no output.
@@ -166,10 +216,12 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any:
-    """A call of a layer in a network that ``torch.fx`` traces: one node of its graph, as for torch's own layers.
+    """A call of a layer in a network that ``torch.fx`` traces: one node of its graph, as for
+    torch's own layers.
 
     Raises:
-        TypeError: the input is no symbol of ``torch.fx``, and no tensor either; or no network is around the layer.
+        TypeError: the input is no symbol of ``torch.fx``, and no tensor either; or no network is
+            around the layer.
     """
     if not isinstance(input, torch.fx.Proxy):
         raise TypeError(f"MHSA: the input must be a tensor, not {type(input).__name__}")
@@ -197,4 +249,6 @@ def _padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
     pads = [n for pair in reversed(geometry.pads) for n in pair]
     if not any(pads):
         return x
-    return nn.functional.pad(x, pads, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode)
+    return nn.functional.pad(
+        x, pads, mode="constant" if geometry.padding_mode == "zeros" else geometry.padding_mode
+    )

@@ -1,6 +1,7 @@
 """Detects ``torch.func`` transforms, forward-mode derivatives, fake and meta tensors, and tracing.
 
-Where heads look is read from the values of ``v`` and ``w_key_pos``.  A transform wraps these values, and a fake tensor has none.
+Where heads look is read from the values of ``v`` and ``w_key_pos``.  A transform wraps these
+values, and a fake tensor has none.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,9 @@ def transformed() -> bool:
 
 
 def traced() -> bool:
-    """Whether a graph of operators is being recorded: by a compiler, ``torch.export``, ``torch.jit.trace`` or ``make_fx``."""
+    """Whether a graph of operators is being recorded: by a compiler, ``torch.export``,
+    ``torch.jit.trace`` or ``make_fx``.
+    """
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -33,7 +36,9 @@ def traced() -> bool:
 
 def faked() -> bool:
     """Whether a fake-tensor mode is active, except under a compiler."""
-    return not torch.compiler.is_compiling() and torch._C._get_dispatch_mode(_MODES.FAKE) is not None
+    return (
+        not torch.compiler.is_compiling() and torch._C._get_dispatch_mode(_MODES.FAKE) is not None
+    )
 
 
 def abstract(*tensors: Tensor) -> bool:
@@ -44,13 +49,17 @@ def abstract(*tensors: Tensor) -> bool:
 
 
 def plain() -> bool:
-    """Whether operators run normally: no transform, forward mode, fake mode or trace (other than a compiler's) is active."""
+    """Whether operators run normally: no transform, forward mode, fake mode or trace
+    (other than a compiler's) is active.
+    """
     return torch.compiler.is_compiling() or not (transformed() or traced() or faked())
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Disable traces, fake modes and transforms within the block: results have values, and sizes are ints."""
+    """Disable traces, fake modes and transforms within the block: results have values, and sizes
+    are ints.
+    """
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[arg-type]
     try:
@@ -61,7 +70,9 @@ def eagerly() -> Iterator[None]:
 
 
 def sizes_as_numbers() -> AbstractContextManager[None]:
-    """Sizes of tensors that are read within the block are ints, also where ``torch.jit.trace`` is recording."""
+    """Sizes of tensors that are read within the block are ints, also where ``torch.jit.trace`` is
+    recording.
+    """
     recording = not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
     return eagerly() if recording else nullcontext()
 
@@ -79,7 +90,9 @@ def numbers(t: Tensor) -> Tensor:
 
 
 def _unwrapped(t: Tensor) -> tuple[Tensor, list[int]]:
-    """The tensor inside all ``torch.func`` wrappers; and, from the innermost, which of the remaining axes each maps over."""
+    """The tensor inside all ``torch.func`` wrappers; and, from the innermost, which of the
+    remaining axes each maps over.
+    """
     axes: list[int] = []
     while _functorch.is_functorch_wrapped_tensor(t):
         if _functorch.is_batchedtensor(t):
@@ -96,7 +109,8 @@ def is_batched(t: Tensor) -> bool:
 def shared_array(t: Tensor) -> np.ndarray:
     """The very memory of a tensor on the CPU that records nothing.
 
-    Not by ``numpy()``, after which torch never resizes the storage again: FSDP frees parameters that way.
+    Not by ``numpy()``, after which torch never resizes the storage again: FSDP frees parameters
+    that way.
     """
     if torch.compiler.is_compiling():
         return t.numpy()  # a compiler knows this one alone

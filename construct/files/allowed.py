@@ -1,4 +1,6 @@
-"""The names that a model file may hold: classes of torch.nn, this project's layer, and what the user allows."""
+"""The names that a model file may hold: classes of torch.nn, this project's layer, and what the
+user allows.
+"""
 
 import contextlib
 import importlib.util
@@ -25,8 +27,16 @@ def allowed_classes() -> tuple[type, ...]:
     classes: set[type] = {MHSA, ConvGeometry}
     for info in iter_modules(nn.modules.__path__):
         module = import_module(f"torch.nn.modules.{info.name}")
-        kinds = {value for name, value in vars(module).items() if isinstance(value, type) and not name.startswith("_")}
-        classes |= {kind for kind in kinds if issubclass(kind, nn.Module) and kind.__module__ == module.__name__}
+        kinds = {
+            value
+            for name, value in vars(module).items()
+            if isinstance(value, type) and not name.startswith("_")
+        }
+        classes |= {
+            kind
+            for kind in kinds
+            if issubclass(kind, nn.Module) and kind.__module__ == module.__name__
+        }
     return tuple(classes)
 
 
@@ -62,9 +72,13 @@ class Allowed:
         for name in names:
             module, _, last = name.rpartition(".")
             inside = any(f"{module}.".startswith(f"{package}.") for package in self.packages)
-            if name in allowed or not inside or "__main__" in module.split("."):  # importing __main__ would run it
+            if (
+                name in allowed or not inside or "__main__" in module.split(".")
+            ):  # importing __main__ would run it
                 continue
-            with contextlib.suppress(Exception, SystemExit):  # a module that cannot be imported has no class
+            with contextlib.suppress(
+                Exception, SystemExit
+            ):  # a module that cannot be imported has no class
                 kind = vars(import_module(module)).get(last)
                 # Functions are excluded, and so is whatever the package imports from elsewhere.
                 if isinstance(kind, type) and _name(kind) == name:
@@ -135,10 +149,24 @@ def can_be_allowed(name: str) -> bool:
 
 
 _FORMS = "name a class as package.module.Class, or the package of your network"
-_NEVER = frozenset({"__main__", "builtins", "os", "posix", "nt", "sys", "subprocess", "importlib", "runpy", "pickle"})
+_NEVER = frozenset(
+    {
+        "__main__",
+        "builtins",
+        "os",
+        "posix",
+        "nt",
+        "sys",
+        "subprocess",
+        "importlib",
+        "runpy",
+        "pickle",
+    }
+)
 """Packages from which nothing can be allowed: their functions run arbitrary code."""
 _PLAIN = frozenset(
-    f"builtins.{kind}" for kind in "bool dict float frozenset int list object range slice str tuple".split()
+    f"builtins.{kind}"
+    for kind in "bool dict float frozenset int list object range slice str tuple".split()
 )
 """Classes of builtins that can be allowed."""
 _FOREIGN = (sys.stdlib_module_names | {"torch", "construct", "verify"}) - _NEVER
@@ -150,17 +178,26 @@ def _is_foreign(name: str) -> bool:
 
 
 def _is_never(name: str) -> bool:
-    return name.startswith("torch.serialization.") or (name.partition(".")[0] in _NEVER and name not in _PLAIN)
+    return name.startswith("torch.serialization.") or (
+        name.partition(".")[0] in _NEVER and name not in _PLAIN
+    )
 
 
 def allow_options(foreign: Iterable[str]) -> list[str]:
-    """The ``--allow`` options that would admit these names; empty if one of them can never be allowed."""
+    """The ``--allow`` options that would admit these names; empty if one of them can never be
+    allowed.
+    """
     options: dict[str, None] = {}
     for name in foreign:
         module, _, last = name.rpartition(".")
         value = getattr(sys.modules.get(module), last, None)
         function = value is not None and not isinstance(value, type)
-        if _is_never(name) or not name.isprintable() or not module or (_is_foreign(name) and function):
+        if (
+            _is_never(name)
+            or not name.isprintable()
+            or not module
+            or (_is_foreign(name) and function)
+        ):
             return []
         # A package admits its classes only; a lower-case initial is taken for a function.
         if _is_foreign(name) or not last[:1].isupper() or name in _PLAIN:

@@ -1,4 +1,6 @@
-"""Archives of torch.save before they are read: what they unpack to, whether their checksums are right, where their pickle is."""
+"""Archives of torch.save before they are read: what they unpack to, whether their checksums are
+right, where their pickle is.
+"""
 
 import io
 import zipfile
@@ -12,7 +14,8 @@ from construct.errors import BadModelFile, one_line
 ZIP = b"PK\x03\x04"
 """The first bytes of a zip archive, as torch.save writes it."""
 LARGEST_PICKLE = 2**24
-"""The most bytes of a model's pickled structure, without its numbers: those of 50,000 tensors with Adam's, or 2 million losses.
+"""The most bytes of a model's pickled structure, without its numbers: those of 50,000 tensors with
+Adam's, or 2 million losses.
 
 torch reads them in 2 to 10 s, and the worst in a minute and 4 GB.
 """
@@ -20,7 +23,9 @@ LARGEST_RATIO = 20
 SLACK = 2**22
 """An archive may unpack to so many times its own size, and a little more."""
 _LONGEST_HEADER = 2**18
-"""Bytes from where a record begins to its content: a header, its name and its padding have at most 2^16 each."""
+"""Bytes from where a record begins to its content: a header, its name and its padding have at most
+2^16 each.
+"""
 _FOLDER = 0x10
 """The flag of a folder: of such a record torch returns memory that it has not filled."""
 
@@ -30,7 +35,8 @@ RESAVE = "save the model again with torch.save"
 
 
 def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
-    """Check what a zip archive unpacks to, and its checksums; returns "torch.save" or "pt2", and notes.
+    """Check what a zip archive unpacks to, and its checksums; returns "torch.save" or "pt2", and
+    notes.
 
     Raises:
         BadModelFile: it is truncated, damaged, a bomb, or no model file.
@@ -40,20 +46,31 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
     names = archive.namelist()
     entries = archive.infolist()
     if any(name.endswith("/constants.pkl") for name in names):
-        raise BadModelFile("a TorchScript archive", "re-save as the nn.Module itself, or its state dict")
+        raise BadModelFile(
+            "a TorchScript archive", "re-save as the nn.Module itself, or its state dict"
+        )
     _check_unpacked(size, [entry.file_size for entry in entries])
-    if any(name.endswith(("/archive_format", "/serialized_exported_program.json")) for name in names):
+    if any(
+        name.endswith(("/archive_format", "/serialized_exported_program.json")) for name in names
+    ):
         return "pt2", ()
     if any(entry.external_attr & _FOLDER and entry.file_size for entry in entries):
-        raise BadModelFile("a malformed archive: a record is said to be a folder, and torch would not read it", RESAVE)
+        raise BadModelFile(
+            "a malformed archive: a record is said to be a folder, and torch would not read it",
+            RESAVE,
+        )
     pickles = [name for name in names if name.lower().replace("\\", "/").endswith("/data.pkl")]
     if not pickles:
-        raise BadModelFile("a zip archive, but not a model file", "give a file that torch.save wrote")
+        raise BadModelFile(
+            "a zip archive, but not a model file", "give a file that torch.save wrote"
+        )
     if len(pickles) > 1:
         raise BadModelFile("a malformed archive: it holds two pickles that could be meant", RESAVE)
     try:
         notes = _check_sums(archive)
-        _check_records(file, size, {entry.filename.partition("/")[2]: entry.header_offset for entry in entries})
+        _check_records(
+            file, size, {entry.filename.partition("/")[2]: entry.header_offset for entry in entries}
+        )
     except BadModelFile:
         raise
     except Exception as error:  # zipfile and torch raise anything
@@ -65,13 +82,17 @@ def _opened(file: BinaryIO) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
-        raise BadModelFile("the file is truncated: the end of the archive is missing", AGAIN) from error
+        raise BadModelFile(
+            "the file is truncated: the end of the archive is missing", AGAIN
+        ) from error
     except Exception as error:  # of any numbers in its directory
         raise BadModelFile(f"the archive is malformed: {one_line(error)}", RESAVE) from error
 
 
 def _check_records(file: BinaryIO, size: int, headers: Mapping[str, int]) -> None:
-    """Check that torch's reader sees the records that zipfile sees; ``headers`` has where zipfile finds each."""
+    """Check that torch's reader sees the records that zipfile sees; ``headers`` has where zipfile
+    finds each.
+    """
     file.seek(0)
     reader: Any = torch._C.PyTorchFileReader(file)
     records = reader.get_all_records()
@@ -79,7 +100,9 @@ def _check_records(file: BinaryIO, size: int, headers: Mapping[str, int]) -> Non
     # An archive behind another one: zipfile finds its records, and torch those of the first.
     gaps = [reader.get_record_offset(name) - headers.get(name, 0) for name in records]
     if not all(0 < gap < _LONGEST_HEADER for gap in gaps):
-        raise BadModelFile("a malformed archive: its records are not where its directory says", RESAVE)
+        raise BadModelFile(
+            "a malformed archive: its records are not where its directory says", RESAVE
+        )
     pickled = reader.get_record_size("data.pkl")
     if pickled > LARGEST_PICKLE:
         raise too_large(pickled)
@@ -88,7 +111,9 @@ def _check_records(file: BinaryIO, size: int, headers: Mapping[str, int]) -> Non
 def _check_unpacked(size: int, sizes: Iterable[int]) -> None:
     unpacked = sum(sizes)
     if unpacked > LARGEST_RATIO * size + SLACK:
-        raise BadModelFile(f"a compressed archive of {size} bytes that unpacks to {unpacked}", RESAVE)
+        raise BadModelFile(
+            f"a compressed archive of {size} bytes that unpacks to {unpacked}", RESAVE
+        )
 
 
 def _check_sums(archive: zipfile.ZipFile) -> tuple[str, ...]:
@@ -97,7 +122,9 @@ def _check_sums(archive: zipfile.ZipFile) -> tuple[str, ...]:
     damaged = archive.testzip()
     if damaged is not None:
         record = one_line(damaged.partition("/")[2], 60)
-        raise BadModelFile(f"CRC mismatch in {record}: the file has changed since it was written", AGAIN)
+        raise BadModelFile(
+            f"CRC mismatch in {record}: the file has changed since it was written", AGAIN
+        )
     return ()
 
 

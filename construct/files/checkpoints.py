@@ -12,7 +12,17 @@ from construct.files.torch_files import is_module
 from construct.weights import NAMES
 
 KEYS = (
-    *("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights", "generator"),
+    *(
+        "state_dict",
+        "model_state_dict",
+        "model",
+        "net",
+        "network",
+        "module",
+        "params",
+        "weights",
+        "generator",
+    ),
     *("model_ema", "ema_state_dict", "state_dict_ema", "params_ema", "ema"),
 )
 """Keys of the model in a checkpoint; the first one present is used, unless the user names one."""
@@ -26,7 +36,8 @@ WRAPPERS = ("module", "_orig_mod")
 def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[str, ...]]:
     """The module or state dict in a checkpoint, and notes on what was done.
 
-    ``chosen`` is the key of the model, or keys with slashes between them; by default the first of ``KEYS``.
+    ``chosen`` is the key of the model, or keys with slashes between them; by default the first of
+    ``KEYS``.
 
     Raises:
         BadModelFile: a dict that holds neither, or not the chosen key.
@@ -43,7 +54,9 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[st
             key = keys.pop(0)
         elif key is None:
             content, others = _tensors_in(content, items)
-            notes.append(f"no tensors, and so read only if a network's own loading asks for them: {others}")
+            notes.append(
+                f"no tensors, and so read only if a network's own loading asks for them: {others}"
+            )
             break
         path.append(key)
         notes.append(f"a checkpoint: its key {'/'.join(path)!r} was used{_beside(key, items)}")
@@ -53,7 +66,11 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[st
 
 def _beside(key: str, items: Mapping[Any, Any]) -> str:
     """What a checkpoint holds beside the model that was taken, in words."""
-    models = [other for other in items if other != key and isinstance(other, str) and _holds_model(items[other])]
+    models = [
+        other
+        for other in items
+        if other != key and isinstance(other, str) and _holds_model(items[other])
+    ]
     others = [other for other in items if other != key and other not in models]
     text = ""
     if models:
@@ -80,8 +97,12 @@ def _chosen_keys(content: object, chosen: str | None) -> list[str]:
 
 
 def _tensors_in(content: dict[Any, Any], items: Mapping[Any, Any]) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a state dict that holds other things, too, as ``_values``; and the names of these."""
-    tensors = OrderedDict((k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor))
+    """The tensors of a state dict that holds other things, too, as ``_values``; and the names of
+    these.
+    """
+    tensors = OrderedDict(
+        (k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor)
+    )
     if not tensors:
         raise _no_state(content)
     others = [key for key in items if key not in tensors]
@@ -90,7 +111,8 @@ def _tensors_in(content: dict[Any, Any], items: Mapping[Any, Any]) -> tuple[dict
             raise BadModelFile(f"{key!r:.80} must be a tensor", "save the state dict of a module")
     if isinstance(content, OrderedDict) and "_metadata" in vars(content):
         tensors._metadata = vars(content)["_metadata"]  # type: ignore[attr-defined]
-    tensors._values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}  # type: ignore[attr-defined]
+    values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}
+    tensors._values = values  # type: ignore[attr-defined]
     return tensors, _listed(others)
 
 
@@ -100,12 +122,16 @@ def _no_state(content: dict[Any, Any]) -> BadModelFile:
     what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
     places = model_paths(content)
     if places:
-        return BadModelFile(f"{what}; {places}", "choose one with key=", option="choose one with --key")
+        return BadModelFile(
+            f"{what}; {places}", "choose one with key=", option="choose one with --key"
+        )
     return BadModelFile(f"{what}, but not a state dict", "save the state dict")
 
 
 def _is_simple(value: object) -> bool:
-    """Whether a value consists of tensors, numbers, texts and containers of them: an object may be a stand-in."""
+    """Whether a value consists of tensors, numbers, texts and containers of them: an object may be
+    a stand-in.
+    """
     pending = [value]
     known = set[int]()
     while pending:
@@ -117,13 +143,18 @@ def _is_simple(value: object) -> bool:
             pending += [*dict.keys(inner), *dict.values(inner)]
         elif isinstance(inner, list | tuple | set):
             pending += inner
-        elif not (isinstance(inner, Tensor | bytes | complex | torch.dtype | torch.device) or _is_plain(inner)):
+        elif not (
+            isinstance(inner, Tensor | bytes | complex | torch.dtype | torch.device)
+            or _is_plain(inner)
+        ):
             return False
     return True
 
 
 def _listed(keys: list[Any]) -> str:
-    return one_line(", ".join(repr(key)[:60] if _is_plain(key) else type(key).__name__ for key in keys), 200)
+    return one_line(
+        ", ".join(repr(key)[:60] if _is_plain(key) else type(key).__name__ for key in keys), 200
+    )
 
 
 def _is_plain(key: object) -> bool:
@@ -151,19 +182,27 @@ def _holds_model(value: object, depth: int = 3) -> bool:
     if not isinstance(value, dict) or not value:
         return False
     items = dict(dict.items(value))
-    if any(isinstance(inner, Tensor) for inner in items.values()) and all(isinstance(key, str) for key in items):
+    if any(isinstance(inner, Tensor) for inner in items.values()) and all(
+        isinstance(key, str) for key in items
+    ):
         return True
     return depth > 0 and any(key in items and _holds_model(items[key], depth - 1) for key in KEYS)
 
 
 def model_paths(content: object) -> str:
-    """Where a file's content holds its models, in words; empty if one is at the top, or there is none."""
+    """Where a file's content holds its models, in words; empty if one is at the top, or there is
+    none.
+    """
     if _kind_of(content):
         return ""
     models: list[str] = []
     level: list[tuple[str, Any]] = [("its entry ", content)]
     for _ in range(4):
-        deeper = [(path + key, value) for path, container in level[:1000] for key, value in _entries(container)]
+        deeper = [
+            (path + key, value)
+            for path, container in level[:1000]
+            for key, value in _entries(container)
+        ]
         level = []
         for path, value in deeper:
             kind = _kind_of(value)
@@ -191,12 +230,17 @@ def _kind_of(value: object) -> str:
         return ""
     # Judged by names, as an optimizer's moments of one parameter are a dict of tensors, too.
     names = [key for key, inner in dict.items(value) if isinstance(inner, Tensor)]
-    weights = [name.rpartition(".")[2].startswith(("weight", "original", "w_key_pos")) for name in names]
+    weights = [
+        name.rpartition(".")[2].startswith(("weight", "original", "w_key_pos")) for name in names
+    ]
     return "state dict" if any("." in name for name in names) or any(weights) else ""
 
 
-def renamings(names: Collection[str], wanted: Collection[str]) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
-    """The names of a state dict as they are, then without prefixes that wrappers put there: new → old; and notes on what was done.
+def renamings(
+    names: Collection[str], wanted: Collection[str]
+) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
+    """The names of a state dict as they are, then without prefixes that wrappers put there: new →
+    old; and notes on what was done.
 
     ``wanted`` are the names in the network.
     """
@@ -212,7 +256,10 @@ def renamings(names: Collection[str], wanted: Collection[str]) -> Iterator[tuple
         removed += prefix
         notes = (f"the prefix {removed!r} was removed from every name",)
         yield old, notes
-    bare = {".".join(part for part in key.split(".") if part not in WRAPPERS): name for key, name in old.items()}
+    bare = {
+        ".".join(part for part in key.split(".") if part not in WRAPPERS): name
+        for key, name in old.items()
+    }
     if bare.keys() != old.keys() and len(bare) == len(old):
         yield bare, (*notes, "the names of wrappers were taken out of its names")
 

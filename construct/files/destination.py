@@ -1,4 +1,6 @@
-"""Files before they are read or written: what is no file, what is in the way, where nothing can be written.  Imports no torch."""
+"""Files before they are read or written: what is no file, what is in the way, where nothing can be
+written.  Imports no torch.
+"""
 
 import os
 import secrets
@@ -24,7 +26,9 @@ def regular_file(path: FilePath) -> Path:
         except FileNotFoundError:
             raise BadModelFile("no such file", "check the path") from None
         except (OSError, ValueError) as error:
-            raise BadModelFile(one_line(getattr(error, "strerror", None) or error), "check the path") from None
+            raise BadModelFile(
+                one_line(getattr(error, "strerror", None) or error), "check the path"
+            ) from None
         if stat.S_ISDIR(mode):
             raise BadModelFile("is a directory, not a model file", "give the file in it")
         if not stat.S_ISREG(mode):
@@ -41,7 +45,8 @@ def check_destination(
     flag: str = "-o",
     taken: Sequence[Path] = (),
 ) -> Path:
-    """Check, before the long work, that the output can be written and replaces none of the user's files.
+    """Check, before the long work, that the output can be written and replaces none of the user's
+    files.
 
     Args:
         path: the path of the output.
@@ -68,7 +73,9 @@ def check_destination(
                     raise BadModelFile("is there, and is not a file", another)
                 if not force and not ours(path):
                     what = f"exists and is not our own output: {reason}"
-                    raise BadModelFile(what, option=f"{another.removesuffix(' with -o')}, or --force")
+                    raise BadModelFile(
+                        what, option=f"{another.removesuffix(' with -o')}, or --force"
+                    )
             _check_writable(path)
         except BadModelFile:
             raise

@@ -1,7 +1,8 @@
 """Export of a converted network to ``.pt2`` (torch.export) and ONNX, to run without this project.
 
-The program holds plain tensor operations: it gathers the padded tokens that all heads see, and multiplies them by the heads'
-matrices.  The shifts of the heads are constants in it, and it is as long for one head as for a thousand.
+The program holds plain tensor operations: it gathers the padded tokens that all heads see, and
+multiplies them by the heads' matrices.  The shifts of the heads are constants in it, and it is as
+long for one head as for a thousand.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ from construct.modules.traversal import deep_copy, every_module
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode in which every attention layer has an attribute that says where its heads look.
+    """A copy in eval mode in which every attention layer has an attribute that says where its heads
+    look.
 
     Raises:
         ValueError: a layer cannot be traced; the message has its path.
@@ -43,15 +45,18 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 def export_program(
     model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
 ) -> "tuple[torch.export.ExportedProgram, tuple[str, ...]]":
-    """Export the network as a torch.export program, with all axes of its inputs dynamic where possible.
+    """Export the network as a torch.export program, with all axes of its inputs dynamic where
+    possible.
 
     Args:
         model: a converted network.
-        input_size: C, S_1 … S_d of an example, for a network that takes one tensor of floating-point numbers.
+        input_size: C, S_1 … S_d of an example, for a network that takes one tensor of
+            floating-point numbers.
         inputs: instead, an example: a tensor, a tuple of arguments, or a dict of keyword arguments.
 
     Returns:
-        The program, and the static axes of its input ("batch", "axis 1", …; without the channels of an ``input_size``).
+        The program, and the static axes of its input ("batch", "axis 1", …; without the channels of
+        an ``input_size``).
 
     Raises:
         ValueError: a layer, or the network, cannot be traced.
@@ -74,7 +79,9 @@ def export_program(
     return program, tuple(static)
 
 
-def _exported(network: nn.Module, input_size: Sequence[int], inputs: Any) -> "torch.export.ExportedProgram":
+def _exported(
+    network: nn.Module, input_size: Sequence[int], inputs: Any
+) -> "torch.export.ExportedProgram":
     """Export with every axis dynamic; if that fails, with the batch alone; then with none."""
     error: Exception | None = None
     for dynamic in (slice(None), slice(1), slice(0)):
@@ -82,7 +89,9 @@ def _exported(network: nn.Module, input_size: Sequence[int], inputs: Any) -> "to
         free = partial(_dynamic_axes, dynamic, with_channels=inputs is not None)
         try:
             with torch.no_grad(), _quiet():
-                return torch.export.export(network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args))
+                return torch.export.export(
+                    network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args)
+                )
         except MemoryError:
             raise
         except Exception as failure:  # tracing a user's network may raise anything
@@ -95,7 +104,11 @@ def _dynamic_axes(axes: slice, value: Any, with_channels: bool) -> Any:
     """These axes of a tensor, but for the channels' axis 1, as ``torch.export`` takes them."""
     if not isinstance(value, torch.Tensor):
         return None
-    return {axis: torch.export.Dim.AUTO for axis in range(value.dim())[axes] if axis != 1 or with_channels}
+    return {
+        axis: torch.export.Dim.AUTO
+        for axis in range(value.dim())[axes]
+        if axis != 1 or with_channels
+    }
 
 
 def _arguments(
@@ -153,8 +166,8 @@ class Program:
 
     Attributes:
         fixed: the static axes of the input ("batch", "axis 1", ...).
-        difference: the greatest difference from the converted network on the example, or a random input of its size, run from
-            ``content``; None if no runtime is installed.
+        difference: the greatest difference from the converted network on the example, or a random
+            input of its size, run from ``content``; None if no runtime is installed.
         tensors: those that the exporter took from the network, by name.
     """
 
@@ -185,7 +198,10 @@ def to_pt2(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None)
         torch.export.save(program, stream)
         reloaded = torch.export.load(io.BytesIO(stream.getvalue())).module()  # safe: made just now
     return Program(
-        stream.getvalue(), static, _difference(model, input_size, inputs, program, reloaded), program.state_dict
+        stream.getvalue(),
+        static,
+        _difference(model, input_size, inputs, program, reloaded),
+        program.state_dict,
     )
 
 
@@ -193,7 +209,8 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
     """The network as an ONNX file, run once with onnxruntime if that is installed.
 
     Raises:
-        ValueError: see :func:`export_program`; or a package is missing, or ONNX or onnxruntime does not support the network.
+        ValueError: see :func:`export_program`; or a package is missing, or ONNX or onnxruntime does
+            not support the network.
     """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
@@ -210,7 +227,12 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
     except MemoryError:
         raise
     except Exception as error:  # points to the issue tracker; its cause says what failed
-        first = str(error.__cause__ or error).strip().split("\n")[0].partition(" See the stack trace")[0]
+        first = (
+            str(error.__cause__ or error)
+            .strip()
+            .split("\n")[0]
+            .partition(" See the stack trace")[0]
+        )
         raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
     content = stream.getvalue()
     difference = None
@@ -227,10 +249,14 @@ def _run_onnx(content: bytes, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     try:
         session = onnxruntime.InferenceSession(content)
         names = [node.name for node in session.get_inputs()]
-        return [torch.as_tensor(y) for y in session.run(None, dict(zip(names, tensors, strict=True)))]
+        return [
+            torch.as_tensor(y) for y in session.run(None, dict(zip(names, tensors, strict=True)))
+        ]
     except MemoryError:
         raise
-    except Exception as error:  # its own classes, e.g. for operators without a kernel for this dtype
+    except (
+        Exception
+    ) as error:  # its own classes, e.g. for operators without a kernel for this dtype
         raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
 
 
@@ -254,11 +280,15 @@ def _difference(
     ours = [tuple(y.shape) for y in actual]
     theirs = [tuple(y.shape) for y in expected]
     if ours != theirs:
-        raise ValueError(f"the program returns tensors of sizes {ours}, not {theirs} as the network does")
+        raise ValueError(
+            f"the program returns tensors of sizes {ours}, not {theirs} as the network does"
+        )
     differences = [0.0]
     for a, b in zip(actual, expected, strict=True):
         if a.numel():
-            differences.append(float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max()))
+            differences.append(
+                float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max())
+            )
     return float(torch.tensor(differences, dtype=torch.float64).max())  # NaN if one is
 
 

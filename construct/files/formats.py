@@ -39,14 +39,19 @@ def kind_of(file: BinaryIO, path: Path) -> str:
     if start[:4] == ZIP:
         return "zip"
     _refuse_foreign(start)
-    # A safetensors file begins with the length of its header, which may look like a pickle's first opcode.
+    # A safetensors file begins with the length of its header, which may look like a pickle's first
+    # opcode.
     torn = 2 < len(start) <= 8 and not start[2:].strip(b"\0")
-    pickled = (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not torn) or start.startswith(_OLD)
+    pickled = (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not torn) or start.startswith(
+        _OLD
+    )
     if start[8:9] == b"{" or (path.name.endswith(".safetensors") and not pickled):
         return "safetensors"
     if pickled:
         return "pickle"
-    raise BadModelFile(f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote")
+    raise BadModelFile(
+        f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote"
+    )
 
 
 def _refuse_foreign(start: bytes) -> None:
@@ -56,9 +61,16 @@ def _refuse_foreign(start: bytes) -> None:
             raise BadModelFile(f"not a model file but {name}")
     if start[257:262] == b"ustar":
         raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
-    # A protobuf message whose first field is a small version number, and whose second one is known to ONNX.
-    if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
-        raise BadModelFile("an ONNX model, which is not read", "give the PyTorch model that it was exported from")
+    # A protobuf message whose first field is a small version number, and whose second one is known
+    # to ONNX.
+    if (
+        start[:1] == b"\x08"
+        and start[1:2] < b"\x20"
+        and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42")
+    ):
+        raise BadModelFile(
+            "an ONNX model, which is not read", "give the PyTorch model that it was exported from"
+        )
 
 
 def _as_text(start: bytes) -> str:
@@ -83,7 +95,8 @@ _OLD = b"L119547037146038801333356L\n"
 
 
 def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file, by the library; a key that stands twice is refused.
+    """The tensors and the metadata of a safetensors file, by the library; a key that stands twice
+    is refused.
 
     Raises:
         BadModelFile: the library does not read it, or it is ambiguous.
@@ -103,11 +116,15 @@ def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
         what = "not safetensors"
         if "not fully covered" in str(error):
             what = "the file is truncated, or not safetensors"
-        raise BadModelFile(f"{what}: {describe(error)}", "save it again, or copy it again") from error
+        raise BadModelFile(
+            f"{what}: {describe(error)}", "save it again, or copy it again"
+        ) from error
     try:
         header = strict_json(data[8 : 8 + length].decode())
     except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"its safetensors header is wrong: {one_line(error)}", "save it again") from error
+        raise BadModelFile(
+            f"its safetensors header is wrong: {one_line(error)}", "save it again"
+        ) from error
     return content, header.get("__metadata__") or {}
 
 

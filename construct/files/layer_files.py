@@ -1,4 +1,6 @@
-"""Attention layers to and from safetensors and state dicts: named tensors, and the geometry record in the metadata."""
+"""Attention layers to and from safetensors and state dicts: named tensors, and the geometry record
+in the metadata.
+"""
 
 import json
 from collections.abc import Mapping
@@ -14,11 +16,15 @@ from construct.weights.record import GEOMETRY, read_record, record_of
 
 
 def to_safetensors(model: nn.Module) -> bytes:
-    """A network's state dict as safetensors bytes, with the geometry of its attention layers in the metadata."""
+    """A network's state dict as safetensors bytes, with the geometry of its attention layers in the
+    metadata.
+    """
     from safetensors.torch import save
 
     # Tied tensors are written once per name: the format cannot share them.
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}  # no extra state
+    state = {
+        name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)
+    }  # no extra state
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
     records = {path: record_of(layer) for path, layer in attention_in(model).items()}
     return save(tensors, {GEOMETRY: json.dumps(records)})
@@ -26,7 +32,11 @@ def to_safetensors(model: nn.Module) -> bytes:
 
 def attention_in(model: nn.Module) -> dict[str, MHSA]:
     """The attention layers of a network, under all of their paths."""
-    return {path: module for path, module in model.named_modules(remove_duplicate=False) if isinstance(module, MHSA)}
+    return {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, MHSA)
+    }
 
 
 def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -56,7 +66,8 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
 
 
 def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -> MHSA:
-    """The attention layer whose tensors a state dict holds under a path; ``more`` replaces what the record says.
+    """The attention layer whose tensors a state dict holds under a path; ``more`` replaces what the
+    record says.
 
     Raises:
         BadModelFile: geometry and tensors do not fit together, or a tensor is missing.
@@ -72,12 +83,15 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -
         if isinstance(error, KeyError):
             reason = f"no tensor {error}"
         if any(key.startswith(_key(path, "parametrizations.")) for key in state):
-            reason += " (construct.modules.learning.settle makes plain tensors of parametrized ones)"
+            reason += (
+                " (construct.modules.learning.settle makes plain tensors of parametrized ones)"
+            )
         raise BadModelFile(f"its geometry and its tensors do not fit together: {reason}") from error
 
 
 def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
-    """Bare modules nested by path, with the layers as leaves and no forward; a single layer at the path "" is returned as it is.
+    """Bare modules nested by path, with the layers as leaves and no forward; a single layer at the
+    path "" is returned as it is.
 
     Raises:
         BadModelFile: a layer's path lies inside another's.

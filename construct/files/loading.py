@@ -34,7 +34,8 @@ def load(
     trust: bool = False,
     key: str | None = None,
 ) -> Any:
-    """Read a module from a file: this project's output, or any module made of torch.nn classes.  No code in the file is run.
+    """Read a module from a file: this project's output, or any module made of torch.nn classes.  No
+    code in the file is run.
 
     >>> import tempfile, torch, construct
     >>> net = construct.convert(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3, stride=2), torch.nn.ReLU()))
@@ -47,23 +48,27 @@ def load(
     'MHSA'
 
     Args:
-        path: a file that ``construct.save``, ``torch.save`` or ``python -m construct.from_conv`` wrote.
-        model: the network that was saved, before or after conversion; it is not changed.  A state dict needs it; if the file
-            holds a whole module, only its tensors are then read, and its classes need not be allowed.
+        path: a file that ``construct.save``, ``torch.save`` or ``python -m construct.from_conv``
+            wrote.
+        model: the network that was saved, before or after conversion; it is not changed.  A state
+            dict needs it; if the file holds a whole module, only its tensors are then read, and its
+            classes need not be allowed.
         layers: return only the attention layers, which needs neither the network nor its classes.
-        allow: more classes that the file may hold: exact names (``package.module.Class``), or packages, which allow every class
-            that they define; these packages are imported.
+        allow: more classes that the file may hold: exact names (``package.module.Class``), or
+            packages, which allow every class that they define; these packages are imported.
         trust: whether the file may run code.
-        key: the key of the model in a checkpoint that holds several (``"params_ema"``, ``"nets/g"``).
+        key: the key of the model in a checkpoint that holds several (``"params_ema"``,
+            ``"nets/g"``).
 
     Returns:
-        The module, on the CPU; or a copy of ``model`` with the file's attention layers and all its tensors, in the file's dtypes;
-        or, with ``layers``, every attention layer by path.  For a safetensors file of this project without ``model``: the bare
-        attention layer, or bare modules with every attention layer at its path.
+        The module, on the CPU; or a copy of ``model`` with the file's attention layers and all its
+        tensors, in the file's dtypes; or, with ``layers``, every attention layer by path.  For a
+        safetensors file of this project without ``model``: the bare attention layer, or bare
+        modules with every attention layer at its path.
 
     Raises:
-        BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not allowed; or a state dict
-            comes without ``model``, or does not fit it.
+        BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not
+            allowed; or a state dict comes without ``model``, or does not fit it.
     """
     with naming(path):
         if layers and model is not None:
@@ -89,7 +94,9 @@ def _whole(file: ModelFile) -> nn.Module:
         return content
     if GEOMETRY in file.metadata:
         records = records_in(content, file.metadata)
-        return as_network({path: layer_of(path, content, record) for path, record in records.items()})
+        return as_network(
+            {path: layer_of(path, content, record) for path, record in records.items()}
+        )
     remedy = "give model=Net(), the network that it is of"
     if _attention_paths(content):
         remedy += ", or layers=True for its attention layers alone"
@@ -108,7 +115,10 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
             raise BadModelFile(what, "give model=Net(), its network")
         layers = {path: layer_of(path, content, record) for path, record in records.items()}
     if not layers:
-        raise BadModelFile("it holds no attention layer", "python -m construct.from_conv makes some of convolutions")
+        raise BadModelFile(
+            "it holds no attention layer",
+            "python -m construct.from_conv makes some of convolutions",
+        )
     return layers
 
 
@@ -118,10 +128,12 @@ def _attention_paths(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes; and notes on renamed tensors.
+    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes; and
+    notes on renamed tensors.
 
-    Where the file has an attention layer in place of a convolution, the copy has one too: with the geometry in the file,
-    or else that of the convolution.  ``name`` is the network's name, for messages.
+    Where the file has an attention layer in place of a convolution, the copy has one too: with the
+    geometry in the file, or else that of the convolution.  ``name`` is the network's name, for
+    messages.
 
     Raises:
         BadModelFile: they do not fit, or the network cannot be copied.
@@ -143,8 +155,11 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
         raise BadModelFile(what, "give the network that it was saved from") from error
 
 
-def _load_state(model: nn.Module, state: dict[str, Any], records: dict[str, Any]) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load a state dict, or its tensors alone, under the names that it has, or without the prefixes of wrappers.
+def _load_state(
+    model: nn.Module, state: dict[str, Any], records: dict[str, Any]
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load a state dict, or its tensors alone, under the names that it has, or without the prefixes
+    of wrappers.
 
     The first that torch takes is loaded.
     """
@@ -170,7 +185,9 @@ def _load_named(
     network = substitute(model, _replacements(model, fitted, records))
     _match_dtypes(network, fitted)
     # Weights on the meta device have no storage: assign the file's tensors.
-    on_meta = any(isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values())
+    on_meta = any(
+        isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values()
+    )
     options = {"assign": True} if on_meta else {}  # a network's own method may not know the option
     try:
         network.load_state_dict(fitted, strict=True, **options)
@@ -202,13 +219,17 @@ def _renamed(
     return fitted, records
 
 
-def _replacements(model: nn.Module, state: dict[str, Any], records: dict[str, Any]) -> dict[nn.Module, MHSA]:
+def _replacements(
+    model: nn.Module, state: dict[str, Any], records: dict[str, Any]
+) -> dict[nn.Module, MHSA]:
     """The file's attention layers, by the convolutions of the network in their places."""
     modules = dict(model.named_modules(remove_duplicate=False))
     replacements: dict[nn.Module, MHSA] = {}
     for path in _attention_paths(state):
         module = modules.get(path)
-        if module is not None and not isinstance(module, MHSA):  # strict loading reports unknown paths
+        if module is not None and not isinstance(
+            module, MHSA
+        ):  # strict loading reports unknown paths
             replacements[module] = _replacement(module, path, state, records)
     share_tied(replacements)
     return replacements
@@ -216,18 +237,24 @@ def _replacements(model: nn.Module, state: dict[str, Any], records: dict[str, An
 
 def _match_dtypes(network: nn.Module, state: dict[str, Any]) -> None:
     """Give the tensors of a network the dtypes that they have in a state dict."""
-    tensors = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    tensors = [
+        value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()
+    ]
     first, *others = {tensor.dtype for tensor in tensors} or {None}
     for key, tensor in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(tensor):
             continue
         if key in state:
             tensor.data = tensor.data.to(state[key].dtype)
-        elif not others and isinstance(tensor, nn.Parameter):  # a hook of the network may know its old name
+        elif not others and isinstance(
+            tensor, nn.Parameter
+        ):  # a hook of the network may know its old name
             tensor.data = tensor.data.to(first)
 
 
-def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], records: Mapping[str, Any]) -> MHSA:
+def _replacement(
+    conv: nn.Module, path: str, state: Mapping[str, Tensor], records: Mapping[str, Any]
+) -> MHSA:
     """The file's attention layer for a convolution of the network.
 
     Raises:
@@ -237,24 +264,32 @@ def _replacement(conv: nn.Module, path: str, state: Mapping[str, Tensor], record
         geometry = geometry_of(conv)
         layer = conv_to_mhsa(conv)
         if path in records:
-            layer = as_trainable_as(conv, layer_of(path, state, records[path], bias=layer.bias is not None))
+            layer = as_trainable_as(
+                conv, layer_of(path, state, records[path], bias=layer.bias is not None)
+            )
     except (UnsupportedLayer, BadModelFile) as error:
         raise ValueError(f"{path or 'the layer'}: {error}") from error
     for name, value in vars(geometry).items():
         stated = getattr(layer.geometry, name)
         if stated != value:
-            raise ValueError(f"{path or 'the layer'}: {name} is {stated!r} in the file and {value!r} in the network")
+            raise ValueError(
+                f"{path or 'the layer'}: {name} is {stated!r} in the file and {value!r} in the network"
+            )
     return layer
 
 
 def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:
-    """The differences between the names in a state dict and those of its network, in words; empty if there are none."""
+    """The differences between the names in a state dict and those of its network, in words; empty
+    if there are none.
+    """
     wanted = model.state_dict().keys()
     missing = [key for key in wanted if key not in state]
     unknown = [key for key in state if key not in wanted]
     parts = []
     if missing:
-        parts.append(f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_listed(missing)}")
+        parts.append(
+            f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_listed(missing)}"
+        )
     if unknown:
         parts.append(f"{len(unknown)} of its own are not in the network{_listed(unknown)}")
     if not parts:

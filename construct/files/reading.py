@@ -1,8 +1,10 @@
-"""Reads a model file without running code from it: torch.save files and safetensors, of modules or state dicts.
+"""Reads a model file without running code from it: torch.save files and safetensors, of modules or
+state dicts.
 
-The content decides the format, not the file's name, and what a file holds is what its own library returns:
-:mod:`construct.files.torch_files` has the one for torch's files.  A file that names classes which are not allowed is refused,
-and the message names them.  Only ``trust`` lets a file run code.
+The content decides the format, not the file's name, and what a file holds is what its own library
+returns: :mod:`construct.files.torch_files` has the one for torch's files.  A file that names
+classes which are not allowed is refused, and the message names them.  Only ``trust`` lets a file
+run code.
 """
 
 import hashlib
@@ -47,7 +49,8 @@ class ModelFile:
         allowed: what the user allowed it to hold; None if ``trust`` allowed anything.
         foreign: the names in it for which stand-ins were read.
         values: what a state dict holds beside tensors, as modules' extra state.
-        modules: every module that was made of it, reached by a path or not, but those of other models in a checkpoint.
+        modules: every module that was made of it, reached by a path or not, but those of other
+            models in a checkpoint.
     """
 
     path: Path
@@ -74,15 +77,22 @@ def _opened(path: FilePath) -> Iterator[BufferedReader]:
 
 
 def read(
-    path: FilePath, *, allow: Iterable[str] = (), trust: bool = False, inert: bool = False, key: str | None = None
+    path: FilePath,
+    *,
+    allow: Iterable[str] = (),
+    trust: bool = False,
+    inert: bool = False,
+    key: str | None = None,
 ) -> ModelFile:
     """Read a module or a state dict; code in the file runs only with ``trust``.
 
-    ``allow``, ``trust`` and ``key`` are those of :func:`construct.load`.  With ``inert``, a file may hold other classes, too:
-    they are not imported, and what is of them becomes modules that keep their content and compute nothing.
+    ``allow``, ``trust`` and ``key`` are those of :func:`construct.load`.  With ``inert``, a file
+    may hold other classes, too: they are not imported, and what is of them becomes modules that
+    keep their content and compute nothing.
 
     Raises:
-        BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not allowed.
+        BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not
+            allowed.
     """
     place = regular_file(path)
     allowed = import_allowed(allow)
@@ -130,7 +140,9 @@ def _suffix_notes(kind: str, suffix: str) -> tuple[str, ...]:
         BadModelFile: a pickle under a name that users choose to avoid pickles.
     """
     if kind == "pickle" and suffix in (".safetensors", ".onnx"):
-        raise BadModelFile(f"a pickle, though its name ends in {suffix}", "rename it if you want it read")
+        raise BadModelFile(
+            f"a pickle, though its name ends in {suffix}", "rename it if you want it read"
+        )
     same = (suffix == ".safetensors") == (kind == "safetensors") and suffix != ".onnx"
     if same or suffix not in _SUFFIXES:
         return ()
@@ -150,7 +162,8 @@ def _others(container: object, content: object, depth: int = 4) -> Iterator[nn.M
 
 
 def read_inputs(path: FilePath) -> Any:
-    """Read the arguments of a call that ``torch.save`` wrote: a tensor, or a tuple or dict of tensors and plain values.
+    """Read the arguments of a call that ``torch.save`` wrote: a tensor, or a tuple or dict of
+    tensors and plain values.
 
     Raises:
         BadModelFile: no such file, or something else in it.
@@ -159,10 +172,14 @@ def read_inputs(path: FilePath) -> Any:
     with _opened(path) as file:
         kind, _ = _kind(file, place)
         if kind not in ("torch.save", "pickle"):
-            raise BadModelFile(f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save")
+            raise BadModelFile(
+                f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save"
+            )
         loaded = _load_safely(file, NOTHING, printable(path), False)
         content = loaded.content
-        if isinstance(content, nn.Module) or not isinstance(content, Tensor | tuple | list | Mapping):
+        if isinstance(content, nn.Module) or not isinstance(
+            content, Tensor | tuple | list | Mapping
+        ):
             what = f"a {type(content).__name__}, not the inputs of a network"
             raise BadModelFile(what, "save a tensor, tuple or dict")
         arguments: Iterable[Any] = content
@@ -214,7 +231,8 @@ def _load_safely(file: BinaryIO, allowed: Allowed, name: str, inert: bool) -> Lo
 
 
 def _load_trusted(file: BinaryIO, kind: str) -> object:
-    """Load a pickle or a torch.export program, running any code in it, because the user said ``trust``.
+    """Load a pickle or a torch.export program, running any code in it, because the user said
+    ``trust``.
 
     Raises:
         BadModelFile: it cannot be loaded.
@@ -228,22 +246,30 @@ def _load_trusted(file: BinaryIO, kind: str) -> object:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:  # it may raise anything
-        raise BadModelFile(describe(error), "put the package of its classes on PYTHONPATH") from error
+        raise BadModelFile(
+            describe(error), "put the package of its classes on PYTHONPATH"
+        ) from error
 
 
 def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     """The error for classes that are not allowed, with every remedy."""
     names = loaded.foreign
     if any(other.startswith("torch.ao.nn.") for other in names):  # no name would make them readable
-        return BadModelFile("holds quantised modules, which are not read", "save the network before it is quantised")
-    earlier = [other for other in names if other.startswith("construct.") and not can_be_allowed(other)]
+        return BadModelFile(
+            "holds quantised modules, which are not read", "save the network before it is quantised"
+        )
+    earlier = [
+        other for other in names if other.startswith("construct.") and not can_be_allowed(other)
+    ]
     if earlier:
         what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
         reads = "model=Net(), its network, or layers=True reads its tensors"
         return BadModelFile(what, reads, option="--model-file with its network reads its tensors")
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
     if loaded.failure is not None:
-        return BadModelFile(f"{what}; {loaded.failure.what}", loaded.failure.remedy, loaded.failure.option)
+        return BadModelFile(
+            f"{what}; {loaded.failure.what}", loaded.failure.remedy, loaded.failure.option
+        )
     alone = "save its state dict"
     inside = model_paths(loaded.content)
     if inside:
@@ -254,7 +280,9 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
         if allowed.packages:
             what += f", which {', '.join(allowed.packages)} does not define as a class"
         remedy = f"give its network with model=Net(), or {alone}"
-        return BadModelFile(what, remedy, option=f"give its network with --arch or --model-file, or {alone}")
+        return BadModelFile(
+            what, remedy, option=f"give its network with --arch or --model-file, or {alone}"
+        )
     trusting = f"{alone}; or, if you trust these packages, whose code then may run: "
     return BadModelFile(
         what,
@@ -275,7 +303,9 @@ def _allowing(names: Iterable[str], allowed: Allowed) -> list[str]:
 
 
 def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, Tensor]:
-    """Check the content: a file may hold allowed classes with attributes that contradict each other."""
+    """Check the content: a file may hold allowed classes with attributes that contradict each
+    other.
+    """
     if isinstance(content, nn.Module) and (is_module(content) or not isinstance(content, StandIn)):
         try:
             _check_module(content, loaded)
@@ -300,7 +330,10 @@ def _checked_state(content: dict[str, Any], loaded: Loaded) -> dict[str, Tensor]
     state = OrderedDict(dict.items(content))
     for key, value in state.items():
         if not all(key.split(".")):
-            raise BadModelFile(f"a tensor is named {key!r:.80}, which no path is", "save the state dict of a module")
+            raise BadModelFile(
+                f"a tensor is named {key!r:.80}, which no path is",
+                "save the state dict of a module",
+            )
         if isinstance(value, StandInTensor):
             state[key] = value.as_subclass(Tensor)
     if type(content) is OrderedDict:
@@ -316,7 +349,8 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
     """Check every module of a network.
 
     Raises:
-        BadModelFile: a module of a class that is not imported holds modules that only its class can find.
+        BadModelFile: a module of a class that is not imported holds modules that only its class can
+            find.
         ValueError: attributes of a layer contradict each other.
     """
     reached = checked_modules(model)
@@ -344,7 +378,9 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
 
 
 def _refuse_lossy(model: nn.Module) -> None:
-    """Refuse a network that does not reach all modules in its file, if a stand-in in it may hold one of these."""
+    """Refuse a network that does not reach all modules in its file, if a stand-in in it may hold
+    one of these.
+    """
     for path, module in model.named_modules():
         if isinstance(module, StandIn) and module.lost:
             what = f"{path or 'the model'}: a {type(module).__name__} is stored in a way of its own"
@@ -352,7 +388,9 @@ def _refuse_lossy(model: nn.Module) -> None:
 
 
 def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -> None:
-    """Check that values in containers are not too many, each counted as often as it is reached, as messages and copies do."""
+    """Check that values in containers are not too many, each counted as often as it is reached, as
+    messages and copies do.
+    """
 
     def leaves(value: object) -> int:
         if isinstance(value, ConvGeometry):
@@ -371,14 +409,17 @@ def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -
     try:
         count = sum(map(leaves, values))
     except RecursionError as error:
-        raise BadModelFile(f"{printable(name)}: its lists are nested too deep", "save the state dict") from error
+        raise BadModelFile(
+            f"{printable(name)}: its lists are nested too deep", "save the state dict"
+        ) from error
     if count > MOST_LEAVES:
         what = f"{printable(name)}: its lists hold each other, and have {count:.3g} values"
         raise BadModelFile(what, "save the state dict")
 
 
 def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> None:
-    """Check that tensors are plain ones, no larger than a file can hold, and not much larger than what is stored of them.
+    """Check that tensors are plain ones, no larger than a file can hold, and not much larger than
+    what is stored of them.
 
     Raises:
         BadModelFile: they are not.
@@ -399,15 +440,21 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
             what = f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored"
             raise BadModelFile(what, "save it with .contiguous() if you mean that")
     if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
-        raise BadModelFile("its tensors need more bytes than the file has", "save the model again with torch.save")
+        raise BadModelFile(
+            "its tensors need more bytes than the file has", "save the model again with torch.save"
+        )
 
 
 def _require_plain(tensor: Tensor) -> None:
     if tensor.is_quantized:
-        raise BadModelFile("holds quantised tensors, which are not read", "save the network before it is quantised")
+        raise BadModelFile(
+            "holds quantised tensors, which are not read", "save the network before it is quantised"
+        )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else "sparse"
-        raise BadModelFile(f"holds {kind} tensors, which are not read: make plain ones of them", "save it again")
+        raise BadModelFile(
+            f"holds {kind} tensors, which are not read: make plain ones of them", "save it again"
+        )
 
 
 def _check_attention(layer: MHSA, path: str) -> None:
@@ -419,11 +466,15 @@ def _check_attention(layer: MHSA, path: str) -> None:
     stated = {field.name: vars(layer.geometry)[field.name] for field in fields(ConvGeometry)}
     parts = {name: getattr(layer, name) for name in NAMES}
     for name, part in parts.items():
-        if not (isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()):
+        if not (
+            isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()
+        ):
             raise ValueError(f"{path}: {name} must be a dense tensor of floating-point numbers")
     encoding = None
     if layer._encoding is not None:
         encoding = encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
-    rebuilt = MHSA(ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, layer.radix, encoding)
+    rebuilt = MHSA(
+        ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, layer.radix, encoding
+    )
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

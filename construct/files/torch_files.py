@@ -1,13 +1,15 @@
-"""Files of torch.save, read by ``torch.load(weights_only=True)``: what it returns is what a file holds.
+"""Files of torch.save, read by ``torch.load(weights_only=True)``: what it returns is what a file
+holds.
 
-Before it, zipfile and torch's own reader say what an archive unpacks to, whether its checksums are right (torch ignores
-them), and which names are in its pickle.  ``weights_only=True`` *calls* what it may name.  So a class of torch.nn or ours
-leads to a subclass that cannot be called, and gets its own class back afterwards.  Any other name leads to a
-:class:`StandIn`: nothing is imported for it.
+Before it, zipfile and torch's own reader say what an archive unpacks to, whether its checksums are
+right (torch ignores them), and which names are in its pickle.  ``weights_only=True`` *calls* what
+it may name.  So a class of torch.nn or ours leads to a subclass that cannot be called, and gets its
+own class back afterwards.  Any other name leads to a :class:`StandIn`: nothing is imported for it.
 
-Known of torch 2.13 (``constraints.txt``): of the names that torch always allows, those of ``_UNBOUNDED`` allocate whatever a
-file says, so no file may hold them; and torch hashes the keys of dicts, which never ends, or ends the process, if they are nested
-tuples.  Files are not mapped into memory: one that is overwritten later would change the network, or end the process.
+Known of torch 2.13 (``constraints.txt``): of the names that torch always allows, those of
+``_UNBOUNDED`` allocate whatever a file says, so no file may hold them; and torch hashes the keys of
+dicts, which never ends, or ends the process, if they are nested tuples.  Files are not mapped into
+memory: one that is overwritten later would change the network, or end the process.
 """
 
 import io
@@ -23,25 +25,46 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
-from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals, get_globals_in_pkl
+from torch._weights_only_unpickler import (
+    _get_allowed_globals,
+    _get_user_allowed_globals,
+    get_globals_in_pkl,
+)
 
 from construct.errors import BadModelFile, one_line
 from construct.files.allowed import Allowed, listed
-from construct.files.archives import AGAIN, ALONE, LARGEST_PICKLE, LARGEST_RATIO, RESAVE, SLACK, ZIP, too_large
+from construct.files.archives import (
+    AGAIN,
+    ALONE,
+    LARGEST_PICKLE,
+    LARGEST_RATIO,
+    RESAVE,
+    SLACK,
+    ZIP,
+    too_large,
+)
 
 MOST_WORK = 2**30
 _WORK_WITHOUT_NAMES = 24
-"""The most of pickled bytes times the names in them, in all attempts: torch lists the names again for each object."""
+"""The most of pickled bytes times the names in them, in all attempts: torch lists the names again
+for each object.
+"""
 _UNBOUNDED = (b"\nbytearray\n", b"\n_rebuild_device_tensor_from_cpu_tensor\n")
 _LOCK = threading.RLock()
-"""torch's safe globals are those of all threads; a class that the user allows may read files itself."""
+"""torch's safe globals are those of all threads; a class that the user allows may read files
+itself.
+"""
 
 
 class StandIn(nn.Module):
-    """An object of a class that is not imported: it keeps a module's children and tensors, and computes nothing."""
+    """An object of a class that is not imported: it keeps a module's children and tensors, and
+    computes nothing.
+    """
 
     lost = True
-    """Whether arguments, or a state that is no module's, were dropped; modules may have been in them."""
+    """Whether arguments, or a state that is no module's, were dropped; modules may have been in
+    them.
+    """
 
     def __init__(self, *arguments: object, **named: object) -> None:
         """Does nothing: most stand for no module, and what makes one takes a kilobyte."""
@@ -76,7 +99,8 @@ class Loaded:
         content: None if there is a ``failure``.
         foreign: the names in the file that nothing allows; stand-ins took their places.
         modules: every module and stand-in that was made, but those of the user's classes.
-        replaced: functions and containers that stand for others, by id: the object, and how to make the other.
+        replaced: functions and containers that stand for others, by id: the object, and how to make
+            the other.
         most_bytes: the most bytes of the tensors in it.
     """
 
@@ -88,13 +112,15 @@ class Loaded:
     most_bytes: float = math.inf
 
     def put_back(self, module: nn.Module) -> None:
-        """Put functions and containers of the user's classes back where they are attributes of a module."""
+        """Put functions and containers of the user's classes back where they are attributes of a
+        module.
+        """
         for name, value in list(vars(module).items()):
             if id(value) in self.replaced:
                 module.__dict__[name] = self.replaced[id(value)][1]()
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def load(file: BinaryIO, allowed: Allowed) -> Loaded:
@@ -110,7 +136,9 @@ def load(file: BinaryIO, allowed: Allowed) -> Loaded:
         file = data  # a file would allocate as much as a text is said to have
     for name in _UNBOUNDED:
         if data.find(name) >= 0:
-            what = f"its pickle names {name.decode().strip()}, which allocates as much as a file says"
+            what = (
+                f"its pickle names {name.decode().strip()}, which allocates as much as a file says"
+            )
             return Loaded(failure=BadModelFile(what, ALONE))
     with _LOCK:  # what another thread allows meanwhile is not allowed here
         names, length, broken = _scan(data[: LARGEST_PICKLE + 1], 1 if archive else _PICKLES)
@@ -138,11 +166,15 @@ def load(file: BinaryIO, allowed: Allowed) -> Loaded:
 
 
 _PICKLES = 5
-"""A file from before 1.6 begins with five pickles: a number, a version, the system, the content, the keys of storages."""
+"""A file from before 1.6 begins with five pickles: a number, a version, the system, the content,
+the keys of storages.
+"""
 
 
 def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
-    """The names in pickles that torch does not allow, the length of the pickles, and what torch cannot read of them."""
+    """The names in pickles that torch does not allow, the length of the pickles, and what torch
+    cannot read of them.
+    """
     stream = io.BytesIO(head)
     names = set[str]()
     broken = None
@@ -155,14 +187,19 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
             names |= frame.f_locals.get("globals_in_checkpoint", set())
     known = _get_allowed_globals().keys() | _get_user_allowed_globals().keys()
     if broken is not None and not names - known:
-        texts = [b".".join(part for part in match.groups() if part).decode() for match in _GLOBAL.finditer(head)]
+        texts = [
+            b".".join(part for part in match.groups() if part).decode()
+            for match in _GLOBAL.finditer(head)
+        ]
         names = {text.replace("__builtin__", "builtins") for text in texts}
     return names - known, stream.tell(), broken
 
 
 _WORD = rb"([\w.]{1,200})"
 _TEXT = rb"(?:X....|\x8c.)" + _WORD + rb"(?:q.|\x94)?"
-_GLOBAL = re.compile(rb"(?:(?<![\w.])c|i)" + _WORD + rb"\n" + _WORD + rb"\n|" + _TEXT + _TEXT + rb"\x93", re.DOTALL)
+_GLOBAL = re.compile(
+    rb"(?:(?<![\w.])c|i)" + _WORD + rb"\n" + _WORD + rb"\n|" + _TEXT + _TEXT + rb"\x93", re.DOTALL
+)
 """What names a class in a pickle that torch does not read; for messages alone."""
 _FOREIGN_BUILT = re.compile(r"Can only build Tensor.*but got <class '(\w+\.[^']*)'>", re.DOTALL)
 
@@ -176,9 +213,7 @@ def _failure(error: Exception, broken: Exception | None, data: Any, at_end: bool
     if "magic number" in text or "protocol version" in text:
         return BadModelFile("a pickle, but not a model file that torch.save wrote", RESAVE)
     if "persistent_load of storage" in text:
-        what = (
-            "a whole module in the format before torch 1.6, of which torch reads only state dicts without running code"
-        )
+        what = "a whole module in the format before torch 1.6, of which torch reads only state dicts without running code"
         return _or_trusted(what, "save it again in a current format")
     if broken is not None and "not an allowed global" in text:
         text = str(broken)
@@ -190,7 +225,9 @@ def _failure(error: Exception, broken: Exception | None, data: Any, at_end: bool
         text = "a list of a class of its own has attributes, too"
     if "weights_only" in text or not text:
         text = type(error).__name__
-    return BadModelFile(f"not a model that can be read safely: torch says {one_line(text, 200)}", ALONE)
+    return BadModelFile(
+        f"not a model that can be read safely: torch says {one_line(text, 200)}", ALONE
+    )
 
 
 def _other_protocol(data: Any) -> BadModelFile:
@@ -211,11 +248,12 @@ def _or_trusted(what: str, advice: str) -> BadModelFile:
 
 
 class _Attempt:
-    """Calls of torch.load, with a value for each of the ``names`` in the file that torch does not allow by itself.
+    """Calls of torch.load, with a value for each of the ``names`` in the file that torch does not
+    allow by itself.
 
-    torch adds items only to plain lists and dicts, and makes subclasses of tensors only of tensors.  Of a class that is not
-    imported, only a failed call tells that: ``containers`` says for which classes a list or a dict stands, ``subclasses`` which
-    are of tensors.
+    torch adds items only to plain lists and dicts, and makes subclasses of tensors only of tensors.
+    Of a class that is not imported, only a failed call tells that: ``containers`` says for which
+    classes a list or a dict stands, ``subclasses`` which are of tensors.
     """
 
     def __init__(self, allowed: Allowed, names: set[str], size: int):
@@ -233,7 +271,10 @@ class _Attempt:
         values = {**named}
         values |= {name: self._guarded(listed()[name]) for name in self.names & listed().keys()}
         values |= {name: self._stand_in(name) for name in self.foreign}
-        return values | {name: self._container(name, kind, named.get(name)) for name, kind in self.containers.items()}
+        return values | {
+            name: self._container(name, kind, named.get(name))
+            for name, kind in self.containers.items()
+        }
 
     def load(self, file: BinaryIO) -> Loaded:
         file.seek(0)
@@ -245,14 +286,18 @@ class _Attempt:
         with _LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old protocols
             before = set(torch.serialization.get_safe_globals())
-            pairs: list[Any] = [(value, name) for name, value in self.values.items() if (value, name) not in before]
+            pairs: list[Any] = [
+                (value, name) for name, value in self.values.items() if (value, name) not in before
+            ]
             with torch.serialization.safe_globals(pairs):
                 content = torch.load(file, map_location=self._placed, weights_only=True)
         for thing in self.things:
             if type(thing) in self.kinds:
                 object.__setattr__(thing, "__class__", self.kinds[type(thing)])
         modules = [thing for thing in self.things if isinstance(thing, nn.Module)]
-        return Loaded(content, None, tuple(sorted(self.foreign)), modules, self.replaced, most_bytes)
+        return Loaded(
+            content, None, tuple(sorted(self.foreign)), modules, self.replaced, most_bytes
+        )
 
     def learns(self, error: Exception) -> bool:
         """Whether torch's error says something of a class that another attempt can heed."""
@@ -262,7 +307,9 @@ class _Attempt:
             known = match[1] in self.names
             self.names.add(match[1])
             return not known
-        match = re.search(r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", message, re.DOTALL)
+        match = re.search(
+            r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", message, re.DOTALL
+        )
         if match:
             known = match[2] in self.containers or match[2] not in self.values
             self.containers[match[2]] = OrderedDict if match[1] == "SETITEM" else list
@@ -270,7 +317,9 @@ class _Attempt:
         if "Creating a Tensor subclass" in message:
             (*_, (frame, _)) = walk_tb(error.__traceback__)
             kind = frame.f_locals.get("new_type")
-            fresh = {name for name, value in self.values.items() if value is kind} & self.foreign - self.subclasses
+            fresh = {
+                name for name, value in self.values.items() if value is kind
+            } & self.foreign - self.subclasses
             self.subclasses |= fresh
             return bool(fresh)
         return False
@@ -283,7 +332,9 @@ class _Attempt:
         return storage
 
     def _guarded(self, kind: Any) -> Any:
-        """A subclass of a listed class, or something in place of a listed function, that cannot be called."""
+        """A subclass of a listed class, or something in place of a listed function, that cannot be
+        called.
+        """
         attempt = self
         what = f"its pickle calls {kind.__module__}.{kind.__qualname__}, as torch.save never does"
 
@@ -303,7 +354,9 @@ class _Attempt:
         if issubclass(kind, nn.RNNBase):
 
             def restore(thing: Any, state: dict[str, Any]) -> None:
-                if state.get("num_layers", 0) > len(state["_parameters"]):  # torch would name the weights of each
+                if state.get("num_layers", 0) > len(
+                    state["_parameters"]
+                ):  # torch would name the weights of each
                     raise BadModelFile("it holds recurrent layers without their weights", RESAVE)
                 kind.__setstate__(thing, state)
 
@@ -327,7 +380,9 @@ class _Attempt:
         return type(last, (StandIn,), {"__new__": new, "__module__": module})
 
     def _container(self, name: str, plain: type, kind: Any) -> type:
-        """In place of a class with items: makes plain lists or dicts; ``kind`` is the class itself if the user allows it."""
+        """In place of a class with items: makes plain lists or dicts; ``kind`` is the class itself
+        if the user allows it.
+        """
         replaced = self.replaced
 
         def new(cls: type, *arguments: Any) -> Any:

@@ -20,7 +20,8 @@ from construct.files.layer_files import to_safetensors
 
 
 def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None:
-    """Write a module so that :func:`construct.load` reads it back; an existing file, whatever it holds, is replaced atomically.
+    """Write a module so that :func:`construct.load` reads it back; an existing file, whatever it
+    holds, is replaced atomically.
 
     >>> import tempfile, torch, construct
     >>> path = tempfile.mkdtemp() + "/layer.safetensors"
@@ -30,13 +31,15 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
 
     Args:
         model: made of torch.nn classes and attention layers of this project.
-        path: the file to write.  A name that ends in ``.safetensors`` stores only the tensors and the geometry of attention
-            layers; any other name is written with torch.save.
-        allow: more classes of which the module may be, as :func:`construct.load` takes them; reading it back needs them, too.
+        path: the file to write.  A name that ends in ``.safetensors`` stores only the tensors and
+            the geometry of attention layers; any other name is written with torch.save.
+        allow: more classes of which the module may be, as :func:`construct.load` takes them;
+            reading it back needs them, too.
 
     Raises:
-        BadModelFile: the module could not be read back safely; or the name is that of an exported program (``.pt2``,
-            ``.onnx``), which needs an input size: see :mod:`construct.files.export`.
+        BadModelFile: the module could not be read back safely; or the name is that of an exported
+            program (``.pt2``, ``.onnx``), which needs an input size: see
+            :mod:`construct.files.export`.
         OSError: the file cannot be written.
         TypeError: ``model`` is not a module.
     """
@@ -44,11 +47,17 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
     for name, module in model.named_modules():
         if isinstance(module, MHSA) and is_parametrized(module):
-            what = f"{printable(path)}: tensors of {printable(name or 'the layer')} are parametrized"
-            raise BadModelFile(what, "construct.modules.learning.settle makes plain tensors of them")
+            what = (
+                f"{printable(path)}: tensors of {printable(name or 'the layer')} are parametrized"
+            )
+            raise BadModelFile(
+                what, "construct.modules.learning.settle makes plain tensors of them"
+            )
         if isinstance(module, MHSA) and hasattr(module, "own_encoding"):
             what = f"{printable(path)}: the encoding of {printable(name or 'the layer')} is {module.encoding.name}"
-            raise BadModelFile(what, "save its state dict, and load it into a layer with that encoding")
+            raise BadModelFile(
+                what, "save its state dict, and load it into a layer with that encoding"
+            )
     suffix = Path(path).suffix
     if suffix in (".pt2", ".onnx"):
         what = f"{printable(path)}: {suffix} takes the size of an input"
@@ -66,7 +75,8 @@ def unlisted_names_in(path: Path) -> list[str]:
 
 
 def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
-    """Write a module, a state dict or bytes atomically: into a temporary file next to ``path``, fsynced, then renamed.
+    """Write a module, a state dict or bytes atomically: into a temporary file next to ``path``,
+    fsynced, then renamed.
 
     Raises:
         BadModelFile: the content could not be read back safely.
@@ -78,17 +88,23 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> Non
 
 @contextlib.contextmanager
 def staged(
-    path: FilePath, content: nn.Module | dict[str, Tensor] | bytes, allowed: Allowed | None = NOTHING
+    path: FilePath,
+    content: nn.Module | dict[str, Tensor] | bytes,
+    allowed: Allowed | None = NOTHING,
 ) -> Iterator[Path]:
-    """Write as :func:`write` does, but rename into place only when the ``with`` block ends without an error.
+    """Write as :func:`write` does, but rename into place only when the ``with`` block ends without
+    an error.
 
     Yields:
-        The temporary file, complete and fsynced.  It may hold what is ``allowed`` beyond the allow-list; anything, if None.
+        The temporary file, complete and fsynced.  It may hold what is ``allowed`` beyond the
+        allow-list; anything, if None.
     """
     path = Path(path).resolve()  # a link stays a link
     temporary = temporary_name(path)
     try:
-        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), "w+b") as file:
+        with os.fdopen(
+            os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), "w+b"
+        ) as file:
             if isinstance(content, bytes):
                 file.write(content)
             else:
@@ -114,7 +130,9 @@ def _check_names(path: Path, allowed: Allowed) -> None:
     names = unlisted_names_in(path)
     more = [name for name in names if name not in allowed.of(names)]
     if more:
-        what = f"not saved, it could not be read back safely, for it holds {one_line(', '.join(more))}"
+        what = (
+            f"not saved, it could not be read back safely, for it holds {one_line(', '.join(more))}"
+        )
         remedy = "save its state dict with torch.save"
         choices = allow_options(more)
         if choices:
@@ -135,7 +153,9 @@ def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor]) -> None:
 
 
 class _Stream:
-    """A file that keeps its first error: torch.save would report only an unexpected position, even after Ctrl-C."""
+    """A file that keeps its first error: torch.save would report only an unexpected position, even
+    after Ctrl-C.
+    """
 
     def __init__(self, file: BinaryIO):
         self.file = file

@@ -1,10 +1,12 @@
-"""Lemma 1: the bijection from heads onto kernel positions, and the factors W_val W_out of each position's matrix.
+"""Lemma 1: the bijection from heads onto kernel positions, and the factors W_val W_out of each
+position's matrix.
 
-The paper writes f : heads → Δ_K.  Head h attends the key at q + τ_h, and the τ_h are the shifts {dil·j − a : j a kernel
-position}, each once; for an odd undilated kernel this set is exactly Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d.
+The paper writes f : heads → Δ_K.  Head h attends the key at q + τ_h, and the τ_h are the shifts
+{dil·j − a : j a kernel position}, each once; for an odd undilated kernel this set is exactly
+Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d.
 
-Head h carries W_val^h W_out^h = its tap's matrix (D_in × D_out).  With groups that matrix is block diagonal; only the blocks
-are stored, along a separate axis, even for one group.
+Head h carries W_val^h W_out^h = its tap's matrix (D_in × D_out).  With groups that matrix is block
+diagonal; only the blocks are stored, along a separate axis, even for one group.
 
 Factors of lower rank are found in :mod:`construct.heads.rank`.
 """
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from construct.geometry import ConvGeometry, positive_number, whole_numbers
 
-# ---- where heads look ------------------------------------------------------------------------------------------------
+# ---- where heads look ----------------------------------------------------------------------------
 
 Shift = tuple[int, ...]
 
@@ -26,13 +28,16 @@ Shift = tuple[int, ...]
 def tap_shifts(geometry: ConvGeometry) -> tuple[Shift, ...]:
     """The shift τ_j = dil·j − a of every tap j, taps in row-major order (the last axis fastest)."""
     return tuple(
-        tuple(dil * j - a for j, dil, a in zip(tap, geometry.dilation, geometry.anchor, strict=True))
+        tuple(
+            dil * j - a for j, dil, a in zip(tap, geometry.dilation, geometry.anchor, strict=True)
+        )
         for tap in product(*map(range, geometry.kernel_size))
     )
 
 
 def bijection(shifts: Sequence[Shift], order: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The bijection of Lemma 1: head h carries tap ``order[h]``, by default tap h, and attends the shift of that tap.
+    """The bijection of Lemma 1: head h carries tap ``order[h]``, by default tap h, and attends the
+    shift of that tap.
 
     Raises:
         ValueError: ``order`` is not a permutation of all taps, or two taps have the same shift.
@@ -46,7 +51,7 @@ def bijection(shifts: Sequence[Shift], order: Sequence[int] | None = None) -> tu
     return taps
 
 
-# ---- what heads carry ------------------------------------------------------------------------------------------------
+# ---- what heads carry ----------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +60,13 @@ def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
     """The matrix of every tap, taps in row-major order.
 
     Args:
-        weight: the kernel as torch stores it, (D_out, D_in/groups, *K), or transposed (D_in, D_out/groups, *K).
+        weight: the kernel as torch stores it, (D_out, D_in/groups, *K), or transposed
+            (D_in, D_out/groups, *K).
         geometry: of the convolution.
 
     Returns:
-        (taps, groups, D_in/groups, D_out/groups), contiguous.  A transposed kernel is flipped: attention correlates on
-        the zero-stuffed grid, and a transposed convolution convolves there.
+        (taps, groups, D_in/groups, D_out/groups), contiguous.  A transposed kernel is flipped:
+        attention correlates on the zero-stuffed grid, and a transposed convolution convolves there.
     """
     spatial = tuple(range(2, weight.dim()))
     if geometry.transposed:
@@ -71,7 +77,9 @@ def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def kernel_of_taps(taps: Tensor, geometry: ConvGeometry) -> Tensor:
-    """Assemble the kernel, as torch stores it, from its taps' matrices: the inverse of :func:`tap_matrices`; contiguous."""
+    """Assemble the kernel, as torch stores it, from its taps' matrices: the inverse of
+    :func:`tap_matrices`; contiguous.
+    """
     blocks = taps.movedim(0, -1).unflatten(-1, geometry.kernel_size)  # (g, in/g, out/g, *K)
     if geometry.transposed:
         return blocks.flip(tuple(range(3, blocks.dim()))).flatten(0, 1).contiguous()
@@ -83,10 +91,12 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
 
     Args:
         taps: (heads, groups, D_in/groups, D_out/groups).
-        head_dim: D_h.  None means min(D_in, D_out) per group; one factor is then the identity, so this is exact.  "rank" means
-            the largest rank of a tap, if exact factors can be stored and the taps are small enough for elimination; else
-            min(D_in, D_out), and the log says why.  A larger number pads with zeros, which is exact.  A smaller number keeps the
-            largest singular values of every tap: an approximation, whose error a certificate bounds (``within``).
+        head_dim: D_h.  None means min(D_in, D_out) per group; one factor is then the identity, so
+            this is exact.  "rank" means the largest rank of a tap, if exact factors can be stored
+            and the taps are small enough for elimination; else min(D_in, D_out), and the log says
+            why.  A larger number pads with zeros, which is exact.  A smaller number keeps the
+            largest singular values of every tap: an approximation, whose error a certificate bounds
+            (``within``).
 
     Returns:
         w_val (heads, groups, D_in/groups, D_h) and w_out (heads, groups, D_h, D_out/groups).
@@ -111,22 +121,28 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
     more = width - w_val.shape[3]
     if more < 0:
         return _truncated(taps, width)
-    return torch.nn.functional.pad(w_val, (0, more)), torch.nn.functional.pad(w_out, (0, 0, 0, more))
+    return torch.nn.functional.pad(w_val, (0, more)), torch.nn.functional.pad(
+        w_out, (0, 0, 0, more)
+    )
 
 
 def _tap_and_identity(taps: Tensor) -> tuple[Tensor, Tensor]:
     """The factors of width min(D_in, D_out), of which one is the tap itself."""
     heads, groups, d_in, d_out = taps.shape
-    identity = torch.eye(min(d_in, d_out), dtype=taps.dtype, device=taps.device).repeat(heads, groups, 1, 1)
+    identity = torch.eye(min(d_in, d_out), dtype=taps.dtype, device=taps.device).repeat(
+        heads, groups, 1, 1
+    )
     if d_out <= d_in:
         return taps.clone(), identity
     return identity, taps.clone()
 
 
 def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
-    """Split every head into ``pieces`` narrower heads at the same shift that sum to it: W_val W_out = Σ_i W_val[:, i] W_out[i].
+    """Split every head into ``pieces`` narrower heads at the same shift that sum to it: W_val
+    W_out = Σ_i W_val[:, i] W_out[i].
 
-    The pieces of a head are adjacent: (heads, groups, D_in/groups, pieces·D_h) → (heads·pieces, groups, D_in/groups, D_h).
+    The pieces of a head are adjacent: (heads, groups, D_in/groups, pieces·D_h) → (heads·pieces,
+    groups, D_in/groups, D_h).
     """
     columns = w_val.unflatten(3, (pieces, -1)).movedim(3, 1)  # (heads, pieces, groups, in/g, D_h)
     rows = w_out.unflatten(2, (pieces, -1)).movedim(2, 1)  # (heads, pieces, groups, D_h, out/g)
@@ -134,7 +150,11 @@ def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tens
 
 
 def _truncated(taps: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Factors of the nearest matrices of this rank (Eckart and Young); each gets the square roots of the singular values."""
+    """Factors of the nearest matrices of this rank (Eckart and Young); each gets the square roots
+    of the singular values.
+    """
     u, s, vh = torch.linalg.svd(taps.double(), full_matrices=False)
     root = s[..., :rank].sqrt()
-    return (u[..., :rank] * root[..., None, :]).to(taps.dtype), (root[..., None] * vh[..., :rank, :]).to(taps.dtype)
+    return (u[..., :rank] * root[..., None, :]).to(taps.dtype), (
+        root[..., None] * vh[..., :rank, :]
+    ).to(taps.dtype)

@@ -1,8 +1,8 @@
 """Factors of a tap at its exact rank: ``head_dim="rank"``.
 
-A tap A of rank r with independent columns A_P factors as A = A_P R.  Elimination over the rationals finds R.  A_P holds stored
-numbers, so the factorisation is exact if R's entries can be stored.  Zero rows and columns (pruned channels) are left out
-first, which is always exact.
+A tap A of rank r with independent columns A_P factors as A = A_P R.  Elimination over the rationals
+finds R.  A_P holds stored numbers, so the factorisation is exact if R's entries can be stored.
+Zero rows and columns (pruned channels) are left out first, which is always exact.
 """
 
 from fractions import Fraction
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 LARGEST_ELIMINATED = 48
-"""The largest side of a matrix that is eliminated over the rationals; larger taps only lose zero rows and columns."""
+"""The largest side of a matrix that is eliminated over the rationals; larger taps only lose zero
+rows and columns.
+"""
 
 
 class NoFactors(ValueError):
@@ -20,7 +22,8 @@ class NoFactors(ValueError):
 
 
 def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor as :func:`construct.heads.factor` does, with D_h = the largest exact rank and W_val W_out = tap exactly.
+    """Factor as :func:`construct.heads.factor` does, with D_h = the largest exact rank and W_val
+    W_out = tap exactly.
 
     Raises:
         NoFactors: some tap's factors cannot be stored, or the tap is too large.
@@ -42,11 +45,15 @@ def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
     rows, columns = np.flatnonzero(tap.any(axis=1)), np.flatnonzero(tap.any(axis=0))
     core = tap[np.ix_(rows, columns)]
     if core.size == 0 or _surely_full_rank(core):
-        inner = (core, np.eye(len(columns))) if len(columns) <= len(rows) else (np.eye(len(rows)), core)
+        inner = (
+            (core, np.eye(len(columns))) if len(columns) <= len(rows) else (np.eye(len(rows)), core)
+        )
     elif max(core.shape) > LARGEST_ELIMINATED:
         sides = "x".join(map(str, core.shape))
         most = f"{LARGEST_ELIMINATED}x{LARGEST_ELIMINATED}"
-        raise NoFactors(f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond {most}")
+        raise NoFactors(
+            f"exact factors of lower rank were not looked for, as a tap of {sides} is beyond {most}"
+        )
     else:
         inner = _eliminated(core, dtype)
         if inner is None:
@@ -67,13 +74,18 @@ def _surely_full_rank(core: np.ndarray) -> bool:
 
 
 def _eliminated(core: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray] | None:
-    """(A_P, R) with A = A_P R, R the reduced row echelon form over the rationals; None if an entry of R cannot be stored."""
+    """(A_P, R) with A = A_P R, R the reduced row echelon form over the rationals; None if an entry
+    of R cannot be stored.
+    """
     from sympy import QQ  # heavy, and used only for ``head_dim="rank"``
     from sympy.polys.matrices import DomainMatrix
 
     exact = [[QQ(*x.as_integer_ratio()) for x in row] for row in core.tolist()]
     echelon, pivots = DomainMatrix(exact, core.shape, QQ).rref()
-    rows = [[Fraction(int(QQ.numer(x)), int(QQ.denom(x))) for x in row] for row in echelon.to_list()[: len(pivots)]]
+    rows = [
+        [Fraction(int(QQ.numer(x)), int(QQ.denom(x))) for x in row]
+        for row in echelon.to_list()[: len(pivots)]
+    ]
     try:
         reduced = np.array(rows, dtype=np.float64)
     except OverflowError:

@@ -1,1 +1,3 @@
-"""Handling of torch modules: recognising convolutions, parametrizations, traversal, tied weights, rules, learnable layers."""
+"""Handling of torch modules: recognising convolutions, parametrizations, traversal, tied weights,
+rules, learnable layers.
+"""

@@ -1,7 +1,8 @@
-"""Recognises torch's convolutions, reads their ConvGeometry, and says why a module cannot be converted.
+"""Recognises torch's convolutions, reads their ConvGeometry, and says why a module cannot be
+converted.
 
-The geometry comes from what ``forward`` uses (the weight's shape, stride, padding, …).  Attributes that only describe are
-checked against it, because a file can lie about them.
+The geometry comes from what ``forward`` uses (the weight's shape, stride, padding, …).  Attributes
+that only describe are checked against it, because a file can lie about them.
 """
 
 import inspect
@@ -27,16 +28,29 @@ HOOKS = {
     "_backward_pre_hooks": "backward pre-hook",
     "_backward_hooks": "backward hook",
 }
-CODE = ("forward", "_conv_forward", "_output_padding", "__call__", "_call_impl", "__getattr__", "__getattribute__")
-"""Methods that determine the result of a call; a subclass that overrides one is not a plain convolution."""
+CODE = (
+    "forward",
+    "_conv_forward",
+    "_output_padding",
+    "__call__",
+    "_call_impl",
+    "__getattr__",
+    "__getattribute__",
+)
+"""Methods that determine the result of a call; a subclass that overrides one is not a plain
+convolution.
+"""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FARTHEST = 2**24
-"""The longest shift.  Near it a float64 score is within 4·2⁻⁵³·ατ² of its exact value: an eighth of the gap α at 2²⁴, so the best
-key is certain, but twice α at 2²⁶."""
+"""The longest shift.  Near it a float64 score is within 4·2⁻⁵³·ατ² of its exact value: an eighth of
+the gap α at 2²⁴, so the best key is certain, but twice α at 2²⁶.
+"""
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether a module is a convolution, convertible or not: one of torch's classes, or another that looks like one."""
+    """Whether a module is a convolution, convertible or not: one of torch's classes, or another
+    that looks like one.
+    """
     if isinstance(module, _ConvNd):
         return True
     if isinstance(module, torch.jit.ScriptModule):
@@ -44,7 +58,8 @@ def is_convolution(module: nn.Module) -> bool:
     named = "conv" in type(module).__name__.lower()
     if not (named and hasattr(module, "kernel_size") and hasattr(module, "weight")):
         return False
-    # With children it may be a block around a convolution, unless it has its own kernel (as a deformable one does).
+    # With children it may be a block around a convolution, unless it has its own kernel
+    # (as a deformable one does).
     return module._parameters.get("weight") is not None or not any(module.children())
 
 
@@ -58,16 +73,25 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
         base = _checked_class(conv)
         with with_effective_weight(conv) as plain:
             _check_values(plain)
-            return _read_geometry(plain, BASES.index(base) % 3 + 1, transposed=issubclass(base, _ConvTransposeNd))
+            return _read_geometry(
+                plain, BASES.index(base) % 3 + 1, transposed=issubclass(base, _ConvTransposeNd)
+            )
     except ValueError as error:
         reason = str(error)
-    except (TypeError, LookupError, AttributeError, RuntimeError) as error:  # attributes may be of any type at all
+    except (
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # attributes may be of any type at all
         reason = f"its attributes contradict each other: {describe(error)}"
     raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
 
 
 def _checked_class(conv: Any) -> type[_ConvNd]:
-    """Which of torch's six convolutions this is; a ValueError says why its class or its hooks are not covered."""
+    """Which of torch's six convolutions this is; a ValueError says why its class or its hooks are
+    not covered.
+    """
     rules = f"construct.convert(model, rules={{{type(conv).__name__}: function}})"
     by_rule = f"in Python, {rules} takes the torch layers that compute the same"
     base = _base_of(conv, by_rule)
@@ -75,7 +99,9 @@ def _checked_class(conv: Any) -> type[_ConvNd]:
     _check_initialised(conv)
     children = [name for name in vars(conv)["_modules"] if name != "parametrizations"]
     if children:
-        raise ValueError(f"it holds a module of its own ({children[0]}), which a convolution never calls")
+        raise ValueError(
+            f"it holds a module of its own ({children[0]}), which a convolution never calls"
+        )
     check_hooks(conv)
     return base
 
@@ -85,9 +111,13 @@ def _base_of(conv: Any, by_rule: str) -> type[_ConvNd]:
         if isinstance(conv, base):
             return base
     if isinstance(conv, torch.jit.ScriptModule):
-        raise ValueError("it is compiled by TorchScript; convert the Python network that it was made from")
+        raise ValueError(
+            "it is compiled by TorchScript; convert the Python network that it was made from"
+        )
     if "quantized" in type(conv).__module__:
-        raise ValueError("it is quantised; convert the floating-point network that it was made from")
+        raise ValueError(
+            "it is quantised; convert the floating-point network that it was made from"
+        )
     if is_convolution(conv):
         raise ValueError(f"not one of torch's convolutions; {by_rule}")
     raise ValueError("not a convolution")
@@ -98,8 +128,11 @@ def _check_code(conv: Any, base: type[_ConvNd], by_rule: str) -> None:
     for name in CODE:
         if name in vars(conv):
             raise ValueError(f"its {name} is replaced on the instance")
-        # Parametrized layers, and lazy ones after their first batch, inherit these methods and pass.
-        if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(base, name, None):
+        # Parametrized layers, and lazy ones after their first batch, inherit these methods and
+        # pass.
+        if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(
+            base, name, None
+        ):
             raise ValueError(f"its class has a {name} of its own; {by_rule}")
     for name in ("weight", "bias"):
         if not hasattr(type(conv), name):
@@ -118,7 +151,9 @@ def _check_initialised(conv: Any) -> None:
     if lazy:
         raise ValueError("its weights do not exist yet; run one batch through the network first")
     if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
-        raise ValueError("it is lazy until a batch has gone through it; run one batch through the network first")
+        raise ValueError(
+            "it is lazy until a batch has gone through it; run one batch through the network first"
+        )
 
 
 def check_hooks(module: Any) -> None:
@@ -149,23 +184,30 @@ def _check_tensor(name: str, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise ValueError(f"{name} is not a dense tensor")
     if type(tensor) is not torch.Tensor and not _is_plain_parameter(type(tensor)):
-        raise ValueError(f"{name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here")
+        raise ValueError(
+            f"{name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
+        )
     if tensor.is_meta:
         raise ValueError(f"{name} is on the meta device; load real weights first")
     if tensor.dtype.is_complex:
         raise ValueError(f"{name} is complex, which is not covered")
     if tensor.dtype not in DTYPES:
-        raise ValueError(f"{name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64")
+        raise ValueError(
+            f"{name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64"
+        )
     # aminmax returns NaN for both if any entry is NaN.
     if tensor.numel() and not all(bool(end.isfinite()) for end in tensor.detach().aminmax()):
         raise ValueError(f"{name} has entries that are not finite")
 
 
 def _is_plain_parameter(kind: type) -> bool:
-    """Whether operations see only numbers in parameters of this class; a class may also override operations."""
+    """Whether operations see only numbers in parameters of this class; a class may also override
+    operations.
+    """
     hooks = ("__torch_function__", "__torch_dispatch__")
     return issubclass(kind, nn.Parameter) and all(
-        inspect.getattr_static(kind, hook) is inspect.getattr_static(nn.Parameter, hook) for hook in hooks
+        inspect.getattr_static(kind, hook) is inspect.getattr_static(nn.Parameter, hook)
+        for hook in hooks
     )
 
 
@@ -194,10 +236,14 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
     _check_described(conv, geometry)
     if conv.bias is not None and tuple(conv.bias.shape) != (d_out,):
         raise ValueError(f"its bias has shape {tuple(conv.bias.shape)}, not ({d_out},)")
-    farthest = max(dil * (k // 2) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True))
+    farthest = max(
+        dil * (k // 2) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True)
+    )
     if farthest > FARTHEST:
         what = f"it looks {farthest:,} positions away"
-        raise ValueError(f"{what}, and beyond {FARTHEST:,} float64 does not tell the scores of neighbours apart")
+        raise ValueError(
+            f"{what}, and beyond {FARTHEST:,} float64 does not tell the scores of neighbours apart"
+        )
     return geometry
 
 
@@ -225,13 +271,17 @@ def _along_axes(conv: Any, name: str, dims: int) -> Any:
     value = getattr(conv, name)
     numbers = _tuple(value, dims)
     # An empty tuple would mean zeros in ConvGeometry, and the value of a tensor may change.
-    if not numbers or (isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value)):
+    if not numbers or (
+        isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value)
+    ):
         raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
     return numbers
 
 
 def _tuple(value: Any, dims: int) -> Any:
-    """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses non-integers."""
+    """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses
+    non-integers.
+    """
     values = value
     if not isinstance(value, tuple | list):
         values = (value,)

@@ -1,4 +1,6 @@
-"""Which parametrizations of a convolution are folded into its weight, and the plain convolution with that weight."""
+"""Which parametrizations of a convolution are folded into its weight, and the plain convolution
+with that weight.
+"""
 
 from typing import Any
 
@@ -10,7 +12,9 @@ from construct.modules.parametrizations import weight_hooks, with_effective_weig
 
 
 def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
-    """The parametrizations of a convolution, in words: ``("weight_norm of weight",)``; empty for a plain one."""
+    """The parametrizations of a convolution, in words: ``("weight_norm of weight",)``; empty for a
+    plain one.
+    """
     names = []
     for hook in weight_hooks(conv):
         methods = list(hook) if isinstance(hook, PruningContainer) else [hook]
@@ -22,15 +26,22 @@ def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
 
 
 def _display_name(method: object) -> str:
-    """The name of torch's function for a parametrization: ``weight_norm`` for ``_WeightNorm`` and ``WeightNorm``."""
+    """The name of torch's function for a parametrization: ``weight_norm`` for ``_WeightNorm`` and
+    ``WeightNorm``.
+    """
     kind = type(method).__name__.lstrip("_")
     if isinstance(method, BasePruningMethod):
         return f"pruning ({kind})"
-    return {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm", "Orthogonal": "orthogonal"}.get(kind, kind)
+    return {
+        "WeightNorm": "weight_norm",
+        "SpectralNorm": "spectral_norm",
+        "Orthogonal": "orthogonal",
+    }.get(kind, kind)
 
 
 def plain_convolution(conv: nn.Module) -> nn.Module:
-    """An unparametrized convolution with the eval-mode weight of ``conv``; ``conv`` itself if it is not parametrized.
+    """An unparametrized convolution with the eval-mode weight of ``conv``; ``conv`` itself if it is
+    not parametrized.
 
     Certificates are about this one: they do not cover how a weight is computed.
     """

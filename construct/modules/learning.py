@@ -1,10 +1,12 @@
-"""Parametrizations with which an MHSA layer learns the centre and sharpness of every head, or gated content attention.
+"""Parametrizations with which an MHSA layer learns the centre and sharpness of every head, or gated
+content attention.
 
-``torch.nn.utils.parametrize`` computes ``v`` (and a gated ``w_qry``) from new parameters; all other code reads ``v`` as
-usual.  :func:`settle` turns computed tensors into plain ones, for files.
+``torch.nn.utils.parametrize`` computes ``v`` (and a gated ``w_qry``) from new parameters; all other
+code reads ``v`` as usual.  :func:`settle` turns computed tensors into plain ones, for files.
 
-The layer learns log α, so α stays positive, every head keeps a centre, and a step scales α.  At full sharpness (α = 1024)
-attention is one-hot and the gradients of all scores are exactly zero: start from a moderate α to learn.
+The layer learns log α, so α stays positive, every head keeps a centre, and a step scales α.  At
+full sharpness (α = 1024) attention is one-hot and the gradients of all scores are exactly zero:
+start from a moderate α to learn.
 """
 
 import torch
@@ -42,17 +44,24 @@ class IsotropicGaussian(_HeadVector):
         alpha, tau = Quadratic().centres(v[:, : self.dims + 1].double())
         if not bool((alpha > 0).all()):
             head = int((alpha > 0).int().argmin())
-            raise ValueError(f"MHSA: head {head} has no centre to start from: its α is {float(alpha[head]):g}")
+            raise ValueError(
+                f"MHSA: head {head} has no centre to start from: its α is {float(alpha[head]):g}"
+            )
         return alpha.log().to(v.dtype), tau.to(v.dtype)
 
 
 class Gaussian(_HeadVector):
-    """Parametrization of v by M (heads, d, d) and τ (heads, d): a Gaussian with precision Σ⁻¹ = MᵀM ≥ 0."""
+    """Parametrization of v by M (heads, d, d) and τ (heads, d): a Gaussian with precision
+    Σ⁻¹ = MᵀM ≥ 0.
+    """
 
     def forward(self, root: Tensor, tau: Tensor) -> Tensor:
         """M (heads, d, d), τ (heads, d) → v (heads, D_k)."""
         precision = (root.mT @ root).permute(1, 2, 0)  # (d, d, heads)
-        return _padded(quadratic.v_covariance(tau.unbind(1), [row.unbind(0) for row in precision]), self.key_dim)
+        return _padded(
+            quadratic.v_covariance(tau.unbind(1), [row.unbind(0) for row in precision]),
+            self.key_dim,
+        )
 
     def right_inverse(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """M and τ of a given v, as ``register_parametrization`` requires.
@@ -64,12 +73,16 @@ class Gaussian(_HeadVector):
         lower, failed = torch.linalg.cholesky_ex(-2 * Covariance.form(c)[0])
         if bool(failed.any()):
             head = int(failed.ne(0).int().argmax())
-            raise ValueError(f"MHSA: head {head} must be a Gaussian to start from, and its precision is not positive")
+            raise ValueError(
+                f"MHSA: head {head} must be a Gaussian to start from, and its precision is not positive"
+            )
         return lower.mT.contiguous().to(v.dtype), Covariance().centres(c)[1].to(v.dtype)
 
 
 class Gate(nn.Module):
-    """Parametrization g_h·W_qry^h: one learned gate per head for content attention, 0 at first, in the dtype of W_qry."""
+    """Parametrization g_h·W_qry^h: one learned gate per head for content attention, 0 at first, in
+    the dtype of W_qry.
+    """
 
     def __init__(self, like: Tensor):
         super().__init__()
@@ -81,7 +94,8 @@ class Gate(nn.Module):
 
 
 def learned_quadratic(layer: MHSA) -> MHSA:
-    """Parametrize ``v`` by the sharpness α and the shift τ of every head, to learn them from their current values.
+    """Parametrize ``v`` by the sharpness α and the shift τ of every head, to learn them from their
+    current values.
 
     >>> import torch, construct
     >>> layer = learned_quadratic(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
@@ -89,19 +103,23 @@ def learned_quadratic(layer: MHSA) -> MHSA:
     {'original0': (9,), 'original1': (9, 2)}
 
     Args:
-        layer: a layer with the quadratic encoding, each head with a centre (α > 0); changed in place.
+        layer: a layer with the quadratic encoding, each head with a centre (α > 0); changed in
+            place.
 
     Returns:
-        The layer; ``parametrizations.v`` holds ``original0`` (log α, (heads,)) and ``original1`` (τ, (heads, d)).
+        The layer; ``parametrizations.v`` holds ``original0`` (log α, (heads,)) and ``original1``
+        (τ, (heads, d)).
 
     Raises:
-        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
+        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already
+            parametrized.
     """
     return _parametrize_v(layer, Quadratic, IsotropicGaussian)
 
 
 def learned_covariance(layer: MHSA) -> MHSA:
-    """Parametrize ``v`` by the centre and the covariance of every head, to learn them from their current values.
+    """Parametrize ``v`` by the centre and the covariance of every head, to learn them from their
+    current values.
 
     >>> import torch, construct
     >>> layer = with_covariance(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
@@ -109,13 +127,16 @@ def learned_covariance(layer: MHSA) -> MHSA:
     {'original0': (9, 2, 2), 'original1': (9, 2)}
 
     Args:
-        layer: a layer with the covariance encoding (see :func:`with_covariance`), each head with a centre; changed in place.
+        layer: a layer with the covariance encoding (see :func:`with_covariance`), each head with a
+            centre; changed in place.
 
     Returns:
-        The layer; ``parametrizations.v`` holds ``original0`` (M, (heads, d, d), with Σ⁻¹ = MᵀM) and ``original1`` (τ, (heads, d)).
+        The layer; ``parametrizations.v`` holds ``original0`` (M, (heads, d, d), with Σ⁻¹ = MᵀM) and
+        ``original1`` (τ, (heads, d)).
 
     Raises:
-        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already parametrized.
+        ValueError: another encoding, a head without a centre, Ŵ_key not [1; 0], or ``v`` already
+            parametrized.
     """
     return _parametrize_v(layer, Covariance, Gaussian)
 
@@ -129,7 +150,8 @@ def with_covariance(layer: MHSA) -> MHSA:
     torch.Size([9, 5, 5])
 
     Args:
-        layer: with the quadratic encoding and without content (W_qry, W_key and u all zero); it is not changed.
+        layer: with the quadratic encoding and without content (W_qry, W_key and u all zero); it is
+            not changed.
 
     Returns:
         A new layer with D_k = D_p = d(d + 3)/2.
@@ -152,7 +174,8 @@ def with_covariance(layer: MHSA) -> MHSA:
 
 @torch.no_grad()
 def with_key_dim(layer: MHSA, key_dim: int) -> MHSA:
-    """The same function with a larger D_k, to leave room for content: Ŵ_key = [1; 0], and v, u, W_qry, W_key padded with zeros.
+    """The same function with a larger D_k, to leave room for content: Ŵ_key = [1; 0], and v, u,
+    W_qry, W_key padded with zeros.
 
     >>> import torch, construct
     >>> with_key_dim(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3)), 16).w_key.shape
@@ -169,15 +192,18 @@ def with_key_dim(layer: MHSA, key_dim: int) -> MHSA:
         raise ValueError("MHSA: takes a layer without content, and no learned relative embedding")
     c = layer.position_vector()
     if key_dim < c.shape[1]:
-        raise ValueError(f"MHSA: D_k = {key_dim} has no room for the {c.shape[1]} components of the encoding")
+        raise ValueError(
+            f"MHSA: D_k = {key_dim} has no room for the {c.shape[1]} components of the encoding"
+        )
     return _with_keys(layer, key_dim, layer.encoding, c.to(layer.v.dtype))
 
 
 def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MHSA:
     """Add content attention with a learned gate per head, W_qry = g_h·W, with g = 0 at first.
 
-    With g = 0 and u = 0 only position scores remain, so the function is unchanged; but the gates, W_key and u have gradients from
-    the first step on (W from the second), unless attention is one-hot.
+    With g = 0 and u = 0 only position scores remain, so the function is unchanged; but the gates,
+    W_key and u have gradients from the first step on (W from the second), unless attention is
+    one-hot.
 
     >>> import torch, construct
     >>> layer = gate_content(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
@@ -185,7 +211,8 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
     (torch.Size([9]), False)
 
     Args:
-        layer: changed in place; zero W_qry and W_key are initialised by Xavier's rule, and u must be zero.
+        layer: changed in place; zero W_qry and W_key are initialised by Xavier's rule, and u must
+            be zero.
         generator: the random number generator; by default torch's global one.
 
     Returns:
@@ -210,7 +237,8 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
 
 
 def settle(layer: MHSA) -> MHSA:
-    """Remove all parametrizations of a layer in place, keeping the current values as plain parameters.
+    """Remove all parametrizations of a layer in place, keeping the current values as plain
+    parameters.
 
     >>> import torch, construct
     >>> layer = learned_quadratic(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3), alpha=1.0))
@@ -225,11 +253,14 @@ def settle(layer: MHSA) -> MHSA:
     with torch.enable_grad():
         values = {name: getattr(layer, name) for name in layer.parametrizations}  # type: ignore[union-attr]
     del layer.parametrizations
-    # register_parametrization gave the layer a class of its own, derived from its class.  torch's remove_parametrizations
-    # would first take the tensors out of that class, which copies of the layer share.
+    # register_parametrization gave the layer a class of its own, derived from its class.  torch's
+    # remove_parametrizations would first take the tensors out of that class, which copies of the
+    # layer share.
     layer.__class__ = type(layer).__bases__[0]
     for name, value in values.items():
-        setattr(layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad))
+        setattr(
+            layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
+        )
     return layer
 
 
@@ -239,13 +270,19 @@ def _padded(components: tuple[Tensor, ...], key_dim: int) -> Tensor:
 
 
 def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector]) -> MHSA:
-    """Parametrize v by trainable parameters; the layer must have this encoding and Ŵ_key = [1; 0], so that v is c itself."""
+    """Parametrize v by trainable parameters; the layer must have this encoding and Ŵ_key = [1; 0],
+    so that v is c itself.
+    """
     if type(layer.encoding) is not encoding:
-        raise ValueError(f"MHSA: takes the {encoding.name} encoding, not the {layer.encoding.name} one")
+        raise ValueError(
+            f"MHSA: takes the {encoding.name} encoding, not the {layer.encoding.name} one"
+        )
     if parametrize.is_parametrized(layer, "v"):
         raise ValueError("MHSA: v is parametrized already")
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    if not bool((layer.w_key_pos == torch.eye(key_dim, pos_dim, device="cpu").to(layer.w_key_pos)).all()):
+    if not bool(
+        (layer.w_key_pos == torch.eye(key_dim, pos_dim, device="cpu").to(layer.w_key_pos)).all()
+    ):
         raise ValueError("MHSA: takes a layer with Ŵ_key = [1; 0], as conv_to_mhsa makes them")
     frozen = not layer.v.requires_grad
     layer.v.requires_grad_()
@@ -258,7 +295,9 @@ def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector
 
 
 def _with_keys(layer: MHSA, key_dim: int, encoding: Encoding, v: Tensor) -> MHSA:
-    """A copy of a layer with another encoding and D_k: Ŵ_key = [1; 0], v padded with zeros, no content."""
+    """A copy of a layer with another encoding and D_k: Ŵ_key = [1; 0], v padded with zeros, no
+    content.
+    """
     heads = layer.heads
     channels = layer.in_channels
     like = layer.w_qry
@@ -273,7 +312,9 @@ def _with_keys(layer: MHSA, key_dim: int, encoding: Encoding, v: Tensor) -> MHSA
         w_out=layer.w_out.detach().clone(),
         b_out=layer.b_out.detach().clone(),
     )
-    copied = MHSA(layer.geometry, weights, layer.execution, encoding=encoding, bias=layer.bias is not None)
+    copied = MHSA(
+        layer.geometry, weights, layer.execution, encoding=encoding, bias=layer.bias is not None
+    )
     for name in ("w_val", "w_out", "b_out"):
         getattr(copied, name).requires_grad_(getattr(layer, name).requires_grad)
     return copied.train(layer.training)

@@ -1,7 +1,8 @@
-"""The eval-mode weight of a parametrized convolution: weight_norm, spectral_norm, orthogonal, pruning and other parametrizations.
+"""The eval-mode weight of a parametrized convolution: weight_norm, spectral_norm, orthogonal,
+pruning and other parametrizations.
 
-The weight is recomputed, because the attribute that the older, hook-based methods leave on the module may be stale.  The module
-is not changed.
+The weight is recomputed, because the attribute that the older, hook-based methods leave on the
+module may be stale.  The module is not changed.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ def is_weight_hook(hook: object) -> bool:
         return True
     own = (PruningContainer, BasePruningMethod)
     return isinstance(hook, own) and all(
-        getattr(type(hook), name) is getattr(BasePruningMethod, name) for name in ("__call__", "apply_mask")
+        getattr(type(hook), name) is getattr(BasePruningMethod, name)
+        for name in ("__call__", "apply_mask")
     )
 
 
@@ -32,7 +34,9 @@ def weight_hooks(conv: nn.Module) -> list[Any]:
 
 @contextmanager
 def eval_mode(conv: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode within the block: in training mode, reading a weight under ``spectral_norm`` updates it."""
+    """Put a module into eval mode within the block: in training mode, reading a weight under
+    ``spectral_norm`` updates it.
+    """
     modes = [(module, module.training) for module in conv.modules()]
     try:
         for module, _ in modes:
@@ -45,10 +49,11 @@ def eval_mode(conv: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
-    """A convolution in eval mode with its eval-mode weight: the module itself, or a shallow copy of it.
+    """A convolution in eval mode with its eval-mode weight: the module itself, or a shallow copy of
+    it.
 
-    Gradients are enabled, so that ``requires_grad`` of a computed weight is that of its parameters.  Autocast, which would round
-    matrix products to half precision, is off.
+    Gradients are enabled, so that ``requires_grad`` of a computed weight is that of its parameters.
+    Autocast, which would round matrix products to half precision, is off.
     """
     hooks = weight_hooks(conv)
     devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
@@ -58,7 +63,10 @@ def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
             yield conv
             return
         copied = type(conv).__new__(type(conv))
-        registers = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(conv).items()}
+        registers = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(conv).items()
+        }
         vars(copied).update(registers)
         for hook in hooks:
             hook(copied, None)

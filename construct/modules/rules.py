@@ -1,7 +1,9 @@
-"""Conversion rules for custom classes: a function that returns equivalent torch layers, and a test of it on samples.
+"""Conversion rules for custom classes: a function that returns equivalent torch layers, and a test
+of it on samples.
 
-Samples can refute a rule but never prove it.  Their sizes cover every residue modulo the stride, lie below and above the reach
-of the kernel, and differ between axes, so that padding which depends on the size shows.
+Samples can refute a rule but never prove it.  Their sizes cover every residue modulo the stride,
+lie below and above the reach of the kernel, and differ between axes, so that padding which depends
+on the size shows.
 """
 
 import copy
@@ -27,7 +29,8 @@ BATCH = 2
 MOST_RESIDUES = 16
 """How many sizes modulo the stride are tried."""
 SLACK = 256
-"""Allowance for computing a parametrized weight, in unit roundoffs of float64 relative to Σ|w||x|."""
+"""Allowance for computing a parametrized weight, in unit roundoffs of float64 relative to Σ|w||x|.
+"""
 OWN_SLACK = 64
 """The same, in unit roundoffs of the layer's own dtype."""
 
@@ -47,7 +50,9 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
         raise ValueError(f"its rule fails: {describe(error)}") from error
     if not isinstance(layers, nn.Module):
         raise ValueError(f"its rule gives a {type(layers).__name__}, not an nn.Module")
-    expected, actual = ({(p.dtype, p.device) for p in part.parameters()} for part in (module, layers))
+    expected, actual = (
+        {(p.dtype, p.device) for p in part.parameters()} for part in (module, layers)
+    )
     if more := actual - expected:
         dtype, device = more.pop()
         what = f"weights that are {dtype} on {device}, and the module has none of these"
@@ -62,18 +67,23 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
 @torch.random.fork_rng(devices=[])
 @torch.no_grad()
 def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None:
-    """The difference between a module and the layers of its rule, in one clause; None if no sample shows one.
+    """The difference between a module and the layers of its rule, in one clause; None if no sample
+    shows one.
 
-    Everything runs in float64 and eval mode, on copies.  The layers that the rule returns for the float64 copy must agree up to
-    float64 rounding, so that the module's own dtype hides no difference.  The layers themselves, with weights that may have been
-    rounded to that dtype, must agree up to a few of its units.  At least one of the layers is a convolution, all are convertible.
+    Everything runs in float64 and eval mode, on copies.  The layers that the rule returns for the
+    float64 copy must agree up to float64 rounding, so that the module's own dtype hides no
+    difference.  The layers themselves, with weights that may have been rounded to that dtype, must
+    agree up to a few of its units.  At least one of the layers is a convolution, all are
+    convertible.
     """
     geometries = [geometry_of(conv) for conv in _convolutions(layers)]
     default = torch.get_default_dtype()
     try:
         exact = in_float64(module)
         own = in_float64(layers)
-        torch.set_default_dtype(torch.float64)  # new layers of a rule keep float64 weights unrounded
+        torch.set_default_dtype(
+            torch.float64
+        )  # new layers of a rule keep float64 weights unrounded
         exact_layers = in_float64(rule(in_float64(module)))
     except Exception as error:  # a user's code may raise anything
         return f"its rule fails on a float64 copy of it: {describe(error)}"
@@ -115,8 +125,12 @@ def _own_slack(module: nn.Module) -> float:
     return OWN_SLACK * coarsest / 2
 
 
-def _difference(part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module, relative: float) -> str | None:
-    """A difference of more than ``relative`` times Σ|w||x| in one call, as a clause; None if there is none."""
+def _difference(
+    part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module, relative: float
+) -> str | None:
+    """A difference of more than ``relative`` times Σ|w||x| in one call, as a clause; None if there
+    is none.
+    """
     try:
         actual = part(x.clone())
     except Exception as error:
@@ -126,15 +140,16 @@ def _difference(part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module
     if expected.shape != actual.shape:
         return f"its output is {tuple(expected.shape)} and that of the rule's layers {tuple(actual.shape)}"
     difference = (expected - actual).abs()
-    # The maximum per channel: for layers between convolutions, |w| and |x| give no elementwise bound.
+    # The maximum per channel: for layers between convolutions, |w| and |x| give no elementwise
+    # bound.
     others = [axis for axis in range(expected.dim()) if axis != 1]
-    bound = relative * (magnitudes(x.abs()).abs() + expected.abs()).amax(others, keepdim=True).expand_as(expected)
+    bound = relative * (magnitudes(x.abs()).abs() + expected.abs()).amax(
+        others, keepdim=True
+    ).expand_as(expected)
     if bool((difference <= bound).all()):  # False for NaN
         return None
     worst = int((difference - bound).nan_to_num(torch.inf).argmax())
-    return (
-        f"the outputs differ by {difference.view(-1)[worst]:.3g}, where rounding explains {bound.flatten()[worst]:.3g}"
-    )
+    return f"the outputs differ by {difference.view(-1)[worst]:.3g}, where rounding explains {bound.flatten()[worst]:.3g}"
 
 
 def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
@@ -143,11 +158,17 @@ def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
     chain = [g for g in geometries if g.dims == dims]
     axes = range(dims)
     reach = [1 + sum(g.span[axis] for g in chain) for axis in axes]
-    pads = [sum(abs(before) + abs(after) for before, after in (g.pads[axis] for g in chain)) for axis in axes]
+    pads = [
+        sum(abs(before) + abs(after) for before, after in (g.pads[axis] for g in chain))
+        for axis in axes
+    ]
     stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in axes))
     count = min(stride, MOST_RESIDUES)
     residues = sorted({round(i * (stride - 1) / (count - 1)) for i in range(count)})
-    candidates = [tuple(reach[axis] + pads[axis] + rest + axis for axis in axes) for rest in (*residues, stride + 7)]
+    candidates = [
+        tuple(reach[axis] + pads[axis] + rest + axis for axis in axes)
+        for rest in (*residues, stride + 7)
+    ]
     candidates.append(tuple(reach[axis] + axis for axis in axes))
     candidates.append(tuple((reach[axis] + 1) // 2 + axis for axis in axes))
     return list(dict.fromkeys(candidates))

@@ -1,4 +1,6 @@
-"""Tied weights: keeps them tied between attention layers where possible, and reports those that are not."""
+"""Tied weights: keeps them tied between attention layers where possible, and reports those that are
+not.
+"""
 
 from collections.abc import Mapping
 
@@ -11,14 +13,20 @@ from construct.modules.traversal import NONE, Substitutes, every_module, joined
 
 
 def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
-    """Tie the layers of convolutions that share a weight or bias, so that they stay tied in training."""
+    """Tie the layers of convolutions that share a weight or bias, so that they stay tied in
+    training.
+    """
     first_layer: dict[tuple[object, ...], MHSA] = {}
     for conv, layer in replacements.items():
         g = layer.geometry
         # A parametrized weight is recomputed at each access: its id identifies nothing.
         if "weight" in conv._parameters:
             first = first_layer.setdefault((id(conv.weight), g.groups, g.transposed), layer)
-            if first is not layer and first.v.shape == layer.v.shape and _equal(first, layer, "w_val", "w_out"):
+            if (
+                first is not layer
+                and first.v.shape == layer.v.shape
+                and _equal(first, layer, "w_val", "w_out")
+            ):
                 layer.w_val = first.w_val
                 layer.w_out = first.w_out
         if conv._parameters.get("bias") is not None:
@@ -28,27 +36,36 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
 
 
 def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
-    """Whether these tensors are equal; a file may hold different values for weights that its network ties."""
+    """Whether these tensors are equal; a file may hold different values for weights that its
+    network ties.
+    """
     return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
 
 
 def untied_parameters(
     model: nn.Module, replacements: Mapping[nn.Module, MHSA], substitutes: Substitutes = NONE
 ) -> list[tuple[str, str]]:
-    """(path, remark) for every parameter that was tied in the original and is not after conversion and :func:`share_tied`.
+    """(path, remark) for every parameter that was tied in the original and is not after conversion
+    and :func:`share_tied`.
 
-    A transposed convolution stores its kernel with channels exchanged, and groups are stored as blocks: attention layers cannot
-    share these with layers of another kind.
+    A transposed convolution stores its kernel with channels exchanged, and groups are stored as
+    blocks: attention layers cannot share these with layers of another kind.
     """
     owners: dict[int, list[tuple[str, int]]] = {}
     """parameter → (path, id of the attention tensor that replaces it, or 0) for every use."""
     folded: set[int] = set()
-    """Parametrizations, and what else is inside a parametrized convolution, which is walked with it."""
+    """Parametrizations, and what else is inside a parametrized convolution, which is walked with
+    it.
+    """
     for path, module in every_module(model, substitutes):
         layer = replacements.get(module)
         if layer is None and id(module) in folded:
             continue
-        parameters = [(name, parameter) for name, parameter in module._parameters.items() if parameter is not None]
+        parameters = [
+            (name, parameter)
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
         targets = {}
         if layer is not None:
             targets = {"weight": id(layer.w_val), "bias": id(layer.b_out)}

@@ -1,6 +1,8 @@
-"""Finds every module of a network, also those that ``named_modules`` misses: in plain containers, bound methods and closures.
+"""Finds every module of a network, also those that ``named_modules`` misses: in plain containers,
+bound methods and closures.
 
-A forward may call a module in a plain list, ``self.step = self.conv.forward``, or ``self.step = lambda x: self.conv(x)``.
+A forward may call a module in a plain list, ``self.step = self.conv.forward``, or
+``self.step = lambda x: self.conv(x)``.
 """
 
 import copy
@@ -20,8 +22,9 @@ from construct.errors import Refusal, UnsupportedLayer, describe
 
 _REGISTERS = frozenset(("_modules", "_parameters", "_buffers", "_compiled_call_impl"))
 _REGISTERS |= frozenset(name for name in vars(nn.Module()) if "state_dict" in name)
-"""Attributes in which no module is looked for: children are visited before, deepcopy drops the compiled call, and hooks on a
-state dict take no part in a call."""
+"""Attributes in which no module is looked for: children are visited before, deepcopy drops the
+compiled call, and hooks on a state dict take no part in a call.
+"""
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 Substitutes = Mapping[nn.Module, nn.Module]
@@ -29,8 +32,12 @@ Substitutes = Mapping[nn.Module, nn.Module]
 NONE: Substitutes = MappingProxyType({})
 
 
-def every_module(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[tuple[str, nn.Module]]:
-    """Every module with its first path: first the registered ones, then those reached in other ways."""
+def every_module(
+    model: nn.Module, substitutes: Substitutes = NONE
+) -> Iterator[tuple[str, nn.Module]]:
+    """Every module with its first path: first the registered ones, then those reached in other
+    ways.
+    """
     visited: set[int] = set()
     queue = list(_registered("", model, substitutes, visited))
     for path, module, inner_substitutes in queue:  # grows on the way
@@ -43,7 +50,9 @@ def every_module(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[
 def _registered(
     path: str, module: nn.Module, substitutes: Substitutes, visited: set[int]
 ) -> Iterator[tuple[str, nn.Module, Substitutes]]:
-    """The modules of ``named_modules`` that were not visited before, each with the substitutes that apply inside it."""
+    """The modules of ``named_modules`` that were not visited before, each with the substitutes that
+    apply inside it.
+    """
     stack = [(path, module, substitutes)]
     while stack:  # no recursion: modules may be nested deep
         path, module, substitutes = stack.pop()
@@ -52,8 +61,12 @@ def _registered(
         if id(module) not in visited:
             visited.add(id(module))
             yield path, module, substitutes
-            children = [(name, child) for name, child in module._modules.items() if child is not None]
-            stack += [(joined(path, name), child, substitutes) for name, child in reversed(children)]
+            children = [
+                (name, child) for name, child in module._modules.items() if child is not None
+            ]
+            stack += [
+                (joined(path, name), child, substitutes) for name, child in reversed(children)
+            ]
 
 
 def joined(path: str, name: str) -> str:
@@ -70,17 +83,22 @@ MOST_NAMES = 100_000
 def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """:func:`every_module` of a network from an untrusted file.
 
-    A module in two places has two names, each of which would be in the state dict: 40 modules can have 2^40 names.
+    A module in two places has two names, each of which would be in the state dict: 40 modules can
+    have 2^40 names.
 
     Raises:
-        ValueError: too many names, a module that contains itself, an ambiguous name, or a value in a method's place.
+        ValueError: too many names, a module that contains itself, an ambiguous name, or a value in
+            a method's place.
     """
     modules = list(every_module(model))
     for path, module in modules:
         wrong = _wrong_name(module)
         if wrong:
             raise ValueError(f"{path or 'the model'}: {wrong}")
-    children = {module: [child for child in module._modules.values() if child is not None] for _, module in modules}
+    children = {
+        module: [child for child in module._modules.values() if child is not None]
+        for _, module in modules
+    }
     counts: dict[nn.Module, int] = {}
     try:
         for module in TopologicalSorter(children).static_order():
@@ -89,12 +107,16 @@ def checked_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
         raise ValueError("a module holds itself") from None
     names = max(counts.values())
     if names > MOST_NAMES:
-        raise ValueError(f"its modules hold each other, and have {names:.3g} names, more than {MOST_NAMES}")
+        raise ValueError(
+            f"its modules hold each other, and have {names:.3g} names, more than {MOST_NAMES}"
+        )
     return modules
 
 
 def _wrong_name(module: nn.Module) -> str:
-    """Which name of a module's is invalid, ambiguous or a method's, in one clause; empty if none is."""
+    """Which name of a module's is invalid, ambiguous or a method's, in one clause; empty if none
+    is.
+    """
     known = {*vars(module)}
     for name in (*module._modules, *module._parameters, *module._buffers):
         if not isinstance(name, str) or not name or "." in name:
@@ -103,13 +125,16 @@ def _wrong_name(module: nn.Module) -> str:
             return f"the name {name!r:.60} is given to two things"
         known.add(name)
     for name, value in vars(module).items():
-        if callable(getattr(nn.Module, name, None)) and (not callable(value) or isinstance(value, nn.Module)):
+        if callable(getattr(nn.Module, name, None)) and (
+            not callable(value) or isinstance(value, nn.Module)
+        ):
             return f"it has {name!r:.60} of its own, which hides a method"
     return ""
 
 
 def deepcopy_memo(model: nn.Module, substitutes: Substitutes = NONE) -> dict[int, object]:
-    """A ``copy.deepcopy`` memo with copies of tensors that torch refuses to copy: non-leaf ones, detached, and lazy buffers.
+    """A ``copy.deepcopy`` memo with copies of tensors that torch refuses to copy: non-leaf ones,
+    detached, and lazy buffers.
 
     The older weight_norm leaves a non-leaf tensor behind as ``weight``.
     """
@@ -124,13 +149,17 @@ def deepcopy_memo(model: nn.Module, substitutes: Substitutes = NONE) -> dict[int
     return memo
 
 
-def deep_copy(model: nn.Module, memo: dict[int, object] | None = None, substitutes: Substitutes = NONE) -> nn.Module:
-    """A deep copy of a network, with ``memo`` (by default :func:`deepcopy_memo`'s) for ``copy.deepcopy``.
+def deep_copy(
+    model: nn.Module, memo: dict[int, object] | None = None, substitutes: Substitutes = NONE
+) -> nn.Module:
+    """A deep copy of a network, with ``memo`` (by default :func:`deepcopy_memo`'s) for
+    ``copy.deepcopy``.
 
     Inner modules are copied before outer ones, so that deep nesting needs no deep recursion.
 
     Raises:
-        UnsupportedLayer: something in it cannot be copied, as a lock, an open file or a generator; the message has its path.
+        UnsupportedLayer: something in it cannot be copied, as a lock, an open file or a generator;
+            the message has its path.
     """
     memo = deepcopy_memo(model) if memo is None else memo
     for path, module in reversed(list(every_module(model, substitutes))):
@@ -149,9 +178,15 @@ def deep_copy(model: nn.Module, memo: dict[int, object] | None = None, substitut
 
 
 def _not_copied(path: str, module: nn.Module) -> tuple[str, str]:
-    """The path and class of the attribute that cannot be copied; those of the module itself if each alone can."""
+    """The path and class of the attribute that cannot be copied; those of the module itself if each
+    alone can.
+    """
     known = deepcopy_memo(module) | {id(inner): inner for _, inner in every_module(module)}
-    for name, value in [*vars(module).items(), *module._parameters.items(), *module._buffers.items()]:
+    for name, value in [
+        *vars(module).items(),
+        *module._parameters.items(),
+        *module._buffers.items(),
+    ]:
         if name not in _REGISTERS:
             try:
                 copy.deepcopy(value, dict(known))
@@ -160,14 +195,19 @@ def _not_copied(path: str, module: nn.Module) -> tuple[str, str]:
     return path, type(module).__name__
 
 
-def hidden_modules(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """The modules that :func:`every_module` does not find but ``copy.deepcopy`` does, inside objects of any class.
+def hidden_modules(
+    model: nn.Module, substitutes: Substitutes = NONE
+) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """The modules that :func:`every_module` does not find but ``copy.deepcopy`` does, inside
+    objects of any class.
 
     Yields the path of an attribute, the module that has it, and the hidden module.
     """
     walked = list(every_module(model, substitutes))
     known = [*(module for _, module in walked), *substitutes]
-    tensors = [t for module in known for t in (*module._parameters.values(), *module._buffers.values())]
+    tensors = [
+        t for module in known for t in (*module._parameters.values(), *module._buffers.values())
+    ]
     memo = deepcopy_memo(model, substitutes) | {id(value): value for value in (*known, *tensors)}
     memo[id(memo)] = copied = list[Any]()  # where deepcopy keeps alive what it copies
     for path, holder in walked:
@@ -182,8 +222,12 @@ def hidden_modules(model: nn.Module, substitutes: Substitutes = NONE) -> Iterato
                     yield joined(path, name), holder, module
 
 
-def every_method(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[tuple[str, nn.Module, MethodType]]:
-    """Every bound method that the network stores (``self.step = self.conv.forward``), with its path and its module."""
+def every_method(
+    model: nn.Module, substitutes: Substitutes = NONE
+) -> Iterator[tuple[str, nn.Module, MethodType]]:
+    """Every bound method that the network stores (``self.step = self.conv.forward``), with its path
+    and its module.
+    """
     for path, module in every_module(model, substitutes):
         for inner_path, inner in _references(path, module):
             if isinstance(inner, MethodType) and isinstance(inner.__self__, nn.Module):
@@ -196,7 +240,9 @@ def name_of(method: MethodType) -> str:
 
 
 def every_closure(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[FunctionType]:
-    """Every function that the network stores and that closes over modules (``self.act = lambda x: self.scale * x``)."""
+    """Every function that the network stores and that closes over modules
+    (``self.act = lambda x: self.scale * x``).
+    """
     for _, module in every_module(model, substitutes):
         for _, inner in _references("", module):
             if isinstance(inner, FunctionType) and holds_modules(_closure_values("", inner)):
@@ -222,11 +268,15 @@ def _closure_values(path: str, function: FunctionType) -> list[tuple[str, object
 
 def _references(path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
     """The modules, methods and functions that a module reaches other than as its children."""
-    return _reached([(joined(path, name), x) for name, x in vars(module).items() if name not in _REGISTERS])
+    return _reached(
+        [(joined(path, name), x) for name, x in vars(module).items() if name not in _REGISTERS]
+    )
 
 
 def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
-    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``); then what the functions reach."""
+    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``);
+    then what the functions reach.
+    """
     stack = values[::-1]
     inside_functions = list[tuple[str, Any]]()
     visited = set[int]()
@@ -246,7 +296,9 @@ def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
 
 
 def _items(path: str, value: Any) -> list[tuple[str, Any]]:
-    """The items of a plain container, the module of a method, or what a function closes over, with paths; none of the rest."""
+    """The items of a plain container, the module of a method, or what a function closes over, with
+    paths; none of the rest.
+    """
     if isinstance(value, MethodType):
         return [(f"{path}.__self__", value.__self__)]
     if isinstance(value, FunctionType):
@@ -256,7 +308,13 @@ def _items(path: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, _SEQUENCES):
         return [(f"{path}[{i}]", x) for i, x in enumerate(value)]
     if isinstance(value, functools.partial):
-        return [(path, value.func), (f"{path}.args", value.args), (f"{path}.keywords", value.keywords)]
-    if isinstance(value, SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return [
+            (path, value.func),
+            (f"{path}.args", value.args),
+            (f"{path}.keywords", value.keywords),
+        ]
+    if isinstance(value, SimpleNamespace) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    ):
         return [(f"{path}.{name}", x) for name, x in getattr(value, "__dict__", {}).items()]
     return []

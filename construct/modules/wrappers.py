@@ -20,14 +20,18 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
     """A network without the wrappers in it.
 
     Returns:
-        The network itself, or what its outermost wrapper holds; a copy if there are wrappers further in.  And (path, class) of
-        every wrapper removed.
+        The network itself, or what its outermost wrapper holds; a copy if there are wrappers
+        further in.  And (path, class) of every wrapper removed.
     """
     removed: list[tuple[str, str]] = []
     while (inner := wrapped_module(model)) is not None:
         removed.append(("", type(model).__name__))
         model = inner
-    wrappers = [(path, module) for path, module in model.named_modules() if wrapped_module(module) is not None]
+    wrappers = [
+        (path, module)
+        for path, module in model.named_modules()
+        if wrapped_module(module) is not None
+    ]
     if wrappers:
         memo = deepcopy_memo(model)
         for path, module in reversed(wrappers):  # innermost first: outer copies find it in the memo

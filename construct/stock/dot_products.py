@@ -1,31 +1,37 @@
-"""Lemma 2's position scores as plain dot products of queries and keys, and the largest grid on which they stay exact.
+"""Lemma 2's position scores as plain dot products of queries and keys, and the largest grid on
+which they stay exact.
 
-``nn.MultiheadAttention`` has no relative positions, and needs none.  Centred integer coordinates p of the padded grid are d + 2
-more input channels (p, ‖p‖², 1), or d + 1 if the projections have biases.  With the features of
-:func:`~construct.encoding.quadratic.absolute_query` and :func:`~construct.encoding.quadratic.absolute_key` (their docstring
-has the proof)
+``nn.MultiheadAttention`` has no relative positions, and needs none.  Centred integer coordinates p
+of the padded grid are d + 2 more input channels (p, ‖p‖², 1), or d + 1 if the projections have
+biases.  With the features of :func:`~construct.encoding.quadratic.absolute_query` and
+:func:`~construct.encoding.quadratic.absolute_key` (their docstring has the proof)
 
-    q_h·k_h/√D = α(2(p_q + τ_h)·p_k − ‖p_k‖²) = −α‖δ − τ_h‖² + (a term that is the same for every key),
+    q_h·k_h/√D = α(2(p_q + τ_h)·p_k − ‖p_k‖²) = −α‖δ − τ_h‖² + (a term that is the same for every
+    key),
 
 where D is the head size, so the softmax sees Lemma 2's own scores.
 
-Precision.  u is the unit roundoff, K_i the largest |p_i| of a token, and every partial sum of a score is at most α·S in size,
+Precision.  u is the unit roundoff, K_i the largest |p_i| of a token, and every partial sum of a
+score is at most α·S in size,
 
     S_h = Σ_i K_i(3K_i + 2|τ_i|)        (¾·d·n² on a grid of n a side, and a little more).
 
-*Sharp heads* (τ integer, α large enough for weights of exactly 0 and 1 in the dtype) compute the same at every α, so √D·α is set to
-one power of two, with α at least 1024: stored numbers, queries and keys are multiples of it, hence exact.  Roundings remain in the
-product with 1/√D (two per term, as torch may split it between q and k), in the dot product (d + 1), in a scale after it (one) and
-in the softmax (two): at most γ_{d+6}·α·S per score, and two scores are compared.  On every path the weights are one-hot if
+*Sharp heads* (τ integer, α large enough for weights of exactly 0 and 1 in the dtype) compute the
+same at every α, so √D·α is set to one power of two, with α at least 1024: stored numbers, queries
+and keys are multiples of it, hence exact.  Roundings remain in the product with 1/√D (two per term,
+as torch may split it between q and k), in the dot product (d + 1), in a scale after it (one) and in
+the softmax (two): at most γ_{d+6}·α·S per score, and two scores are compared.  On every path the
+weights are one-hot if
 
     α(1 − 2γ_{d+6}·S) ≥ ln(2/η)         (see :func:`~construct.encoding.sharpness.alpha_for`)                              (rounded)
 
-*Any head* has exact scores on every path if D is a power of 16 (so 1/√D and its root are powers of two) and
+*Any head* has exact scores on every path if D is a power of 16 (so 1/√D and its root are powers of
+two) and
 
     α·S < ε/u,       ε the last binary place of α and 2ατ                                                           (exact)
 
-This assumes IEEE products.  If torch uses TF32 or bfloat16 for float32 (``torch.set_float32_matmul_precision``, and some GPU
-kernels), coordinates are rounded.
+This assumes IEEE products.  If torch uses TF32 or bfloat16 for float32
+(``torch.set_float32_matmul_precision``, and some GPU kernels), coordinates are rounded.
 """
 
 from collections.abc import Sequence
@@ -44,7 +50,9 @@ from construct.geometry import ConvGeometry, whole_numbers
 from construct.tokens import TokenGrid
 
 DTYPES = (torch.float32, torch.float64)
-"""Half precision cannot hold ‖p‖² or scores: 11 bits end at a grid of side 36, and float16 at 65504."""
+"""Half precision cannot hold ‖p‖² or scores: 11 bits end at a grid of side 36, and float16 at
+65504.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,15 @@ class HeadCentre:
         return all(t.denominator == 1 for t in self.tau) and self.alpha >= alpha_for(dtype)
 
     def sharpened(self, dtype: torch.dtype) -> "HeadCentre":
-        """The default sharpness for a sharp head, which computes the same at every sharpness; other heads unchanged."""
+        """The default sharpness for a sharp head, which computes the same at every sharpness; other
+        heads unchanged.
+        """
         return HeadCentre(Fraction(ALPHA), self.tau) if self.is_sharp(dtype) else self
 
     def factor(self, dtype: torch.dtype, head_dim: int) -> Fraction:
-        """√D·α as stored: exact if √D is a power of two, else (for a sharp head) the next power of two."""
+        """√D·α as stored: exact if √D is a power of two, else (for a sharp head) the next power of
+        two.
+        """
         root = isqrt(head_dim)
         if root * root == head_dim and root & (root - 1) == 0:
             return self.alpha * root
@@ -79,7 +91,9 @@ class HeadCentre:
 
     def size(self, reach: Sequence[int]) -> Fraction:
         """S, for the largest coordinates K."""
-        return sum((k * (3 * k + 2 * abs(t)) for k, t in zip(reach, self.tau, strict=True)), Fraction(0))
+        return sum(
+            (k * (3 * k + 2 * abs(t)) for k, t in zip(reach, self.tau, strict=True)), Fraction(0)
+        )
 
     def is_one_hot(self, reach: Sequence[int], dtype: torch.dtype) -> bool:
         """The inequality (rounded) of the module's docstring."""
@@ -89,7 +103,9 @@ class HeadCentre:
         return self.alpha * (1 - 2 * n / (1 - n) * self.size(reach)) >= alpha_for(dtype)
 
     def is_exact(self, reach: Sequence[int], dtype: torch.dtype, head_dim: int) -> bool:
-        """The condition (exact) of the module's docstring for D a power of 16, with no over- or underflow in products with √D."""
+        """The condition (exact) of the module's docstring for D a power of 16, with no over- or
+        underflow in products with √D.
+        """
         finfo = torch.finfo(dtype)
         stored = [x for x in (self.alpha, *(2 * self.alpha * t for t in self.tau)) if x]
         if any(x.denominator & (x.denominator - 1) for x in stored):
@@ -111,12 +127,16 @@ def reach(grid: TokenGrid) -> tuple[int, ...]:
 def positions(grid: TokenGrid, constant: bool) -> Tensor:
     """The position channels (p, ‖p‖²) or (p, ‖p‖², 1), float64 (T, d + 1 or d + 2)."""
     axes = [torch.arange(n, dtype=torch.float64, device="cpu") - n // 2 for n in grid.shape]
-    square, *p = quadratic.absolute_key([axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")])
+    square, *p = quadratic.absolute_key(
+        [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
+    )
     return torch.stack([*p, square, *([torch.ones_like(square)] if constant else [])], dim=1)
 
 
 def sources(grid: TokenGrid) -> Tensor:
-    """The source of each token, int64 (T,): 0 for zeros, i + 1 for a copy of input position i (row-major)."""
+    """The source of each token, int64 (T,): 0 for zeros, i + 1 for a copy of input position i
+    (row-major).
+    """
     copied = torch.zeros((), dtype=torch.int64, device="cpu")
     real = torch.ones((), dtype=torch.bool, device="cpu")
     for n, source in zip(grid.size, grid.sources, strict=True):
@@ -125,8 +145,12 @@ def sources(grid: TokenGrid) -> Tensor:
     return torch.where(real, copied + 1, 0).flatten()
 
 
-def head_size(centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype, least: int) -> int | None:
-    """The least head size ≥ ``least`` with which (rounded) or (exact) holds for all heads; None if there is none."""
+def head_size(
+    centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype, least: int
+) -> int | None:
+    """The least head size ≥ ``least`` with which (rounded) or (exact) holds for all heads; None if
+    there is none.
+    """
     if all(centre.is_one_hot(reach(grid), dtype) for centre in centres):
         return least
     size = 1
@@ -138,7 +162,9 @@ def head_size(centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype
 def too_large(centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype) -> str:
     """Why :func:`head_size` is None, in one clause with the figures."""
     limit = int(2 / torch.finfo(dtype).eps)
-    head, size = max(enumerate(centre.size(reach(grid)) for centre in centres), key=lambda pair: pair[1])
+    head, size = max(
+        enumerate(centre.size(reach(grid)) for centre in centres), key=lambda pair: pair[1]
+    )
     soft = [head for head, centre in enumerate(centres) if not centre.is_sharp(dtype)]
     if soft and size < limit:
         centre = centres[soft[0]]
@@ -164,8 +190,14 @@ def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
     if size is None or len(size) != geometry.dims:
         raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
     lengths = [*map(abs, geometry.token_shape(size)), *map(abs, geometry.output_size(size))]
-    tokens = 8 * (6 + 3 * geometry.dims) * prod(lengths[: geometry.dims])  # positions, sources, intermediate tensors
-    require(32 * sum(lengths) + tokens, torch.device("cpu"), f"numbering the padded grid of an input of size {grid}")
+    tokens = (
+        8 * (6 + 3 * geometry.dims) * prod(lengths[: geometry.dims])
+    )  # positions, sources, intermediate tensors
+    require(
+        32 * sum(lengths) + tokens,
+        torch.device("cpu"),
+        f"numbering the padded grid of an input of size {grid}",
+    )
     try:
         return TokenGrid.of(geometry, size)
     except RuntimeError as error:

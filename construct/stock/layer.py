@@ -1,7 +1,8 @@
-"""``construct.to_torch_mha`` and ``from_torch_mha``: an MHSA layer as one stock ``nn.MultiheadAttention``, and back.
+"""``construct.to_torch_mha`` and ``from_torch_mha``: an MHSA layer as one stock
+``nn.MultiheadAttention``, and back.
 
-:mod:`construct.stock.dot_products` has the scores and the limits on the grid.  The rows of head h's projections, with head
-size D and β = √D·α:
+:mod:`construct.stock.dot_products` has the scores and the limits on the grid.  The rows of head h's
+projections, with head size D and β = √D·α:
 
     q: (β(−1, 2(p + τ_h)), 0 …)      k: (‖p‖², p, 0 …)      v: X W_val^h, all groups, 0 …      out: W_out^h, all groups
 """
@@ -40,13 +41,16 @@ from construct.tokens import TokenGrid
 
 
 class StockAttention(nn.Module):
-    """One ``nn.MultiheadAttention``, called with an image like a convolution; made by :func:`to_torch_mha`.
+    """One ``nn.MultiheadAttention``, called with an image like a convolution; made by
+    :func:`to_torch_mha`.
 
-    A token is (content, p_1, …, p_d, ‖p‖², [1,] 0, …, 0), ``attention.embed_dim`` wide; the 1 is present if the projections have
-    no biases.  The state dict holds only the tensors of ``attention``.
+    A token is (content, p_1, …, p_d, ‖p‖², [1,] 0, …, 0), ``attention.embed_dim`` wide; the 1 is
+    present if the projections have no biases.  The state dict holds only the tensors of
+    ``attention``.
 
     Attributes:
-        attention: the nn.MultiheadAttention, ``batch_first``; queries, keys and values are all rows of :meth:`tokens`.
+        attention: the nn.MultiheadAttention, ``batch_first``; queries, keys and values are all rows
+            of :meth:`tokens`.
         geometry: the geometry of the convolution.
         grid: the spatial size of the input before padding.
         positions: (T, d + 1 or d + 2), the position channels.
@@ -71,7 +75,9 @@ class StockAttention(nn.Module):
         self.attention = attention
         self._centres = centres  # checked again on casts
         weight = attention.out_proj.weight
-        for name, tensor in _layout(geometry, grid, constant=attention.in_proj_bias is None).items():
+        for name, tensor in _layout(
+            geometry, grid, constant=attention.in_proj_bias is None
+        ).items():
             numbers = tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
             self.register_buffer(name, numbers.to(weight.device), persistent=False)
 
@@ -80,7 +86,9 @@ class StockAttention(nn.Module):
         zero = x.new_zeros(*x.shape[:2], 1)
         content = torch.cat([zero, x.flatten(2)], dim=2)[:, :, self.sources].transpose(1, 2)
         batch, keys, channels = content.shape
-        spare = x.new_zeros(batch, keys, self.attention.embed_dim - channels - self.positions.shape[1])
+        spare = x.new_zeros(
+            batch, keys, self.attention.embed_dim - channels - self.positions.shape[1]
+        )
         return torch.cat([content, self.positions.expand(batch, -1, -1), spare], dim=2)
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -104,7 +112,9 @@ class StockAttention(nn.Module):
         kind = input.device.type
         if not input.is_meta and torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
             with torch.autocast(kind, enabled=False):  # half precision cannot hold the coordinates
-                return self.forward(input.to(self.positions.dtype)).to(torch.get_autocast_dtype(kind))
+                return self.forward(input.to(self.positions.dtype)).to(
+                    torch.get_autocast_dtype(kind)
+                )
         x, batched = self._batch(input)
         learning = self._is_learning(x)
         self._require_memory(x, learning)
@@ -113,8 +123,8 @@ class StockAttention(nn.Module):
         if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
         tokens = self.tokens(x)
-        # In the backward pass, fused attention recomputes P as exp of a difference of rounded scores, no longer 0 and 1.  It has
-        # no forward-mode derivatives.
+        # In the backward pass, fused attention recomputes P as exp of a difference of rounded
+        # scores, no longer 0 and 1.  It has no forward-mode derivatives.
         with sdpa_kernel(SDPBackend.MATH) if learning else nullcontext():
             y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
         y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
@@ -128,10 +138,14 @@ class StockAttention(nn.Module):
             x = x[None]
         if tuple(x.shape[1:]) != expected:
             sizes = ", ".join(map(str, expected))
-            raise RuntimeError(f"MHSA: this attention takes ([B,] {sizes}), not {tuple(x.shape[not batched :])}")
+            raise RuntimeError(
+                f"MHSA: this attention takes ([B,] {sizes}), not {tuple(x.shape[not batched :])}"
+            )
         own = self.positions
         if (x.dtype, x.device) != (own.dtype, own.device):
-            raise RuntimeError(f"MHSA: input is {x.dtype} on {x.device}, the layer {own.dtype} on {own.device}")
+            raise RuntimeError(
+                f"MHSA: input is {x.dtype} on {x.device}, the layer {own.dtype} on {own.device}"
+            )
         if torch.compiler.is_dynamo_compiling() or x.is_neg():
             x = x.resolve_neg()  # as MHSA does
         return x, batched
@@ -144,7 +158,8 @@ class StockAttention(nn.Module):
     def _require_memory(self, x: Tensor, learning: bool) -> None:
         keys = len(self.sources)
         queries = len(self.query_tokens)
-        # Per key: the token, its copy for the product, and two copies each of key and value; about the same per query.
+        # Per key: the token, its copy for the product, and two copies each of key and value; about
+        # the same per query.
         numbers = 6 * (keys + queries) * self.attention.embed_dim
         if learning:  # attention, its scores, and the gradients of both
             numbers += 4 * self.attention.num_heads * keys * queries
@@ -171,7 +186,10 @@ class StockAttention(nn.Module):
         if dtype != self.positions.dtype:
             _check_dtype(self, dtype)
             grid = TokenGrid.of(self.geometry, self.grid)
-            if head_size(self._centres, grid, dtype, self.attention.head_dim) != self.attention.head_dim:
+            if (
+                head_size(self._centres, grid, dtype, self.attention.head_dim)
+                != self.attention.head_dim
+            ):
                 refuse(self, too_large(self._centres, grid, dtype))
         return super()._apply(fn, recurse)
 
@@ -182,10 +200,11 @@ class StockAttention(nn.Module):
 
 @torch.no_grad()
 def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> StockAttention:
-    """Convert an attention layer to a stock ``nn.MultiheadAttention`` with the same function on inputs of one size.
+    """Convert an attention layer to a stock ``nn.MultiheadAttention`` with the same function on
+    inputs of one size.
 
-    Its scores are α(2(p_q + τ_h)·p_k − ‖p_k‖²), which differ from the layer's by a term independent of the key; see
-    :mod:`construct.stock.dot_products` for their precision.
+    Its scores are α(2(p_q + τ_h)·p_k − ‖p_k‖²), which differ from the layer's by a term independent
+    of the key; see :mod:`construct.stock.dot_products` for their precision.
 
     >>> import torch, construct
     >>> conv = torch.nn.Conv2d(1, 2, 3, padding=1)
@@ -195,20 +214,25 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     ('MultiheadAttention', True)
 
     Args:
-        layer: without content terms (W_qry, W_key and u silent), quadratic encoding or parabola, float32 or float64.
+        layer: without content terms (W_qry, W_key and u silent), quadratic encoding or parabola,
+            float32 or float64.
         grid: the spatial size of the input before padding, d numbers.
-        bias: whether the projections have biases (torch's default); without them the constant 1 is one more channel.
+        bias: whether the projections have biases (torch's default); without them the constant 1 is
+            one more channel.
 
     Returns:
-        A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and mode.  Its state dict loads into
-        any ``nn.MultiheadAttention(embed_dim, num_heads, bias=bias)`` of that size; train that one under
-        ``sdpa_kernel(SDPBackend.MATH)``, as this module does itself, because the rounding of large scores makes the gradients
-        of fused attention wrong.  Value projections are trainable if the layer's are; queries and keys share a tensor with
-        them, and at full sharpness their gradients are exactly zero.  Training also changes entries that were zero (groups,
-        positions in the values), after which the module is not a convolution.
+        A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and
+        mode.  Its state dict loads into any ``nn.MultiheadAttention(embed_dim, num_heads,
+        bias=bias)`` of that size; train that one under ``sdpa_kernel(SDPBackend.MATH)``, as this
+        module does itself, because the rounding of large scores makes the gradients of fused
+        attention wrong.  Value projections are trainable if the layer's are; queries and keys share
+        a tensor with them, and at full sharpness their gradients are exactly zero.  Training also
+        changes entries that were zero (groups, positions in the values), after which the module is
+        not a convolution.
 
     Raises:
-        UnsupportedLayer: (a ValueError) not such a layer, or the dtype cannot hold the scores on this grid.
+        UnsupportedLayer: (a ValueError) not such a layer, or the dtype cannot hold the scores on
+            this grid.
         ValueError: the layer accepts no input of spatial size ``grid``.
         NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
     """
@@ -217,14 +241,20 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     device = layer.w_val.device
     centres = tuple(centre.sharpened(dtype) for centre in _centres(layer, tokens))
     heads, groups, _, d_h = layer.w_val.shape
-    carries_bias = not bias and bool(layer.b_out.any())  # one value of head 0 is the constant 1, times b_out
+    carries_bias = not bias and bool(
+        layer.b_out.any()
+    )  # one value of head 0 is the constant 1, times b_out
     channels = g.in_channels + g.dims + (1 if bias else 2)
     least = max(groups * d_h + carries_bias, g.dims + 1, -(-max(channels, g.out_channels) // heads))
     head_dim = head_size(centres, tokens, dtype, least)
     if head_dim is None:
         refuse(layer, too_large(centres, tokens, dtype))
     width = heads * head_dim
-    require((4 * width + 8) * width * dtype.itemsize, device, f"a stock attention of {heads} heads of size {head_dim}")
+    require(
+        (4 * width + 8) * width * dtype.itemsize,
+        device,
+        f"a stock attention of {heads} heads of size {head_dim}",
+    )
     # skip_init leaves the global random state alone.
     attention: Any = nn.utils.skip_init(
         nn.MultiheadAttention, width, heads, bias=bias, batch_first=True, device=device, dtype=dtype
@@ -255,17 +285,26 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
 def _checked(layer: Any, grid: tuple[int, ...]) -> tuple[ConvGeometry, TokenGrid]:
     """The geometry and the tokens of a layer that has a stock form."""
     if not isinstance(layer, MHSA):
-        refuse(layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution")
+        refuse(
+            layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution"
+        )
     _check_dtype(layer, layer.w_val.dtype)
     if layer.w_val.is_meta:
         refuse(layer, "it is on the meta device; load real weights first")
     if layer.has_content():
-        refuse(layer, "its scores depend on the content, and only scores of positions are plain dot products here")
+        refuse(
+            layer,
+            "its scores depend on the content, and only scores of positions are plain dot products here",
+        )
     return layer.geometry, token_grid(layer.geometry, grid)
 
 
-def _write_scores(in_proj: Tensor, constant: Tensor, centres: Sequence[HeadCentre], places: slice) -> None:
-    """Write queries and keys, (3, heads, D, width); ``constant`` (heads, D) multiplies the 1, ``places`` are p's channels."""
+def _write_scores(
+    in_proj: Tensor, constant: Tensor, centres: Sequence[HeadCentre], places: slice
+) -> None:
+    """Write queries and keys, (3, heads, D, width); ``constant`` (heads, D) multiplies the 1,
+    ``places`` are p's channels.
+    """
     dims = places.stop - places.start
     head_dim = in_proj.shape[2]
     in_proj[1, :, 0, places.stop] = 1
@@ -280,24 +319,30 @@ def _write_scores(in_proj: Tensor, constant: Tensor, centres: Sequence[HeadCentr
 
 
 def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
-    """Write W_val into (heads, D, width), and W_out into (width, heads, D), each group beside the others."""
+    """Write W_val into (heads, D, width), and W_out into (width, heads, D), each group beside the
+    others.
+    """
     _, groups, d_in, d_h = layer.w_val.shape
     d_out = layer.w_out.shape[3]
     for group in range(groups):
         rows = slice(group * d_h, (group + 1) * d_h)
         value[:, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].transpose(1, 2)
-        out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(2, 0, 1)
+        out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(
+            2, 0, 1
+        )
 
 
 @torch.no_grad()
 def from_torch_mha(
     module: nn.Module, geometry: ConvGeometry | None = None, grid: tuple[int, ...] | None = None
 ) -> MHSA:
-    """Read the convolution that a stock attention computes from its projections: ``.weight`` and ``.bias`` of the result.
+    """Read the convolution that a stock attention computes from its projections: ``.weight`` and
+    ``.bias`` of the result.
 
-    Only the tensors count, and scores are checked in exact arithmetic: head h carries the tap at τ_h if its scores are
-    β(2(p_q + τ_h)·p_k − ‖p_k‖²)/√D plus terms independent of the key, and one-hot on this grid for every input.  The matrix of a
-    tap is the sum of W_val^h W_out^h over the heads at its shift.
+    Only the tensors count, and scores are checked in exact arithmetic: head h carries the tap at
+    τ_h if its scores are β(2(p_q + τ_h)·p_k − ‖p_k‖²)/√D plus terms independent of the key, and
+    one-hot on this grid for every input.  The matrix of a tap is the sum of W_val^h W_out^h over
+    the heads at its shift.
 
     >>> import torch, construct
     >>> conv = torch.nn.Conv2d(1, 2, 3, padding=1)
@@ -306,23 +351,29 @@ def from_torch_mha(
     True
 
     Args:
-        module: from :func:`to_torch_mha`, or a bare ``nn.MultiheadAttention`` with tokens as in :class:`StockAttention`.
-        geometry: for a bare attention: the convolution's geometry, which fixes content channels and the shifts of the taps.
+        module: from :func:`to_torch_mha`, or a bare ``nn.MultiheadAttention`` with tokens as in
+            :class:`StockAttention`.
+        geometry: for a bare attention: the convolution's geometry, which fixes content channels and
+            the shifts of the taps.
         grid: for a bare attention: the spatial size of the input before padding.
 
     Returns:
-        A layer of the same dtype, device and mode; without a bias if the stock one adds none and learns none.  The kernel is the
-        original one, bit for bit, if one factor of every head is the identity (as :func:`~construct.conv_to_mhsa` makes them); else
-        it is rounded once.
+        A layer of the same dtype, device and mode; without a bias if the stock one adds none and
+        learns none.  The kernel is the original one, bit for bit, if one factor of every head is
+        the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
 
     Raises:
-        UnsupportedLayer: (a ValueError) no such kernel: some head has no fixed shift, one between positions or at no tap, is not
-            one-hot, mixes groups, or uses content in scores or positions in values.
-        ValueError: geometry and grid are missing for a bare attention, or given with a module that has its own.
+        UnsupportedLayer: (a ValueError) no such kernel: some head has no fixed shift, one between
+            positions or at no tap, is not one-hot, mixes groups, or uses content in scores or
+            positions in values.
+        ValueError: geometry and grid are missing for a bare attention, or given with a module that
+            has its own.
     """
     if isinstance(module, StockAttention):
         if geometry is not None or grid is not None:
-            raise ValueError("MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own")
+            raise ValueError(
+                "MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own"
+            )
         _check_stock(module)
         attention = module.attention
         geometry = module.geometry
@@ -332,7 +383,9 @@ def from_torch_mha(
     else:
         refuse(module, "neither what to_torch_mha returns nor an nn.MultiheadAttention")
     if geometry is None or grid is None:
-        raise ValueError("MHSA: a bare nn.MultiheadAttention needs geometry=ConvGeometry(…) and grid=(…) to be read")
+        raise ValueError(
+            "MHSA: a bare nn.MultiheadAttention needs geometry=ConvGeometry(…) and grid=(…) to be read"
+        )
     weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
     own = attention.out_proj.bias
     if not bias.any() and (own is None or not own.requires_grad):
@@ -345,12 +398,22 @@ def _check_stock(module: StockAttention) -> None:
     if module.positions.is_meta:
         refuse(module, "it is on the meta device; load real weights first")
     if not getattr(module.attention, "batch_first", False):
-        refuse(module, "its attention is not batch_first, so it would take the batch for the tokens")
+        refuse(
+            module, "its attention is not batch_first, so it would take the batch for the tokens"
+        )
     expected = _layout(module.geometry, module.grid, constant=module.attention.in_proj_bias is None)
-    same = all(torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items())
+    same = all(
+        torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items()
+    )
     if type(module) is not StockAttention or not same:
-        refuse(module, "its tokens are not those of its grid, or its class is not the one that was built")
-    if any(vars(module).get(hooks) for hooks in HOOKS) or {"forward", "tokens"} & vars(module).keys():
+        refuse(
+            module,
+            "its tokens are not those of its grid, or its class is not the one that was built",
+        )
+    if (
+        any(vars(module).get(hooks) for hooks in HOOKS)
+        or {"forward", "tokens"} & vars(module).keys()
+    ):
         refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
 
 
@@ -366,7 +429,10 @@ def _layout(geometry: ConvGeometry, size: tuple[int, ...], constant: bool) -> di
 
 def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
-        refuse(module, f"{dtype} cannot hold coordinates and scores; a stock attention is float32 or float64")
+        refuse(
+            module,
+            f"{dtype} cannot hold coordinates and scores; a stock attention is float32 or float64",
+        )
 
 
 def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
@@ -379,7 +445,9 @@ def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
     for head, c in enumerate(layer.position_vector().tolist()):
         if c[0] == 0 or not all(map(isfinite, c)):
             refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
-        centre = HeadCentre(-Fraction(c[0]), tuple(Fraction(x) / (-2 * Fraction(c[0])) for x in c[1:]))
+        centre = HeadCentre(
+            -Fraction(c[0]), tuple(Fraction(x) / (-2 * Fraction(c[0])) for x in c[1:])
+        )
         if layer.radix is not None:
             centre = _parabola_centre(layer, grid, head, centre)
         centres.append(centre)
@@ -387,17 +455,26 @@ def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
 
 
 def _parabola_centre(layer: MHSA, grid: TokenGrid, head: int, centre: HeadCentre) -> HeadCentre:
-    """The centre of a head of the parabola encoding, which must be one-hot with its key on the grid for every query.
+    """The centre of a head of the parabola encoding, which must be one-hot with its key on the grid
+    for every query.
 
     Otherwise the nearest key by number is not the nearest by distance.
     """
     assert layer.radix is not None
     if not centre.is_sharp(layer.w_val.dtype):
-        refuse(layer, f"head {head} of the parabola is not one-hot, and its numbers have no other form")
+        refuse(
+            layer, f"head {head} of the parabola is not one-hot, and its numbers have no other form"
+        )
     if not shifts_are_distinct(layer.radix, grid.box):
-        refuse(layer, f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid")
+        refuse(
+            layer,
+            f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid",
+        )
     tau = shift_of_number(int(centre.tau[0]), layer.radix)
     for t, (least, most) in zip(tau, grid.common_box, strict=True):
         if not least <= t <= most:
-            refuse(layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query")
+            refuse(
+                layer,
+                f"head {head} of the parabola looks at {tau}, off the padded grid for some query",
+            )
     return HeadCentre(centre.alpha, tuple(map(Fraction, tau)))

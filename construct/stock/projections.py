@@ -1,7 +1,9 @@
-"""Reads the kernel of a convolution from the projections of an ``nn.MultiheadAttention``: the shift and matrix of every head.
+"""Reads the kernel of a convolution from the projections of an ``nn.MultiheadAttention``: the shift
+and matrix of every head.
 
-Tokens are (content, p, ‖p‖², 1), where biases of the projections act as the 1; D is the head size.  The scores of a head are the
-bilinear form of its two projections, q_h·k_h/√D = Σ_{r,s} x_q[r] Z[r,s] x_k[s] with Z = W_qᵀ W_k/√D.  They are
+Tokens are (content, p, ‖p‖², 1), where biases of the projections act as the 1; D is the head size.
+The scores of a head are the bilinear form of its two projections, q_h·k_h/√D = Σ_{r,s} x_q[r]
+Z[r,s] x_k[s] with Z = W_qᵀ W_k/√D.  They are
 
     β(2(p_q + τ)·p_k − ‖p_k‖²)/√D + (terms independent of the key)
 
@@ -9,7 +11,8 @@ for every input and every query if and only if, in the columns s that depend on 
 
     Z[p_i, p_j] = 2β·[i = j],    Z[1, p_i] = 2βτ_i,    Z[1, ‖p‖²] = −β,    and every other entry is 0.
 
-Position entries are evaluated as fractions.  For content entries every product must be 0: a sum that cancels could be rounding.
+Position entries are evaluated as fractions.  For content entries every product must be 0: a sum
+that cancels could be rounding.
 """
 
 from fractions import Fraction
@@ -28,7 +31,9 @@ from construct.tokens import TokenGrid
 
 
 class Projections(NamedTuple):
-    """The weights of an attention per head, float64; the last column of query, key and value multiplies the constant 1."""
+    """The weights of an attention per head, float64; the last column of query, key and value
+    multiplies the constant 1.
+    """
 
     query: Tensor  # (heads, D, D_in + d + 2), as are the next two
     key: Tensor
@@ -41,13 +46,18 @@ class Projections(NamedTuple):
         return (self.out != 0).any(0)
 
     def heard(self, d_in: int) -> list[int]:
-        """The heads whose content reaches an output; the others add a constant, as their weights sum to 1."""
+        """The heads whose content reaches an output; the others add a constant, as their weights
+        sum to 1.
+        """
         content = (self.value[:, :, :d_in] != 0).any(2)
         return (self.reaching() & content).any(1).nonzero().flatten().tolist()
 
 
-def read_kernel(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid) -> tuple[Tensor, Tensor]:
-    """The kernel, in torch's layout, and the bias of the convolution that an attention computes on a grid.
+def read_kernel(
+    attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid
+) -> tuple[Tensor, Tensor]:
+    """The kernel, in torch's layout, and the bias of the convolution that an attention computes on
+    a grid.
 
     Raises:
         UnsupportedLayer: no such kernel; with the reason.
@@ -62,7 +72,9 @@ class NoKernel(Exception):
     """Why no kernel can be read."""
 
 
-def _read(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid) -> tuple[Tensor, Tensor]:
+def _read(
+    attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid
+) -> tuple[Tensor, Tensor]:
     dtype = _checked_dtype(attention)
     tensors = _by_head(attention, geometry)
     matrices = _matrices(tensors, geometry)
@@ -81,7 +93,9 @@ def _read(attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenG
 
 
 def _checked_dtype(attention: nn.MultiheadAttention) -> torch.dtype:
-    """The dtype of an attention; refuses one whose output is not determined by its projections alone."""
+    """The dtype of an attention; refuses one whose output is not determined by its projections
+    alone.
+    """
     if type(attention).forward is not nn.MultiheadAttention.forward or "forward" in vars(attention):
         raise NoKernel("its forward is not torch's")
     if any(vars(attention).get(hooks) for hooks in HOOKS):
@@ -89,7 +103,9 @@ def _checked_dtype(attention: nn.MultiheadAttention) -> torch.dtype:
     if attention.bias_k is not None or attention.bias_v is not None or attention.add_zero_attn:
         raise NoKernel("it adds a key of its own (add_bias_kv, add_zero_attn)")
     if attention.dropout and attention.training:
-        raise NoKernel(f"it drops {attention.dropout:g} of its attention while training; .eval() first")
+        raise NoKernel(
+            f"it drops {attention.dropout:g} of its attention while training; .eval() first"
+        )
     first, *others = {tensor.dtype for tensor in attention.parameters()}
     if others or first not in DTYPES:
         raise NoKernel("its tensors are not all float32, or all float64")
@@ -132,7 +148,9 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
-    """W_val W_out of every head, (heads, g, in/g, out/g): values have no positions, and no channels of another group."""
+    """W_val W_out of every head, (heads, g, in/g, out/g): values have no positions, and no channels
+    of another group.
+    """
     d_in = geometry.in_channels
     groups = geometry.groups
     positional = tensors.value[:, :, d_in : d_in + geometry.dims + 1]
@@ -142,7 +160,9 @@ def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
     matrices = []
     for group in range(groups):
         rows = slice(group * d_in // groups, (group + 1) * d_in // groups)
-        used = (blocks[group] != 0).any(0)[:, :, None] & (tensors.value[:, :, :d_in] != 0)  # (heads, D, D_in)
+        used = (blocks[group] != 0).any(0)[:, :, None] & (
+            tensors.value[:, :, :d_in] != 0
+        )  # (heads, D, D_in)
         used[:, :, rows] = False
         if bool(used.any()):
             raise NoKernel(f"group {group} of {groups} hears channels of another")
@@ -158,22 +178,32 @@ def _read_shift(
     dtype: torch.dtype,
 ) -> tuple[int, ...]:
     """The shift at which a head looks, which must be one-hot on the grid for every input."""
-    centre = _read_centre(tensors.query[head], tensors.key[head], geometry.in_channels, geometry.dims)
+    centre = _read_centre(
+        tensors.query[head], tensors.key[head], geometry.in_channels, geometry.dims
+    )
     if centre is None:
         raise NoKernel(f"head {head} does not look at one fixed shift")
     if any(t.denominator != 1 for t in centre.tau):
-        raise NoKernel(f"head {head} looks at ({', '.join(map(str, centre.tau))}), between positions")
+        raise NoKernel(
+            f"head {head} looks at ({', '.join(map(str, centre.tau))}), between positions"
+        )
     size = tensors.query.shape[1]
     if not centre.is_sharp(dtype) or head_size([centre], grid, dtype, size) != size:
         alpha = float(centre.alpha)
-        raise NoKernel(f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {alpha:.4g}")
+        raise NoKernel(
+            f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {alpha:.4g}"
+        )
     return tuple(map(int, centre.tau))
 
 
 def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int) -> HeadCentre | None:
-    """The centre of a head from its projections (D, D_in + d + 2); None if its scores lack the module's form."""
+    """The centre of a head from its projections (D, D_in + d + 2); None if its scores lack the
+    module's form.
+    """
     content = slice(d_in)
-    positional = slice(d_in, d_in + dims + 1)  # (p, ‖p‖²); the key's constant adds the same to every key
+    positional = slice(
+        d_in, d_in + dims + 1
+    )  # (p, ‖p‖²); the key's constant adds the same to every key
     if bool((_rows(query) & _rows(key[:, content])).any()) or bool(
         (_rows(query[:, content]) & _rows(key[:, positional])).any()
     ):
@@ -198,6 +228,8 @@ def _rows(matrix: Tensor) -> Tensor:
 
 def _products(query: Tensor, key: Tensor) -> list[list[Fraction]]:
     """QᵀK in fractions."""
-    columns = [[list(map(Fraction, column)) for column in matrix.T.tolist()] for matrix in (query, key)]
+    columns = [
+        [list(map(Fraction, column)) for column in matrix.T.tolist()] for matrix in (query, key)
+    ]
     q, k = columns
     return [[sum(map(mul, a, b), Fraction(0)) for b in k] for a in q]

@@ -15,7 +15,8 @@ POSITIONAL = ("w_key_pos", "v")
 
 @dataclass(frozen=True)
 class MHSAWeights:
-    """The eight tensors of a multi-head self-attention layer; heads first, each with its own contiguous storage.
+    """The eight tensors of a multi-head self-attention layer; heads first, each with its own
+    contiguous storage.
 
     >>> import torch, construct
     >>> layer = construct.conv_to_mhsa(torch.nn.Conv2d(2, 4, 3))
@@ -63,14 +64,17 @@ class MHSAWeights:
         }
         for name, shape in expected.items():
             if tuple(getattr(self, name).shape) != shape:
-                raise ValueError(f"{name} is {tuple(getattr(self, name).shape)}, where the others make it {shape}")
+                raise ValueError(
+                    f"{name} is {tuple(getattr(self, name).shape)}, where the others make it {shape}"
+                )
         for name in NAMES:
             tensor = getattr(self, name)
             if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
                 object.__setattr__(self, name, tensor.clone(memory_format=torch.contiguous_format))
 
     def check_fit(self, geometry: ConvGeometry, encoding: Encoding, bias: bool) -> None:
-        """Check that these are weights for a geometry and an encoding, and that ``b_out`` is zero if there is no bias.
+        """Check that these are weights for a geometry and an encoding, and that ``b_out`` is zero
+        if there is no bias.
 
         Raises:
             ValueError: they are not.

@@ -26,7 +26,9 @@ def taps_of_heads(layer: Any) -> list[int]:
     for head, (alpha, tau) in enumerate(zip(*layer.centres(), strict=True)):
         shift = tuple(tau.tolist())
         if not alpha > 0 or shift not in numbers:
-            raise ValueError(f"MHSA: head {head} looks at {shift}, no tap of kernel {layer.geometry.kernel_size}")
+            raise ValueError(
+                f"MHSA: head {head} looks at {shift}, no tap of kernel {layer.geometry.kernel_size}"
+            )
         taps.append(numbers[shift])
     return taps
 
@@ -47,9 +49,20 @@ def write_kernel(layer: Any, kernel: Tensor) -> None:
     Raises:
         ValueError: the heads cannot hold every kernel.
     """
-    order, (_, _, d_in, head_dim), d_out = taps_of_heads(layer), layer.w_val.shape, layer.w_out.shape[3]
-    stored = {"w_val", "w_out"} <= {*layer._parameters, *layer._buffers}  # else computed from other tensors
-    if not stored or sorted(order) != list(range(layer.geometry.taps)) or head_dim < min(d_in, d_out):
+    order, (_, _, d_in, head_dim), d_out = (
+        taps_of_heads(layer),
+        layer.w_val.shape,
+        layer.w_out.shape[3],
+    )
+    stored = {"w_val", "w_out"} <= {
+        *layer._parameters,
+        *layer._buffers,
+    }  # else computed from other tensors
+    if (
+        not stored
+        or sorted(order) != list(range(layer.geometry.taps))
+        or head_dim < min(d_in, d_out)
+    ):
         raise ValueError(
             "MHSA: an edited weight needs one head for each tap, D_h at least min(D_in, D_out) and factors without a "
             "parametrization; edit w_val and w_out themselves, or convert the edited convolution"
@@ -60,13 +73,16 @@ def write_kernel(layer: Any, kernel: Tensor) -> None:
 
 
 class Kernel(Tensor):
-    """The kernel of a layer's heads: what is written into it, or into a view of it, is written into the heads.
+    """The kernel of a layer's heads: what is written into it, or into a view of it, is written into
+    the heads.
 
-    All operations run on plain tensors.  Views of a kernel are kernels, numpy arrays of it are read-only, and all else is plain.
+    All operations run on plain tensors.  Views of a kernel are kernels, numpy arrays of it are
+    read-only, and all else is plain.
 
     Attributes:
         layer: the layer.
-        whole: the kernel as a plain tensor, whose version counts what is written into it or into its views.
+        whole: the kernel as a plain tensor, whose version counts what is written into it or into
+            its views.
         part: this view of it, plain.
     """
 
@@ -79,7 +95,10 @@ class Kernel(Tensor):
     def of(cls, layer: Any) -> "Kernel":
         """The kernel of a layer's heads; raises as :func:`taps_of_heads`."""
         recorded = torch.is_grad_enabled()
-        with torch.inference_mode(False), torch.set_grad_enabled(recorded):  # tensors of that mode count no versions
+        with (
+            torch.inference_mode(False),
+            torch.set_grad_enabled(recorded),
+        ):  # tensors of that mode count no versions
             kernel = kernel_of_heads(layer).clone()  # no view: a write renews the history of views
         return cls.over(layer, kernel, kernel)
 
@@ -92,11 +111,14 @@ class Kernel(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run any function of torch on the plain tensors, then write what it has changed into the heads.
+        """Run any function of torch on the plain tensors, then write what it has changed into the
+        heads.
 
         Raises:
-            RuntimeError: it was changed in place while gradients are recorded, which torch allows no parameter either.
-            ValueError: the heads cannot hold every kernel, or ``.data`` is set to a tensor of another shape, dtype or device.
+            RuntimeError: it was changed in place while gradients are recorded, which torch allows
+                no parameter either.
+            ValueError: the heads cannot hold every kernel, or ``.data`` is set to a tensor of
+                another shape, dtype or device.
         """
         kernels = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Kernel)]
         before = [(kernel.whole._version, kernel.whole.grad_fn) for kernel in kernels]
@@ -112,7 +134,9 @@ class Kernel(Tensor):
         for kernel, (version, history) in zip(kernels, before, strict=True):
             if kernel.whole._version != version:
                 if kernel.whole.grad_fn is not history:
-                    raise RuntimeError("MHSA: edit weight in place under torch.no_grad(), as any parameter")
+                    raise RuntimeError(
+                        "MHSA: edit weight in place under torch.no_grad(), as any parameter"
+                    )
                 write_kernel(kernel.layer, kernel.whole.detach())
         if isinstance(result, np.ndarray):
             result.flags.writeable = False
@@ -141,5 +165,7 @@ _SET_REQUIRES_GRAD = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # ty
 
 def _set_data(kernel: Tensor, data: Tensor) -> None:
     if (data.shape, data.dtype, data.device) != (kernel.shape, kernel.dtype, kernel.device):
-        raise ValueError(f"MHSA: the data of weight stay {kernel.dtype} {tuple(kernel.shape)} on {kernel.device}")
+        raise ValueError(
+            f"MHSA: the data of weight stay {kernel.dtype} {tuple(kernel.shape)} on {kernel.device}"
+        )
     kernel.detach().copy_(data)

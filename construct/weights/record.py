@@ -15,9 +15,14 @@ GEOMETRY = "geometry"
 
 
 def record_of(layer: Any) -> dict[str, Any]:
-    """Describe a layer as JSON data: ``kind``, the fields of its geometry, its encoding unless it is quadratic, a missing bias."""
+    """Describe a layer as JSON data: ``kind``, the fields of its geometry, its encoding unless it
+    is quadratic, a missing bias.
+    """
     fields = asdict(layer.geometry).items()
-    record = {"kind": "MHSA", **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
+    record = {
+        "kind": "MHSA",
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in fields},
+    }
     record.update(layer.encoding.record())
     if layer.bias is None:
         record["bias"] = False
@@ -25,11 +30,17 @@ def record_of(layer: Any) -> dict[str, Any]:
 
 
 def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
-    """What a stored record, None if there is none, and a stored ``b_out`` have that a layer has not; zeros fit every layer."""
+    """What a stored record, None if there is none, and a stored ``b_out`` have that a layer has
+    not; zeros fit every layer.
+    """
     own, differences = record_of(layer), []
     if stated is not None:
         record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
-        keys = [key for key in dict.fromkeys([*own, *record]) if key != "bias" and own.get(key) != record.get(key)]
+        keys = [
+            key
+            for key in dict.fromkeys([*own, *record])
+            if key != "bias" and own.get(key) != record.get(key)
+        ]
         differences = [f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in keys]
     if layer.bias is None and has_nonzero(b_out):
         differences.append("a bias, for its b_out is not zero, and without one here")
@@ -37,14 +48,17 @@ def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
 
 
 def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
-    """The arguments of a layer other than its weights that a record describes; ``tensor`` looks up a tensor by name.
+    """The arguments of a layer other than its weights that a record describes; ``tensor`` looks up
+    a tensor by name.
 
     Raises:
         ValueError: not a record as :func:`record_of` makes it; a file may hold anything instead.
         TypeError: likewise.
     """
     fields: dict[str, Any] = dict(record)
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    fields = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+    }
     if fields.pop("kind", None) != "MHSA":
         raise ValueError("it is of no attention layer")
     radix = fields.pop("radix", None)

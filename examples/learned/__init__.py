@@ -1,1 +1,3 @@
-"""``python -m examples.learned``: train the paper's network with each kind of attention, and fit convolutions to its layers."""
+"""``python -m examples.learned``: train the paper's network with each kind of attention, and fit
+convolutions to its layers.
+"""

@@ -7,7 +7,8 @@ from examples.learned.running import group
 
 
 def augmented(x: Tensor, whole: int) -> Tensor:
-    """Pictures shifted by up to 4 pixels, with zeros around, and half of them mirrored: (B, C, n, m) → the same shape.
+    """Pictures shifted by up to 4 pixels, with zeros around, and half of them mirrored:
+    (B, C, n, m) → the same shape.
 
     Args:
         x: the pictures of this process.
@@ -37,7 +38,8 @@ def mixed(x: Tensor, pasted: Tensor) -> tuple[Tensor, float]:
     sizes, side = x.shape[2:], float(torch.rand(())) ** 0.5  # the area is uniform
     starts = [int(torch.randint(0, n, ())) - round(side * n) // 2 for n in sizes]
     rows, columns = (
-        slice(max(0, start), max(0, start + round(side * n))) for start, n in zip(starts, sizes, strict=True)
+        slice(max(0, start), max(0, start + round(side * n)))
+        for start, n in zip(starts, sizes, strict=True)
     )
     x = x.clone()
     x[:, :, rows, columns] = pasted[:, :, rows, columns]

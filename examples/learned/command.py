@@ -1,4 +1,6 @@
-"""The command line of ``examples.learned``: train all variants and seeds, measure the layers, write table and figures."""
+"""The command line of ``examples.learned``: train all variants and seeds, measure the layers, write
+table and figures.
+"""
 
 import argparse
 import json
@@ -16,7 +18,13 @@ from rich.console import Console
 
 from examples.learned.data import IDX_FILES, BadInput, Pictures, cifar10, digits, fashion_mnist
 from examples.learned.results import plots, table
-from examples.learned.results.measurements import OF_TRAINING, RULER, earlier_of, is_measured, measurements
+from examples.learned.results.measurements import (
+    OF_TRAINING,
+    RULER,
+    earlier_of,
+    is_measured,
+    measurements,
+)
 from examples.learned.results.stored import stored
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running import group
@@ -38,17 +46,32 @@ def parser() -> argparse.ArgumentParser:
         "A command that was stopped goes on where it was when it is given again.",
     )
     arguments.add_argument(
-        "--preset", choices=[*PRESETS], default="digits", help="sizes and schedule (default: %(default)s)"
+        "--preset",
+        choices=[*PRESETS],
+        default="digits",
+        help="sizes and schedule (default: %(default)s)",
     )
     arguments.add_argument(
-        "--data", type=Path, help="folder that examples.learned.fetch wrote, or cifar-10-binary.tar.gz"
+        "--data",
+        type=Path,
+        help="folder that examples.learned.fetch wrote, or cifar-10-binary.tar.gz",
     )
     arguments.add_argument(
-        "--variants", nargs="+", choices=[*VARIANTS], default=[*VARIANTS], metavar="NAME", help=", ".join(VARIANTS)
+        "--variants",
+        nargs="+",
+        choices=[*VARIANTS],
+        default=[*VARIANTS],
+        metavar="NAME",
+        help=", ".join(VARIANTS),
     )
-    arguments.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
     arguments.add_argument(
-        "--out", type=Path, default=Path("learned-runs"), help="folder of all output (default: %(default)s)"
+        "--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)"
+    )
+    arguments.add_argument(
+        "--out",
+        type=Path,
+        default=Path("learned-runs"),
+        help="folder of all output (default: %(default)s)",
     )
     for name, kind in (
         ("epochs", int),
@@ -61,16 +84,29 @@ def parser() -> argparse.ArgumentParser:
         ("validation", int),
     ):
         arguments.add_argument(f"--{name}", type=kind, help="in place of the preset's")
-    arguments.add_argument("--precision", choices=["float32", "bfloat16"], help="of matrix products while training")
     arguments.add_argument(
-        "--shuffled", action="store_true", default=None, help="learn from labels in a random order: a control"
-    )
-    arguments.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)")
-    arguments.add_argument(
-        "--threads", type=int, default=1, help="of torch on the CPU, for each run (default: %(default)s)"
+        "--precision", choices=["float32", "bfloat16"], help="of matrix products while training"
     )
     arguments.add_argument(
-        "--jobs", type=int, metavar="N", help="runs at once (default: one for each CPU core; on a GPU one)"
+        "--shuffled",
+        action="store_true",
+        default=None,
+        help="learn from labels in a random order: a control",
+    )
+    arguments.add_argument(
+        "--checkpoint-every", type=int, default=100, metavar="STEPS", help="(default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of torch on the CPU, for each run (default: %(default)s)",
+    )
+    arguments.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="runs at once (default: one for each CPU core; on a GPU one)",
     )
     arguments.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     arguments.add_argument("--no-plots", action="store_true", help="write numbers alone")
@@ -78,7 +114,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if a loss was not a number, 2 for bad input, 130 if it was interrupted."""
+    """Run the command; the exit code is 0, or 1 if a loss was not a number, 2 for bad input, 130 if
+    it was interrupted.
+    """
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
     stopped = "stopped; the same command goes on from the last checkpoint"
@@ -86,7 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def everything(options: argparse.Namespace, given: Sequence[str], console: Console) -> str:
-    """Train and measure, alone or with the other processes that ``torchrun`` started, and write the files.
+    """Train and measure, alone or with the other processes that ``torchrun`` started, and write the
+    files.
 
     Returns:
         The table; empty from a process that writes no files.
@@ -104,13 +143,24 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     return written(runs, pictures, options) if writes else ""
 
 
-def planned(options: argparse.Namespace, console: Console, device: str) -> tuple[list[Settings], Pictures]:
+def planned(
+    options: argparse.Namespace, console: Console, device: str
+) -> tuple[list[Settings], Pictures]:
     """The settings of all runs, and their pictures.
 
     Raises:
         BadInput: the options or the data cannot be used.
     """
-    for name in ("epochs", "batch", "heads", "layers", "width", "checkpoint_every", "threads", "jobs"):
+    for name in (
+        "epochs",
+        "batch",
+        "heads",
+        "layers",
+        "width",
+        "checkpoint_every",
+        "threads",
+        "jobs",
+    ):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise BadInput(f"--{name.replace('_', '-')} is {value}, not a positive number")
@@ -118,7 +168,9 @@ def planned(options: argparse.Namespace, console: Console, device: str) -> tuple
         if not 0 <= seed < 2**32:
             raise BadInput(f"--seeds has {seed}, which is not from 0 to 2^32 - 1")
     if options.validation is not None and options.validation < 0:
-        raise BadInput(f"--validation is {options.validation}, and fewer than no pictures cannot be held back")
+        raise BadInput(
+            f"--validation is {options.validation}, and fewer than no pictures cannot be held back"
+        )
     if options.threads > 1024:
         raise BadInput(f"--threads is {options.threads}, more than any machine has")
     for name in ("rate", "where"):
@@ -163,22 +215,31 @@ def planned(options: argparse.Namespace, console: Console, device: str) -> tuple
 
 
 def trained(
-    runs: Sequence[Settings], pictures: Pictures, options: argparse.Namespace, given: Sequence[str], console: Console
+    runs: Sequence[Settings],
+    pictures: Pictures,
+    options: argparse.Namespace,
+    given: Sequence[str],
+    console: Console,
 ) -> None:
     """Train and measure all runs whose result does not exist."""
     device = runs[0].device
     alone = device == "cpu" and group.size() == 1
     jobs = min(len(runs), options.jobs or (max(1, cores() // options.threads) if alone else 1))
     if jobs > 1 and group.size() > 1:
-        raise BadInput(f"--jobs is {jobs}, and the processes of torchrun share one run after the other (leave it away)")
+        raise BadInput(
+            f"--jobs is {jobs}, and the processes of torchrun share one run after the other (leave it away)"
+        )
     stated = {
         "command": shlex.join(["python", "-m", "examples.learned", *given]),
-        "machine": machine(device, options.threads) + (f", {jobs} runs at once" if jobs > 1 else ""),
+        "machine": machine(device, options.threads)
+        + (f", {jobs} runs at once" if jobs > 1 else ""),
     }
     work = partial(one_run, options=options, stated=stated)
     with bars(console, "runs", len(runs)) as tell:
         if jobs > 1:
-            run_in_processes(runs, partial(prepared, options.data, options.threads, work), jobs, tell)
+            run_in_processes(
+                runs, partial(prepared, options.data, options.threads, work), jobs, tell
+            )
         else:
             for settings in runs:
                 work(settings, partial(tell, settings), pictures=pictures)
@@ -191,13 +252,17 @@ def written(runs: Sequence[Settings], pictures: Pictures, options: argparse.Name
     Returns:
         The table.
     """
-    variants, seeds = ([*dict.fromkeys(getattr(run, name) for run in runs)] for name in ("variant", "seed"))
+    variants, seeds = (
+        [*dict.fromkeys(getattr(run, name) for run in runs)] for name in ("variant", "seed")
+    )
     results = table.results_in(options.out, variants, seeds)
     text = table.markdown(results)
     options.out.mkdir(parents=True, exist_ok=True)
     replaced(options.out / "table.md", text)
     summary = summary_of(
-        results, lambda variant, seed: stored(folder_of(options.out, variant, seed), pictures), pictures.test
+        results,
+        lambda variant, seed: stored(folder_of(options.out, variant, seed), pictures),
+        pictures.test,
     )
     replaced(options.out / SUMMARY, json.dumps(summary, separators=(",", ":")) + "\n")
     if not options.no_plots:
@@ -231,14 +296,21 @@ def read(data: Path | None) -> Pictures:
     return fashion_mnist(data) if (data / IDX_FILES[0]).exists() else cifar10(data)
 
 
-def prepared(data: Path | None, threads: int, work: Callable[..., None]) -> Callable[[Settings, Tell], None]:
+def prepared(
+    data: Path | None, threads: int, work: Callable[..., None]
+) -> Callable[[Settings, Tell], None]:
     """Load the pictures of a process, and return its work function."""
     torch.set_num_threads(threads)
     return partial(work, pictures=read(data))
 
 
 def one_run(
-    settings: Settings, tell: Tell, *, pictures: Pictures, options: argparse.Namespace, stated: dict[str, str]
+    settings: Settings,
+    tell: Tell,
+    *,
+    pictures: Pictures,
+    options: argparse.Namespace,
+    stated: dict[str, str],
 ) -> None:
     """Train and measure one variant with one seed, unless its result exists."""
     folder = folder_of(options.out, settings.variant, settings.seed)
@@ -248,7 +320,9 @@ def one_run(
     earlier = group.agreed(lambda: earlier_of(folder / RESULT)) if run.done == run.steps else {}
     run.train(lambda done, how_it_goes: tell(done, run.steps, how_it_goes))
     test_accuracy = (
-        earlier["test_accuracy"] if "test_accuracy" in earlier else run.accuracy(pictures.test, pictures.test_labels)
+        earlier["test_accuracy"]
+        if "test_accuracy" in earlier
+        else run.accuracy(pictures.test, pictures.test_labels)
     )
     if group.rank():
         return

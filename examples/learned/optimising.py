@@ -11,12 +11,18 @@ from examples.learned.variants import positions_of
 
 
 def optimiser_of(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """The optimizer of all trainable parameters: where heads look at a rate of its own; no weight decay there and on vectors."""
+    """The optimizer of all trainable parameters: where heads look at a rate of its own; no weight
+    decay there and on vectors.
+    """
     where = [p for module in network.modules() for p in positions_of(module)]
     apart = {id(p) for p in where}
     others = [p for p in network.parameters() if p.requires_grad and id(p) not in apart]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.how.decay, "multiple": 1.0},
+        {
+            "params": [p for p in others if p.dim() >= 2],
+            "weight_decay": settings.how.decay,
+            "multiple": 1.0,
+        },
         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "multiple": 1.0},
     ]
     if where:
@@ -27,7 +33,9 @@ def optimiser_of(network: nn.Module, settings: Settings) -> torch.optim.Optimize
 
 
 def rate_at(step: int, steps: int, settings: Settings) -> float:
-    """The learning rate of a step: the whole schedule, so that a checkpoint need only keep the step."""
+    """The learning rate of a step: the whole schedule, so that a checkpoint need only keep the
+    step.
+    """
     rise = max(1, round(settings.how.warmup * steps))
     if step < rise:
         return settings.how.rate * (step + 1) / rise

@@ -43,7 +43,12 @@ def resnet18(channels: int, classes: int, width: int = 64) -> nn.Sequential:
     channels_in = width
     for stage in range(4):
         channels_out = width * 2**stage
-        stages += [Residual(channels_in, channels_out, 1 if stage == 0 else 2), Residual(channels_out, channels_out, 1)]
+        stages += [
+            Residual(channels_in, channels_out, 1 if stage == 0 else 2),
+            Residual(channels_out, channels_out, 1),
+        ]
         channels_in = channels_out
     stem = [_conv(channels, width, 3, 1), nn.ReLU()]
-    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels_in, classes))
+    return nn.Sequential(
+        *stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels_in, classes)
+    )

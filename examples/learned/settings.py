@@ -20,13 +20,15 @@ class Preset:
         warmup: the share of the steps over which the rate rises; then it falls along a cosine to 0.
         augment: whether train pictures are shifted by up to 4 pixels and mirrored.
         audited: the number of channels on which an audit reads the map of a layer.
-        validation: train pictures held out, on which epochs are measured; the test pictures are then read once, after the
-            last.  If it is 0, epochs are measured on the test pictures.
-        shuffled: whether the train labels are in a random order: a control, from which nothing about pictures can be
-            learned.
-        where: the rate of the parameters that say where heads look, as a multiple of ``rate``.  Adam moves a number by at most
-            about its rate in a step, so that this bounds how far a centre can get.
-        precision: "float32", or "bfloat16" for matrix products in bfloat16 with all parameters in float32 (autocast).
+        validation: train pictures held out, on which epochs are measured; the test pictures are
+            then read once, after the last.  If it is 0, epochs are measured on the test pictures.
+        shuffled: whether the train labels are in a random order: a control, from which nothing
+            about pictures can be learned.
+        where: the rate of the parameters that say where heads look, as a multiple of ``rate``.
+            Adam moves a number by at most about its rate in a step, so that this bounds how far a
+            centre can get.
+        precision: "float32", or "bfloat16" for matrix products in bfloat16 with all parameters in
+            float32 (autocast).
     """
 
     shape: Shape
@@ -46,15 +48,52 @@ class Preset:
 
 PRESETS = {
     # Narrow, and 4 × 4 tokens: a run of 12 epochs takes a minute or so on one core.
-    "digits": Preset(Shape(6, 9, 36, 48, 0.1, 0, 2.0, 12), 12, 64, "adamw", 2e-3, 1e-2, 0.1, False, 8),
-    # The paper's pictures, tokens, layers and heads, as narrow as two cores can train; see docs/learned_details.md for the cost.
-    "cifar": Preset(Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12), 10, 100, "adamw", 2e-3, 1e-2, 0.1, True, 2, validation=5000),
-    # The same with the paper's own optimiser and schedule; all parameters at one rate, as in its code.
-    "cifar-sgd": Preset(
-        Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12), 10, 100, "sgd", 0.1, 1e-4, 0.05, True, 2, validation=5000, where=1.0
+    "digits": Preset(
+        Shape(6, 9, 36, 48, 0.1, 0, 2.0, 12), 12, 64, "adamw", 2e-3, 1e-2, 0.1, False, 8
     ),
-    # As in the paper's appendix: 6 layers, 9 heads, D_h = D_out = 400, 512 between, SGD at 0.1, cosine and warm-up.
-    "paper": Preset(Shape(6, 9, 400, 512, 0.1, 400, 2.0, 64), 300, 100, "sgd", 0.1, 1e-4, 0.05, True, 4, where=1.0),
+    # The paper's pictures, tokens, layers and heads, as narrow as two cores can train; see
+    # docs/learned_details.md for the cost.
+    "cifar": Preset(
+        Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12),
+        10,
+        100,
+        "adamw",
+        2e-3,
+        1e-2,
+        0.1,
+        True,
+        2,
+        validation=5000,
+    ),
+    # The same with the paper's own optimiser and schedule; all parameters at one rate, as in its
+    # code.
+    "cifar-sgd": Preset(
+        Shape(6, 9, 36, 72, 0.1, 0, 2.0, 12),
+        10,
+        100,
+        "sgd",
+        0.1,
+        1e-4,
+        0.05,
+        True,
+        2,
+        validation=5000,
+        where=1.0,
+    ),
+    # As in the paper's appendix: 6 layers, 9 heads, D_h = D_out = 400, 512 between, SGD at 0.1,
+    # cosine and warm-up.
+    "paper": Preset(
+        Shape(6, 9, 400, 512, 0.1, 400, 2.0, 64),
+        300,
+        100,
+        "sgd",
+        0.1,
+        1e-4,
+        0.05,
+        True,
+        4,
+        where=1.0,
+    ),
 }
 
 
@@ -115,5 +154,9 @@ def changed(preset: Preset, **given: Any) -> Preset:
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in record.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat

@@ -1,7 +1,8 @@
 """Attention layers with learned encodings, and the initial attention centres of their heads.
 
-The tokens are the input's own positions, without padding: a 1×1 geometry of stride 1, with any number of heads.  Three starts:
-the paper's (centres drawn at random), a local one (ConViT's: one head on each shift of a square kernel), and a given convolution.
+The tokens are the input's own positions, without padding: a 1×1 geometry of stride 1, with any
+number of heads.  Three starts: the paper's (centres drawn at random), a local one (ConViT's: one
+head on each shift of a square kernel), and a given convolution.
 """
 
 from itertools import product
@@ -20,7 +21,8 @@ from construct.modules.learning import learned_covariance, learned_quadratic, wi
 from construct.weights import MHSAWeights
 
 ENCODINGS = ("quadratic", "covariance", "relative", "none")
-"""What position attention learns: α and τ; Σ and τ; rows for offsets; nothing, for content alone."""
+"""What position attention learns: α and τ; Σ and τ; rows for offsets; nothing, for content alone.
+"""
 STARTS = ("paper", "local")
 SPREAD = 2.0
 """The standard deviation of the centres at the start, in pixels, as in the paper's own code."""
@@ -49,34 +51,32 @@ def attention_to_learn(
         heads: N_h.
         encoding: one of ``ENCODINGS``.
         content: whether W_qry, W_key and u learn too.
-        start: where heads of the quadratic and the covariance encoding look at first: "paper" draws τ ~ N(0, SPREAD²);
-            "local" puts a head on every shift of a kernel of heads^(1/d) taps along each axis.
+        start: where heads of the quadratic and the covariance encoding look at first: "paper" draws
+            τ ~ N(0, SPREAD²); "local" puts a head on every shift of a kernel of heads^(1/d) taps
+            along each axis.
         alpha: their initial sharpness.
-        head_dim: D_h, with W_val and W_out both learned; by default W_val stays the identity of D_in, and W_out holds the
-            matrices of the heads, as in conv_to_mhsa and in the paper's own code.
-        key_dim: D_k; by default D_p, or with content D_in / heads if that is more.  For a relative encoding it may be less
-            than D_p; then Ŵ_key is learned too.
-        reach: for a relative encoding, the largest offset along each axis; each axis has half as many components as D_in.
+        head_dim: D_h, with W_val and W_out both learned; by default W_val stays the identity of
+            D_in, and W_out holds the matrices of the heads, as in conv_to_mhsa and in the paper's
+            own code.
+        key_dim: D_k; by default D_p, or with content D_in / heads if that is more.  For a relative
+            encoding it may be less than D_p; then Ŵ_key is learned too.
+        reach: for a relative encoding, the largest offset along each axis; each axis has half as
+            many components as D_in.
         dims: d.
         generator: the random number generator; by default torch's own.
 
     Raises:
-        ValueError: no such encoding or start; a local start whose number of heads is not a d-th power; an α that is not
-            positive; an encoding that needs a reach without one; or attention to nothing.
+        ValueError: no such encoding or start; a local start whose number of heads is not a d-th
+            power; an α that is not positive; an encoding that needs a reach without one; or
+            attention to nothing.
     """
-    if encoding not in ENCODINGS or start not in STARTS:
-        raise ValueError(f"no encoding {encoding!r} or no start {start!r}; there are {ENCODINGS} and {STARTS}")
-    for what, number in (("heads", heads), ("head_dim", head_dim), ("key_dim", key_dim)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{what} must be a whole number from 1 on, not {number!r}")
-    if not 0 < alpha < float(torch.finfo(torch.float32).max):
-        raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
-    if encoding == "none" and not content:
-        raise ValueError("attention to neither positions nor content has nothing to learn")
+    _check(encoding, start, content, alpha, heads=heads, head_dim=head_dim, key_dim=key_dim)
     kind = _kind(encoding, in_channels, reach, dims, generator)
     d_p = kind.pos_dim(dims)
     if key_dim is not None and key_dim < d_p and encoding in ("quadratic", "covariance"):
-        raise ValueError(f"D_k is {key_dim}, and the {encoding} encoding has D_p = {d_p} components to hold")
+        raise ValueError(
+            f"D_k is {key_dim}, and the {encoding} encoding has D_p = {d_p} components to hold"
+        )
     d_k = key_dim or max(d_p, in_channels // heads if content else 0)
 
     def xavier(*shape: int) -> Tensor:
@@ -90,18 +90,27 @@ def attention_to_learn(
     if encoding == "none":
         w_key_pos = torch.zeros_like(w_key_pos)
     elif encoding == "relative":
-        # Ŵ_key = [1; 0] where that fits, as the rows and W_qry, W_key and v can then still be anything.
+        # Ŵ_key = [1; 0] where that fits, as the rows and W_qry, W_key and v can then still be
+        # anything.
         w_key_pos = w_key_pos if d_k >= d_p else xavier(heads, d_k, d_p)
         vectors = torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
     else:
         tau = _first_shifts(start, heads, dims, generator).unbind(1)
         round_ = [[2.0 * alpha if i == j else 0.0 for j in range(dims)] for i in range(dims)]
-        vector = quadratic.v(tau, alpha) if encoding == "quadratic" else quadratic.v_covariance(tau, round_)
+        vector = (
+            quadratic.v(tau, alpha)
+            if encoding == "quadratic"
+            else quadratic.v_covariance(tau, round_)
+        )
         vectors[:, :d_p] = torch.stack([torch.as_tensor(x).expand(heads) for x in vector], dim=1)
     # All heads' outputs add up, so the matrices are drawn for the sum: fan-in heads · D_h.
     width = in_channels if head_dim is None else head_dim
     w_out = nn.init.xavier_uniform_(torch.empty(heads * width, out_channels), generator=generator)
-    w_val = torch.eye(in_channels).repeat(heads, 1, 1) if head_dim is None else xavier(heads, in_channels, width)
+    w_val = (
+        torch.eye(in_channels).repeat(heads, 1, 1)
+        if head_dim is None
+        else xavier(heads, in_channels, width)
+    )
     weights = MHSAWeights(
         w_qry=xavier(heads, in_channels, d_k) if content else zero,
         w_key=xavier(heads, in_channels, d_k) if content else zero.clone(),
@@ -126,15 +135,38 @@ def attention_to_learn(
     return learned_covariance(layer) if encoding == "covariance" else layer
 
 
+def _check(encoding: str, start: str, content: bool, alpha: float, **sizes: int | None) -> None:
+    """Refuse options that :func:`attention_to_learn` cannot have."""
+    if encoding not in ENCODINGS or start not in STARTS:
+        raise ValueError(
+            f"no encoding {encoding!r} or no start {start!r}; there are {ENCODINGS} and {STARTS}"
+        )
+    for name, number in sizes.items():
+        if number is not None and (
+            isinstance(number, bool) or not isinstance(number, int) or number < 1
+        ):
+            raise ValueError(f"{name} must be a whole number from 1 on, not {number!r}")
+    if not 0 < alpha < float(torch.finfo(torch.float32).max):
+        raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
+    if encoding == "none" and not content:
+        raise ValueError("attention to neither positions nor content has nothing to learn")
+
+
 def _kind(
-    name: str, channels: int, reach: tuple[int, ...] | None, dims: int, generator: torch.Generator | None
+    name: str,
+    channels: int,
+    reach: tuple[int, ...] | None,
+    dims: int,
+    generator: torch.Generator | None,
 ) -> Encoding:
     if name == "covariance":
         return Covariance()
     if name != "relative":
         return Quadratic()
     if reach is None or len(reach) != dims or any(n < 0 for n in reach):
-        raise ValueError(f"a relative embedding needs its reach, {dims} offsets that are not negative, and not {reach}")
+        raise ValueError(
+            f"a relative embedding needs its reach, {dims} offsets that are not negative, and not {reach}"
+        )
     width = max(1, channels // dims)
     return Relative(tuple(torch.randn(2 * n + 1, width, generator=generator) for n in reach))
 
@@ -145,7 +177,9 @@ def _first_shifts(start: str, heads: int, dims: int, generator: torch.Generator 
         return SPREAD * torch.randn(heads, dims, generator=generator)
     side = round(heads ** (1 / dims))
     if side**dims != heads:
-        raise ValueError(f"{heads} heads are no kernel of the same number of taps along {dims} axes")
+        raise ValueError(
+            f"{heads} heads are no kernel of the same number of taps along {dims} axes"
+        )
     places = [[j - (side - 1) // 2 for j in range(side)]] * dims
     return torch.tensor([*product(*places)], dtype=torch.float32)
 
@@ -155,7 +189,8 @@ def convolution_to_learn(conv: nn.Module, *, alpha: float, encoding: str = "quad
 
     Args:
         conv: a convolution for :func:`construct.conv_to_mhsa`; the tokens are its padded grid.
-        alpha: the sharpness; the sharper, the nearer to the convolution and the smaller the gradients of the scores.
+        alpha: the sharpness; the sharper, the nearer to the convolution and the smaller the
+            gradients of the scores.
         encoding: "quadratic" or "covariance".
 
     Raises:
@@ -163,7 +198,8 @@ def convolution_to_learn(conv: nn.Module, *, alpha: float, encoding: str = "quad
         ValueError: no such encoding, or α is not positive.
     """
     layer = conv_to_mhsa(conv, alpha=alpha)
-    # One factor holds the tap, the other the identity, which stays: only the convolution's own matrices are learned.
+    # One factor holds the tap, the other the identity, which stays: only the convolution's own
+    # matrices are learned.
     for factor in (layer.w_val, layer.w_out):
         if is_identity(factor):
             factor.requires_grad_(False)
@@ -172,4 +208,6 @@ def convolution_to_learn(conv: nn.Module, *, alpha: float, encoding: str = "quad
         return learned_quadratic(layer)
     if encoding == "covariance":
         return learned_covariance(with_covariance(layer))
-    raise ValueError(f"no encoding {encoding!r} to learn from a convolution; there are quadratic and covariance")
+    raise ValueError(
+        f"no encoding {encoding!r} to learn from a convolution; there are quadratic and covariance"
+    )

@@ -52,7 +52,8 @@ def budget(settings: Settings, steps: int) -> float:
 
 
 def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The indices of the pictures to learn from, and the pictures and labels that epochs are measured on.
+    """The indices of the pictures to learn from, and the pictures and labels that epochs are
+    measured on.
 
     Args:
         pictures: the data set.
@@ -63,15 +64,20 @@ def parts_of(pictures: Pictures, validation: int) -> tuple[Tensor, tuple[Tensor,
     """
     count = len(pictures.train)
     if validation >= count:
-        raise BadInput(f"{validation} pictures cannot be held back of {count} (take a smaller --validation)")
+        raise BadInput(
+            f"{validation} pictures cannot be held back of {count} (take a smaller --validation)"
+        )
     if not validation:
         return torch.arange(count), (pictures.test, pictures.test_labels)
-    held, learned = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tensor_split([validation])
+    held, learned = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tensor_split(
+        [validation]
+    )
     return learned, (pictures.train[held], pictures.train_labels[held])
 
 
 class Run:
-    """One run, from its checkpoint or from the start; if there are several processes, each has its own ``Run``.
+    """One run, from its checkpoint or from the start; if there are several processes, each has its
+    own ``Run``.
 
     A run resumes on the device on which it began; once trained, it may be measured on any.
 
@@ -91,10 +97,14 @@ class Run:
         self.learned, self.held = parts_of(pictures, settings.how.validation)
         self.labels = pictures.train_labels
         if settings.how.shuffled:
-            self.labels = self.labels[torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))]
+            self.labels = self.labels[
+                torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))
+            ]
         least = len(self.learned) % settings.how.batch or settings.how.batch
         if least < group.size():
-            raise BadInput(f"{group.size()} processes cannot share a batch of {least} pictures (change --batch)")
+            raise BadInput(
+                f"{group.size()} processes cannot share a batch of {least} pictures (change --batch)"
+            )
         state = group.agreed(lambda: checkpoints.read(folder / CHECKPOINT))
         torch.manual_seed(settings.seed)
         np.random.seed(settings.seed)  # noqa: NPY002
@@ -104,7 +114,12 @@ class Run:
         self.optimiser = optimiser_of(self.network, settings)
         self.epoch = self.position = 0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.order, self.sums, self.seconds, self.metrics_bytes = torch.empty(0, dtype=torch.int64), [0.0, 0, 0], 0.0, 0
+        self.order, self.sums, self.seconds, self.metrics_bytes = (
+            torch.empty(0, dtype=torch.int64),
+            [0.0, 0, 0],
+            0.0,
+            0,
+        )
         self.centres: list[tuple[int, Tensor]] = []
         if state is not None:
             self._go_on(state)
@@ -115,7 +130,9 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         if path.stat().st_size < self.metrics_bytes:
-            raise BadInput(f"{path}: shorter than its checkpoint says (remove the folder to train this run anew)")
+            raise BadInput(
+                f"{path}: shorter than its checkpoint says (remove the folder to train this run anew)"
+            )
         os.truncate(path, self.metrics_bytes)  # lines after the checkpoint are written again
 
     @property
@@ -134,11 +151,15 @@ class Run:
         return self.settings.how.epochs * self.batches
 
     def _go_on(self, state: dict[str, Any]) -> None:
-        if state.get("epoch") == self.settings.how.epochs:  # once trained, its device no longer matters
+        if (
+            state.get("epoch") == self.settings.how.epochs
+        ):  # once trained, its device no longer matters
             self.settings = replace(self.settings, device=state["settings"].get("device"))
         changes = self.settings.differences(state["settings"])
         if changes:
-            raise BadInput(f"{self.folder / CHECKPOINT}: of another run: {changes} (give another --out, or remove it)")
+            raise BadInput(
+                f"{self.folder / CHECKPOINT}: of another run: {changes} (give another --out, or remove it)"
+            )
         try:
             self._load(state)
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -152,7 +173,11 @@ class Run:
         self.optimiser.load_state_dict(state["optimiser"])
         self.started = state["started"]
         self.epoch, self.position, self.order = state["epoch"], state["position"], state["order"]
-        self.sums, self.seconds, self.metrics_bytes = state["sums"], state["seconds"], state["metrics_bytes"]
+        self.sums, self.seconds, self.metrics_bytes = (
+            state["sums"],
+            state["seconds"],
+            state["metrics_bytes"],
+        )
         self.centres = state["centres"]
         if not (
             0 <= self.epoch <= self.settings.how.epochs
@@ -215,20 +240,31 @@ class Run:
 
     def _step(self) -> None:
         how = self.settings.how
-        chosen = self.learned[self.order[self.position * how.batch : (self.position + 1) * how.batch]]
-        x, labels = (group.part(t[chosen]).to(self.device) for t in (self.pictures.train, self.labels))
+        chosen = self.learned[
+            self.order[self.position * how.batch : (self.position + 1) * how.batch]
+        ]
+        x, labels = (
+            group.part(t[chosen]).to(self.device) for t in (self.pictures.train, self.labels)
+        )
         group.Dropout.whole = len(chosen)
         for param_group in self.optimiser.param_groups:
-            param_group["lr"] = param_group["multiple"] * rate_at(self.done, self.steps, self.settings)
+            param_group["lr"] = param_group["multiple"] * rate_at(
+                self.done, self.steps, self.settings
+            )
         x = augmented(x, len(chosen)) if how.augment else x
         share, others = 1.0, labels
         if VARIANTS[self.settings.variant].cutmix:
             other = chosen[torch.randperm(len(chosen))]
-            pasted, others = (group.part(t[other]).to(self.device) for t in (self.pictures.train, self.labels))
+            pasted, others = (
+                group.part(t[other]).to(self.device) for t in (self.pictures.train, self.labels)
+            )
             x, share = mixed(x, augmented(pasted, len(chosen)) if how.augment else pasted)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=how.precision == "bfloat16"):
             logits = self.parallel(x).float()
-        losses = [nn.functional.cross_entropy(logits, answers, reduction="sum") for answers in (labels, others)]
+        losses = [
+            nn.functional.cross_entropy(logits, answers, reduction="sum")
+            for answers in (labels, others)
+        ]
         loss = (share * losses[0] + (1 - share) * losses[1]) / len(chosen)
         right = int((logits.argmax(1) == labels).sum())
         value, right = group.total([float(loss.detach()), right], self.device)
@@ -237,12 +273,23 @@ class Run:
             raise Diverged(f"{self.settings}: {reason} (try a smaller --rate)")
         self.optimiser.zero_grad()
         (loss * group.size()).backward()  # gradients are averaged over all processes
-        stepped(self.optimiser, f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)")
-        self.sums = [self.sums[0] + value * len(chosen), self.sums[1] + int(right), self.sums[2] + len(chosen)]
+        stepped(
+            self.optimiser,
+            f"{self.settings}: a step is longer than float32 can say (try a smaller --rate)",
+        )
+        self.sums = [
+            self.sums[0] + value * len(chosen),
+            self.sums[1] + int(right),
+            self.sums[2] + len(chosen),
+        ]
         self.position += 1
 
     def _log_centres(self) -> None:
-        layers = [m for m in self.network.modules() if isinstance(m, MHSA) and m.encoding.name == Quadratic.name]
+        layers = [
+            m
+            for m in self.network.modules()
+            if isinstance(m, MHSA) and m.encoding.name == Quadratic.name
+        ]
         if not layers or self.done % CENTRES_EVERY:
             return
         pairs = [layer.centres() for layer in layers]
@@ -276,9 +323,13 @@ class Run:
         """The fraction of pictures whose largest logit is that of the right class."""
         self.network.eval()
         right = broken = 0
-        for x, answers in zip(group.part(pictures).split(500), group.part(labels).split(500), strict=True):
+        for x, answers in zip(
+            group.part(pictures).split(500), group.part(labels).split(500), strict=True
+        ):
             logits = self.network(x.to(self.device))
-            broken += int(not logits.isfinite().all())  # the last step's loss was computed before that step
+            broken += int(
+                not logits.isfinite().all()
+            )  # the last step's loss was computed before that step
             right += int((logits.argmax(1).cpu() == answers).sum())
         self.network.train()
         right, broken = group.total([right, broken], self.device)

@@ -1,4 +1,6 @@
-"""The variants that are compared: kinds of attention, their starts, and the controls; and the layer of each."""
+"""The variants that are compared: kinds of attention, their starts, and the controls; and the layer
+of each.
+"""
 
 from dataclasses import dataclass
 
@@ -15,14 +17,17 @@ class Variant:
 
     Attributes:
         label: its name in the table.
-        encoding: an argument of :func:`examples.learned.starting.attention_to_learn`; "resnet" for the baseline.
+        encoding: an argument of :func:`examples.learned.starting.attention_to_learn`; "resnet" for
+            the baseline.
         content: whether there is content attention.
         start: "paper", "local" or "convolution".
         absolute: whether learned positions are added to the tokens of the first layer.
         frozen: whether where heads look stays as it starts, so that only values learn: a control.
-        matrices: the scale of W_val W_out at the start: "xavier", or "convolution" as torch draws a convolution's kernel.
+        matrices: the scale of W_val W_out at the start: "xavier", or "convolution" as torch draws a
+            convolution's kernel.
         heads: N_h, if not the network's.
-        wide_keys: whether content has keys of the width of the tokens, as position attention has, and not of width / heads.
+        wide_keys: whether content has keys of the width of the tokens, as position attention has,
+            and not of width / heads.
         kernel: the side of a convolution in place of attention: a control; 0 for attention.
         cutmix: whether it trains on pictures in which a rectangle comes from another picture.
     """
@@ -50,7 +55,9 @@ VARIANTS = {
     "absolute": Variant("absolute embedding + content", "none", content=True, absolute=True),
     "resnet18": Variant("ResNet-18", "resnet"),
     "frozen": Variant("quadratic, heads frozen at the paper's start", "quadratic", frozen=True),
-    "frozen-local": Variant("quadratic, heads frozen at the local start", "quadratic", start="local", frozen=True),
+    "frozen-local": Variant(
+        "quadratic, heads frozen at the local start", "quadratic", start="local", frozen=True
+    ),
     "local-scaled": Variant(
         "quadratic, local start, matrices as small as a convolution's",
         "quadratic",
@@ -58,12 +65,18 @@ VARIANTS = {
         matrices="convolution",
     ),
     "local-padded": Variant(
-        "quadratic, local start with padding tokens", "quadratic", start="convolution", matrices="xavier"
+        "quadratic, local start with padding tokens",
+        "quadratic",
+        start="convolution",
+        matrices="xavier",
     ),
     "quadratic-16": Variant("quadratic, 16 heads", "quadratic", heads=16),
     "quadratic-cutmix": Variant("quadratic, with CutMix", "quadratic", cutmix=True),
     "relative-content-wide": Variant(
-        "learned relative embedding + content, keys as wide as without", "relative", content=True, wide_keys=True
+        "learned relative embedding + content, keys as wide as without",
+        "relative",
+        content=True,
+        wide_keys=True,
     ),
     "conv3": Variant("a 3 × 3 convolution in the block", "convolution", kernel=3),
     "conv7": Variant("a 7 × 7 convolution in the block", "convolution", kernel=7),
@@ -97,7 +110,9 @@ class Shape:
 
 
 def positions_of(layer: nn.Module) -> list[nn.Parameter]:
-    """The trainable parameters that say where the heads of an attention layer look: τ and log α, Σ and τ, or offsets and v."""
+    """The trainable parameters that say where the heads of an attention layer look: τ and log α, Σ
+    and τ, or offsets and v.
+    """
     if not isinstance(layer, MHSA):
         return []
     names = ("v", *layer.offsets)
@@ -112,7 +127,11 @@ def layer_of(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA | nn
     """One attention layer, or the convolution that stands for it in a control."""
     if variant.kernel:
         return nn.Conv2d(shape.width, shape.width, variant.kernel, padding=variant.kernel // 2)
-    layer = _from_convolution(variant, shape) if variant.start == "convolution" else _from_centres(variant, shape, grid)
+    layer = (
+        _from_convolution(variant, shape)
+        if variant.start == "convolution"
+        else _from_centres(variant, shape, grid)
+    )
     if variant.frozen:
         for p in positions_of(layer):
             p.requires_grad_(False)
@@ -139,7 +158,9 @@ def _from_centres(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA
     key_dim = None
     if variant.content:
         if not shape.key_dim and width % heads:
-            raise BadInput(f"{heads} heads do not divide the width {width} (keys of content are width / heads wide)")
+            raise BadInput(
+                f"{heads} heads do not divide the width {width} (keys of content are width / heads wide)"
+            )
         key_dim = width if variant.wide_keys else shape.key_dim or width // heads
         # Here too, the keys leave room for the position score of the quadratic encoding.
         key_dim = max(key_dim, 3) if variant.encoding == "none" else key_dim

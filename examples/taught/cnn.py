@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from examples.learned.data import BadInput
 from examples.learned.results.table import mean_and_deviation
 from examples.taught.converted import WAYS
-from examples.taught.finetuning import TASKS, Course, continue_training, day_one, layers_of, shifted_test
+from examples.taught.finetuning import (
+    TASKS,
+    Course,
+    continue_training,
+    day_one,
+    layers_of,
+    shifted_test,
+)
 from examples.taught.networks import cnn_of, read_once, trained_cnn, trained_on
 from examples.taught.parts import Part
 
@@ -29,21 +36,40 @@ DIGITS = 1437
 def options_of(parser: argparse.ArgumentParser) -> None:
     """Add the command's own options."""
     parser.add_argument(
-        "--data", type=Path, help="folder that examples.learned.fetch wrote (default: scikit-learn's digits)"
+        "--data",
+        type=Path,
+        help="folder that examples.learned.fetch wrote (default: scikit-learn's digits)",
     )
-    parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=["cnn", "cnn-longer", "positions", "content"])
+    parser.add_argument(
+        "--ways", nargs="+", choices=[*WAYS], default=["cnn", "cnn-longer", "positions", "content"]
+    )
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="(default: 0 1 2)"
+    )
     parser.add_argument("--epochs", type=int, default=3, help="of going on (default: %(default)s)")
     parser.add_argument(
-        "--train", type=int, default=1000, help="pictures to go on with, of digits 1437 at most (default: %(default)s)"
+        "--train",
+        type=int,
+        default=1000,
+        help="pictures to go on with, of digits 1437 at most (default: %(default)s)",
     )
-    parser.add_argument("--test", type=int, metavar="N", help="test pictures to measure on (default: all)")
+    parser.add_argument(
+        "--test", type=int, metavar="N", help="test pictures to measure on (default: all)"
+    )
     parser.add_argument("--batch", type=int, default=32, help="(default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of taps, biases, norms (default: %(default)s)")
-    parser.add_argument("--aim-rate", type=float, default=3e-3, help="of α, τ and content (default: %(default)s)")
-    parser.add_argument("--alpha", type=float, default=4.0, help="the lowered α (default: %(default)s)")
-    parser.add_argument("--key-dim", type=int, default=8, help="D_k of content (default: %(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=1e-3, help="of taps, biases, norms (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--aim-rate", type=float, default=3e-3, help="of α, τ and content (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--alpha", type=float, default=4.0, help="the lowered α (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--key-dim", type=int, default=8, help="D_k of content (default: %(default)s)"
+    )
     parser.add_argument(
         "--content-layers",
         nargs="+",
@@ -52,9 +78,13 @@ def options_of(parser: argparse.ArgumentParser) -> None:
         "pairs of all pixels take long)",
     )
     parser.add_argument(
-        "--pretrained", type=int, help="epochs of the CNN's own training (default: 30, or 3 with --data)"
+        "--pretrained",
+        type=int,
+        help="epochs of the CNN's own training (default: 30, or 3 with --data)",
     )
-    parser.add_argument("--width", type=int, default=16, help="first channels of the CNN, with --data (default: 16)")
+    parser.add_argument(
+        "--width", type=int, default=16, help="first channels of the CNN, with --data (default: 16)"
+    )
 
 
 def parts_of(options: argparse.Namespace) -> list[Part]:
@@ -68,9 +98,18 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
     if options.data is not None:
         pictures = read_once(options.data)
         cnn_of(pictures, options.width)
-        layers, content, most, pretrained = LARGE, ("context", "mix", "head"), len(pictures.train), 3
+        layers, content, most, pretrained = (
+            LARGE,
+            ("context", "mix", "head"),
+            len(pictures.train),
+            3,
+        )
         execution, audited = "auto", 2  # many tokens, where positions factorise
-        data = {"data": str(options.data.resolve()), "files": pictures.digests, "width": options.width}
+        data = {
+            "data": str(options.data.resolve()),
+            "files": pictures.digests,
+            "width": options.width,
+        }
     if options.train > most:
         raise BadInput(f"--train is {options.train}, and there are {most} train pictures")
     content = tuple(options.content_layers or content)
@@ -78,7 +117,12 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
         raise BadInput(f"--content-layers has {strange[0]}, and the layers are {', '.join(layers)}")
     parts = []
     for seed in dict.fromkeys(options.seeds):
-        about = {"command": "cnn", "seed": seed, "pretrained": options.pretrained or pretrained, "test": options.test}
+        about = {
+            "command": "cnn",
+            "seed": seed,
+            "pretrained": options.pretrained or pretrained,
+            "test": options.test,
+        }
         about |= data
         parts.append(Part(f"seed {seed}, before anything learns", 1, about))
         for task, way in product(dict.fromkeys(options.tasks), dict.fromkeys(options.ways)):
@@ -99,13 +143,23 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
                 "train": options.train,
                 "course": {**asdict(course), "content_layers": [*content]},
             }
-            parts.append(Part(f"seed {seed}, {task}, {way}", options.epochs * WAYS[way].longer, {**about, **more}))
+            parts.append(
+                Part(
+                    f"seed {seed}, {task}, {way}",
+                    options.epochs * WAYS[way].longer,
+                    {**about, **more},
+                )
+            )
     return parts
 
 
 @lru_cache(maxsize=1)
-def _first(seed: int, epochs: int, data: str | None, width: int | None) -> tuple[nn.Sequential, list[Tensor]]:
-    """The CNN of a seed, with which several parts start and which none changes; its pictures and labels."""
+def _first(
+    seed: int, epochs: int, data: str | None, width: int | None
+) -> tuple[nn.Sequential, list[Tensor]]:
+    """The CNN of a seed, with which several parts start and which none changes; its pictures and
+    labels.
+    """
     if data is None:
         return trained_cnn(seed, epochs)
     pictures = read_once(Path(data))
@@ -131,11 +185,19 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
     test, test_labels = test[: about["test"]], test_labels[: about["test"]]
     if "way" not in about:
         return {"first": {"seed": about["seed"], "ladder": day_one(cnn, test, test_labels)}}
-    course = Course(**{**about["course"], "content_layers": tuple(about["course"]["content_layers"])})
-    parts, way, seed = [x[: about["train"]], test, labels[: about["train"]], test_labels], about["way"], about["seed"]
+    course = Course(
+        **{**about["course"], "content_layers": tuple(about["course"]["content_layers"])}
+    )
+    parts, way, seed = (
+        [x[: about["train"]], test, labels[: about["train"]], test_labels],
+        about["way"],
+        about["seed"],
+    )
     network, epochs = continue_training(cnn, parts, way, course, seed, tell)
     tell(part.steps, "audit")
-    layers = layers_of(network, shifted_test(test) if course.task == "shifted" else test, course.audited)
+    layers = layers_of(
+        network, shifted_test(test) if course.task == "shifted" else test, course.audited
+    )
     run = {"seed": seed, "task": course.task, "way": way, "epochs": epochs, "layers": layers}
     return {"run": {**run, "budget": course.budget(about["train"])}}
 
@@ -143,7 +205,11 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
 def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the metrics lines of all parts."""
     runs = [part["run"] for part in results if "run" in part]
-    lines = [{**{key: run[key] for key in ("seed", "task", "way")}, **row} for run in runs for row in run["epochs"]]
+    lines = [
+        {**{key: run[key] for key in ("seed", "task", "way")}, **row}
+        for run in runs
+        for row in run["epochs"]
+    ]
     return {"first": [part["first"] for part in results if "first" in part], "runs": runs}, lines
 
 
@@ -164,7 +230,9 @@ def ladder_table(firsts: list[dict[str, Any]]) -> list[str]:
 
 
 def table(summary: dict[str, Any]) -> str:
-    """Three tables: what lowering α does, where accuracy goes, and how convolution-like the layers remain."""
+    """Three tables: what lowering α does, where accuracy goes, and how convolution-like the layers
+    remain.
+    """
     lines = ladder_table(summary["first"])
     lines += [
         "",
@@ -172,7 +240,10 @@ def table(summary: dict[str, Any]) -> str:
         "|---|---|---:|---:|---:|---:|",
     ]
     kinds = dict.fromkeys((run["task"], run["way"]) for run in summary["runs"])
-    grouped = {kind: [run for run in summary["runs"] if (run["task"], run["way"]) == kind] for kind in kinds}
+    grouped = {
+        kind: [run for run in summary["runs"] if (run["task"], run["way"]) == kind]
+        for kind in kinds
+    }
     for (task, way), runs in grouped.items():
         before, after = ([run["epochs"][n]["accuracy"] for run in runs] for n in (0, -1))
         loss = statistics.fmean(run["epochs"][-1]["loss"] for run in runs)
@@ -187,7 +258,11 @@ def table(summary: dict[str, Any]) -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     keys = ("distance", "content", "swayed", "α", "moved, mean and most, in pixels", "Σ rate")
-    lines += ["", f"| task | way | layer | {' | '.join(keys)} |", "|---|---|---|---:|---:|---:|---|---|---:|"]
+    lines += [
+        "",
+        f"| task | way | layer | {' | '.join(keys)} |",
+        "|---|---|---|---:|---:|---:|---|---|---:|",
+    ]
     for (task, way), runs in grouped.items():
         for rows in zip(*(run["layers"] for run in runs), strict=True):
             cells = []
@@ -195,7 +270,14 @@ def table(summary: dict[str, Any]) -> str:
                 numbers = [row[key] for row in rows if row[key] is not None]
                 cells.append(mean_and_deviation(numbers, digits=4) if numbers else "–")
             least, most = min(row["alpha"][0] for row in rows), max(row["alpha"][1] for row in rows)
-            mean, furthest = statistics.fmean(row["moved"][0] for row in rows), max(row["moved"][1] for row in rows)
-            cells += [f"{least:.2f} to {most:.2f}", f"{mean:.2f}, {furthest:.2f}", f"{runs[0]['budget']:.2f}"]
+            mean, furthest = (
+                statistics.fmean(row["moved"][0] for row in rows),
+                max(row["moved"][1] for row in rows),
+            )
+            cells += [
+                f"{least:.2f} to {most:.2f}",
+                f"{mean:.2f}, {furthest:.2f}",
+                f"{runs[0]['budget']:.2f}",
+            ]
             lines.append(f"| {task} | {way} | {rows[0]['layer']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,6 @@
-"""The command line of ``examples.taught``: writes metrics as lines of JSON, a summary, a table and figures."""
+"""The command line of ``examples.taught``: writes metrics as lines of JSON, a summary, a table and
+figures.
+"""
 
 import argparse
 import json
@@ -42,19 +44,36 @@ def parser() -> argparse.ArgumentParser:
         "convert": "a CNN trained on CIFAR-10 or Fashion-MNIST, and its predictions once it is attention",
     }
     for name, module in COMMANDS.items():
-        command = commands.add_parser(name, help=about[name], description=f"{about[name][0].upper()}{about[name][1:]}.")
+        command = commands.add_parser(
+            name, help=about[name], description=f"{about[name][0].upper()}{about[name][1:]}."
+        )
         module.options_of(command)
         command.add_argument(
-            "--out", type=Path, default=Path(f"taught-{name}"), help="folder of all output (default: %(default)s)"
+            "--out",
+            type=Path,
+            default=Path(f"taught-{name}"),
+            help="folder of all output (default: %(default)s)",
         )
-        command.add_argument("--threads", type=int, default=1, help="of torch, for each process (default: %(default)s)")
-        command.add_argument("--jobs", type=int, metavar="N", help="processes at once (default: one for each CPU core)")
+        command.add_argument(
+            "--threads",
+            type=int,
+            default=1,
+            help="of torch, for each process (default: %(default)s)",
+        )
+        command.add_argument(
+            "--jobs",
+            type=int,
+            metavar="N",
+            help="processes at once (default: one for each CPU core)",
+        )
         command.add_argument("--no-plots", action="store_true", help="write numbers alone")
     return arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 1 if a loss was not a number, 2 for bad input, 130 if it was interrupted."""
+    """Run the command; the exit code is 0, or 1 if a loss was not a number, 2 for bad input, 130 if
+    it was interrupted.
+    """
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(given)
     stopped = "stopped; the same command does what is left"
@@ -78,7 +97,9 @@ def checked(options: argparse.Namespace) -> None:
             elif not (0 < number < math.inf):
                 raise BadInput(f"{option} is {number}, not a positive number")
             elif name in MOST and number > MOST[name]:
-                raise BadInput(f"{option} is {number}, and more than {MOST[name]} makes no difference")
+                raise BadInput(
+                    f"{option} is {number}, and more than {MOST[name]} makes no difference"
+                )
 
 
 def everything(options: argparse.Namespace, given: Sequence[str], console: Console) -> str:
@@ -114,11 +135,13 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
     stated["seconds"] = str(round(time.monotonic() - start))
     earlier = f" ({before} of {len(parts)} parts are of an earlier run)" if before else ""
     text = module.table(results)
-    text += (
-        f"\n`{stated['command']}`: begun {stated['started']}, {stated['seconds']} s{earlier}; {stated['machine']}.\n"
+    text += f"\n`{stated['command']}`: begun {stated['started']}, {stated['seconds']} s{earlier}; {stated['machine']}.\n"
+    replaced(
+        options.out / METRICS, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     )
-    replaced(options.out / METRICS, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-    summary = json.dumps({**stated, "seeds": options.seeds, **results}, allow_nan=False, separators=(",", ":"))
+    summary = json.dumps(
+        {**stated, "seeds": options.seeds, **results}, allow_nan=False, separators=(",", ":")
+    )
     replaced(options.out / SUMMARY, summary + "\n")
     replaced(options.out / TABLE, text)
     if not options.no_plots:

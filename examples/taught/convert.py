@@ -1,4 +1,6 @@
-"""The command ``convert``: train a CNN on CIFAR-10 or Fashion-MNIST, convert it, and compare the predictions."""
+"""The command ``convert``: train a CNN on CIFAR-10 or Fashion-MNIST, convert it, and compare the
+predictions.
+"""
 
 import argparse
 import time
@@ -14,10 +16,18 @@ from examples.taught.parts import Part
 
 def options_of(parser: argparse.ArgumentParser) -> None:
     """Add the command's own options."""
-    parser.add_argument("--data", type=Path, required=True, help="folder that examples.learned.fetch wrote")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="(default: 0)")
-    parser.add_argument("--epochs", type=int, default=3, help="of the CNN's training (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=16, help="channels of its first layer (default: %(default)s)")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder that examples.learned.fetch wrote"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0], metavar="N", help="(default: 0)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="of the CNN's training (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--width", type=int, default=16, help="channels of its first layer (default: %(default)s)"
+    )
 
 
 def parts_of(options: argparse.Namespace) -> list[Part]:
@@ -28,9 +38,16 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
     """
     pictures = read_once(options.data)
     cnn_of(pictures, options.width)
-    about = {"command": "convert", "epochs": options.epochs, "width": options.width, "files": pictures.digests}
+    about = {
+        "command": "convert",
+        "epochs": options.epochs,
+        "width": options.width,
+        "files": pictures.digests,
+    }
     about["data"] = str(options.data.resolve())
-    return [Part(f"seed {seed}", 1, {**about, "seed": seed}) for seed in dict.fromkeys(options.seeds)]
+    return [
+        Part(f"seed {seed}", 1, {**about, "seed": seed}) for seed in dict.fromkeys(options.seeds)
+    ]
 
 
 def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
@@ -41,7 +58,8 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
         tell: progress callback with the parts done and a status.
 
     Returns:
-        The accuracy of the CNN, its seconds of training, the number of test pictures, and the ladder of α.
+        The accuracy of the CNN, its seconds of training, the number of test pictures, and the
+        ladder of α.
     """
     about = part.about
     pictures = read_once(Path(about["data"]))

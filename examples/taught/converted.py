@@ -1,4 +1,6 @@
-"""Trainable attention from a trained CNN: the same function, then a lower α, then gated content attention."""
+"""Trainable attention from a trained CNN: the same function, then a lower α, then gated content
+attention.
+"""
 
 import copy
 from dataclasses import dataclass
@@ -34,8 +36,11 @@ class Way:
 
 WAYS = {
     "cnn": Way("the CNN itself", attention=False, soft=False),
-    # About as many seconds as attention takes: the baseline for equal time, as the other is for equal epochs.
-    "cnn-longer": Way("the CNN itself, ten times as many epochs", attention=False, soft=False, longer=10),
+    # About as many seconds as attention takes: the baseline for equal time, as the other is for
+    # equal epochs.
+    "cnn-longer": Way(
+        "the CNN itself, ten times as many epochs", attention=False, soft=False, longer=10
+    ),
     "sharp": Way("attention at α = 1024, values alone learn", soft=False),
     "positions": Way("attention that learns α and τ"),
     "content": Way("attention that learns α, τ and content", content=True),
@@ -48,9 +53,11 @@ def attentions(network: nn.Module) -> dict[str, MHSA]:
 
 
 def as_attention(cnn: nn.Sequential) -> nn.Module:
-    """The same function, with exactly the CNN's trainable parameters: the taps and its own biases learn, and nothing else.
+    """The same function, with exactly the CNN's trainable parameters: the taps and its own biases
+    learn, and nothing else.
 
-    One of W_val and W_out is the identity and stays so; biases that the convolution does not have stay zero.
+    One of W_val and W_out is the identity and stays so; biases that the convolution does not have
+    stay zero.
     """
     network = construct.convert(cnn)
     for layer in attentions(network).values():
@@ -63,7 +70,9 @@ def as_attention(cnn: nn.Sequential) -> nn.Module:
 
 @torch.no_grad()
 def softened(network: nn.Module, alpha: float) -> nn.Module:
-    """A copy whose heads all have this α and look where they looked before; its α and τ are still fixed."""
+    """A copy whose heads all have this α and look where they looked before; its α and τ are still
+    fixed.
+    """
     network = copy.deepcopy(network)
     for layer in attentions(network).values():
         layer.v.mul_(alpha / layer.centres()[0][:, None].to(layer.v.dtype))
@@ -88,10 +97,12 @@ def network_for(
         key_dim: D_k of content attention, at least d + 1.
         seed: the seed of W_qry and W_key.
         content_layers: the layers that may learn content, by the first part of their names.
-        execution: of the layers that learn; "dense" on small pictures, as content does not factorise.
+        execution: of the layers that learn; "dense" on small pictures, as content does not
+            factorise.
 
     Returns:
-        The network; it stays in eval mode in training, as batch normalisation by batches would itself change the function.
+        The network; it stays in eval mode in training, as batch normalisation by batches would
+        itself change the function.
     """
     if not way.attention:
         return copy.deepcopy(cnn).eval()

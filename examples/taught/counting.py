@@ -1,7 +1,7 @@
 """Count the attention centres that reached the shifts of a kernel, within a fixed tolerance.
 
-A head is *placed* if every component of its centre τ is within 0.25 of the nearest integer shift and that shift is in Δ_K.
-What the placed heads must satisfy depends on the number of heads:
+A head is *placed* if every component of its centre τ is within 0.25 of the nearest integer shift
+and that shift is in Δ_K. What the placed heads must satisfy depends on the number of heads:
 
     N_h = K²    bijection: all are placed, on different shifts; then all of Δ_K is covered
     N_h > K²    cover: every shift of Δ_K has a head placed on it; the spare heads may be anywhere
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 NEAR = 0.25
 """The largest distance of a centre's component from an integer shift."""
 NEAREST = 0.5
-"""The same, to count by the nearest shifts alone: where a head would look if it became sharp at its place."""
+"""The same, to count by the nearest shifts alone: where a head would look if it became sharp at its
+place.
+"""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,20 @@ from torch import Tensor, nn
 import verify
 from construct.heads import tap_shifts
 from examples.learned.running.console import Diverged, stepped
-from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, softened, trainable
+from examples.taught.converted import (
+    WAYS,
+    as_attention,
+    attentions,
+    inputs_of,
+    network_for,
+    softened,
+    trainable,
+)
 
-TASKS = {"same": "the pictures that the CNN learned from", "shifted": "pictures shifted by up to 2 pixels"}
+TASKS = {
+    "same": "the pictures that the CNN learned from",
+    "shifted": "pictures shifted by up to 2 pixels",
+}
 LADDER = (1024.0, 16.0, 8.0, 4.0, 2.0)
 """The α at which the converted network is measured before training."""
 LOOKED = 60
@@ -53,17 +64,25 @@ class Course:
     audited: int = 8
 
     def budget(self, pictures: int) -> float:
-        """The sum of the rates of where heads look over the schedule: about as far as Adam can move a centre, in pixels."""
+        """The sum of the rates of where heads look over the schedule: about as far as Adam can move
+        a centre, in pixels.
+        """
         steps = self.epochs * math.ceil(pictures / self.batch)
-        return self.aim_rate * sum((1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps))
+        return self.aim_rate * sum(
+            (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)
+        )
 
 
 def shifted(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Pictures shifted by up to ``REACH`` pixels along each axis, with zeros coming in: (B, C, n, m) → the same shape."""
+    """Pictures shifted by up to ``REACH`` pixels along each axis, with zeros coming in:
+    (B, C, n, m) → the same shape.
+    """
     rows, columns = x.shape[2:]
     padded = nn.functional.pad(x, (REACH,) * 4)
     places = torch.randint(0, 2 * REACH + 1, (len(x), 2), generator=generator).tolist()
-    return torch.stack([one[:, r : r + rows, c : c + columns] for one, (r, c) in zip(padded, places, strict=True)])
+    return torch.stack(
+        [one[:, r : r + rows, c : c + columns] for one, (r, c) in zip(padded, places, strict=True)]
+    )
 
 
 def shifted_test(test: Tensor) -> Tensor:
@@ -86,7 +105,8 @@ def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any
     """Compare the converted network before training with the CNN, at every α of the ladder.
 
     Returns:
-        For each α: the greatest difference of a logit, over the greatest logit; how many predictions differ; the accuracy.
+        For each α: the greatest difference of a logit, over the greatest logit; how many
+        predictions differ; the accuracy.
     """
     expected, sharp = logits_of(cnn, x), as_attention(cnn)
     rows = []
@@ -104,7 +124,12 @@ def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any
 
 
 def continue_training(
-    cnn: nn.Sequential, parts: list[Tensor], way: str, course: Course, seed: int, tell: Callable[[int, str], None]
+    cnn: nn.Sequential,
+    parts: list[Tensor],
+    way: str,
+    course: Course,
+    seed: int,
+    tell: Callable[[int, str], None],
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Fine-tune a trained CNN.
 
@@ -125,7 +150,9 @@ def continue_training(
     x, test, labels, test_labels = parts
     if course.task == "shifted":
         test = shifted_test(test)
-    network = network_for(cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers, course.execution)
+    network = network_for(
+        cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers, course.execution
+    )
     values, positional = trainable(network)
     groups = [
         {"params": parameters, "lr": lr}
@@ -138,7 +165,9 @@ def continue_training(
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=max(1, steps))
     order = torch.Generator().manual_seed(seed)
     start, done = time.monotonic(), 0
-    rows = [{"epoch": 0, "loss": None, "accuracy": accuracy(network, test, test_labels), "seconds": 0.0}]
+    rows = [
+        {"epoch": 0, "loss": None, "accuracy": accuracy(network, test, test_labels), "seconds": 0.0}
+    ]
     for epoch in range(1, epochs + 1):
         total = 0.0
         for chosen in torch.randperm(len(x), generator=order).split(course.batch):
@@ -146,7 +175,9 @@ def continue_training(
             loss = nn.functional.cross_entropy(network(pictures), labels[chosen])
             value = float(loss.detach())
             if not math.isfinite(value):
-                reason = f"{way}, {course.task}, seed {seed}: the loss is {value} at step {done + 1}"
+                reason = (
+                    f"{way}, {course.task}, seed {seed}: the loss is {value} at step {done + 1}"
+                )
                 raise Diverged(f"{reason} (try a smaller --rate or --aim-rate)")
             optimiser.zero_grad()
             loss.backward()
@@ -178,18 +209,23 @@ def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str,
         audited: the number of channels on which an audit reads the map of a layer.
 
     Returns:
-        For each layer: by black-box audit, on white noise, the distance to the nearest convolution and how far other inputs
-        move the attention of the heads, on average; the same (``swayed``) for the layer's inputs from the pictures, as the
-        mean distance to the average attention; the least and the greatest α; the largest distance of a centre from the
-        nearest integer shift; and how far centres moved from the CNN's taps, the mean and the most, in pixels.
+        For each layer: by black-box audit, on white noise, the distance to the nearest convolution
+        and how far other inputs move the attention of the heads, on average; the same (``swayed``)
+        for the layer's inputs from the pictures, as the mean distance to the average attention; the
+        least and the greatest α; the largest distance of a centre from the nearest integer shift;
+        and how far centres moved from the CNN's taps, the mean and the most, in pixels.
     """
     rows = []
     for name, given in inputs_of(network, x[:LOOKED]).items():
         layer = attentions(network)[name]
-        # The kernel is no larger than the CNN's, pixels between its taps included: leakage beyond it counts as distance.
+        # The kernel is no larger than the CNN's, pixels between its taps included: leakage beyond
+        # it counts as distance.
         kernel_size = [span + 1 for span in layer.geometry.span]
         audit = verify.audit(
-            copy.deepcopy(layer), tuple(given.shape[2:]), kernel_size=kernel_size, most_channels=audited
+            copy.deepcopy(layer),
+            tuple(given.shape[2:]),
+            kernel_size=kernel_size,
+            most_channels=audited,
         )
         p = layer.attention_probabilities(given)
         alpha, tau = layer.centres()
@@ -200,7 +236,9 @@ def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str,
             {
                 "layer": name.removesuffix(".conv"),
                 "distance": audit.distance,
-                "content": None if audit.heads is None else sum(h.content for h in audit.heads) / len(audit.heads),
+                "content": None
+                if audit.heads is None
+                else sum(h.content for h in audit.heads) / len(audit.heads),
                 "swayed": float((p - p.mean(0)).abs().sum(-1).mean() / 2) if len(p) > 1 else 0.0,
                 "alpha": [float(alpha.min()), float(alpha.max())],
                 "between": float((tau - tau.round()).abs().max()),

@@ -1,4 +1,6 @@
-"""The CNNs that attention starts from: the demo network for digits, and a larger one for CIFAR-10 and Fashion-MNIST."""
+"""The CNNs that attention starts from: the demo network for digits, and a larger one for CIFAR-10
+and Fashion-MNIST.
+"""
 
 from collections import OrderedDict
 from functools import lru_cache
@@ -14,8 +16,12 @@ read_once = lru_cache(maxsize=1)(read)
 
 
 def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
-    """The demo network, trained as in ``examples/train_digits_cnn.py``, and its data: train and test pictures and labels."""
-    from examples import train_digits_cnn  # imports scikit-learn, which processes that teach on noise do not need
+    """The demo network, trained as in ``examples/train_digits_cnn.py``, and its data: train and
+    test pictures and labels.
+    """
+    from examples import (
+        train_digits_cnn,
+    )  # imports scikit-learn, which processes that teach on noise do not need
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -26,7 +32,8 @@ def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
 
 
 def cnn_for(channels: int, size: tuple[int, int], classes: int, width: int) -> nn.Sequential:
-    """The untrained CNN, (B, C, rows, columns) → (B, classes): 3 × 3 kernels, even ones with a stride, one of its input's size.
+    """The untrained CNN, (B, C, rows, columns) → (B, classes): 3 × 3 kernels, even ones with a
+    stride, one of its input's size.
 
     Raises:
         BadInput: the pictures' sides are not divisible by four.

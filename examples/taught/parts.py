@@ -1,7 +1,8 @@
-"""A command's work in parts, each stored as soon as it is done and read back by the same command later.
+"""A command's work in parts, each stored as soon as it is done and read back by the same command
+later.
 
-An interrupted command loses only the unfinished parts.  Parts may run in parallel processes: each has its own seeds, so its
-numbers are the same.
+An interrupted command loses only the unfinished parts.  Parts may run in parallel processes: each
+has its own seeds, so its numbers are the same.
 """
 
 import hashlib
@@ -22,7 +23,8 @@ FOLDER = "parts"
 """The folder of the parts, in the output folder."""
 
 Do = Callable[["Part", Callable[[int, str], None]], dict[str, Any]]
-"""Runs a part with a progress callback (steps taken, status); returns its result in JSON's types."""
+"""Runs a part with a progress callback (steps taken, status); returns its result in JSON's types.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def run_all(
         folder: the folder of all output.
         jobs: the number of parallel processes.
         threads: torch's threads in each of them.
-        tell: progress callback with a part, its steps taken, its total steps, a status, and whether it is done.
+        tell: progress callback with a part, its steps taken, its total steps, a status, and whether
+            it is done.
 
     Returns:
         The stored results, in the order of the parts.
@@ -112,4 +115,7 @@ def _done(part: Part, tell: Tell, *, do: Do, folder: Path) -> None:
     """Run one part and store its result atomically."""
     tell(0, part.steps, "")
     result = do(part, lambda steps, word: tell(steps, part.steps, word))
-    replaced(part.path(folder), json.dumps({"about": part.about, "result": result}, allow_nan=False) + "\n")
+    replaced(
+        part.path(folder),
+        json.dumps({"about": part.about, "result": result}, allow_nan=False) + "\n",
+    )

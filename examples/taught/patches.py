@@ -1,4 +1,6 @@
-"""Random patches of scikit-learn's two photographs, split into a training and a held-out part, or white noise."""
+"""Random patches of scikit-learn's two photographs, split into a training and a held-out part, or
+white noise.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +12,9 @@ from examples.learned.data import BadInput
 
 DATA = ("images", "noise")
 LEARNED = 0.75
-"""The share of each photograph's columns to learn from; patches of the rest share no pixel with them."""
+"""The share of each photograph's columns to learn from; patches of the rest share no pixel with
+them.
+"""
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,8 @@ class Patches:
     """The images from which patches are drawn.
 
     Attributes:
-        learn: float32 images (3, rows, columns), each channel with mean 0 and deviation 1; none for noise.
+        learn: float32 images (3, rows, columns), each channel with mean 0 and deviation 1; none for
+            noise.
         held: the same, held out.
         side: pixels along each axis of a patch.
     """
@@ -43,7 +48,8 @@ class Patches:
 
 
 def patches(data: str, side: int) -> Patches:
-    """Patches of photographs, or of white noise, in which no pixel says anything about its neighbours.
+    """Patches of photographs, or of white noise, in which no pixel says anything about its
+    neighbours.
 
     Args:
         data: one of ``DATA``.
@@ -61,5 +67,7 @@ def patches(data: str, side: int) -> Patches:
     x = (x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)
     cut = round(LEARNED * x.shape[3])
     if side > min(x.shape[2], x.shape[3] - cut):
-        raise BadInput(f"--side is {side}, and a held-out part is {x.shape[2]} × {x.shape[3] - cut} pixels")
+        raise BadInput(
+            f"--side is {side}, and a held-out part is {x.shape[2]} × {x.shape[3] - cut} pixels"
+        )
     return Patches(tuple(x[..., :cut]), tuple(x[..., cut:]), side)

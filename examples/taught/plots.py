@@ -16,7 +16,9 @@ MOST = 12
 
 
 def centres(summary: Summary) -> Figure:
-    """The paths of the centres of the first seed's student, over Δ_K: a line from the ring to the dot, one colour per head."""
+    """The paths of the centres of the first seed's student, over Δ_K: a line from the ring to the
+    dot, one colour per head.
+    """
     groups = summary["groups"][:MOST]
     columns = min(len(groups), 4)
     rows = -(-len(groups) // columns)
@@ -65,7 +67,9 @@ def _over_time(summary: Summary, key: str, label: str) -> Figure:
 
 
 def alpha(summary: Summary) -> Figure:
-    """The median α of a student's heads by step: the median over seeds, and a band from the least to the greatest."""
+    """The median α of a student's heads by step: the median over seeds, and a band from the least
+    to the greatest.
+    """
     return _over_time(summary, "alpha", "α, median of the heads")
 
 
@@ -85,7 +89,11 @@ def accuracy(summary: Summary) -> Figure:
         shortest = min(len(run["epochs"]) for run in summary["runs"]) - 1
         for ax, task in zip(axes, tasks, strict=True):
             for place, way in enumerate(ways):
-                runs = [run["epochs"] for run in summary["runs"] if (run["task"], run["way"]) == (task, way)]
+                runs = [
+                    run["epochs"]
+                    for run in summary["runs"]
+                    if (run["task"], run["way"]) == (task, way)
+                ]
                 percent = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
                 # Runs with more epochs are drawn over the same width.
                 x, colour = np.linspace(0, shortest, percent.shape[1]), COLOURS[place]

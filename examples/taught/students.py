@@ -1,12 +1,14 @@
 """Teachers (random convolutions) and students (attention layers that learn them from patches).
 
-**The tokens.** The teacher has no padding, and the student has queries only where the teacher has outputs: at the positions
-whose window lies in the patch; keys are all its positions.  So q + τ is a token of the image for every τ ∈ Δ_K, and a student
-with sharp heads on Δ_K and the teacher's taps is the teacher.  Padding tokens would allow that too; but a head that looks only
-at zeros is off, and one could not tell whether it had learned that or merely got lost.
+**The tokens.** The teacher has no padding, and the student has queries only where the teacher has
+outputs: at the positions whose window lies in the patch; keys are all its positions.  So q + τ is a
+token of the image for every τ ∈ Δ_K, and a student with sharp heads on Δ_K and the teacher's taps
+is the teacher.  Padding tokens would allow that too; but a head that looks only at zeros is off,
+and one could not tell whether it had learned that or merely got lost.
 
-**Side by side.** The students of all seeds are one MHSA layer, each with its own heads and output channels: W_out of a head is
-zero at the channels of all others, and stays so.  As Adam steps each number by itself, every student learns as if it were alone.
+**Side by side.** The students of all seeds are one MHSA layer, each with its own heads and output
+channels: W_out of a head is zero at the channels of all others, and stays so.  As Adam steps each
+number by itself, every student learns as if it were alone.
 """
 
 from dataclasses import dataclass
@@ -42,7 +44,8 @@ class Setting:
         steps: the steps of gradient descent.
         batch: patches per step.
         value_rate: the learning rate of W_out and b_out.
-        floor: None to leave α free; else a least α, which rises to this over the second half of the steps.
+        floor: None to leave α free; else a least α, which rises to this over the second half of the
+            steps.
     """
 
     heads: int
@@ -65,7 +68,9 @@ class Setting:
         return f"{self.heads} heads, {self.start} start, α = {self.alpha:g} at first, rate {self.rate:g}, {self.data}{floor}"
 
     def least_alpha(self, step: int) -> float:
-        """The least α allowed after a step: 0 in the first half, then rising in equal factors from ``alpha``."""
+        """The least α allowed after a step: 0 in the first half, then rising in equal factors from
+        ``alpha``.
+        """
         share = 2 * step / self.steps - 1
         if self.floor is None or share <= 0:
             return 0.0
@@ -73,7 +78,9 @@ class Setting:
 
 
 def teachers_of(setting: Setting, seeds: list[int]) -> nn.Module:
-    """The teachers of all seeds as one convolution (3 → seeds · D_out): weights from N(0, 1/(3K²)), the bias from N(0, 1)."""
+    """The teachers of all seeds as one convolution (3 → seeds · D_out): weights from N(0, 1/(3K²)),
+    the bias from N(0, 1).
+    """
     drawn = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -81,7 +88,9 @@ def teachers_of(setting: Setting, seeds: list[int]) -> nn.Module:
         fan_in = CHANNELS * setting.kernel**2
         weight = torch.randn(shape, generator=generator) / fan_in**0.5
         drawn.append((weight, torch.randn(setting.out_channels, generator=generator)))
-    teachers = nn.Conv2d(CHANNELS, len(seeds) * setting.out_channels, setting.kernel).requires_grad_(False)
+    teachers = nn.Conv2d(
+        CHANNELS, len(seeds) * setting.out_channels, setting.kernel
+    ).requires_grad_(False)
     teachers.weight.copy_(torch.cat([weight for weight, _ in drawn]))
     teachers.bias.copy_(torch.cat([bias for _, bias in drawn]))  # type: ignore[union-attr]
     return teachers
@@ -113,7 +122,9 @@ class Students:
         self.setting, self.seeds = setting, seeds
         alone = []
         for seed in seeds:
-            generator = torch.Generator().manual_seed(10_000 + seed)  # not the teacher's random numbers
+            generator = torch.Generator().manual_seed(
+                10_000 + seed
+            )  # not the teacher's random numbers
             try:
                 student = attention_to_learn(
                     CHANNELS,
@@ -125,20 +136,31 @@ class Students:
                 )
             except ValueError as error:
                 raise BadInput(str(error)) from None
-            alone.append({name: tensor.detach() for name, tensor in settle(student).named_parameters()})
+            alone.append(
+                {name: tensor.detach() for name, tensor in settle(student).named_parameters()}
+            )
         joined = {name: torch.cat([one[name] for one in alone]) for name in NAMES}
-        joined["w_out"] = torch.cat([self._among_all(one["w_out"], place) for place, one in enumerate(alone)])
+        joined["w_out"] = torch.cat(
+            [self._among_all(one["w_out"], place) for place, one in enumerate(alone)]
+        )
         self.mask = torch.cat(
-            [self._among_all(torch.ones_like(one["w_out"]), place) for place, one in enumerate(alone)]
+            [
+                self._among_all(torch.ones_like(one["w_out"]), place)
+                for place, one in enumerate(alone)
+            ]
         )
         width, k = len(seeds) * setting.out_channels, (setting.kernel, setting.kernel)
         geometry = ConvGeometry(CHANNELS, width, k, (1, 1), (0, 0), "zeros", (1, 1), 1)
-        # All pairs of a small patch: one softmax over all heads trains faster than a factor for each axis.
+        # All pairs of a small patch: one softmax over all heads trains faster than a factor for
+        # each axis.
         self.layer = learned_quadratic(MHSA(geometry, MHSAWeights(**joined), "dense"))
         self.layer.w_val.requires_grad_(False)
         self.layer.w_out.register_hook(lambda gradient: gradient * self.mask)
         held = dict(self.layer.named_parameters())
-        self.log_alpha, self.tau = held["parametrizations.v.original0"], held["parametrizations.v.original1"]
+        self.log_alpha, self.tau = (
+            held["parametrizations.v.original0"],
+            held["parametrizations.v.original1"],
+        )
 
     def _among_all(self, w_out: Tensor, place: int) -> Tensor:
         """(heads, 1, 3, D_out) → (heads, 1, 3, seeds · D_out), zero at the channels of all others."""
@@ -155,14 +177,18 @@ class Students:
         k, heads = self.setting.kernel, self.setting.heads
         if heads < k**2:
             raise ValueError(f"{heads} heads cannot stand on {k**2} shifts")
-        weight = teachers.get_parameter("weight").unflatten(0, (len(self.seeds), -1))  # (seeds, D_out, 3, K, K)
+        weight = teachers.get_parameter("weight").unflatten(
+            0, (len(self.seeds), -1)
+        )  # (seeds, D_out, 3, K, K)
         taps = weight.flatten(3).permute(0, 3, 2, 1)  # (seeds, K², 3, D_out)
         spare = heads - k**2  # heads that add nothing
         taps = nn.functional.pad(taps, (0, 0, 0, 0, 0, spare))
         tau = torch.tensor(shifts_of(k) + [(0, 0)] * spare, dtype=self.tau.dtype)
         self.tau.copy_(tau.repeat(len(self.seeds), 1))
         self.log_alpha.fill_(log(alpha))
-        self.layer.w_out.copy_(torch.cat([self._among_all(t[:, None], s) for s, t in enumerate(taps)]))
+        self.layer.w_out.copy_(
+            torch.cat([self._among_all(t[:, None], s) for s, t in enumerate(taps)])
+        )
         self.layer.b_out.copy_(teachers.get_parameter("bias"))
 
     def errors(self, teachers: nn.Module, x: Tensor, scale: Tensor) -> Tensor:
@@ -178,13 +204,26 @@ class Students:
 
     def alone(self, place: int) -> MHSA:
         """The student of one seed, as a separate layer with plain tensors."""
-        setting, heads = self.setting, slice(place * self.setting.heads, (place + 1) * self.setting.heads)
+        setting, heads = (
+            self.setting,
+            slice(place * self.setting.heads, (place + 1) * self.setting.heads),
+        )
         width = slice(place * setting.out_channels, (place + 1) * setting.out_channels)
         held = {name: getattr(self.layer, name).detach() for name in NAMES}
-        own = {name: tensor[heads].clone() for name, tensor in held.items() if name not in ("w_out", "b_out")}
-        weights = MHSAWeights(**own, w_out=held["w_out"][heads, ..., width].clone(), b_out=held["b_out"][width].clone())
+        own = {
+            name: tensor[heads].clone()
+            for name, tensor in held.items()
+            if name not in ("w_out", "b_out")
+        }
+        weights = MHSAWeights(
+            **own,
+            w_out=held["w_out"][heads, ..., width].clone(),
+            b_out=held["b_out"][width].clone(),
+        )
         k = (setting.kernel, setting.kernel)
-        geometry = ConvGeometry(CHANNELS, setting.out_channels, k, (1, 1), (0, 0), "zeros", (1, 1), 1)
+        geometry = ConvGeometry(
+            CHANNELS, setting.out_channels, k, (1, 1), (0, 0), "zeros", (1, 1), 1
+        )
         return MHSA(geometry, weights, "dense")
 
     def centres(self) -> tuple[Tensor, Tensor]:
@@ -196,5 +235,7 @@ class Students:
 
 @torch.no_grad()
 def scale_of(teachers: nn.Module, seeds: int, x: Tensor) -> Tensor:
-    """The variance of each teacher's outputs on some patches, (seeds,): each channel about its own mean."""
+    """The variance of each teacher's outputs on some patches, (seeds,): each channel about its own
+    mean.
+    """
     return teachers(x).var((0, 2, 3)).unflatten(0, (seeds, -1)).mean(1)

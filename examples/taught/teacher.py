@@ -16,23 +16,60 @@ from examples.taught.teaching import measured, taught
 
 def options_of(parser: argparse.ArgumentParser) -> None:
     """Add the command's own options."""
-    parser.add_argument("--heads", nargs="+", type=int, default=[4, 9, 16], metavar="N", help="(default: 4 9 16)")
-    parser.add_argument("--kernel", type=int, default=3, metavar="K", help="of the teacher, odd (default: %(default)s)")
-    parser.add_argument("--starts", nargs="+", choices=["paper", "local"], default=["paper", "local"])
-    parser.add_argument("--data", nargs="+", choices=DATA, default=[*DATA], help="patches (default: images noise)")
-    parser.add_argument("--alphas", nargs="+", type=float, default=[1.0], metavar="A", help="α at first (default: 1)")
     parser.add_argument(
-        "--rates", nargs="+", type=float, default=[0.05], metavar="R", help="of τ and log α (default: 0.05)"
+        "--heads", nargs="+", type=int, default=[4, 9, 16], metavar="N", help="(default: 4 9 16)"
     )
-    parser.add_argument("--value-rate", type=float, default=0.02, help="of W_out and b_out (default: %(default)s)")
     parser.add_argument(
-        "--sharpen", type=float, metavar="A", help="drive every α up to A in the second half (default: leave it alone)"
+        "--kernel",
+        type=int,
+        default=3,
+        metavar="K",
+        help="of the teacher, odd (default: %(default)s)",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[*range(10)], metavar="N", help="(default: 0 to 9)")
+    parser.add_argument(
+        "--starts", nargs="+", choices=["paper", "local"], default=["paper", "local"]
+    )
+    parser.add_argument(
+        "--data", nargs="+", choices=DATA, default=[*DATA], help="patches (default: images noise)"
+    )
+    parser.add_argument(
+        "--alphas",
+        nargs="+",
+        type=float,
+        default=[1.0],
+        metavar="A",
+        help="α at first (default: 1)",
+    )
+    parser.add_argument(
+        "--rates",
+        nargs="+",
+        type=float,
+        default=[0.05],
+        metavar="R",
+        help="of τ and log α (default: 0.05)",
+    )
+    parser.add_argument(
+        "--value-rate", type=float, default=0.02, help="of W_out and b_out (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sharpen",
+        type=float,
+        metavar="A",
+        help="drive every α up to A in the second half (default: leave it alone)",
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[*range(10)], metavar="N", help="(default: 0 to 9)"
+    )
     parser.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="patches a step (default: %(default)s)")
-    parser.add_argument("--side", type=int, default=7, help="pixels along a patch (default: %(default)s)")
-    parser.add_argument("--out-channels", type=int, default=4, help="of the teacher (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=16, help="patches a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--side", type=int, default=7, help="pixels along a patch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out-channels", type=int, default=4, help="of the teacher (default: %(default)s)"
+    )
 
 
 def settings_of(options: argparse.Namespace) -> list[Setting]:
@@ -44,7 +81,9 @@ def settings_of(options: argparse.Namespace) -> list[Setting]:
     if options.kernel % 2 == 0:
         raise BadInput(f"--kernel is {options.kernel}, and Δ_K has a middle for odd K alone")
     if options.side < options.kernel + 1:
-        raise BadInput(f"--side is {options.side}: a patch has to be larger than the kernel of {options.kernel}")
+        raise BadInput(
+            f"--side is {options.side}: a patch has to be larger than the kernel of {options.kernel}"
+        )
     every = product(options.data, options.heads, options.starts, options.alphas, options.rates)
     return [
         Setting(
@@ -73,7 +112,9 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
     """
     seeds, parts = [*dict.fromkeys(options.seeds)], []
     for setting in settings_of(options):
-        Students(setting, seeds[:1])  # refuses heads that do not suit the start, before any long work
+        Students(
+            setting, seeds[:1]
+        )  # refuses heads that do not suit the start, before any long work
         patches(setting.data, setting.side)
         about = {"command": "teacher", "setting": asdict(setting), "seeds": seeds}
         parts.append(Part(setting.label, setting.steps, about))
@@ -91,7 +132,9 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
         ``group``: a record that includes the data of the figures; ``lines``: the metrics lines.
     """
     setting = Setting(**part.about["setting"])
-    students, looks = taught(setting, part.about["seeds"], patches(setting.data, setting.side), tell)
+    students, looks = taught(
+        setting, part.about["seeds"], patches(setting.data, setting.side), tell
+    )
     tell(setting.steps, "audit")
     group = {
         **asdict(setting),
@@ -105,12 +148,16 @@ def done(part: Part, tell: Callable[[int, str], None]) -> dict[str, Any]:
 
 def gathered(results: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the metrics lines of all parts."""
-    lines = [{"group": number, **line} for number, part in enumerate(results) for line in part["lines"]]
+    lines = [
+        {"group": number, **line} for number, part in enumerate(results) for line in part["lines"]
+    ]
     return {"groups": [part["group"] for part in results]}, lines
 
 
 def series_of(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The data of the figures: error and median α of every student, and at every other look the first student's centres."""
+    """The data of the figures: error and median α of every student, and at every other look the
+    first student's centres.
+    """
     return {
         "step": [look["step"] for look in looks],
         "error": [[_short(e) for e in look["error"]] for look in looks],
@@ -133,7 +180,9 @@ def _short(value: float) -> float:
 
 
 LEARNED = 0.01
-"""A student whose nearest convolution's kernel is this close to the teacher's has learned the convolution."""
+"""A student whose nearest convolution's kernel is this close to the teacher's has learned the
+convolution.
+"""
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -148,16 +197,23 @@ def table(summary: dict[str, Any]) -> str:
     varied = [name for name in shared if len({group[name] for group in groups}) > 1]
     for group in groups:
         rows = group["students"]
-        many, apart = len(rows), [row["kernel_apart"] for row in rows if row["kernel_apart"] is not None]
+        many, apart = (
+            len(rows),
+            [row["kernel_apart"] for row in rows if row["kernel_apart"] is not None],
+        )
         kinds = ", ".join(
-            f"{statistics.fmean(row['count'][kind] for row in rows):.1f}" for kind in ("shared", "between", "outside")
+            f"{statistics.fmean(row['count'][kind] for row in rows):.1f}"
+            for kind in ("shared", "between", "outside")
         )
         cells = [
             group["data"],
             str(group["heads"]),
             ", ".join([group["start"], *(f"{name} {group[name]:g}" for name in varied)]),
             rows[0]["count"]["asked"],
-            *(f"{sum(row[key]['found'] for row in rows)} of {many}" for key in ("count", "nearest")),
+            *(
+                f"{sum(row[key]['found'] for row in rows)} of {many}"
+                for key in ("count", "nearest")
+            ),
             f"{sum(distance < LEARNED for distance in apart)} of {many}",
             kinds,
             _over([row["error"] for row in rows]),
@@ -172,5 +228,7 @@ def table(summary: dict[str, Any]) -> str:
 def _over(numbers: list[float]) -> str:
     if not numbers:
         return "–"
-    least, middle, most = (f"{n:.2g}" for n in (min(numbers), statistics.median(numbers), max(numbers)))
+    least, middle, most = (
+        f"{n:.2g}" for n in (min(numbers), statistics.median(numbers), max(numbers))
+    )
     return f"{middle} ({least} to {most})"

@@ -58,7 +58,8 @@ def teach(
 ) -> list[dict[str, Any]]:
     """Teach these students from their current state; see :func:`taught`."""
     setting, layer = students.setting, students.layer
-    # The patches are the same for all settings and seeds; a seed determines its teacher and its start.
+    # The patches are the same for all settings and seeds; a seed determines its teacher and its
+    # start.
     held = patches.draw(HELD_OUT, torch.Generator().manual_seed(1), held_out=True)
     scale = scale_of(teachers, len(students.seeds), held)
     order = torch.Generator().manual_seed(2)
@@ -75,21 +76,36 @@ def teach(
             errors = students.errors(teachers, held, scale).tolist()
         alpha, tau = students.centres()
         seconds = round(time.monotonic() - start, 3)
-        looks.append({"step": step, "seconds": seconds, "error": errors, "alpha": alpha.tolist(), "tau": tau.tolist()})
+        looks.append(
+            {
+                "step": step,
+                "seconds": seconds,
+                "error": errors,
+                "alpha": alpha.tolist(),
+                "tau": tau.tolist(),
+            }
+        )
 
     look(0)
     for step in range(setting.steps):
         for group, rate in zip(optimiser.param_groups, greatest, strict=True):
             group["lr"] = rate * share_of_rate(step, setting.steps)
         errors = students.errors(teachers, patches.draw(setting.batch, order), scale)
-        wrong = [seed for seed, error in zip(students.seeds, errors.tolist(), strict=True) if not math.isfinite(error)]
+        wrong = [
+            seed
+            for seed, error in zip(students.seeds, errors.tolist(), strict=True)
+            if not math.isfinite(error)
+        ]
         if wrong:
             raise Diverged(
                 f"{setting.label}, seed {wrong[0]}: the loss is no number at step {step + 1} (try a smaller --rate)"
             )
         optimiser.zero_grad()
         errors.sum().backward()
-        stepped(optimiser, f"{setting.label}: a step is longer than float32 can say (try a smaller --rate)")
+        stepped(
+            optimiser,
+            f"{setting.label}: a step is longer than float32 can say (try a smaller --rate)",
+        )
         done = step + 1
         if (least := setting.least_alpha(done)) > 0:
             with torch.no_grad():
@@ -117,12 +133,15 @@ def inside(alpha: torch.Tensor, tau: torch.Tensor, kernel: int, side: int) -> fl
 
 
 def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Measure every trained student: its counts, its distance to the teacher, and a black-box audit.
+    """Measure every trained student: its counts, its distance to the teacher, and a black-box
+    audit.
 
     Returns:
-        By seed: ``error`` on held-out patches; ``count`` and ``nearest`` (by the nearest shifts alone), and ``first`` before
-        learning; ``to_convolution``, the distance to the nearest K × K convolution, and ``kernel_apart``, the relative distance
-        of its kernel from the teacher's (None if the audit found another size); ``inside``; and the sorted α.
+        By seed: ``error`` on held-out patches; ``count`` and ``nearest``
+        (by the nearest shifts alone), and ``first`` before learning; ``to_convolution``, the
+        distance to the nearest K × K convolution, and ``kernel_apart``, the relative distance of
+        its kernel from the teacher's (None if the audit found another size); ``inside``; and the
+        sorted α.
 
     Raises:
         Diverged: a held-out error is not a number.
@@ -134,9 +153,14 @@ def measured(students: Students, looks: list[dict[str, Any]]) -> list[dict[str, 
     for place, seed in enumerate(students.seeds):
         error = looks[-1]["error"][place]
         if not math.isfinite(error):
-            raise Diverged(f"{setting.label}, seed {seed}: the held-out error is no number (try a smaller --rate)")
-        # The map itself, whatever patches taught it: white noise covers all the directions that photographs hardly have.
-        audit = verify.audit(students.alone(place), (setting.side, setting.side), kernel_size=setting.kernel)
+            raise Diverged(
+                f"{setting.label}, seed {seed}: the held-out error is no number (try a smaller --rate)"
+            )
+        # The map itself, whatever patches taught it: white noise covers all the directions that
+        # photographs hardly have.
+        audit = verify.audit(
+            students.alone(place), (setting.side, setting.side), kernel_size=setting.kernel
+        )
         apart = None
         if audit.kernel.shape == tuple(kernels[place].shape):
             kernel = kernels[place].numpy()

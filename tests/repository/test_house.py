@@ -13,6 +13,7 @@ import torch
 
 import construct
 import verify
+from code_tokens import lines_of, tokens_of_code
 from commands import ROOT, python
 
 PACKAGES = ("construct", "verify")
@@ -201,13 +202,18 @@ def loaded_by(*names):
     return loaded
 
 
+def code_lines_in(path):
+    return len(lines_of(tokens_of_code(path.read_text(encoding="utf-8"))))
+
+
 def test_the_theorem_stands_alone():
     """The construction and the paper's equations as written: few files, and none of another ring."""
     theorem = loaded_by("construct.builder", "construct.execution.dense")
     inner = {f"construct.{entry}" for entry in RINGS["construct"][0]}
-    assert {ENTRIES[place_of(name)] for name in theorem - {"construct.modules"}} <= inner
+    entries = {max((entry for entry in ENTRIES if under(name, [entry])), key=len) for name in theorem}
+    assert entries - {"construct.modules"} <= inner
     assert len(theorem) <= 20
-    assert sum(lines_in(MODULES[name]) for name in theorem) <= 2_500
+    assert sum(code_lines_in(MODULES[name]) for name in theorem) <= 1_560
 
 
 def test_no_import_goes_in_a_circle():
@@ -361,7 +367,7 @@ def lines_in(path):
 def test_files_of_experiments_stay_short():
     experiments = [path for name in ("learned", "taught") for path in (ROOT / "examples" / name).rglob("*.py")]
     assert experiments
-    assert not [ids(path) for path in experiments if lines_in(path) >= 300], "split it"
+    assert not [ids(path) for path in experiments if lines_in(path) >= 360], "split it"
 
 
 def named(tree: ast.AST) -> Iterator[str]:
@@ -455,7 +461,8 @@ def test_the_page_on_certificates_counts_what_the_checker_loads():
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in own)
     (stated,) = re.findall(r"([\d,]+) lines in all", about)
     assert abs(int(stated.replace(",", "")) - lines) <= 60, lines
-    assert len((ROOT / "verify/checker.py").read_text(encoding="utf-8").splitlines()) < 300
+    assert code_lines_in(ROOT / "verify/checker.py") < 230
+    assert sum(map(code_lines_in, own)) <= 1_300
 
 
 def test_the_readme_is_short_and_leads_to_every_page():

@@ -1,1 +1,3 @@
-"""Verdicts for all inputs: ``certify``, the steps of its argument, runs and counterexamples, and the certificate file."""
+"""Verdicts for all inputs: ``certify``, the steps of its argument, runs and counterexamples, and
+the certificate file.
+"""

@@ -1,4 +1,6 @@
-"""``Certificate``: a claim about a convolution and an attention layer for all inputs, with its steps and assumptions."""
+"""``Certificate``: a claim about a convolution and an attention layer for all inputs, with its
+steps and assumptions.
+"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -53,14 +55,17 @@ class Overrun:
 
 @dataclass(frozen=True)
 class Certificate:
-    """For all finite X with |X| ≤ B on inputs up to the grid: |attention(X) − convolution(X)| ≤ bound, per output channel.
+    """For all finite X with |X| ≤ B on inputs up to the grid: |attention(X) −
+    convolution(X)| ≤ bound, per output channel.
 
     Attributes:
         verdict: PROVED, REFUTED or UNDECIDED, with its sentence.
         grid: the input's spatial size, before padding; smaller inputs are covered too.
         input_bound: B.
-        within: None for the claim "the same function" (the bound is rounding alone), else T for "a difference ≤ T".
-        bound: float64 (D_out,), rounded up: rounding + leakage + taps.  Infinite where a step failed.
+        within: None for the claim "the same function" (the bound is rounding alone), else T for "a
+            difference ≤ T".
+        bound: float64 (D_out,), rounded up: rounding + leakage + taps.  Infinite where a step
+            failed.
         rounding: the part due to rounding.
         leakage: the part due to attention that goes to other keys.
         taps: the part due to weights that differ.
@@ -70,12 +75,14 @@ class Certificate:
         heads: N_h.
         conv_geometry: the geometry that the convolution states.
         mhsa_geometry: the geometry that the attention layer states.
-        conv_sha256: for each tensor of the convolution that is there, SHA-256 of its type, shape and bytes.
+        conv_sha256: for each tensor of the convolution that is there, SHA-256 of its type, shape
+            and bytes.
         mhsa_sha256: the same for the attention layer.
         torch_version: the version that ran the probes.
         observed: the largest difference in any run, per output channel.
         probes: (execution, inputs, worst ratio to the bound, note).
-        counterexample: an input on which the two exact outputs differ, if that is what refutes the claim.
+        counterexample: an input on which the two exact outputs differ, if that is what refutes the
+            claim.
         overrun: the first run that refutes the bound, if there is one.
 
     >>> import construct, torch, verify
@@ -113,7 +120,9 @@ class Certificate:
     def tightness(self) -> float:
         """Bound over observed at the output where it is tightest; infinite if nothing was observed."""
         with np.errstate(all="ignore"):
-            ratios = np.where((self.observed > 0) & (self.bound < np.inf), self.bound / self.observed, np.inf)
+            ratios = np.where(
+                (self.observed > 0) & (self.bound < np.inf), self.bound / self.observed, np.inf
+            )
         return float(ratios.min(initial=np.inf))
 
     @property
@@ -138,7 +147,10 @@ class Certificate:
             f"(rounding {_most(self.rounding)}, leakage {_most(self.leakage)}, taps {_most(self.taps)})",
             f"observed: {self._observed()}",
         ]
-        lines += [f"step {s.number} {'holds' if s.holds else 'FAILS'}: {s.name}: {s.sentence}" for s in self.steps]
+        lines += [
+            f"step {s.number} {'holds' if s.holds else 'FAILS'}: {s.name}: {s.sentence}"
+            for s in self.steps
+        ]
         lines += [f"assuming {assumption}" for assumption in self.assumptions]
         return "\n".join(lines)
 

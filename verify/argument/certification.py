@@ -1,8 +1,10 @@
-"""``certify``: builds the certificate for all inputs from the steps of the argument, the runs and a counterexample search.
+"""``certify``: builds the certificate for all inputs from the steps of the argument, the runs and a
+counterexample search.
 
-Steps 0 to 5 are in :mod:`verify.argument.steps`, step 6 (the runs) in :mod:`verify.argument.runs`.  A failed step
-alone is not REFUTED: that takes an input on which the two exact outputs differ (:mod:`verify.argument.refutation`), or a run over
-the bound in which the attention differs from its exact value.
+Steps 0 to 5 are in :mod:`verify.argument.steps`, step 6 (the runs) in :mod:`verify.argument.runs`.
+A failed step alone is not REFUTED: that takes an input on which the two exact outputs differ
+(:mod:`verify.argument.refutation`), or a run over the bound in which the attention differs from its
+exact value.
 """
 
 from collections import Counter
@@ -28,30 +30,39 @@ from verify.verdict import Verdict, exactly, from_above
 
 
 def certify(
-    conv: Any, mhsa: Any, *, grid: Iterable[int], input_bound: float = 1.0, within: float | None = None
+    conv: Any,
+    mhsa: Any,
+    *,
+    grid: Iterable[int],
+    input_bound: float = 1.0,
+    within: float | None = None,
 ) -> Certificate:
     """Judge, for all inputs, whether an attention layer computes a convolution.
 
     Args:
-        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; if ``torch.nn.utils`` computes its tensors from others
-            (weight_norm, spectral_norm, pruning, parametrizations), it is judged in eval mode, and an assumption says so.
+        conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; if ``torch.nn.utils`` computes its
+            tensors from others (weight_norm, spectral_norm, pruning, parametrizations), it is
+            judged in eval mode, and an assumption says so.
         mhsa: the attention layer (its raw fields are read; its executions are run).
         grid: the spatial size of the input, before padding; smaller inputs are covered too.
         input_bound: B; the claim is about inputs with |x| ≤ B.
-        within: None to claim the same function, which is UNDECIDED where heads leak (the sentence gives the bound, and the α
-            from which they no longer do); a number T to claim a difference of at most T.
+        within: None to claim the same function, which is UNDECIDED where heads leak (the sentence
+            gives the bound, and the α from which they no longer do); a number T to claim a
+            difference of at most T.
 
     Returns:
         The certificate, with any verdict.
 
     Raises:
-        Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers, or may
-            compute something other than their fields say (hooks, another forward), or change while they are run.
+        Unreadable: the two cannot be read as a convolution and an attention layer, or hold
+            non-finite numbers, or may compute something other than their fields say
+            (hooks, another forward), or change while they are run.
         GridRefused: torch's convolution has no output for this grid.
         TypeError: the grid is not a sequence of integers, or B or T is not a number.
-        ValueError: B or T is not positive and finite, or the layers differ in type or device, or the bound overflows the type,
-            or an axis of the grid has too many tokens to be enumerated, or subnormal numbers are flushed to zero
-            (``torch.set_flush_denormal``), or torch may take NNPACK's Winograd (with mkldnn switched off).
+        ValueError: B or T is not positive and finite, or the layers differ in type or device, or
+            the bound overflows the type, or an axis of the grid has too many tokens to be
+            enumerated, or subnormal numbers are flushed to zero (``torch.set_flush_denormal``), or
+            torch may take NNPACK's Winograd (with mkldnn switched off).
 
     >>> import construct
     >>> conv = torch.nn.Conv2d(3, 8, kernel_size=3, padding=1)
@@ -67,9 +78,16 @@ def certify(
 
 @np.errstate(all="ignore")  # the caller's numpy may raise where numbers round to zero
 def certified(
-    conv: Any, mhsa: Any, grid: Iterable[int], input_bound: float, within: float | None, leaking: bool = False
+    conv: Any,
+    mhsa: Any,
+    grid: Iterable[int],
+    input_bound: float,
+    within: float | None,
+    leaking: bool = False,
 ) -> Certificate:
-    """:func:`certify`; with ``leaking`` and no ``within``, it claims the derived bound where heads leak."""
+    """:func:`certify`; with ``leaking`` and no ``within``, it claims the derived bound where heads
+    leak.
+    """
     grid = _sizes(grid)
     input_bound = _positive(input_bound, "the input bound")
     if within is not None:
@@ -111,7 +129,13 @@ def certified(
         torch_version=torch.__version__,
         observed=observed,
         probes=tuple(
-            {"execution": p.execution, "inputs": p.inputs, "grid": list(p.grid), "ratio": p.worst, "note": p.note}
+            {
+                "execution": p.execution,
+                "inputs": p.inputs,
+                "grid": list(p.grid),
+                "ratio": p.worst,
+                "note": p.note,
+            }
             for p in probes
         ),
         counterexample=counterexample,
@@ -120,7 +144,9 @@ def certified(
 
 
 def _identity(conv: Any, mhsa: Any) -> dict[str, dict[str, Any]]:
-    """What a certificate says of which layers it is about: their geometries, and the digests of their tensors."""
+    """What a certificate says of which layers it is about: their geometries, and the digests of
+    their tensors.
+    """
     return {
         "conv_geometry": stated_geometry(conv),
         "mhsa_geometry": stated_geometry(mhsa),
@@ -130,10 +156,14 @@ def _identity(conv: Any, mhsa: Any) -> dict[str, dict[str, Any]]:
 
 
 def _require_comparable(problem: Problem) -> None:
-    """Refuse layers that cannot be compared, and torch settings under which the rounding model does not hold."""
+    """Refuse layers that cannot be compared, and torch settings under which the rounding model does
+    not hold.
+    """
     conv = problem.conv_module
     mhsa = problem.layer
-    if flushes_to_zero(torch.zeros((), dtype=torch.float64, device="cpu")) or flushes_to_zero(mhsa.w_val):
+    if flushes_to_zero(torch.zeros((), dtype=torch.float64, device="cpu")) or flushes_to_zero(
+        mhsa.w_val
+    ):
         raise ValueError(
             "subnormal numbers are flushed to zero here, in the layers or in the certifier's own arithmetic "
             "(switch it off with torch.set_flush_denormal(False))"
@@ -148,9 +178,13 @@ def _require_comparable(problem: Problem) -> None:
             what = f"the convolution has {theirs} {name}, the attention layer {ours}"
             raise Unreadable(what.replace("_", " "))
     if conv.weight.dtype != mhsa.w_val.dtype:
-        raise ValueError(f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}")
+        raise ValueError(
+            f"the convolution is {conv.weight.dtype}, the attention layer {mhsa.w_val.dtype}"
+        )
     if conv.weight.device != mhsa.w_val.device:
-        raise ValueError(f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}")
+        raise ValueError(
+            f"the convolution is on {conv.weight.device}, the attention layer on {mhsa.w_val.device}"
+        )
 
 
 def _total(argument: Argument) -> np.ndarray:
@@ -160,7 +194,9 @@ def _total(argument: Argument) -> np.ndarray:
 
 
 def _overrun(probes: list[Probe]) -> Overrun | None:
-    """The first run over the bound in which the attention is at fault, with the convolution's exact output there."""
+    """The first run over the bound in which the attention is at fault, with the convolution's exact
+    output there.
+    """
     for probe in probes:
         if probe.refutes and (over := probe.over) is not None:
             return Overrun(probe.execution, over.input, over.index[1:], over.exact, over.attention)
@@ -172,7 +208,9 @@ def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
         sizes = tuple(grid)
     except TypeError:
         sizes = (None,)
-    if isinstance(grid, str) or any(isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes):
+    if isinstance(grid, str) or any(
+        isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes
+    ):
         raise TypeError(f"the grid {grid!r} must be a series of whole numbers")
     return tuple(index(n) for n in sizes)  # type: ignore[arg-type]
 
@@ -182,7 +220,12 @@ def _positive(value: float, what: str) -> float:
         raise TypeError(f"{what} is {value!r}, not a number")
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor without numbers
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):  # the last of a tensor without numbers
         number = nan
     if not 0 < number < inf:
         shown = repr(value)
@@ -192,7 +235,7 @@ def _positive(value: float, what: str) -> float:
     return number
 
 
-# ---- the verdict --------------------------------------------------------------------------------------------------------
+# ---- the verdict ---------------------------------------------------------------------------------
 
 
 def _verdict(
@@ -207,7 +250,9 @@ def _verdict(
         return Verdict("REFUTED", counterexample.sentence)
     over = next((p for p in probes if p.refutes), None)
     if over is not None:
-        return Verdict("REFUTED", f"{over.execution}, on inputs of size {over.grid}: {over.sentence}")
+        return Verdict(
+            "REFUTED", f"{over.execution}, on inputs of size {over.grid}: {over.sentence}"
+        )
     largest = greatest(total)
     failed = next((step for step in steps if not step.holds), None)
     if failed is not None:
@@ -223,14 +268,21 @@ def _verdict(
         exceeds = f"the bound {most} exceeds the wanted {exactly(within)} (claim that bound with within={most})"
         return Verdict("UNDECIDED", exceeds)
     parts = {"leakage": argument.leakage, "taps": argument.taps, "rounding": argument.rounding}
-    sums = " + ".join(f"{name} {from_above(float(part.max()))}" for name, part in parts.items() if part.any())
-    return Verdict("PROVED", f"a difference of at most {exactly(within)} {domain}: {sums or 'nothing differs'}")
+    sums = " + ".join(
+        f"{name} {from_above(float(part.max()))}" for name, part in parts.items() if part.any()
+    )
+    return Verdict(
+        "PROVED", f"a difference of at most {exactly(within)} {domain}: {sums or 'nothing differs'}"
+    )
 
 
 def _why_undecided(argument: Argument, failed: Step, largest: float, probes: list[Probe]) -> str:
     """Why a step fails, and, where heads leak, which claims would hold."""
     if failed.number == 6:
-        return next((f"on inputs of size {p.grid}, {p.over.sentence}" for p in probes if p.over), failed.sentence)
+        return next(
+            (f"on inputs of size {p.grid}, {p.over.sentence}" for p in probes if p.over),
+            failed.sentence,
+        )
     if failed.number == 3 and argument.leaks is not None and isfinite(largest):
         most = from_above(largest)
         remedy = f"claim that with within={most}, or take α from {from_above(argument.leaks.sharp_from)} on"
@@ -238,11 +290,13 @@ def _why_undecided(argument: Argument, failed: Step, largest: float, probes: lis
     return failed.sentence
 
 
-# ---- the assumptions ------------------------------------------------------------------------------------------------------
+# ---- the assumptions -----------------------------------------------------------------------------
 
 
 def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...]) -> tuple[str, ...]:
-    """What the certificate assumes, each as ``"name: sentence"``; ``folded`` names the convolution's parametrizations."""
+    """What the certificate assumes, each as ``"name: sentence"``; ``folded`` names the
+    convolution's parametrizations.
+    """
     counts = Counter[str]()
     for probe in probes:
         counts[probe.execution] += probe.inputs
@@ -263,7 +317,10 @@ def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...])
     ]
     if problem.fmt.stored_u:
         name = problem.fmt.name
-        flushed = ", and what bfloat16 instructions flush to zero, below 2^−126, does not matter" * (name == "bfloat16")
+        flushed = (
+            ", and what bfloat16 instructions flush to zero, below 2^−126, does not matter"
+            * (name == "bfloat16")
+        )
         assumptions.append(
             f"float32 accumulation: {name} layers add up in float32, and the convolution rounds to {name} at most once a "
             f"tap{flushed}"

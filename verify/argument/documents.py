@@ -42,7 +42,8 @@ def write_document(
     Args:
         path: of the certificate file.
         layers: the path of each layer in the network, and its certificate.
-        conv_file: the weight file with the convolutions, already written; its digest goes into the document.
+        conv_file: the weight file with the convolutions, already written; its digest goes into the
+            document.
         mhsa_file: the weight file with the attention layers.
 
     Raises:
@@ -75,9 +76,11 @@ def document(
         layers: as in :func:`write_document`.
         conv_file: already written.
         mhsa_file: already written, perhaps under a temporary name.
-        network: the results of running both networks, as the command writes them; the checker checks only their form.
+        network: the results of running both networks, as the command writes them; the checker
+            checks only their form.
         mhsa_name: the final name of the file with the attention layers.
-        conv_sha256: digest of the file with the convolutions, taken when they were read; without it, the file is hashed now.
+        conv_sha256: digest of the file with the convolutions, taken when they were read; without
+            it, the file is hashed now.
     """
     records = [{"name": name, **certificate.record()} for name, certificate in layers]
     if len({record["name"] for record in records}) != len(records):
@@ -101,12 +104,16 @@ def document(
 
 
 def is_document(path: AnyPath) -> bool:
-    """Whether a file is a certificate as it was written, of any version, so that it may be replaced."""
+    """Whether a file is a certificate as it was written, of any version, so that it may be
+    replaced.
+    """
     return _unchanged(path) is not None
 
 
 def names_file(document_path: AnyPath, path: AnyPath) -> bool:
-    """Whether a certificate, as it was written, has the digest of the attention layers' file at ``path``."""
+    """Whether a certificate, as it was written, has the digest of the attention layers' file at
+    ``path``.
+    """
     content = _unchanged(document_path)
     if content is None or not isinstance(content.get("mhsa_file"), dict):
         return False
@@ -126,7 +133,9 @@ def _unchanged(path: AnyPath) -> Record | None:
     return None
 
 
-def _digest_of(path: AnyPath | None, name: str | None = None, sha256: str | None = None) -> dict[str, str] | None:
+def _digest_of(
+    path: AnyPath | None, name: str | None = None, sha256: str | None = None
+) -> dict[str, str] | None:
     if path is None:
         return None
     # The bytes of the name, independent of the locale.
@@ -138,7 +147,9 @@ def _digest_of(path: AnyPath | None, name: str | None = None, sha256: str | None
 
 
 def _finite(value: Any) -> Any:
-    """The value as JSON types: infinity and NaN, which JSON lacks, become strings; tuples and numpy's numbers are converted."""
+    """The value as JSON types: infinity and NaN, which JSON lacks, become strings; tuples and
+    numpy's numbers are converted.
+    """
     if isinstance(value, dict):
         return {key: _finite(x) for key, x in value.items()}
     if isinstance(value, np.ndarray | np.generic):

@@ -1,7 +1,8 @@
-"""Step 7 of a certificate: an input on which the two exact outputs differ, evaluated in rational arithmetic.
+"""Step 7 of a certificate: an input on which the two exact outputs differ, evaluated in rational
+arithmetic.
 
-This needs attention that is one-hot and depends on position alone: then an output is b + Σ_h Σ_i X[read_h, i] (W_val W_out)_i,
-a rational number, as is the convolution's.
+This needs attention that is one-hot and depends on position alone: then an output is b + Σ_h Σ_i
+X[read_h, i] (W_val W_out)_i, a rational number, as is the convolution's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,8 +39,8 @@ class Counterexample:
         convolution: the convolution's exact output there.
         attention: the attention's exact output there.
         sentence: the counterexample in words.
-        shapes: the spatial sizes of both outputs if they differ (None for the attention if it has no output); then only the
-            sentence is set besides.
+        shapes: the spatial sizes of both outputs if they differ (None for the attention if it has
+            no output); then only the sentence is set besides.
     """
 
     entries: dict[Vector, Fraction]
@@ -68,7 +69,9 @@ class Counterexample:
 
 
 def counterexample_of(argument: Argument) -> Counterexample | None:
-    """An input that refutes the claim "the same function", where taps differ or a step failed that an input can refute."""
+    """An input that refutes the claim "the same function", where taps differ or a step failed that
+    an input can refute.
+    """
     problem = argument.problem
     if argument.targets is not None and argument.leaks is not None and argument.kernel is not None:
         if not argument.leaks.one_hot:
@@ -89,21 +92,31 @@ def counterexample_of(argument: Argument) -> Counterexample | None:
     return _reading_counterexample(problem)
 
 
-def _tap_counterexample(problem: Problem, shifts: Sequence[Vector | None], kernel: Taps) -> Counterexample | None:
-    """For taps that differ, an impulse at an input that they read, the largest differences first; for biases, the zero input."""
+def _tap_counterexample(
+    problem: Problem, shifts: Sequence[Vector | None], kernel: Taps
+) -> Counterexample | None:
+    """For taps that differ, an impulse at an input that they read, the largest differences first;
+    for biases, the zero input.
+    """
     reading = _Reading(problem, shifts)
     counterexample = _of_biases(problem)
     for difference in sorted(kernel.differences, key=lambda one: -greatest(one.size))[:16]:
         if counterexample is not None:
             break
         # By step 0, the tap at this shift, if there is one, reads the same input as the head.
-        live = (place for place in _places(problem.outputs) if reading.by_head(difference.shift, place) is not None)
+        live = (
+            place
+            for place in _places(problem.outputs)
+            if reading.by_head(difference.shift, place) is not None
+        )
         counterexample = _of_impulses(reading, islice(live, 8), [difference.entry])
     return counterexample
 
 
 def _reading_counterexample(problem: Problem) -> Counterexample | None:
-    """Where tokens or targets differ but the outputs have equal shapes: an impulse at an input that either layer reads."""
+    """Where tokens or targets differ but the outputs have equal shapes: an impulse at an input that
+    either layer reads.
+    """
     attention = problem.attention
     if attention.radix is not None or attends_by_content(attention):
         return None
@@ -138,18 +151,28 @@ class _Reading:
 
     @cached_property
     def tokens(self) -> list[ndarray]:
-        return [tokens_along(self.problem.attention.geometry, axis, n) for axis, n in enumerate(self.problem.grid)]
+        return [
+            tokens_along(self.problem.attention.geometry, axis, n)
+            for axis, n in enumerate(self.problem.grid)
+        ]
 
     @cached_property
     def queries(self) -> list[ndarray]:
-        return [query_places(self.problem.attention.geometry, axis, o) for axis, o in enumerate(self.problem.outputs)]
+        return [
+            query_places(self.problem.attention.geometry, axis, o)
+            for axis, o in enumerate(self.problem.outputs)
+        ]
 
     def by_head(self, shift: Vector | None, place: Vector) -> Vector | None:
-        """The input position that a one-hot head reads: the key at its shift, or the nearest key on the grid."""
+        """The input position that a one-hot head reads: the key at its shift, or the nearest key on
+        the grid.
+        """
         if shift is None:
             return None
         axes = zip(self.tokens, self.queries, place, shift, strict=True)
-        read = tuple(int(row[min(max(int(query[o]) + tau, 0), len(row) - 1)]) for row, query, o, tau in axes)
+        read = tuple(
+            int(row[min(max(int(query[o]) + tau, 0), len(row) - 1)]) for row, query, o, tau in axes
+        )
         return None if ZERO in read else read
 
     def readers(self, place: Vector) -> dict[Vector, tuple[list[Vector], list[int]]]:
@@ -174,7 +197,9 @@ def _of_biases(problem: Problem) -> Counterexample | None:
 def _of_impulses(
     reading: _Reading, places: Iterable[Vector], first: Sequence[tuple[int, int, int]] = ()
 ) -> Counterexample | None:
-    """Try impulses at the inputs that the outputs at ``places`` read, and in each tap matrix ``first`` (group, i, o) first."""
+    """Try impulses at the inputs that the outputs at ``places`` read, and in each tap matrix
+    ``first`` (group, i, o) first.
+    """
     for place in places:
         for position, (taps, heads) in sorted(reading.readers(place).items()):
             difference = _coefficients(reading.problem, taps, heads)
@@ -188,7 +213,9 @@ def _of_impulses(
 
 
 def _coefficients(problem: Problem, taps: list[Vector], heads: list[int]) -> ndarray:
-    """|Attention − convolution| of an input position's coefficients, rounded, (g, i, o), from the taps and heads that read it."""
+    """|Attention − convolution| of an input position's coefficients, rounded, (g, i, o), from the
+    taps and heads that read it.
+    """
     total = np.zeros_like(tap_matrix(problem.conv, (0,) * len(problem.grid)))
     for tap in taps:
         total -= tap_matrix(problem.conv, tap)
@@ -198,11 +225,16 @@ def _coefficients(problem: Problem, taps: list[Vector], heads: list[int]) -> nda
 
 
 def _confirmed(
-    problem: Problem, output: Vector, entry: Vector = (), taps: Sequence[Vector] = (), heads: Sequence[int] = ()
+    problem: Problem,
+    output: Vector,
+    entry: Vector = (),
+    taps: Sequence[Vector] = (),
+    heads: Sequence[int] = (),
 ) -> Counterexample | None:
     """Evaluate both layers exactly, and return a counterexample only if they differ.
 
-    The input is an impulse at ``entry``, which ``taps`` and ``heads`` read and which is of the output's group; or else zero.
+    The input is an impulse at ``entry``, which ``taps`` and ``heads`` read and which is of the
+    output's group; or else zero.
     """
     conv = problem.conv
     attention = problem.attention
@@ -212,7 +244,9 @@ def _confirmed(
     what = "the zero input"
     entries: dict[Vector, Fraction] = {}
     if entry:
-        amplitude = problem.fmt.below(problem.bound)  # the largest number of the layers' format that is at most B
+        amplitude = problem.fmt.below(
+            problem.bound
+        )  # the largest number of the layers' format that is at most B
         what = f"the input that is {amplitude!r} at {entry}, else 0"
         entries[entry] = value = Fraction(amplitude)
         i = entry[0] % attention.w_val.shape[2]
@@ -220,7 +254,9 @@ def _confirmed(
         for tap in taps:
             theirs += value * Fraction(float(tap_matrix(conv, tap)[g, i, o]))
         for head in heads:
-            for a, b in zip(attention.w_val[head, g, i], attention.w_out[head, g, :, o], strict=True):
+            for a, b in zip(
+                attention.w_val[head, g, i], attention.w_out[head, g, :, o], strict=True
+            ):
                 ours += value * Fraction(float(a)) * Fraction(float(b))
     if ours == theirs:
         return None

@@ -1,6 +1,8 @@
-"""Step 6 of a certificate: runs every execution of the layer against the convolution, on inputs that align rounding errors.
+"""Step 6 of a certificate: runs every execution of the layer against the convolution, on inputs
+that align rounding errors.
 
-A certificate is about Eq. 3; that a given execution computes Eq. 3 is an assumption, which these runs test.
+A certificate is about Eq. 3; that a given execution computes Eq. 3 is an assumption, which these
+runs test.
 """
 
 import math
@@ -29,10 +31,14 @@ SOFTMAX_COST = 64
 CHEAP = 2**24
 """The most multiplications that a run on the whole grid may cost."""
 HEAVY = 2**16
-"""A layer with this many weights is run on fewer inputs, of one size, because each already sums so many terms."""
+"""A layer with this many weights is run on fewer inputs, of one size, because each already sums so
+many terms.
+"""
 MAY_CRASH = "torch's own convolution may crash the process there (docs/numerics.md)"
 UNEVEN = 1 - 2.0**-9 - 2.0**-12
-"""Rounding it to bfloat16, float16 or TF32 changes it by 2^−12 or more; aligned signs add such errors up beyond the bound."""
+"""Rounding it to bfloat16, float16 or TF32 changes it by 2^−12 or more; aligned signs add such
+errors up beyond the bound.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Probe:
         worst: the largest |difference|/bound over all outputs.
         note: why it was not run; empty if it was.
         broken: whether it raised an error other than lack of memory.
-        over: if a run exceeds the bound, an output that shows which layer differs from the exact value.
+        over: if a run exceeds the bound, an output that shows which layer differs from the exact
+            value.
     """
 
     execution: str
@@ -67,7 +74,9 @@ class Probe:
 
     @property
     def refutes(self) -> bool:
-        """Whether the bound is exceeded and the attention is at fault, rather than torch's own convolution."""
+        """Whether the bound is exceeded and the attention is at fault, rather than torch's own
+        convolution.
+        """
         return not self.worst <= 1 and (self.over is None or self.over.refutes)
 
 
@@ -77,11 +86,19 @@ def run_step(argument: Argument, total: ndarray) -> tuple[Step, list[Probe]]:
     if not isinstance(problem.layer, MHSA):
         return Step(6, "runs", False, "the attention layer has no executions to run"), []
     small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
-    if unsafe := next((size for size in (small, other) if may_crash(problem.conv_module, size)), None):
-        return Step(6, "runs", False, f"on inputs of size {unsafe} nothing was run: {MAY_CRASH}"), []
+    if unsafe := next(
+        (size for size in (small, other) if may_crash(problem.conv_module, size)), None
+    ):
+        return Step(
+            6, "runs", False, f"on inputs of size {unsafe} nothing was run: {MAY_CRASH}"
+        ), []
     probes = _probes(argument, total, small, other) + _narrow_probes(problem, total, small, other)
-    ran = [f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note]
-    sentence = f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
+    ran = [
+        f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note
+    ]
+    sentence = (
+        f"observed over bound on adversarial inputs: {', '.join(ran) or 'nothing could be run'}"
+    )
     sentence += next((f"; {p.execution} raises {p.note}" for p in probes if p.broken), "")
     sentence += next((f"; {p.execution}: {p.over.sentence}" for p in probes if p.over), "")
     within = all(p.worst <= 1 and not p.broken for p in probes) and bool(ran)
@@ -97,7 +114,9 @@ def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) ->
         inputs = adversarial_inputs(conv, problem.geometry, small, bound)
         probes = run_executions(problem.conv_module, problem.layer, inputs, total)
         # On the other grid, random signs and magnitudes show which input each token copies.
-        inputs = np.stack(random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0)))
+        inputs = np.stack(
+            random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0))
+        )
     else:  # one size only; with a stride, the size that may leave inputs over
         if max(conv.stride) == 1:
             other = small
@@ -111,11 +130,15 @@ def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) ->
     # In several blocks of unequal lengths, as on large inputs.
     queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
     inputs = np.concatenate([inputs, alone])
-    return probes + run_executions(problem.conv_module, problem.layer, inputs, allowed, queries=queries)
+    return probes + run_executions(
+        problem.conv_module, problem.layer, inputs, allowed, queries=queries
+    )
 
 
 def _impulse_bound(argument: Argument, alone: ndarray) -> ndarray | None:
-    """The bound for impulses, if the argument has shown that one-hot heads carry exactly the kernel."""
+    """The bound for impulses, if the argument has shown that one-hot heads carry exactly the
+    kernel.
+    """
     if argument.leaks is None or argument.kernel is None:
         return None
     if not (argument.leaks.one_hot and argument.kernel.same):
@@ -146,8 +169,8 @@ def run_executions(
         layer: the attention layer; its ``execution`` is restored.
         inputs: (N, D_in, *grid) float64, rounded here to the layer's type.
         bound: per output channel (D_out,), or for every output of every input (N, D_out, *output).
-        queries: the largest number of queries in a block, for executions that work in blocks; None for their usual blocks,
-            which only large inputs fill.
+        queries: the largest number of queries in a block, for executions that work in blocks; None
+            for their usual blocks, which only large inputs fill.
     """
     weight = layer.w_val
     x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
@@ -158,7 +181,12 @@ def run_executions(
     blocks: AbstractContextManager[None] = nullcontext()
     if queries is not None:
         blocks = smaller_blocks(queries)
-    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False), full_precision(), blocks:
+    with (
+        torch.no_grad(),
+        torch.autocast(weight.device.type, enabled=False),
+        full_precision(),
+        blocks,
+    ):
         expected = conv_module(x).double().cpu().numpy()
         difference = np.empty_like(expected)
         pairs = len(layer.v) * expected[0, 0].size * token_count(Geometry.read(layer), grid)
@@ -166,7 +194,9 @@ def run_executions(
             layer.execution = name
             try:
                 multiplications = layer.multiplications(x.shape, name)
-                if multiplications == layer.multiplications(x.shape, "dense"):  # a score for each query and key
+                if multiplications == layer.multiplications(
+                    x.shape, "dense"
+                ):  # a score for each query and key
                     multiplications += SOFTMAX_COST * pairs
                 if multiplications > MOST_MULTIPLICATIONS:
                     raise MemoryError(f"{multiplications:.2g} multiplications are too many to run")
@@ -174,14 +204,18 @@ def run_executions(
             except (MemoryError, NotImplementedError) as error:
                 probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
                 continue
-            except Exception as error:  # although the convolution has an output; attributes may have any type
+            except (
+                Exception
+            ) as error:  # although the convolution has an output; attributes may have any type
                 note = f"{type(error).__name__}: {error}"
                 probes.append(Probe(name, 0, grid, nothing, 0.0, note, broken=True))
                 continue
             finally:
                 layer.execution = before
             if attended.shape != expected.shape:
-                probes.append(Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape"))
+                probes.append(
+                    Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape")
+                )
                 continue
             with np.errstate(invalid="ignore", over="ignore"):
                 np.subtract(attended, expected, out=difference)
@@ -197,16 +231,21 @@ def run_executions(
 
 
 def judged_by_channel(difference: ndarray, bound: ndarray) -> tuple[ndarray, float]:
-    """The largest |difference| per output channel, and the largest |difference|/bound over all outputs."""
+    """The largest |difference| per output channel, and the largest |difference|/bound over all
+    outputs.
+    """
     per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
-    # With one bound per channel, the largest difference has the largest ratio: rounded division preserves order.
+    # With one bound per channel, the largest difference has the largest ratio: rounded division
+    # preserves order.
     if bound.ndim == 1:
         difference = per_channel
     return per_channel, greatest(_ratio(difference, bound))
 
 
 def _ratio(difference: ndarray, bound: ndarray) -> ndarray:
-    """|difference|/bound: 0 where the bound is infinite and so claims nothing; else NaN is over the bound."""
+    """|difference|/bound: 0 where the bound is infinite and so claims nothing; else NaN is over the
+    bound.
+    """
     allowed = _by_output(bound, difference.ndim)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
@@ -215,21 +254,23 @@ def _ratio(difference: ndarray, bound: ndarray) -> ndarray:
 
 
 def _by_output(bound: ndarray, ndim: int) -> ndarray:
-    """A bound per channel, reshaped to broadcast over outputs with ``ndim`` axes; a bound per output, unchanged."""
+    """A bound per channel, reshaped to broadcast over outputs with ``ndim`` axes; a bound per
+    output, unchanged.
+    """
     if bound.ndim < ndim:
         return by_channel(bound, ndim - 2)
     return bound
 
 
-# ---- inputs for the runs, and their sizes --------------------------------------------------------------------------------
+# ---- inputs for the runs, and their sizes --------------------------------------------------------
 
 
 def probe_grids(g: Geometry, grid: Vector, attention: Attention) -> tuple[Vector, Vector]:
     """Two legal grids no larger than ``grid``, one small and one with other outputs.
 
-    On the small one, every tap that can see an input does.  The second is ``grid`` itself if running the attention layer on it
-    is cheap, else slightly larger than the small one: with a stride, inputs at the far end may then be left over, or fewer of
-    them.
+    On the small one, every tap that can see an input does.  The second is ``grid`` itself if
+    running the attention layer on it is cheap, else slightly larger than the small one: with a
+    stride, inputs at the far end may then be left over, or fewer of them.
     """
     least = []
     for span, s, (before, after) in zip(g.spans, g.stride, g.pads, strict=True):
@@ -245,12 +286,16 @@ def probe_grids(g: Geometry, grid: Vector, attention: Attention) -> tuple[Vector
     longer = tuple(min(n + 1, most) for n, most in zip(small, grid, strict=True))
     tokens = token_count(g, grid)
     heads, groups, _, head_dim = attention.w_val.shape
-    cost = tokens**2 * heads * groups * head_dim + tokens * (attention.w_val.size + attention.w_out.size)
+    cost = tokens**2 * heads * groups * head_dim + tokens * (
+        attention.w_val.size + attention.w_out.size
+    )
     return small, (grid if cost <= CHEAP else longer)
 
 
 def narrow_grid(g: Geometry, small: Vector) -> Vector | None:
-    """The grid ``small``, made so narrow that outputs are one wide, where torch has kernels of its own; None if that is illegal."""
+    """The grid ``small``, made so narrow that outputs are one wide, where torch has kernels of its
+    own; None if that is illegal.
+    """
     span = g.spans[-1]
     pads = sum(g.pads[-1])
     widest = span + g.stride[-1] - pads
@@ -264,20 +309,26 @@ def narrow_grid(g: Geometry, small: Vector) -> Vector | None:
 
 
 def adversarial_inputs(conv: Convolution, g: Geometry, grid: Vector, bound: float) -> ndarray:
-    """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64 (N, D_in, *grid).
+    """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64
+    (N, D_in, *grid).
 
-    Signs that match the kernel of the heaviest channels (of one, for a heavy layer), random signs (for light layers only),
-    random magnitudes, magnitudes spread over many powers of two, and nearly cancelling neighbours.
+    Signs that match the kernel of the heaviest channels (of one, for a heavy layer), random signs
+    (for light layers only), random magnitudes, magnitudes spread over many powers of two, and
+    nearly cancelling neighbours.
     """
     rng = np.random.default_rng(0)
     shape = (conv.in_channels, *grid)
     heavy = conv.weight.size >= HEAVY
     heaviest = np.argsort(conv.sizes)[::-1][: 3 - 2 * heavy]  # channels, by Σ|W|
-    inputs: list[Any] = [bound * UNEVEN * sign_pattern(conv, g, int(channel), grid) for channel in heaviest]
+    inputs: list[Any] = [
+        bound * UNEVEN * sign_pattern(conv, g, int(channel), grid) for channel in heaviest
+    ]
     inputs += random_inputs(shape, bound, rng)[heavy:]
     inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
     inputs.append(
-        bound * (1 - rng.integers(0, 2, shape) * 2.0**-20) * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
+        bound
+        * (1 - rng.integers(0, 2, shape) * 2.0**-20)
+        * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
     )
     return np.stack(inputs)
 
@@ -288,19 +339,24 @@ def random_inputs(shape: Vector, bound: float, rng: np.random.Generator) -> list
 
 
 def impulses(conv: Convolution, grid: Vector, bound: float) -> ndarray:
-    """Inputs with one nonzero position, ±bound in all channels, (N, D_in, *grid) float64; for light layers, the zero input too.
+    """Inputs with one nonzero position, ±bound in all channels, (N, D_in, *grid) float64; for light
+    layers, the zero input too.
 
-    Most outputs then read it by one tap or none, so that little rounding is allowed, and a head or a bias that some execution
-    leaves out shows even in half precision.
+    Most outputs then read it by one tap or none, so that little rounding is allowed, and a head or
+    a bias that some execution leaves out shows even in half precision.
     """
     rng = np.random.default_rng(0)
     d_in = conv.in_channels
     light = conv.weight.size < HEAVY
     places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
     if light:
-        # With a stride, each place meets only some taps; an error at the border may show at the first place.
+        # With a stride, each place meets only some taps; an error at the border may show at the
+        # first place.
         steps = product(*(range(min(s, 2)) for s in conv.stride))
-        places += [tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True)) for ahead in steps]
+        places += [
+            tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True))
+            for ahead in steps
+        ]
         places.append(tuple(0 for _ in grid))
     places = list(dict.fromkeys(places))
     inputs = np.zeros((len(places), d_in, *grid))
@@ -310,10 +366,16 @@ def impulses(conv: Convolution, grid: Vector, bound: float) -> ndarray:
 
 
 def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: Vector) -> ndarray:
-    """±1 such that the middle output of ``channel`` is Σ|W| over the inputs it reads: (D_in, *grid)."""
+    """±1 such that the middle output of ``channel`` is Σ|W| over the inputs it reads:
+    (D_in, *grid).
+    """
     group, o = divmod(channel, len(conv.sizes) // conv.groups)
-    inputs = slice(group * conv.contraction, (group + 1) * conv.contraction)  # which the channel reads
-    kernel = conv.weight[inputs, o] if conv.transposed else conv.weight[channel]  # (D_in/groups, *K)
+    inputs = slice(
+        group * conv.contraction, (group + 1) * conv.contraction
+    )  # which the channel reads
+    kernel = (
+        conv.weight[inputs, o] if conv.transposed else conv.weight[channel]
+    )  # (D_in/groups, *K)
     x = np.ones((conv.in_channels, *grid))
     for tap, place in taps_at(g, grid, [o // 2 for o in output_size(g, grid)]):
         x[(inputs, *place)] = np.where(kernel[(..., *tap)] < 0, -1.0, 1.0)

@@ -54,7 +54,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """The convolution and the attention layer to compare, as read, for all |x| ≤ bound on inputs up to a grid.
+    """The convolution and the attention layer to compare, as read, for all |x| ≤ bound on inputs up
+    to a grid.
 
     Attributes:
         conv_module, layer: the two modules.
@@ -83,7 +84,8 @@ class Problem:
         """Read both layers.
 
         Raises:
-            Unreadable: the two cannot be read as a convolution and an attention layer, or hold non-finite numbers.
+            Unreadable: the two cannot be read as a convolution and an attention layer, or hold
+                non-finite numbers.
             GridRefused: torch's convolution has no output for this grid.
             ValueError: an axis is too long to be enumerated.
         """
@@ -107,7 +109,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Targets:
-    """Step 2: where each head looks (None for one that carries nothing), and the range of δ on each axis."""
+    """Step 2: where each head looks (None for one that carries nothing), and the range of δ on each
+    axis.
+    """
 
     heads: tuple[Target | None, ...]
     box: tuple[tuple[int, int], ...]
@@ -123,7 +127,8 @@ class Leaks:
     """Step 3: the attention that each head leaks to other keys, (heads,), rounded up.
 
     Attributes:
-        working: after the softmax is rounded to the working type; exactly 0 where every other weight rounds to zero.
+        working: after the softmax is rounded to the working type; exactly 0 where every other
+            weight rounds to zero.
         sharp_from: the α from which no head leaks.
     """
 
@@ -161,7 +166,8 @@ class Argument:
     Attributes:
         problem: the two layers.
         steps: 0 to 5, or up to the failed step that ends the argument.
-        rounding, leakage, taps: the parts of the bound, (D_out,); infinite if an earlier step failed.
+        rounding, leakage, taps: the parts of the bound, (D_out,); infinite if an earlier step
+            failed.
         targets, leaks, kernel: the results of steps 2, 3 and 4; None if an earlier step failed.
     """
 
@@ -196,7 +202,9 @@ def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
     leakage_shown, leaks = leakage_step(problem, targets, may_leak)
     taps_shown, kernel = taps_step(problem, targets, may_differ)
     conv, attention, bound = problem.conv, problem.attention, problem.bound
-    rounding = rounding_part(conv, attention, bound, problem.fmt, problem.tokens, soft=not leaks.one_hot)
+    rounding = rounding_part(
+        conv, attention, bound, problem.fmt, problem.tokens, soft=not leaks.one_hot
+    )
     most = from_above(greatest(rounding))
     rounding_shown = Step(5, "rounding", True, f"at most {most}, and nothing overflows")
     return Argument(
@@ -219,19 +227,30 @@ def _refuse_overflow(problem: Problem) -> None:
 
 
 def tokens_step(problem: Problem) -> Step:
-    """Step 0: compare geometries field by field, for every size, and tokens one by one on this grid, derived independently."""
+    """Step 0: compare geometries field by field, for every size, and tokens one by one on this
+    grid, derived independently.
+    """
     g, ours = problem.geometry, problem.attention.geometry
     for field in fields(Geometry):
         theirs, its = getattr(g, field.name), getattr(ours, field.name)
         if theirs != its:
-            return Step(0, "tokens", False, f"the convolution's {field.name} is {theirs}, the attention's {its}")
+            return Step(
+                0,
+                "tokens",
+                False,
+                f"the convolution's {field.name} is {theirs}, the attention's {its}",
+            )
     for axis, (n, outputs) in enumerate(zip(problem.grid, problem.outputs, strict=True)):
         tap = mismatched_tap(g, axis, n, outputs)
         if tap is not None:
             shift = shift_of_tap(g, axis, tap)
-            sentence = f"tap {tap} of axis {axis} and the token at shift {shift} are not the same input"
+            sentence = (
+                f"tap {tap} of axis {axis} and the token at shift {shift} are not the same input"
+            )
             return Step(0, "tokens", False, sentence)
-    return Step(0, "tokens", True, f"one geometry; every tap meets the same input, {problem.tokens} tokens")
+    return Step(
+        0, "tokens", True, f"one geometry; every tap meets the same input, {problem.tokens} tokens"
+    )
 
 
 def content_step(problem: Problem) -> Step:
@@ -240,7 +259,9 @@ def content_step(problem: Problem) -> Step:
     for h in range(len(a.v)):
         by_query = a.w_qry[h].any() and (a.w_key[h].any() or a.w_key_pos[h].any())
         if by_query or (a.u[h].any() and a.w_key[h].any()):
-            return Step(1, "content", False, f"head {h} attends by content: w_qry, w_key or u is not zero")
+            return Step(
+                1, "content", False, f"head {h} attends by content: w_qry, w_key or u is not zero"
+            )
     return Step(1, "content", True, "the content terms are exactly zero: scores depend on δ only")
 
 
@@ -279,8 +300,11 @@ def _targets(problem: Problem) -> tuple[Target | None, ...]:
         if at is None:
             raise _NoTarget(f"head {h} has no unique best shift")
         if not _within_kernel(problem.geometry, at.shift):
-            # For some size its target is off the grid, and the softmax then selects the nearest key on the grid.
-            raise _NoTarget(f"head {h} looks at {at.shift}, off the padded grid for some query of some size")
+            # For some size its target is off the grid, and the softmax then selects the nearest key
+            # on the grid.
+            raise _NoTarget(
+                f"head {h} looks at {at.shift}, off the padded grid for some query of some size"
+            )
         heads[h] = at
     return tuple(heads)
 
@@ -295,7 +319,9 @@ def _gap_sentence(a: Attention, targets: Targets) -> str:
     rounding = max(score_rounding(a, at, targets.box) for at in carrying)
     gap = min(at.gap for at in carrying)
     if not gap > 2 * rounding:
-        raise _NoTarget(f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}")
+        raise _NoTarget(
+            f"the gap {float(gap):.3g} does not beat the rounding of the scores, {float(rounding):.3g}"
+        )
     idle = len(targets.heads) - len(carrying)
     those = f"every head, but {idle} that carry nothing," if idle else "every head"
     shift = f"has one best shift, with a gap of at least {float(gap):.6g}"
@@ -308,7 +334,9 @@ def _within_kernel(g: Geometry, shift: Vector) -> bool:
 
 
 def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[Step, Leaks]:
-    """Step 3: the leakage of every head, rounded up; exactly 0 where every other weight rounds to zero in the working type."""
+    """Step 3: the leakage of every head, rounded up; exactly 0 where every other weight rounds to
+    zero in the working type.
+    """
     working = np.zeros(len(targets.heads))
     sharp_from = 0.0
     needed = problem.fmt.one_hot_gap
@@ -320,7 +348,8 @@ def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[St
         if gap > needed:
             continue
         ideal = cached_leakage(at.sharpness, at.offset)
-        # Score errors of ±slack/2 change the odds by a factor of at most exp(slack), which is ≤ 1 + 2·slack for slack ≤ ½.
+        # Score errors of ±slack/2 change the odds by a factor of at most exp(slack), which is ≤ 1 +
+        # 2·slack for slack ≤ ½.
         leak = 1.0
         if slack < Fraction(1, 2):
             leak = min(1.0, ideal * (1 + 2 * float(slack)))
@@ -333,12 +362,16 @@ def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[St
     if leaks.one_hot:
         sentence = f"every other weight is below half of {fmt.eta:.3g}, the smallest number: exactly one-hot"
         return Step(3, "leakage", True, sentence), leaks
-    sentence = f"heads leak up to {working.max():.6g} of their attention (unit roundoff {fmt.u:.2g})"
+    sentence = (
+        f"heads leak up to {working.max():.6g} of their attention (unit roundoff {fmt.u:.2g})"
+    )
     return Step(3, "leakage", may_leak, sentence), leaks
 
 
 def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Step, Taps]:
-    """Step 4: Σ W_val^h W_out^h over the heads at each shift is the kernel's matrix there, and b_out is the bias."""
+    """Step 4: Σ W_val^h W_out^h over the heads at each shift is the kernel's matrix there, and
+    b_out is the bias.
+    """
     a = problem.attention
     g = problem.geometry
     conv = problem.conv
@@ -348,7 +381,9 @@ def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Ste
             heads.setdefault(shift, []).append(h)
     kernel: dict[Vector, ndarray] = {}
     for tap in np.ndindex(*g.kernel_size):
-        kernel[tuple(shift_of_tap(g, axis, j) for axis, j in enumerate(tap))] = tap_matrix(conv, tap)
+        kernel[tuple(shift_of_tap(g, axis, j) for axis, j in enumerate(tap))] = tap_matrix(
+            conv, tap
+        )
     differences, in_integers = compare_taps(kernel, heads, a.w_val, a.w_out)
     bias = np.abs(a.b_out - conv.biases)
     taps = Taps(differences, bias)

@@ -1,4 +1,6 @@
-"""The final verdict: on a layer, from its certificate and its samples; on a network, by substitution."""
+"""The final verdict: on a layer, from its certificate and its samples; on a network, by
+substitution.
+"""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +24,8 @@ def certify_layer(
     within: float | None = None,
     leaking: bool = False,
 ) -> tuple[Certificate | None, Verdict]:
-    """Certify a layer for all inputs of the sampled size and magnitude, and judge the samples by the certificate.
+    """Certify a layer for all inputs of the sampled size and magnitude, and judge the samples by
+    the certificate.
 
     Args:
         conv: the convolution.
@@ -30,8 +33,9 @@ def certify_layer(
         check: the result of the samples; its grid becomes the certificate's.
         input_bound: B; by default the least power of two that is not below any sampled input.
         within: T, to claim a difference of at most T.
-        leaking: whether the user chose the sharpness.  If heads leak, the claim is then a difference of at most the derived
-            bound, leakage included; if none does, it is the same function as usual.
+        leaking: whether the user chose the sharpness.  If heads leak, the claim is then a
+            difference of at most the derived bound, leakage included; if none does, it is the same
+            function as usual.
 
     Returns:
         The certificate (None where ``certify`` refuses) and the verdict.
@@ -40,13 +44,19 @@ def certify_layer(
     try:
         certificate = certified(conv, layer, check.grid, bound, within, leaking)
     except ValueError as error:
-        worse = check.verdict if check.verdict.name == "REFUTED" else Verdict("UNDECIDED", f"no certificate: {error}")
+        worse = (
+            check.verdict
+            if check.verdict.name == "REFUTED"
+            else Verdict("UNDECIDED", f"no certificate: {error}")
+        )
         return None, worse
     return certificate, combined(certificate, check)
 
 
 def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
-    """The verdict on a layer from both: samples may contradict a certificate, or refute what it leaves undecided."""
+    """The verdict on a layer from both: samples may contradict a certificate, or refute what it
+    leaves undecided.
+    """
     name, within = certificate.verdict.name, certificate.within
     refuted = check.verdict.name == "REFUTED"  # the claim "same sums"
     if name == "PROVED" and _covers(certificate, check):
@@ -54,11 +64,19 @@ def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
         if over.size:
             channel = over[np.argmax(check.by_channel[over])]  # NaN is the largest
             limit = from_above(float(certificate.bound[channel]))
-            beyond = f"in output channel {channel} the samples differ by {check.by_channel[channel]:.3g}"
+            beyond = (
+                f"in output channel {channel} the samples differ by {check.by_channel[channel]:.3g}"
+            )
             beyond += f", beyond the certificate's {limit}"
-            excused = check.convolution_off and not (refuted and within is None)  # the error may be torch's own
-            return Verdict("UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}")
-        if refuted and within is None:  # at another output, where less is allowed than at the largest difference
+            excused = check.convolution_off and not (
+                refuted and within is None
+            )  # the error may be torch's own
+            return Verdict(
+                "UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}"
+            )
+        if (
+            refuted and within is None
+        ):  # at another output, where less is allowed than at the largest difference
             return check.verdict
     elif name == "UNDECIDED" and refuted:
         if within is None or not (check.discrepancy.max_abs <= within or check.convolution_off):
@@ -74,12 +92,15 @@ def power_of_two_above(value: float) -> float:
 
 
 def same_expression(
-    calls: CallComparison, certificates: Mapping[str, Certificate | None], checks: Mapping[str, LayerCheck]
+    calls: CallComparison,
+    certificates: Mapping[str, Certificate | None],
+    checks: Mapping[str, LayerCheck],
 ) -> bool:
-    """Whether the converted network, on the inputs run, evaluates the original's expression, with sums in another order.
+    """Whether the converted network, on the inputs run, evaluates the original's expression, with
+    sums in another order.
 
-    By substitution: every executed convolution became a layer PROVED the same function for inputs as large as those it
-    received, and all other calls agree.
+    By substitution: every executed convolution became a layer PROVED the same function for inputs
+    as large as those it received, and all other calls agree.
     """
     if calls.difference is not None or calls.untraced or calls.left:
         return False

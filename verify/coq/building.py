@@ -1,7 +1,8 @@
-"""Builds the verified checker from the Coq sources into the user's cache: compile, compare the axioms, extract, link.
+"""Builds the verified checker from the Coq sources into the user's cache: compile, compare the
+axioms, extract, link.
 
-A build's folder is named by a digest of the sources, so a program built from other sources is never run.  The build happens in a
-temporary folder next to it, which is renamed when complete.
+A build's folder is named by a digest of the sources, so a program built from other sources is never
+run.  The build happens in a temporary folder next to it, which is renamed when complete.
 """
 
 import hashlib
@@ -18,7 +19,9 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 VERSION = "8.16"
-PACKAGES = "apt-get install coq libcoq-coquelicot libcoq-flocq libzarith-ocaml-dev ocaml-findlib make"
+PACKAGES = (
+    "apt-get install coq libcoq-coquelicot libcoq-flocq libzarith-ocaml-dev ocaml-findlib make"
+)
 TOOLS = ("coqc", "coq_makefile", "ocamlfind", "make")
 ADMITTED = re.compile(
     r"^ *(?:Local |Global |#\[.*\] *)*(Axioms?|Parameters?|Conjectures?)\b|\b(Admitted|admit|bypass_check|Unset \w+ Checking)\b",
@@ -33,14 +36,18 @@ class NotBuilt(ValueError):
 def sources() -> list[Path]:
     """Every file that a build reads, relative to `SOURCES`."""
     patterns = ("*.v", "*/*.v", "*/checker.ml", "_CoqProject", "axioms.txt")
-    return sorted(path.relative_to(SOURCES) for pattern in patterns for path in SOURCES.glob(pattern))
+    return sorted(
+        path.relative_to(SOURCES) for pattern in patterns for path in SOURCES.glob(pattern)
+    )
 
 
 def build_folder() -> Path:
     """The folder for the build of these sources, whether it exists or not."""
     digest = hashlib.sha256()
     for path in sources():
-        digest.update(f"{path.as_posix()} {hashlib.sha256((SOURCES / path).read_bytes()).hexdigest()}\n".encode())
+        digest.update(
+            f"{path.as_posix()} {hashlib.sha256((SOURCES / path).read_bytes()).hexdigest()}\n".encode()
+        )
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = cache if cache.is_absolute() else Path.home() / ".cache"
     return cache / "conv-as-attention" / f"coq-{digest.hexdigest()[:20]}"
@@ -118,22 +125,46 @@ def _build_in(folder: Path, report: Callable[[str], None]) -> None:
 
     _run(folder, "make", f"-j{os.cpu_count() or 1}", "TIMECMD=", line=count)
     report("the axioms that the headline theorems rest on")
-    (folder / "Assumptions.v").write_text(_all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8")))
-    printed = _run(folder, "coqc", "-R", ".", "Attention", "-w", "-ambiguous-paths", "Assumptions.v")
-    # An entry starts a line; it is a name, with its type, or says that Coq was told to skip a check.
-    used = {line.split(" : ")[0] for line in re.findall(r"^\S.*$", printed, re.MULTILINE) if line != "Axioms:"}
+    (folder / "Assumptions.v").write_text(
+        _all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8"))
+    )
+    printed = _run(
+        folder, "coqc", "-R", ".", "Attention", "-w", "-ambiguous-paths", "Assumptions.v"
+    )
+    # An entry starts a line; it is a name, with its type, or says that Coq was told to skip a
+    # check.
+    used = {
+        line.split(" : ")[0]
+        for line in re.findall(r"^\S.*$", printed, re.MULTILINE)
+        if line != "Axioms:"
+    }
     allowed = {*(SOURCES / "axioms.txt").read_text().split()}
     if used != allowed:
-        raise NotBuilt(f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(used ^ allowed))}")
+        raise NotBuilt(
+            f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(used ^ allowed))}"
+        )
     report("the program")
     modules = ("verified.mli", "verified.ml", "verified/checker.ml")
     _run(
-        folder, "ocamlfind", "ocamlopt", "-w", "-a", "-O3", "-package", "zarith", "-linkpkg", *modules, "-o", "checker"
+        folder,
+        "ocamlfind",
+        "ocamlopt",
+        "-w",
+        "-a",
+        "-O3",
+        "-package",
+        "zarith",
+        "-linkpkg",
+        *modules,
+        "-o",
+        "checker",
     )
 
 
 def _all_at_once(headlines: str) -> str:
-    """Headlines.v with one ``Print Assumptions`` for all theorems together, which takes seconds instead of minutes."""
+    """Headlines.v with one ``Print Assumptions`` for all theorems together, which takes seconds
+    instead of minutes.
+    """
     line = re.compile(r"^Print Assumptions ([\w.]+)\.$", re.MULTILINE)
     names = ", ".join(f"@{name}" for name in line.findall(headlines))
     return f"{line.sub('', headlines)}Definition headlines := ({names}).\nPrint Assumptions headlines.\n"
@@ -141,11 +172,17 @@ def _all_at_once(headlines: str) -> str:
 
 def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None) -> str:
     """Run a step in its own process group, which ends with this process; return its output."""
-    # Block interrupts until the step can be killed: one inside Popen would leave it running with no handle to it.
+    # Block interrupts until the step can be killed: one inside Popen would leave it running with no
+    # handle to it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
     except BaseException:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -11,10 +11,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``coq`` to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("build", help="compile the proofs, compare their axioms, and build the verified checker")
-    statements = actions.add_parser("statements", help="print the headline theorems from the sources; needs no Coq")
-    statements.add_argument("names", nargs="*", metavar="THEOREM", help="only these (all by default)")
-    statements.add_argument("--digests", action="store_true", help="a line a theorem and a file, as in statements.txt")
+    actions.add_parser(
+        "build", help="compile the proofs, compare their axioms, and build the verified checker"
+    )
+    statements = actions.add_parser(
+        "statements", help="print the headline theorems from the sources; needs no Coq"
+    )
+    statements.add_argument(
+        "names", nargs="*", metavar="THEOREM", help="only these (all by default)"
+    )
+    statements.add_argument(
+        "--digests", action="store_true", help="a line a theorem and a file, as in statements.txt"
+    )
 
 
 def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[str]:

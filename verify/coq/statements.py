@@ -1,7 +1,9 @@
-"""Reads the headline theorems from the Coq sources; Headlines.v lists them by group, each after the paper's equation.
+"""Reads the headline theorems from the Coq sources; Headlines.v lists them by group, each after the
+paper's equation.
 
-A statement is printed verbatim, with the comment above it and with the variables, hypotheses and local definitions of its enclosing
-sections, which are part of it.  The committed statements.txt pins what every headline states and every file defines.
+A statement is printed verbatim, with the comment above it and with the variables, hypotheses and
+local definitions of its enclosing sections, which are part of it.  The committed statements.txt
+pins what every headline states and every file defines.
 """
 
 import hashlib
@@ -13,7 +15,8 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
 _HEADLINE = re.compile(
-    r"^\(\*\* (?P<group>.*?) \*\)$|^\(\* (?P<equation>.*?) \*\)$|^Print Assumptions (?P<name>[\w.]+)\.$", re.M | re.S
+    r"^\(\*\* (?P<group>.*?) \*\)$|^\(\* (?P<equation>.*?) \*\)$|^Print Assumptions (?P<name>[\w.]+)\.$",
+    re.M | re.S,
 )
 _TOKEN = re.compile(r'\(\*|\*\)|"[^"]*"|(?P<end>\.(?=\s|$))|[^\s(*".]+|\S', re.S)
 _STATED = re.compile(r"(?:Theorem|Lemma|Corollary)\s+(\w+)")
@@ -30,7 +33,8 @@ class Headline(NamedTuple):
         name: the theorem's name, without its module.
         file: relative to the Coq sources.
         comment: the comment above it in the source; may be empty.
-        context: the variables, hypotheses and local definitions of its enclosing sections, verbatim.
+        context: the variables, hypotheses and local definitions of its enclosing sections,
+            verbatim.
         statement: the statement, verbatim.
     """
 
@@ -43,7 +47,13 @@ class Headline(NamedTuple):
     statement: str
 
     def __str__(self) -> str:
-        parts = [f"{self.name}  [{self.file}]", f"  {self.equation}", self.comment, *self.context, self.statement]
+        parts = [
+            f"{self.name}  [{self.file}]",
+            f"  {self.equation}",
+            self.comment,
+            *self.context,
+            self.statement,
+        ]
         return "\n".join(part for part in parts if part) + "\n"
 
 
@@ -67,31 +77,42 @@ def headlines(names: Sequence[str] = ()) -> list[Headline]:
     listed, group, equation = [], "", ""
     for match in _HEADLINE.finditer((SOURCES / "Headlines.v").read_text(encoding="utf-8")):
         if match["name"] is None:
-            group, equation = match["group"] or group, " ".join((match["equation"] or equation).split())
+            group, equation = (
+                match["group"] or group,
+                " ".join((match["equation"] or equation).split()),
+            )
             continue
         module, _, name = match["name"].rpartition(".")
         (headline,) = [one for one in stated[name] if module in ("", Path(one.file).stem)]
         listed.append(headline._replace(group=group, equation=equation))
         equation = ""
     if missing := [name for name in names if name not in {headline.name for headline in listed}]:
-        raise ValueError(f"no headline theorem is called {missing[0]} (python -m verify coq statements lists them)")
+        raise ValueError(
+            f"no headline theorem is called {missing[0]} (python -m verify coq statements lists them)"
+        )
     return [headline for headline in listed if not names or headline.name in names]
 
 
 def pinned() -> str:
-    """The content of statements.txt: a digest of each headline theorem's statement, and of each file but its theorems and proofs.
+    """The content of statements.txt: a digest of each headline theorem's statement, and of each
+    file but its theorems and proofs.
 
     >>> pinned().splitlines()[0].split()[0]
     'lemma2'
     """
-    lines = [f"{theorem.name} {_digest([*theorem.context, theorem.statement])}" for theorem in headlines()]
+    lines = [
+        f"{theorem.name} {_digest([*theorem.context, theorem.statement])}"
+        for theorem in headlines()
+    ]
     for path in sorted(SOURCES.glob("*/*.v")):
         lines.append(f"{path.relative_to(SOURCES).as_posix()} {_digest(_defined(path))}")
     return "\n".join(lines) + "\n"
 
 
 def _defined(path: Path) -> list[str]:
-    """Every sentence of a file that may change what a statement means: all but theorems, and proofs that end with Qed."""
+    """Every sentence of a file that may change what a statement means: all but theorems, and proofs
+    that end with Qed.
+    """
     kept: list[str] = []
     proof: list[str] | None = None
     for _, code in _sentences(path.read_text(encoding="utf-8")):
@@ -109,7 +130,9 @@ def _defined(path: Path) -> list[str]:
 
 def _digest(sentences: Sequence[str]) -> str:
     """The digest of sentences, independent of line breaks."""
-    return hashlib.sha256("\n".join(" ".join(code.split()) for code in sentences).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        "\n".join(" ".join(code.split()) for code in sentences).encode()
+    ).hexdigest()[:16]
 
 
 @cache

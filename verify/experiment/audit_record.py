@@ -17,10 +17,11 @@ LEAST_PRINTED = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The convolution nearest to an attention layer, measured on one grid, without claims about other inputs or grids.
+    """The convolution nearest to an attention layer, measured on one grid, without claims about
+    other inputs or grids.
 
-    A distance is the relative residual √(Σ error² / Σ output²) for white noise, without constant parts: 0 for equal maps, 1 for
-    maps with nothing in common.
+    A distance is the relative residual √(Σ error² / Σ output²) for white noise, without constant
+    parts: 0 for equal maps, 1 for maps with nothing in common.
 
     Attributes:
         grid: the input's spatial size.
@@ -30,27 +31,35 @@ class Audit:
         dtype: the dtype in which the layer was run.
         rounding: n·ε with n products per output, the relative error that rounding alone can cause.
         superposition: the largest relative error of g(ax + by) = a·g(x) + b·g(y), g = f − f(0).
-        equivariance: the relative error of shifted outputs for shifted inputs, in the interior; None without two neighbouring
-            interior outputs.
-        kernel: of the nearest convolution, float64 (D, C, *K) for the channels read, zero between groups.
+        equivariance: the relative error of shifted outputs for shifted inputs, in the interior;
+            None without two neighbouring interior outputs.
+        kernel: of the nearest convolution, float64 (D, C, *K) for the channels read, zero between
+            groups.
         stride, dilation: one number per axis.
-        padding: how far the kernel reads before and after the grid on each axis; negative where it stops inside.
-        padding_modes: the modes that match the border, among zeros, replicate, circular, reflect, or one per axis as in
-            "zeros × circular"; ("none",) if no output reads padding; empty if no mode fits.
+        padding: how far the kernel reads before and after the grid on each axis; negative where it
+            stops inside.
+        padding_modes: the modes that match the border, among zeros, replicate, circular, reflect,
+            or one per axis as in "zeros × circular"; ("none",) if no output reads padding; empty if
+            no mode fits.
         bias: (D,).
         bias_variation: the largest deviation of f(0) from it at any output.
-        groups: the largest number of channel blocks that the kernel splits into; None if not all channels were read.
+        groups: the largest number of channel blocks that the kernel splits into; None if not all
+            channels were read.
         interior: the distance over outputs that read no padding; None if there are none.
-        border: the distance over the other outputs, with the best padding mode; None if there are none.
+        border: the distance over the other outputs, with the best padding mode; None if there are
+            none.
         border_by_mode: the same for every padding mode.
         distance: over all outputs.
         exact: whether interior, border and bias all agree within rounding.
         interior_outputs: the number of interior outputs.
-        not_finite: the number of outputs that were not finite for some finite input; all other figures exclude them.
+        not_finite: the number of outputs that were not finite for some finite input; all other
+            figures exclude them.
         tap_ranks: the rank of every tap's D × C matrix, (*K).
-        tap_effective_ranks: exp of the entropy of its normalised singular values, (*K): from 1 to min(D, C).
+        tap_effective_ranks: exp of the entropy of its normalised singular values, (*K): from 1 to
+            min(D, C).
         attention_available: whether the layer exposes its attention.
-        heads: statistics of each head; None without attention, or if the keys do not lie on the grid.
+        heads: statistics of each head; None without attention, or if the keys do not lie on the
+            grid.
 
     >>> import torch, verify
     >>> audit = verify.audit(torch.nn.Conv1d(1, 2, kernel_size=3), grid=(6,))
@@ -104,21 +113,27 @@ class Audit:
 
     @property
     def equivariant(self) -> bool | None:
-        """Whether shifted inputs give shifted outputs within rounding, in the interior; None if this could not be tested."""
+        """Whether shifted inputs give shifted outputs within rounding, in the interior; None if
+        this could not be tested.
+        """
         if self.equivariance is None:
             return None
         return self.equivariance <= 8 * self.rounding
 
     @property
     def content(self) -> float | None:
-        """The largest change of attention between inputs, over heads and queries; None without attention."""
+        """The largest change of attention between inputs, over heads and queries; None without
+        attention.
+        """
         if self.heads is None:
             return None
         return max((head.content_most for head in self.heads), default=0.0)
 
     @property
     def collapsed(self) -> tuple[tuple[Vector, Vector], ...]:
-        """(shift, heads) for every shift that receives more than half of the attention of several heads."""
+        """(shift, heads) for every shift that receives more than half of the attention of several
+        heads.
+        """
         return collapsed(self.heads or ())
 
     @property
@@ -135,7 +150,9 @@ class Audit:
         """The audit as JSON types."""
         derived = ("is_convolution", "affine", "equivariant", "kernel_size", "content", "unplaced")
         named = {name: getattr(self, name) for name in (*vars(self), *derived)}
-        collapsed = [{"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed]
+        collapsed = [
+            {"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed
+        ]
         return {name: _json(value) for name, value in named.items()} | {"collapsed": collapsed}
 
     def to_json(self) -> str:
@@ -168,7 +185,9 @@ class Audit:
     def _finite_sentence(self, outputs: int) -> list[str]:
         if not self.not_finite:
             return []
-        return [f"NOT FINITE: {self.not_finite} of {outputs} outputs, on finite inputs; they are left out below."]
+        return [
+            f"NOT FINITE: {self.not_finite} of {outputs} outputs, on finite inputs; they are left out below."
+        ]
 
     def _size_sentence(self) -> list[str]:
         if self.is_convolution or all(m <= n for m, n in zip(self.output, self.grid, strict=True)):
@@ -191,9 +210,7 @@ class Audit:
 
     def _kernel_sentence(self) -> str:
         (d, c), (all_in, all_out) = self.kernel.shape[:2], self.channels
-        sentence = (
-            f"nearest convolution: {c} → {d} channels, kernel {_times(self.kernel_size)}, stride {_times(self.stride)}"
-        )
+        sentence = f"nearest convolution: {c} → {d} channels, kernel {_times(self.kernel_size)}, stride {_times(self.stride)}"
         sentence += f", dilation {_times(self.dilation)}"
         if self.groups is None:
             return f"{sentence} (only these channels were read, of {all_in} → {all_out})"
@@ -204,7 +221,9 @@ class Audit:
         if self.interior is not None:
             parts.append(f"{self.interior:.2e} at {self.interior_outputs} interior outputs")
         if self.border is not None:
-            parts.append(f"{self.border:.2e} at {outputs - self.not_finite - self.interior_outputs} border outputs")
+            parts.append(
+                f"{self.border:.2e} at {outputs - self.not_finite - self.interior_outputs} border outputs"
+            )
         return f"distance: {self.distance:.2e}, where 0 is the same map and 1 nothing in common ({', '.join(parts)})"
 
     def _padding_sentence(self) -> str:
@@ -217,7 +236,9 @@ class Audit:
 
     def _bias_sentence(self) -> str:
         size = greatest(np.abs(self.bias))
-        return f"bias: up to {size:.3g} in size, and {self.bias_variation:.1e} apart between outputs"
+        return (
+            f"bias: up to {size:.3g} in size, and {self.bias_variation:.1e} apart between outputs"
+        )
 
     def _rank_sentence(self) -> str:
         ranks = _span(self.tap_ranks, "d")
@@ -235,7 +256,9 @@ class Audit:
         if self.content:
             content = f"other inputs move up to {100 * self.content:.1f} % of a query's attention"
         lines = [f"content: {content}"]
-        lines += [f"head {number}: {_head_sentence(head)}" for number, head in enumerate(self.heads)]
+        lines += [
+            f"head {number}: {_head_sentence(head)}" for number, head in enumerate(self.heads)
+        ]
         lines += [
             f"COLLAPSED: heads {', '.join(map(str, heads))} all look at {_place(shift)}"
             for shift, heads in self.collapsed

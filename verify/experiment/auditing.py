@@ -1,9 +1,12 @@
-"""``verify.audit``: fit a convolution to an attention layer as a black box, and report the residual.
+"""``verify.audit``: fit a convolution to an attention layer as a black box, and report the
+residual.
 
 Only the number of channels and, if available, the attention are read from the layer.
-1. Superposition on random inputs, from size 1 up to the largest the format holds.  2. The linear map, by impulse response.
-3. The nearest convolution over all receptive fields, a least squares fit in the interior.  4. The padding mode, from the residual
-at the border.  5. Translation equivariance.  6. The attention of each head, on inputs of several sizes.
+1. Superposition on random inputs, from size 1 up to the largest the format holds.  2. The linear
+   map, by impulse response.
+3. The nearest convolution over all receptive fields, a least squares fit in the interior.  4. The
+padding mode, from the residual at the border.  5. Translation equivariance.  6. The attention of
+each head, on inputs of several sizes.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,27 +50,29 @@ def audit(
     """Fit the nearest convolution to an attention layer as a black box, and measure the distance.
 
     Args:
-        attention: any layer or function (B, C, *grid) → (B, D, *output); a module is copied, cast to ``dtype`` and put into
-            eval mode.  A bare ``nn.MultiheadAttention`` receives the pixels as tokens.
+        attention: any layer or function (B, C, *grid) → (B, D, *output); a module is copied, cast
+            to ``dtype`` and put into eval mode.  A bare ``nn.MultiheadAttention`` receives the
+            pixels as tokens.
         grid: the spatial size of the inputs.
         in_channels: C; by default the layer's own (``in_channels``, ``embed_dim``).
-        kernel_size: the largest kernel to try, in taps, one number or one per axis; by default any size, or half the grid if
-            no kernel fits.
-        most_channels: the most input channels to feed, drawn at random, and the most output channels to read, first those that
-            the inputs reach; the other inputs are zero.  The map of a wide layer on a large grid does not fit in memory.  By
-            default all.
-        probabilities: the attention for an input, (B or 1, heads, outputs, keys); by default the layer's method
-            ``attention_probabilities``, if it has one.
+        kernel_size: the largest kernel to try, in taps, one number or one per axis; by default any
+            size, or half the grid if no kernel fits.
+        most_channels: the most input channels to feed, drawn at random, and the most output
+            channels to read, first those that the inputs reach; the other inputs are zero.  The map
+            of a wide layer on a large grid does not fit in memory.  By default all.
+        probabilities: the attention for an input, (B or 1, heads, outputs, keys); by default the
+            layer's method ``attention_probabilities``, if it has one.
         dtype: float64 or float32, for running the layer.
         seed: for the random inputs.
         budget: bytes for the layer's linear map.
 
     Returns:
-        The fit and its residuals.  For an affine layer the distances are those of the map itself, so they hold for all inputs
-        of this size; for any other layer they are over random inputs.
+        The fit and its residuals.  For an affine layer the distances are those of the map itself,
+        so they hold for all inputs of this size; for any other layer they are over random inputs.
 
     Raises:
-        ValueError: an argument is invalid, the layer cannot be run, no output is finite, or the map exceeds the budget.
+        ValueError: an argument is invalid, the layer cannot be run, no output is finite, or the map
+            exceeds the budget.
 
     >>> import construct, torch, verify
     >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1)
@@ -81,7 +86,9 @@ def audit(
     if most_channels is not None:
         channels = whole_numbers([most_channels])
         if channels is None:
-            raise ValueError(f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}")
+            raise ValueError(
+                f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}"
+            )
         black_box.narrow(channels[0], random)
     black_box.rescale()
     linear = impulse_response(black_box, random, budget)
@@ -89,7 +96,9 @@ def audit(
         raise ValueError("no output of the layer is finite, not even for a zero input")
     if most is None and not linear.affine:  # then impulses only suggest the receptive field
         most = half_of(black_box.grid)
-    fit = nearest_convolution(linear.matrix, black_box.grid, black_box.output, linear.finite, linear.rounding, most)
+    fit = nearest_convolution(
+        linear.matrix, black_box.grid, black_box.output, linear.finite, linear.rounding, most
+    )
     field = fit.field
     kernel, bias, residual = _fitted(black_box, linear, fit, random, budget)
     modes, best = _padding_modes(residual, fit, linear)
@@ -117,7 +126,9 @@ def audit(
         groups=_groups(kernel, linear.rounding, black_box),
         interior=interior if fit.inside.any() else None,
         border=border if (~fit.inside & linear.finite).any() else None,
-        border_by_mode={mode: distances[1] for mode, distances in residual.items() if field.reads_padding},
+        border_by_mode={
+            mode: distances[1] for mode, distances in residual.items() if field.reads_padding
+        },
         distance=distance,
         exact=_is_exact(linear, fit, best, deviations),
         interior_outputs=int(fit.inside.sum()),
@@ -136,7 +147,9 @@ def _sizes(kernel_size: Any, grid: Vector) -> Vector | None:
         kernel_size = [kernel_size] * len(grid)
     sizes = whole_numbers(kernel_size)
     if sizes is None or len(sizes) != len(grid):
-        raise ValueError(f"kernel_size is a whole number, or one for each of {len(grid)} axes, and not {kernel_size!r}")
+        raise ValueError(
+            f"kernel_size is a whole number, or one for each of {len(grid)} axes, and not {kernel_size!r}"
+        )
     return sizes
 
 
@@ -151,12 +164,16 @@ def _fitted(
     if not linear.affine:
         return _by_regression(black_box, linear, fit, random, budget)
     outputs = (fit.inside, ~fit.inside & linear.finite, linear.finite)
-    residual = {mode: tuple(fit.distance(mode, chosen) for chosen in outputs) for mode in fit.residual}
+    residual = {
+        mode: tuple(fit.distance(mode, chosen) for chosen in outputs) for mode in fit.residual
+    }
     counted = fit.inside if fit.inside.any() else linear.finite
     return fit.kernel, _mean(linear.constant[counted]), residual
 
 
-def _padding_modes(residual: dict[str, Distances], fit: Fit, linear: LinearMap) -> tuple[tuple[str, ...], str]:
+def _padding_modes(
+    residual: dict[str, Distances], fit: Fit, linear: LinearMap
+) -> tuple[tuple[str, ...], str]:
     """The padding modes that fit, and the one that fits best."""
     best = min(residual, key=lambda mode: residual[mode][2])
     if not fit.field.reads_padding:
@@ -233,7 +250,9 @@ def _matching_modes(residual: dict[str, Distances], fit: Fit, linear: LinearMap)
 def _equivariance(
     black_box: BlackBox, field: ReceptiveField, finite: ndarray, random: np.random.Generator
 ) -> float | None:
-    """The largest ‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ of any axis, over neighbouring interior outputs."""
+    """The largest ‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ of any axis, over neighbouring interior
+    outputs.
+    """
     inside = (field.interior() & finite).reshape(field.output)
     worst = None
     for axis, (n, m, s) in enumerate(zip(field.grid, field.output, field.stride, strict=True)):
@@ -274,7 +293,9 @@ def _heads(
 
 
 def _ranks(kernel: ndarray, rounding: float) -> tuple[ndarray, ndarray]:
-    """For each tap, the number of singular values above rounding, and exp of the entropy of the normalised ones."""
+    """For each tap, the number of singular values above rounding, and exp of the entropy of the
+    normalised ones.
+    """
     taps = np.moveaxis(kernel.reshape(*kernel.shape[:2], -1), 2, 0)
     values = np.linalg.svd(taps, compute_uv=False)  # (taps, min(D, C))
     floor = rounding * greatest(values)
@@ -288,7 +309,9 @@ def _ranks(kernel: ndarray, rounding: float) -> tuple[ndarray, ndarray]:
 
 
 def _groups(kernel: ndarray, rounding: float, black_box: BlackBox) -> int | None:
-    """The largest number of equal channel blocks outside which the kernel is zero; None if not all channels were read."""
+    """The largest number of equal channel blocks outside which the kernel is zero; None if not all
+    channels were read.
+    """
     d, c = kernel.shape[:2]
     if (d, c) != (black_box.out_channels, black_box.channels):
         return None

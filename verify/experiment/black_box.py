@@ -4,8 +4,8 @@ An impulse e of channel c at position i gives one column of an affine layer f:
 
     A[o, i, :, c] = (f(a·e) − f(−a·e)) / 2a,        a a large power of two.
 
-With so large an amplitude the bias is rounded away but the weights are not: where f multiplies by one weight, that weight is
-recovered bit for bit.
+With so large an amplitude the bias is rounded away but the weights are not: where f multiplies by
+one weight, that weight is recovered bit for bit.
 """
 
 import copy
@@ -26,7 +26,9 @@ BUDGET = 2**30
 """Default budget in bytes for a layer's linear map."""
 
 INPUT_SIZES = (1.0, 2.0**10, 2.0**20)
-"""Sizes of the random inputs on which a layer is measured; content, or a threshold, may matter only for large ones."""
+"""Sizes of the random inputs on which a layer is measured; content, or a threshold, may matter only
+for large ones.
+"""
 FAR = 300
 """Outputs above 2^FAR or below 2^−FAR are rescaled to keep their squares in float64's range."""
 _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
@@ -34,7 +36,9 @@ _BATCH_BYTES = 2**24
 
 
 def whole_numbers(values: Any) -> Vector | None:
-    """A sequence of positive whole numbers of any type (numpy's, tensors of one), as ints; None for anything else."""
+    """A sequence of positive whole numbers of any type (numpy's, tensors of one), as ints; None for
+    anything else.
+    """
     try:
         numbers = tuple(values)
         if any(isinstance(n, bool) or index(n) < 1 for n in numbers):
@@ -61,7 +65,9 @@ def _channels_of(attention: Any, given: Any) -> int:
         given = getattr(attention, name, None)
     channels = whole_numbers([given])
     if channels is None:
-        raise ValueError(f"how many channels does the layer take? Give in_channels=, a number and not {given!r}")
+        raise ValueError(
+            f"how many channels does the layer take? Give in_channels=, a number and not {given!r}"
+        )
     return channels[0]
 
 
@@ -69,27 +75,35 @@ class BlackBox:
     """The layer under audit as a function of float64 arrays.
 
     Args:
-        attention: a module, or any callable (B, C, *grid) → (B, D, *output); a bare ``nn.MultiheadAttention`` gets the
-            pixels as tokens, row by row, and its output is reshaped to the grid.
+        attention: a module, or any callable (B, C, *grid) → (B, D, *output); a bare
+            ``nn.MultiheadAttention`` gets the pixels as tokens, row by row, and its output is
+            reshaped to the grid.
         grid: the spatial size of the inputs.
         in_channels: C; by default the layer's own attribute.
         dtype: float64 or float32, for running the layer.
         budget: bytes that an input may take.
 
     Attributes:
-        inputs, outputs: the indices of the channels fed and read; initially all.  The others are fed zeros.
+        inputs, outputs: the indices of the channels fed and read; initially all.  The others are
+            fed zeros.
         exponent: outputs are in units of 2^exponent; initially 0.
 
     Raises:
         ValueError: grid, channels or dtype are invalid, or the layer cannot be copied or called.
     """
 
-    def __init__(self, attention: Any, grid: Vector, in_channels: int | None, dtype: torch.dtype, budget: int):
+    def __init__(
+        self, attention: Any, grid: Vector, in_channels: int | None, dtype: torch.dtype, budget: int
+    ):
         if not callable(attention):
-            raise ValueError(f"an audit needs a layer or a function, not {type(attention).__name__}")
+            raise ValueError(
+                f"an audit needs a layer or a function, not {type(attention).__name__}"
+            )
         sizes = whole_numbers(grid)
         if not sizes:
-            raise ValueError(f"the grid is the input's spatial size, a tuple of whole numbers, and not {grid!r}")
+            raise ValueError(
+                f"the grid is the input's spatial size, a tuple of whole numbers, and not {grid!r}"
+            )
         if dtype not in _AMPLITUDE:
             raise ValueError(f"a layer is audited in float64 or float32, not {dtype}")
         self.grid = sizes
@@ -99,7 +113,9 @@ class BlackBox:
             self.function = _copied(attention, dtype)
         self.stock = isinstance(attention, nn.MultiheadAttention)
         if self.stock:
-            self.function.batch_first = True  # set on the copy; the weights do not depend on the axis order
+            self.function.batch_first = (
+                True  # set on the copy; the weights do not depend on the axis order
+            )
             if not getattr(self.function, "_qkv_same_embed_dim", False):
                 what = "a bare nn.MultiheadAttention with kdim or vdim"
                 raise ValueError(f"{what} does not take the same tokens three times")
@@ -121,14 +137,18 @@ class BlackBox:
         self.exponent = 0
 
     def narrow(self, most: int, random: np.random.Generator) -> None:
-        """Feed at most ``most`` channels, drawn at random, and read at most as many, first those that they reach.
+        """Feed at most ``most`` channels, drawn at random, and read at most as many, first those
+        that they reach.
 
-        In a grouped layer, independently drawn channels may share no group; their map is zero and says nothing about the layer.
+        In a grouped layer, independently drawn channels may share no group; their map is zero and
+        says nothing about the layer.
         """
         self.inputs = np.sort(random.choice(self.channels, min(self.channels, most), replace=False))
         x = random.standard_normal((1, len(self.inputs), *self.grid))
         reached = (self._run(x) != self._run(0 * x)).reshape(self.out_channels, -1).any(axis=1)
-        order = np.concatenate([random.permutation(np.flatnonzero(part)) for part in (reached, ~reached)])
+        order = np.concatenate(
+            [random.permutation(np.flatnonzero(part)) for part in (reached, ~reached)]
+        )
         self.outputs = np.sort(order[:most])
 
     def rescale(self) -> None:
@@ -142,13 +162,17 @@ class BlackBox:
         """Run the layer: (B, channels fed, *grid) → (B, output positions, channels read), float64."""
         y = self._run(x)
         if y.shape != (shape := (len(x), self.out_channels, *self.output)):
-            raise ValueError(f"the layer makes {y.shape} of {x.shape}, and not {shape} as of the first input")
+            raise ValueError(
+                f"the layer makes {y.shape} of {x.shape}, and not {shape} as of the first input"
+            )
         y = y.reshape(*shape[:2], prod(self.output))
         return np.ldexp(y[:, self.outputs].transpose(0, 2, 1), -self.exponent)
 
     def _input(self, x: ndarray) -> Tensor:
         full = torch.zeros(len(x), self.channels, *self.grid, dtype=self.dtype, device="cpu")
-        full[:, torch.from_numpy(self.inputs)] = torch.from_numpy(np.ascontiguousarray(x)).to(self.dtype)
+        full[:, torch.from_numpy(self.inputs)] = torch.from_numpy(np.ascontiguousarray(x)).to(
+            self.dtype
+        )
         return full
 
     def _run(self, x: ndarray) -> ndarray:
@@ -162,7 +186,9 @@ class BlackBox:
                 else:
                     y = self.function(tensor)
             if not isinstance(y, Tensor):
-                raise TypeError(f"it gives a {type(y).__name__}, and not a tensor (batch, channels, *output)")
+                raise TypeError(
+                    f"it gives a {type(y).__name__}, and not a tensor (batch, channels, *output)"
+                )
             if y.is_complex():
                 raise TypeError("it gives complex numbers, and an audit is of real ones")
             return np.asarray(y.detach().cpu().to(torch.float64).numpy())
@@ -175,13 +201,17 @@ class BlackBox:
                 f"the layer cannot be run on {self.dtype} inputs of shape {tuple(x.shape)}: {_line(error)}{hint}"
             ) from error
 
-    def probabilities(self, x: ndarray, own: Callable[[Tensor], Tensor | None] | None) -> ndarray | None:
-        """The attention of every head, (B, heads, outputs, keys); None if the layer does not expose it.
+    def probabilities(
+        self, x: ndarray, own: Callable[[Tensor], Tensor | None] | None
+    ) -> ndarray | None:
+        """The attention of every head, (B, heads, outputs, keys); None if the layer does not expose
+        it.
 
         Args:
             x: (B, channels fed, *grid).
-            own: computes it for an input; by default the layer's method ``attention_probabilities``, or the weights returned by
-                its only ``nn.MultiheadAttention``.
+            own: computes it for an input; by default the layer's method
+                ``attention_probabilities``, or the weights returned by its only
+                ``nn.MultiheadAttention``.
         """
         own = own or getattr(self.function, "attention_probabilities", None)
         try:
@@ -191,7 +221,9 @@ class BlackBox:
                 return None
             maps = np.asarray(p.detach().cpu().to(torch.float64).numpy())
         except Exception as error:  # an unknown layer may raise anything
-            raise ValueError(f"the layer's attention cannot be looked at: {_line(error)}") from error
+            raise ValueError(
+                f"the layer's attention cannot be looked at: {_line(error)}"
+            ) from error
         if maps.ndim != 4 or len(maps) not in (1, len(x)) or maps.shape[2] != prod(self.output):
             raise ValueError(
                 f"the attention has shape {maps.shape}, and not (batch, heads, {prod(self.output)} outputs, keys)"
@@ -199,10 +231,16 @@ class BlackBox:
         return np.broadcast_to(maps, (len(x), *maps.shape[1:]))
 
     def _hooked(self, x: ndarray) -> Tensor | None:
-        """The weights of the only ``nn.MultiheadAttention`` in the layer's copy during a run: (B, heads, outputs, keys)."""
+        """The weights of the only ``nn.MultiheadAttention`` in the layer's copy during a run:
+        (B, heads, outputs, keys).
+        """
         if not isinstance(self.function, nn.Module):
             return None
-        inside = [module for module in self.function.modules() if isinstance(module, nn.MultiheadAttention)]
+        inside = [
+            module
+            for module in self.function.modules()
+            if isinstance(module, nn.MultiheadAttention)
+        ]
         if len(inside) != 1:
             return None
         inner = inside[0]
@@ -210,7 +248,9 @@ class BlackBox:
         forward = inner.forward
 
         def hooked(*args: Any, **options: Any) -> tuple[Tensor, None]:
-            y, weights = forward(*args, **{**options, "need_weights": True, "average_attn_weights": False})
+            y, weights = forward(
+                *args, **{**options, "need_weights": True, "average_attn_weights": False}
+            )
             recorded.append(weights)
             return y, None
 
@@ -229,8 +269,8 @@ class LinearMap:
     """A layer's linear map by impulse response, and the layer's deviation from linearity.
 
     Attributes:
-        superposition: the largest |g(ax + by) − a·g(x) − b·g(y)| on random inputs of several sizes, g = f − f(0), relative to
-            the size of the channel's outputs.
+        superposition: the largest |g(ax + by) − a·g(x) − b·g(y)| on random inputs of several sizes,
+            g = f − f(0), relative to the size of the channel's outputs.
         products: n = T·C + 8, the most products in an output.
         rounding: n·ε, the relative error that rounding alone can cause.
         constant: f(0), (O, D).
@@ -304,7 +344,8 @@ def _superposition(
     products: int,
     random: np.random.Generator,
 ) -> tuple[float, ndarray]:
-    """The deviation from superposition on inputs of a size, as in :class:`LinearMap`, and the outputs judged, bool (O,).
+    """The deviation from superposition on inputs of a size, as in :class:`LinearMap`, and the
+    outputs judged, bool (O,).
 
     An output is judged until a run makes it infinite or NaN.
     """
@@ -321,9 +362,11 @@ def _superposition(
 
 
 def sizes_by_channel(values: ndarray, products: int) -> ndarray:
-    """The largest |value| of each channel (the last axis), but at least the overall largest divided by ``products``.
+    """The largest |value| of each channel (the last axis), but at least the overall largest divided
+    by ``products``.
 
-    Rounding scales with a channel's own size if its numbers are sums of its own terms, and with the others' if they are mixed.
+    Rounding scales with a channel's own size if its numbers are sums of its own terms, and with the
+    others' if they are mixed.
     """
     sizes = np.abs(values).max(axis=tuple(range(values.ndim - 1)), initial=0.0)
     sizes = np.maximum(sizes, sizes.max(initial=0.0) / products)

@@ -1,4 +1,6 @@
-"""``python -m verify audit``: its arguments and its run, separate from `auditing` so that ``--help`` loads no torch."""
+"""``python -m verify audit``: its arguments and its run, separate from `auditing` so that
+``--help`` loads no torch.
+"""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -11,9 +13,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments to its parser."""
     layer = parser.add_argument_group("the layer")
     layer.add_argument(
-        "file", metavar="FILE", help="with an attention layer of this project, or a stock one (torch.save)"
+        "file",
+        metavar="FILE",
+        help="with an attention layer of this project, or a stock one (torch.save)",
     )
-    layer.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
+    layer.add_argument(
+        "--layer", metavar="PATH", help="which layer of the file; needed if it holds several"
+    )
     experiment = parser.add_argument_group("the experiment")
     experiment.add_argument(
         "--grid",
@@ -23,9 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the spatial size of the input (default: the layer's only one, or four more than the kernel)",
     )
     experiment.add_argument(
-        "--kernel", type=int, nargs="+", metavar="K", help="the largest kernel to look for (default: any)"
+        "--kernel",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="the largest kernel to look for (default: any)",
     )
-    experiment.add_argument("--channels", type=int, metavar="N", help="read so many channels at most (default: all)")
+    experiment.add_argument(
+        "--channels", type=int, metavar="N", help="read so many channels at most (default: all)"
+    )
     experiment.add_argument(
         "--seed", type=int, default=0, metavar="S", help="seed of the inputs (default: %(default)s)"
     )
@@ -48,7 +60,9 @@ def run(options: argparse.Namespace) -> "Audit":
     kernel = options.kernel
     if kernel is not None and len(kernel) == 1:
         kernel = kernel[0]
-    grid = options.grid or getattr(layer, "grid", None)  # a stock attention takes inputs of one size
+    grid = options.grid or getattr(
+        layer, "grid", None
+    )  # a stock attention takes inputs of one size
     if grid is None:
         geometry = getattr(layer, "geometry", None)
         if geometry is None:

@@ -1,6 +1,7 @@
 """Statistics of attention maps: centre, spread and content dependence of each head.
 
-A head whose attention depends only on positions is a weighted sum of shifts, Σ_δ weight(δ)·(the input moved by δ).
+A head whose attention depends only on positions is a weighted sum of shifts, Σ_δ
+weight(δ)·(the input moved by δ).
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ class Head:
         centre: Σ weight·δ, one per axis; δ is key minus query, in pixels.
         spread: √(Σ weight·‖δ − centre‖²), in pixels.
         peak: the mean of the largest attention weight of a query.
-        content: the mean total variation distance between inputs: 0 for no dependence on content, 1 for disjoint attention.
+        content: the mean total variation distance between inputs: 0 for no dependence on content, 1
+            for disjoint attention.
         content_most: its maximum over queries and over inputs of every size.
         shifts: (δ, weight), heaviest first.
     """
@@ -45,10 +47,11 @@ class Head:
 
 
 def key_grids(field: ReceptiveField, keys: int) -> list[ndarray]:
-    """Candidate positions of the keys in pixels of the input, each (keys, d): rectangles of that many positions.
+    """Candidate positions of the keys in pixels of the input, each (keys, d): rectangles of that
+    many positions.
 
-    Either the pixels themselves, or a padded grid no wider than what the receptive field reads; with a stride it may extend
-    slightly beyond the last position read.
+    Either the pixels themselves, or a padded grid no wider than what the receptive field reads;
+    with a stride it may extend slightly beyond the last position read.
     """
     if keys == prod(field.grid):
         return [_positions([range(n) for n in field.grid])]
@@ -63,18 +66,25 @@ def _positions(sides: Sequence[range]) -> ndarray:
     return np.array(list(product(*sides)))
 
 
-def summarise_heads(maps: Sequence[ndarray], field: ReceptiveField, kernel: ndarray) -> tuple[Head, ...] | None:
+def summarise_heads(
+    maps: Sequence[ndarray], field: ReceptiveField, kernel: ndarray
+) -> tuple[Head, ...] | None:
     """Summarise the heads.
 
     Args:
-        maps: attention for batches of random inputs, the first of size 1, the others larger; each (B, heads, O, keys).
-        field: the receptive field of the nearest convolution; averages are over its interior queries, or all if it has none.
-        kernel: (D, C, *K) of that convolution; its taps determine the keys' positions, because heads look at taps.
+        maps: attention for batches of random inputs, the first of size 1, the others larger; each
+            (B, heads, O, keys).
+        field: the receptive field of the nearest convolution; averages are over its interior
+            queries, or all if it has none.
+        kernel: (D, C, *K) of that convolution; its taps determine the keys' positions, because
+            heads look at taps.
 
     Returns:
         The heads; None if the positions of the keys are ambiguous.
     """
-    queries = _positions([range(0, s * m, s) for s, m in zip(field.stride, field.output, strict=True)])
+    queries = _positions(
+        [range(0, s * m, s) for s, m in zip(field.stride, field.output, strict=True)]
+    )
     inside = field.interior_or_all()
     mean = maps[0][:, :, inside].mean(axis=0)  # (heads, interior queries, keys)
     sized = np.abs(kernel).sum(axis=(0, 1)).reshape(-1)
@@ -96,25 +106,33 @@ def summarise_heads(maps: Sequence[ndarray], field: ReceptiveField, kernel: ndar
                 peak=float(maps[0][:, h, inside].max(axis=-1).mean()),
                 content=float(variation[0, h].mean()),
                 content_most=float(variation[:, h].max()),
-                shifts=tuple((tuple(int(x) for x in placed.shifts[k]), float(weight[k])) for k in heaviest),
+                shifts=tuple(
+                    (tuple(int(x) for x in placed.shifts[k]), float(weight[k])) for k in heaviest
+                ),
             )
         )
     return tuple(heads)
 
 
 class _Shifted:
-    """Mean attention (heads, queries, keys) by shift δ = key − query: ``shifts`` (S, d) and ``weights`` (heads, S)."""
+    """Mean attention (heads, queries, keys) by shift δ = key − query: ``shifts`` (S, d) and
+    ``weights`` (heads, S).
+    """
 
     def __init__(self, mean: ndarray, keys: ndarray, queries: ndarray):
         delta = (keys[None] - queries[:, None]).reshape(-1, keys.shape[1])
         self.shifts, place = np.unique(delta, axis=0, return_inverse=True)
-        flat = [np.bincount(place.reshape(-1), weights=p.reshape(-1), minlength=len(self.shifts)) for p in mean]
+        flat = [
+            np.bincount(place.reshape(-1), weights=p.reshape(-1), minlength=len(self.shifts))
+            for p in mean
+        ]
         self.weights = np.stack(flat) / len(queries)
 
     def share_on_taps(self, field: ReceptiveField, sized: ndarray) -> float:
         """The attention that falls on taps with nonzero weights, at most 1 per tap."""
         steps = [
-            [a + dil * j for j in range(k)] for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
+            [a + dil * j for j in range(k)]
+            for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
         ]
         taps = {tap for tap, size in zip(product(*steps), sized, strict=True) if size > 0}
         weights = zip(self.shifts.tolist(), self.weights.sum(axis=0), strict=True)
@@ -127,7 +145,9 @@ def _variation(p: ndarray) -> ndarray:
 
 
 def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
-    """Shifts that receive more than half of the attention of several heads, with the indices of these heads."""
+    """Shifts that receive more than half of the attention of several heads, with the indices of
+    these heads.
+    """
     by_shift: dict[Vector, list[int]] = {}
     for number, head in enumerate(heads):
         if head.shifts and head.shifts[0][1] > 0.5:

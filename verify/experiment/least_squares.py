@@ -1,8 +1,10 @@
-"""Least squares fit of a convolution to a linear map, over kernel sizes, dilations, strides and padding modes.
+"""Least squares fit of a convolution to a linear map, over kernel sizes, dilations, strides and
+padding modes.
 
-The map A (outputs × inputs, each entry a D × C matrix) is fitted by Σ_j S_j ⊗ W_j, where S_j reads the input at s·o + δ_j and
-δ_j = start + dilation·j.  In the interior, where no tap reads padding, the least squares W_j is the mean of A[o, s·o + δ_j].
-Each padding mode then predicts the border, with its own residual.
+The map A (outputs × inputs, each entry a D × C matrix) is fitted by Σ_j S_j ⊗ W_j, where S_j reads
+the input at s·o + δ_j and δ_j = start + dilation·j.  In the interior, where no tap reads padding,
+the least squares W_j is the mean of A[o, s·o + δ_j]. Each padding mode then predicts the border,
+with its own residual.
 """
 
 from dataclasses import dataclass
@@ -12,7 +14,14 @@ import numpy as np
 from numpy import ndarray
 
 from verify.experiment.black_box import sizes_by_channel
-from verify.experiment.receptive_fields import BETWEEN, MODES, ReceptiveField, Vector, candidates, half_of
+from verify.experiment.receptive_fields import (
+    BETWEEN,
+    MODES,
+    ReceptiveField,
+    Vector,
+    candidates,
+    half_of,
+)
 from verify.oracle import greatest
 
 
@@ -26,7 +35,8 @@ class Fit:
         inside: bool (O,), the interior outputs that count.
         size: Σ|A|² for each output, (O,).
         residual: for each padding mode, Σ|A − convolution|² for each output, (O,).
-        worst: for each padding mode, the largest |A − convolution| over the channel's largest |A|, in interior and border.
+        worst: for each padding mode, the largest |A − convolution| over the channel's largest |A|,
+            in interior and border.
     """
 
     field: ReceptiveField
@@ -37,7 +47,9 @@ class Fit:
     worst: dict[str, tuple[float, float]]
 
     def distance(self, mode: str, outputs: ndarray) -> float:
-        """√(Σ|A − convolution|² / Σ|A|²) over the given outputs: the relative error for white noise."""
+        """√(Σ|A − convolution|² / Σ|A|²) over the given outputs: the relative error for white
+        noise.
+        """
         size = float(self.size[outputs].sum())
         residual = float(self.residual[mode][outputs].sum())
         if not size:
@@ -51,7 +63,12 @@ class Fit:
 
 
 def nearest_convolution(
-    matrix: ndarray, grid: Vector, output: Vector, finite: ndarray, rounding: float, most: Vector | None
+    matrix: ndarray,
+    grid: Vector,
+    output: Vector,
+    finite: ndarray,
+    rounding: float,
+    most: Vector | None,
 ) -> Fit:
     """Fit the nearest convolution.
 
@@ -60,7 +77,8 @@ def nearest_convolution(
         grid: the input's spatial size.
         output: the spatial size of the output.
         finite: bool (O,), which outputs count.
-        rounding: entries up to this fraction of the largest count as zero in determining the kernel's extent.
+        rounding: entries up to this fraction of the largest count as zero in determining the
+            kernel's extent.
         most: the largest kernel; None for any size, or half the grid if no kernel fits.
 
     Returns:
@@ -74,12 +92,22 @@ def nearest_convolution(
     return fit
 
 
-def _best(matrix: ndarray, grid: Vector, output: Vector, finite: ndarray, rounding: float, most: Vector | None) -> Fit:
+def _best(
+    matrix: ndarray,
+    grid: Vector,
+    output: Vector,
+    finite: ndarray,
+    rounding: float,
+    most: Vector | None,
+) -> Fit:
     best, least_cost = None, np.inf
     for field in candidates(matrix, grid, output, finite, rounding, most):
         fit = fit_taps(matrix, field, finite, ("zeros",))
-        # Fitting every padding takes long, so only where the border fits much worse than the interior, or may be exact.
-        worse_at_border = 2 * fit.distance("zeros", fit.inside) ** 2 < fit.distance("zeros", finite) ** 2
+        # Fitting every padding takes long, so only where the border fits much worse than the
+        # interior, or may be exact.
+        worse_at_border = (
+            2 * fit.distance("zeros", fit.inside) ** 2 < fit.distance("zeros", finite) ** 2
+        )
         if worse_at_border or fit.worst["zeros"][0] <= rounding:
             fit = fit_taps(matrix, field, finite)
             if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
@@ -99,12 +127,16 @@ def _best(matrix: ndarray, grid: Vector, output: Vector, finite: ndarray, roundi
 
 
 def _mode_by_axis(fit: Fit) -> str:
-    """For each axis, the mode with the least residual at outputs that read padding only along that axis; one name if all agree."""
+    """For each axis, the mode with the least residual at outputs that read padding only along that
+    axis; one name if all agree.
+    """
     field = fit.field
     axes = range(len(field.grid))
     modes = []
     for axis in axes:
-        outside = reduce(np.logical_and.outer, [field.within(other) != (other == axis) for other in axes])
+        outside = reduce(
+            np.logical_and.outer, [field.within(other) != (other == axis) for other in axes]
+        )
         residual = [float(fit.residual[mode][outside.reshape(-1)].sum()) for mode in MODES]
         modes.append(MODES[int(np.argmin(residual))])
     if len(set(modes)) == 1:
@@ -112,8 +144,11 @@ def _mode_by_axis(fit: Fit) -> str:
     return BETWEEN.join(modes)
 
 
-def fit_taps(matrix: ndarray, field: ReceptiveField, finite: ndarray, modes: tuple[str, ...] = MODES) -> Fit:
-    """Fit the taps of one receptive field: means over the interior, with the residual of each padding mode.
+def fit_taps(
+    matrix: ndarray, field: ReceptiveField, finite: ndarray, modes: tuple[str, ...] = MODES
+) -> Fit:
+    """Fit the taps of one receptive field: means over the interior, with the residual of each
+    padding mode.
 
     Without interior outputs, a tap is averaged over the outputs at which it reads the grid.
     """
@@ -146,14 +181,17 @@ def fit_taps(matrix: ndarray, field: ReceptiveField, finite: ndarray, modes: tup
 
 
 def regression(field: ReceptiveField, x: ndarray, y: ndarray) -> tuple[ndarray, ndarray]:
-    """Kernel (D, C, *K) and bias (D,) by linear regression of outputs (B, O, D) on inputs (B, C, *grid).
+    """Kernel (D, C, *K) and bias (D,) by linear regression of outputs (B, O, D) on inputs
+    (B, C, *grid).
 
     It uses the interior outputs, or all outputs if there are none.
     """
     interior = field.interior_or_all()
     rows = im2col(field, x, "zeros")[:, interior].reshape(len(x) * int(interior.sum()), -1)
     rows = np.hstack([rows, np.ones((len(rows), 1))])
-    solution = np.linalg.lstsq(rows, y[:, interior].reshape(len(rows), -1), rcond=None)[0]  # (taps·C + 1, D)
+    solution = np.linalg.lstsq(rows, y[:, interior].reshape(len(rows), -1), rcond=None)[
+        0
+    ]  # (taps·C + 1, D)
     kernel = solution[:-1].reshape(field.taps, x.shape[1], y.shape[2]).transpose(2, 1, 0)
     return kernel.reshape(y.shape[2], x.shape[1], *field.kernel), solution[-1]
 

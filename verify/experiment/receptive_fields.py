@@ -1,7 +1,7 @@
 """Receptive fields of a convolution, and candidates for a given linear map, likeliest first.
 
-Padding acts on each axis separately.  Along one axis, a row's energy lies where its taps read, and all rows inside the grid are
-equal.  Candidates for which both hold come first.
+Padding acts on each axis separately.  Along one axis, a row's energy lies where its taps read, and
+all rows inside the grid are equal.  Candidates for which both hold come first.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,15 @@ BETWEEN = " × "
 """Joins the padding modes of several axes in one name, as in ``zeros × circular``."""
 
 MOST_CANDIDATES = 32
-"""The most receptive fields to fit, likeliest first; and as many again that leave the least energy unread."""
+"""The most receptive fields to fit, likeliest first; and as many again that leave the least energy
+unread.
+"""
 
 
 class ReceptiveField(NamedTuple):
-    """The inputs that output o reads: s·o + start + dilation·j on each axis, for j = 0 … kernel − 1."""
+    """The inputs that output o reads: s·o + start + dilation·j on each axis, for j = 0 … kernel −
+    1.
+    """
 
     start: Vector
     kernel: Vector
@@ -47,7 +51,9 @@ class ReceptiveField(NamedTuple):
     def padding(self) -> tuple[tuple[int, int], ...]:
         """How far it reads before and after the grid, per axis; negative where it stops inside."""
         edges = [(self.reads(axis).min(), self.reads(axis).max()) for axis in range(len(self.grid))]
-        return tuple((-int(lo), int(hi) - n + 1) for (lo, hi), n in zip(edges, self.grid, strict=True))
+        return tuple(
+            (-int(lo), int(hi) - n + 1) for (lo, hi), n in zip(edges, self.grid, strict=True)
+        )
 
     @property
     def reads_padding(self) -> bool:
@@ -104,16 +110,24 @@ def half_of(grid: Vector) -> Vector:
 
 
 def candidates(
-    matrix: ndarray, grid: Vector, output: Vector, finite: ndarray, rounding: float, most: Vector | None
+    matrix: ndarray,
+    grid: Vector,
+    output: Vector,
+    finite: ndarray,
+    rounding: float,
+    most: Vector | None,
 ) -> Iterator[ReceptiveField]:
-    """Receptive fields worth fitting, likeliest first; arguments as in `verify.experiment.least_squares.nearest_convolution`.
+    """Receptive fields worth fitting, likeliest first; arguments as in
+    `verify.experiment.least_squares.nearest_convolution`.
 
-    Fields that may fit exactly come first.  Among these, fewer taps win; then more interior outputs, the stride suggested by
-    the sizes, and symmetric padding, because with circular padding other amounts give the same function.  Where there are too
-    many, a wide kernel would never get its turn, so those that read most of the energy follow: under any padding, then under
-    zeros.
+    Fields that may fit exactly come first.  Among these, fewer taps win; then more interior
+    outputs, the stride suggested by the sizes, and symmetric padding, because with circular padding
+    other amounts give the same function.  Where there are too many, a wide kernel would never get
+    its turn, so those that read most of the energy follow: under any padding, then under zeros.
     """
-    energy = (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
+    energy = (
+        (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
+    )
     floor = (rounding * greatest(np.abs(matrix))) ** 2
     largest = half_of(grid) if most is None else tuple(map(min, most, grid))
     dims = len(grid)
@@ -129,14 +143,28 @@ def candidates(
         k = largest[axis]
         axes.append(repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)])
         misfit.append({part: not _may_fit(flat, part, floor) for part in axes[-1]})
-        unread.append({part: [_unread(flat, part, modes) for modes in (MODES, ("zeros",))] for part in axes[-1]})
+        unread.append(
+            {
+                part: [_unread(flat, part, modes) for modes in (MODES, ("zeros",))]
+                for part in axes[-1]
+            }
+        )
 
     def rank(parts: tuple[ReceptiveField, ...]) -> tuple[int | Vector, ...]:
         field = _joined(parts)
-        unusual = sum(abs(s - _usual_stride(n, m)) for s, n, m in zip(field.stride, grid, output, strict=True))
+        unusual = sum(
+            abs(s - _usual_stride(n, m)) for s, n, m in zip(field.stride, grid, output, strict=True)
+        )
         lopsided = sum(abs(before - after) for before, after in field.padding)
         misfits = sum(own[part] for own, part in zip(misfit, parts, strict=True))
-        better = misfits, field.taps, -int(field.interior().sum()), unusual, field.dilation, lopsided
+        better = (
+            misfits,
+            field.taps,
+            -int(field.interior().sum()),
+            unusual,
+            field.dilation,
+            lopsided,
+        )
         return *better, field.start, field.kernel, field.stride  # breaks ties deterministically
 
     def left(parts: tuple[ReceptiveField, ...], paddings: int) -> float:
@@ -155,7 +183,9 @@ def _joined(parts: tuple[ReceptiveField, ...]) -> ReceptiveField:
     return ReceptiveField(*(sum(numbers, ()) for numbers in zip(*parts, strict=True)))
 
 
-def _along_axis(start: int, kernel: int, dilation: int, stride: int, n: int, m: int) -> ReceptiveField:
+def _along_axis(
+    start: int, kernel: int, dilation: int, stride: int, n: int, m: int
+) -> ReceptiveField:
     """A receptive field along one axis, with n inputs and m outputs."""
     return ReceptiveField((start,), (kernel,), (dilation,), (stride,), (n,), (m,))
 
@@ -170,7 +200,8 @@ def _usual_stride(n: int, m: int) -> int:
 def _repeats(energy: ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether some tap reads the grid at two outputs or more.
 
-    Otherwise nothing repeats: a mirror image would pass for padding, and any map for a sufficiently wide kernel.
+    Otherwise nothing repeats: a mirror image would pass for padding, and any map for a sufficiently
+    wide kernel.
     """
     m, n = energy.shape
     if m == 1 or not (energy > floor).any():
@@ -182,7 +213,9 @@ def _repeats(energy: ndarray, part: ReceptiveField, floor: float) -> bool:
 
 
 def _may_fit(energy: ndarray, part: ReceptiveField, floor: float) -> bool:
-    """Whether all interior rows have the same energy on the taps and some padding mode explains the other rows."""
+    """Whether all interior rows have the same energy on the taps and some padding mode explains the
+    other rows.
+    """
     reads, inside = part.reads(0), part.within(0)
     if not inside.any():
         return False
@@ -210,13 +243,17 @@ def _read(part: ReceptiveField, mode: str) -> ndarray:
 
 
 def _strides(matrix: ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:
-    """Strides along an axis, likeliest first: the right s has A[o + 1, i + s] = A[o, i] away from the border."""
+    """Strides along an axis, likeliest first: the right s has A[o + 1, i + s] = A[o, i] away from
+    the border.
+    """
     m, n = output[axis], grid[axis]
     if m == 1:
         return [1]  # with a single output every stride gives the same function
     full = matrix.reshape(*output, *grid, *matrix.shape[2:])
     middle = (m - 1) // 2
-    row, next_row = (np.moveaxis(full.take(middle + e, axis=axis), len(grid) - 1 + axis, 0) for e in (0, 1))
+    row, next_row = (
+        np.moveaxis(full.take(middle + e, axis=axis), len(grid) - 1 + axis, 0) for e in (0, 1)
+    )
     total = float(np.square(row).sum() + np.square(next_row).sum())
     mismatch = []
     for s in range(1, n + 1):
@@ -232,14 +269,18 @@ def _strides(matrix: ndarray, grid: Vector, output: Vector, axis: int) -> list[i
 def _axis_candidates(
     energy: ndarray, n: int, m: int, stride: int, floor: float, most: int | None
 ) -> Iterator[ReceptiveField]:
-    """Receptive fields along an axis, estimated from each middle output, then from all outputs together."""
+    """Receptive fields along an axis, estimated from each middle output, then from all outputs
+    together.
+    """
     middle = {(m - 1) // 2 + e for e in (-1, 0, 1, 2)} & set(range(m))
     for rows in [*([o] for o in sorted(middle)), list(range(m))]:
         energies: dict[int, float] = {}
         for o in rows:
             for i in range(n):
                 if energy[o, i] > floor:
-                    energies[i - stride * o] = energies.get(i - stride * o, 0.0) + float(energy[o, i])
+                    energies[i - stride * o] = energies.get(i - stride * o, 0.0) + float(
+                        energy[o, i]
+                    )
         if not energies:
             energies = {0: 0.0}
         low, high = min(energies), max(energies)
@@ -252,7 +293,9 @@ def _axis_candidates(
 
 
 def _strongest(energies: dict[int, float], most: int) -> tuple[int, int, int]:
-    """(start, kernel, dilation) of the ``most`` taps with the most energy; on a tie, the least dilated."""
+    """(start, kernel, dilation) of the ``most`` taps with the most energy; on a tie, the least
+    dilated.
+    """
     low, high = min(energies), max(energies)
     choices = [
         (-sum(energies.get(start + step * j, 0.0) for j in range(most)), step, start)

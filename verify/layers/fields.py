@@ -1,7 +1,8 @@
-"""The raw fields of a convolution and an attention layer: weights exactly, geometry as stated, digests.
+"""The raw fields of a convolution and an attention layer: weights exactly, geometry as stated,
+digests.
 
-Every format that a layer may have (float16, bfloat16, float32, float64) is a subset of float64, so these float64 arrays
-hold exactly the stored numbers.
+Every format that a layer may have (float16, bfloat16, float32, float64) is a subset of float64, so
+these float64 arrays hold exactly the stored numbers.
 """
 
 import hashlib
@@ -72,7 +73,9 @@ class Geometry:
         return cls(
             in_channels=stated["in_channels"],
             out_channels=stated["out_channels"],
-            pads=padding_pairs(stated["padding"], spans(vectors["kernel_size"], vectors["dilation"])),
+            pads=padding_pairs(
+                stated["padding"], spans(vectors["kernel_size"], vectors["dilation"])
+            ),
             padding_mode=stated["padding_mode"],
             groups=stated["groups"],
             transposed=stated["transposed"],
@@ -102,11 +105,15 @@ class Geometry:
     @property
     def anchor(self) -> Vector:
         """a = dil·⌊(K − 1)/2⌋: the query of output o is the token s·o + a of the padded axis."""
-        return tuple(dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
+        return tuple(
+            dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True)
+        )
 
 
 def _require_padding(stated: Record, dims: int) -> None:
-    """Refuse a stated padding that torch does not know, or not together with the layer's other fields."""
+    """Refuse a stated padding that torch does not know, or not together with the layer's other
+    fields.
+    """
     padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
     if mode not in PADDING_MODES:
         raise Unreadable(f"padding_mode is {mode!r}")
@@ -127,7 +134,8 @@ class Attention:
     Attributes:
         geometry: as the layer states it.
         radix: None for the quadratic encoding, else the mixed radix of the parabola.
-        w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out: float64, with the layer's shapes, heads first.
+        w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out: float64, with the layer's shapes, heads
+            first.
     """
 
     geometry: Geometry
@@ -156,12 +164,19 @@ class Attention:
                 raise Unreadable(f"the attention layer has no tensor {name}")
             arrays[name] = exact_array(tensor, f"{name} of the attention layer")
         for name in ("w_out", "b_out"):
-            # The layer would round it to the type of its input, so the stored number is not the one used.
+            # The layer would round it to the type of its input, so the stored number is not the one
+            # used.
             if getattr(layer, name).dtype != layer.w_val.dtype:
-                raise Unreadable(f"{name} is {getattr(layer, name).dtype}, but w_val {layer.w_val.dtype}")
+                raise Unreadable(
+                    f"{name} is {getattr(layer, name).dtype}, but w_val {layer.w_val.dtype}"
+                )
         geometry, radix = Geometry.read(layer), getattr(layer, "radix", None)
         if radix is not None:
-            if not (isinstance(radix, tuple | list) and len(radix) == geometry.dims and all(map(_whole, radix))):
+            if not (
+                isinstance(radix, tuple | list)
+                and len(radix) == geometry.dims
+                and all(map(_whole, radix))
+            ):
                 raise Unreadable(f"the radix is {radix!r}")
             radix = tuple(radix)
         record = cls(geometry, radix, **arrays)
@@ -181,7 +196,9 @@ class Attention:
 
     @property
     def carrying(self) -> ndarray:
-        """Whether each head has nonzero values, bool (heads,); if not, it adds 0 to every output, wherever it looks."""
+        """Whether each head has nonzero values, bool (heads,); if not, it adds 0 to every output,
+        wherever it looks.
+        """
         return np.asarray(self.w_val.any(axis=(1, 2, 3)) & self.w_out.any(axis=(1, 2, 3)))
 
     def _check_shapes(self) -> None:
@@ -202,7 +219,9 @@ class Attention:
         }
         for name, shape in expected.items():
             if getattr(self, name).shape != shape:
-                raise Unreadable(f"{name} has shape {getattr(self, name).shape}, the geometry makes it {shape}")
+                raise Unreadable(
+                    f"{name} has shape {getattr(self, name).shape}, the geometry makes it {shape}"
+                )
 
 
 def stated_geometry(layer: Any) -> Record:
@@ -243,7 +262,9 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
     if conv.bias is not None:
         exact_array(conv.bias, "bias of the convolution")
         if conv.bias.dtype != conv.weight.dtype:
-            raise Unreadable(f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}")
+            raise Unreadable(
+                f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}"
+            )
     base = base_of(conv)
     if (g.dims, g.transposed) != CONVOLUTIONS[base]:
         raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
@@ -251,12 +272,20 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         # torch pads by this private list, last axis first, and ignores ``padding``.
         listed = list(getattr(conv, "_reversed_padding_repeated_twice", []))
         if listed != [n for pads in reversed(g.pads) for n in pads]:
-            raise Unreadable(f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}")
-    first, second = (g.in_channels, g.out_channels) if g.transposed else (g.out_channels, g.in_channels)
+            raise Unreadable(
+                f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}"
+            )
+    first, second = (
+        (g.in_channels, g.out_channels) if g.transposed else (g.out_channels, g.in_channels)
+    )
     if tuple(conv.weight.shape) != (first, second // g.groups, *g.kernel_size):
-        raise Unreadable(f"the convolution's weight is {tuple(conv.weight.shape)}, which contradicts its attributes")
+        raise Unreadable(
+            f"the convolution's weight is {tuple(conv.weight.shape)}, which contradicts its attributes"
+        )
     if conv.bias is not None and tuple(conv.bias.shape) != (g.out_channels,):
-        raise Unreadable(f"the convolution's bias is {tuple(conv.bias.shape)}, not ({g.out_channels},)")
+        raise Unreadable(
+            f"the convolution's bias is {tuple(conv.bias.shape)}, not ({g.out_channels},)"
+        )
     return Convolution.read(conv, weight), g
 
 
@@ -293,4 +322,8 @@ def _whole(value: Any) -> bool:
 
 def _whole_numbers(value: Any, count: int, least: int) -> bool:
     """Whether this is a list of so many integers, none below ``least``."""
-    return isinstance(value, list) and len(value) == count and all(_whole(x) and x >= least for x in value)
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(_whole(x) and x >= least for x in value)
+    )

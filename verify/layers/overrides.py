@@ -1,8 +1,10 @@
-"""Refuses modules whose call may run code other than their class's own: hooks, overridden methods, tensor subclasses.
+"""Refuses modules whose call may run code other than their class's own: hooks, overridden methods,
+tensor subclasses.
 
-Only without such code do a layer's fields determine what it computes.  A convolution may have torch's own hooks that only recompute
-a tensor, and the class that ``torch.nn.utils.parametrize`` makes, which only adds properties for the parametrized tensors;
-:mod:`verify.layers.reparametrized` evaluates both.  An attention layer must have plain parameters.
+Only without such code do a layer's fields determine what it computes.  A convolution may have
+torch's own hooks that only recompute a tensor, and the class that ``torch.nn.utils.parametrize``
+makes, which only adds properties for the parametrized tensors; :mod:`verify.layers.reparametrized`
+evaluates both.  An attention layer must have plain parameters.
 """
 
 import inspect
@@ -33,7 +35,9 @@ GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 class Unreadable(ValueError):
-    """A module cannot be read as a convolution or an attention layer, or the two do not fit; the message says why."""
+    """A module cannot be read as a convolution or an attention layer, or the two do not fit; the
+    message says why.
+    """
 
 
 def require_no_overrides(
@@ -43,7 +47,8 @@ def require_no_overrides(
     attributes: Iterable[str],
     known_hooks: Collection[object] = (),
 ) -> None:
-    """Refuse a layer whose call may run code other than ``base``'s, or whose tensors are of another class.
+    """Refuse a layer whose call may run code other than ``base``'s, or whose tensors are of another
+    class.
 
     Args:
         layer: an instance of ``base``.
@@ -57,7 +62,9 @@ def require_no_overrides(
     """
     name = type(layer).__name__
     if any(getattr(modules, hooks) for hooks in GLOBAL_HOOKS):
-        raise Unreadable("global forward hooks are registered, which may change what any module computes")
+        raise Unreadable(
+            "global forward hooks are registered, which may change what any module computes"
+        )
     if layer._forward_hooks or any(
         all(hook is not own for own in known_hooks) for hook in layer._forward_pre_hooks.values()
     ):
@@ -69,7 +76,9 @@ def require_no_overrides(
         if isinstance(tensor, Tensor) and type(tensor) not in (Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
         if isinstance(tensor, Tensor) and any(hasattr(Tensor, method) for method in vars(tensor)):
-            raise Unreadable(f"{own} of {name} has methods of its own, which may not tell its numbers")
+            raise Unreadable(
+                f"{own} of {name} has methods of its own, which may not tell its numbers"
+            )
 
 
 def _require_no_fields_of_its_own(layer: nn.Module, base: type[nn.Module]) -> None:
@@ -85,15 +94,21 @@ def _require_no_fields_of_its_own(layer: nn.Module, base: type[nn.Module]) -> No
 def _require_no_class_of_its_own(layer: nn.Module, base: type[nn.Module], read: set[str]) -> None:
     """Refuse a subclass that overrides what a call of ``base`` reads of an instance."""
     name, fields = type(layer).__name__, vars(layer)
-    # A property of a subclass may keep what it stands for elsewhere, so that the instance has no field of that name.
-    registered = (own for registry in ("_parameters", "_buffers", "_modules") for own in fields[registry])
+    # A property of a subclass may keep what it stands for elsewhere, so that the instance has no
+    # field of that name.
+    registered = (
+        own for registry in ("_parameters", "_buffers", "_modules") for own in fields[registry]
+    )
     known = {*dir(base), *OF_MODULES, *fields, *registered, *read}
     for cls in type(layer).__mro__:
         if cls in base.__mro__:
             continue
         for own in vars(cls):
-            # The instance's attribute is found first, unless the class holds a property or another data descriptor.
-            is_property = any(hasattr(vars(cls)[own], method) for method in ("__set__", "__delete__"))
+            # The instance's attribute is found first, unless the class holds a property or another
+            # data descriptor.
+            is_property = any(
+                hasattr(vars(cls)[own], method) for method in ("__set__", "__delete__")
+            )
             met = own not in fields or hasattr(base, own) or is_property
             if not met or is_parametrized(layer, own):
                 continue
@@ -104,12 +119,16 @@ def _require_no_class_of_its_own(layer: nn.Module, base: type[nn.Module], read: 
 def is_parametrized(layer: nn.Module, name: str) -> bool:
     """Whether this tensor is a property that ``torch.nn.utils.parametrize`` put into the class."""
     attribute = inspect.getattr_static(type(layer), name, None)
-    by_torch = isinstance(attribute, property) and getattr(attribute.fget, "__globals__", None) is vars(parametrize)
+    by_torch = isinstance(attribute, property) and getattr(
+        attribute.fget, "__globals__", None
+    ) is vars(parametrize)
     return by_torch and parametrize.is_parametrized(layer, name)
 
 
 def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
-    """:func:`require_no_overrides` for an attention layer, whose ``heads`` and ``geometry`` must also fit its tensors."""
+    """:func:`require_no_overrides` for an attention layer, whose ``heads`` and ``geometry`` must
+    also fit its tensors.
+    """
     missing = next((own for own in ATTRIBUTES if not hasattr(layer, own)), None)
     if missing is not None:
         raise Unreadable(f"{type(layer).__name__} has no {missing.strip('_')}")
@@ -117,29 +136,39 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     if parametrize.is_parametrized(layer):
         # Any parametrization is refused, because it may depend on whether the layer is in training.
         names = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
-        raise Unreadable(f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first")
+        raise Unreadable(
+            f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first"
+        )
     require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
     if not isinstance(getattr(layer, "v", None), Tensor):
         raise Unreadable("the attention layer has no tensor v")
     name, geometry = type(layer).__name__, layer.geometry
     if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
-        raise Unreadable(f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}")
+        raise Unreadable(
+            f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}"
+        )
     if type(geometry) is not ConvGeometry:
         raise Unreadable(f"the geometry of {name} is a {type(geometry).__name__}")
     stated, expected = vars(geometry), vars(replace(geometry))
     for own, value in expected.items():
         if stated.get(own) != value:
-            raise Unreadable(f"the geometry of {name} has {own} {stated.get(own)!r}, which should be {value!r}")
+            raise Unreadable(
+                f"the geometry of {name} has {own} {stated.get(own)!r}, which should be {value!r}"
+            )
     extra = stated.keys() - expected.keys()
     if extra:
         raise Unreadable(f"the geometry of {name} has a {min(extra)} of its own")
 
 
 def require_known_encoding(layer: object) -> None:
-    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): its scores are unknown."""
+    """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): its scores are
+    unknown.
+    """
     kind = getattr(layer, "_encoding", None)
     if kind is not None:
-        raise Unreadable(f"its encoding is {kind}, and only the quadratic one and the parabola are known here")
+        raise Unreadable(
+            f"its encoding is {kind}, and only the quadratic one and the parabola are known here"
+        )
 
 
 def exact_array(tensor: Tensor, what: str) -> np.ndarray:
@@ -153,6 +182,8 @@ def exact_array(tensor: Tensor, what: str) -> np.ndarray:
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise Unreadable(f"{what} is {tensor.dtype}")
     stored = tensor.detach().cpu().resolve_neg()
-    if stored.numel() and not all(map(math.isfinite, stored.aminmax())):  # aminmax returns a NaN as both
+    if stored.numel() and not all(
+        map(math.isfinite, stored.aminmax())
+    ):  # aminmax returns a NaN as both
         raise Unreadable(f"{what} has numbers that are not finite")
     return stored.double().contiguous().numpy()

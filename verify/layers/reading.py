@@ -1,12 +1,15 @@
-"""Which input position each output reads, derived per axis from the definitions of both layers; and one exact output.
+"""Which input position each output reads, derived per axis from the definitions of both layers; and
+one exact output.
 
-The convolution's side follows its definition (gather, or scatter if transposed).  The attention's side follows the layer's
-definition: a padded grid of real tokens, a query for each output, a key at query plus shift.  Neither uses the builder's code.
+The convolution's side follows its definition (gather, or scatter if transposed).  The attention's
+side follows the layer's definition: a padded grid of real tokens, a query for each output, a key at
+query plus shift.  Neither uses the builder's code.
 
     convolution   tap j of output o meets the place s·o + dil·j − p      (transposed: (o + p − dil·j)/s, where that is an integer)
     attention     the head at shift τ meets the token s·o + a + τ        (transposed: o + a + τ)
 
-The input that is read depends on tap and output only through the place, and on head and query only through the token's number.
+The input that is read depends on tap and output only through the place, and on head and query only
+through the token's number.
 """
 
 import math
@@ -35,18 +38,25 @@ def output_size(g: Geometry, grid: Vector) -> Vector:
     """The spatial size of the output.
 
     Raises:
-        GridRefused: exactly where torch raises or returns nothing: an empty axis, no output, or a padding mode that cannot pad
-            that far.  (For transposed convolutions without outputs, torch sometimes raises and sometimes returns an empty tensor.)
+        GridRefused: exactly where torch raises or returns nothing: an empty axis, no output, or a
+            padding mode that cannot pad that far.  (For transposed convolutions without outputs,
+            torch sometimes raises and sometimes returns an empty tensor.)
     """
     if len(grid) != g.dims or any(n < 1 for n in grid):
         raise GridRefused(f"the grid {grid} is not {g.dims} positive sizes")
-    for n, dil, s, pads, extra in zip(grid, g.dilation, g.stride, g.pads, g.output_padding, strict=True):
+    for n, dil, s, pads, extra in zip(
+        grid, g.dilation, g.stride, g.pads, g.output_padding, strict=True
+    ):
         if g.transposed and extra >= max(s, dil):
-            raise GridRefused(f"output padding {extra} is not below the stride {s} or the dilation {dil}")
+            raise GridRefused(
+                f"output padding {extra} is not below the stride {s} or the dilation {dil}"
+            )
         if g.padding_mode == "reflect" and max(pads) >= n:
             raise GridRefused(f"reflect padding {max(pads)} needs more than {n} positions")
         if g.padding_mode == "circular" and max(pads) > n:
-            raise GridRefused(f"circular padding {max(pads)} wraps more than once around {n} positions")
+            raise GridRefused(
+                f"circular padding {max(pads)} wraps more than once around {n} positions"
+            )
     output = tuple(output_length(g, axis, n) for axis, n in enumerate(grid))
     if any(o < 1 for o in output):
         raise GridRefused(f"the grid {grid} is too small: the output would be {output}")
@@ -62,13 +72,21 @@ def output_length(g: Geometry, axis: int, n: int) -> int:
 
 
 def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
-    """The convolution's side: the place where a tap meets an output, on one axis; transposed: the stride times that place."""
+    """The convolution's side: the place where a tap meets an output, on one axis; transposed: the
+    stride times that place.
+    """
     before, dil = g.pads[axis][0], g.dilation[axis]
-    return output + before - dil * tap if g.transposed else g.stride[axis] * output + dil * tap - before
+    return (
+        output + before - dil * tap
+        if g.transposed
+        else g.stride[axis] * output + dil * tap - before
+    )
 
 
 def input_at(g: Geometry, axis: int, n: int, place: ndarray) -> ndarray:
-    """The convolution's side: the input position, or ``ZERO``, at each :func:`tap_place`, including places outside 0 … n − 1."""
+    """The convolution's side: the input position, or ``ZERO``, at each :func:`tap_place`, including
+    places outside 0 … n − 1.
+    """
     if g.transposed:  # Y[s·i + dil·j − p] += X[i] W_j, solved for i
         i, rest = np.divmod(place, g.stride[axis])
         return np.where((rest == 0) & (i >= 0) & (i < n), i, ZERO)
@@ -84,7 +102,9 @@ def input_at(g: Geometry, axis: int, n: int, place: ndarray) -> ndarray:
 
 
 def tokens_along(g: Geometry, axis: int, n: int) -> ndarray:
-    """The attention's side: int (T_axis,), the input position that each token of the padded axis copies, or ``ZERO``."""
+    """The attention's side: int (T_axis,), the input position that each token of the padded axis
+    copies, or ``ZERO``.
+    """
     span, s, (before, after) = g.spans[axis], g.stride[axis], g.pads[axis]
     if g.transposed:  # inputs at distance s, then padded (or cropped) by dil·(K − 1) − p
         row = np.full(s * (n - 1) + 1, ZERO)
@@ -99,7 +119,9 @@ def tokens_along(g: Geometry, axis: int, n: int) -> ndarray:
 
 
 def query_places(g: Geometry, axis: int, outputs: int) -> ndarray:
-    """The attention's side: int (outputs,), the position of each output's query on the padded axis: s·o + a."""
+    """The attention's side: int (outputs,), the position of each output's query on the padded axis:
+    s·o + a.
+    """
     return g.query_steps[axis] * np.arange(outputs) + g.anchor[axis]
 
 
@@ -113,17 +135,21 @@ def shift_box(g: Geometry, grid: Vector) -> tuple[tuple[int, int], ...]:
 
 
 def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
-    """τ on this axis of the head that carries tap j: dil·j − a; for a transposed layer, dil·(K − 1 − j) − a."""
+    """τ on this axis of the head that carries tap j: dil·j − a; for a transposed layer,
+    dil·(K − 1 − j) − a.
+    """
     step = g.dilation[axis] * tap
     return (g.spans[axis] - step if g.transposed else step) - g.anchor[axis]
 
 
 def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
-    """A tap of this axis that, for some output, reads another input than the head at its shift; None if there is none.
+    """A tap of this axis that, for some output, reads another input than the head at its shift;
+    None if there is none.
 
-    Key minus place must be the same for all taps and outputs; both grow by the same stride per output, so checking the first
-    and the last output suffices.  Then each token must hold the input at its place, and all keys must be tokens: work of the
-    order of tokens plus taps, not of their product.
+    Key minus place must be the same for all taps and outputs; both grow by the same stride per
+    output, so checking the first and the last output suffices.  Then each token must hold the input
+    at its place, and all keys must be tokens: work of the order of tokens plus taps, not of their
+    product.
     """
     tokens, queries = tokens_along(g, axis, n), query_places(g, axis, outputs)
     lead = int(queries[0]) + shift_of_tap(g, axis, 0) - tap_place(g, axis, 0, 0)
@@ -135,13 +161,19 @@ def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
     held = input_at(g, axis, n, np.arange(len(tokens)) - lead) == tokens
     if held.all():
         return None
-    return next(tap for tap in range(g.kernel_size[axis]) if not held[queries + shift_of_tap(g, axis, tap)].all())
+    return next(
+        tap
+        for tap in range(g.kernel_size[axis])
+        if not held[queries + shift_of_tap(g, axis, tap)].all()
+    )
 
 
 def tap_of_shift(g: Geometry, shift: Vector) -> Vector | None:
-    """The kernel position that a head at this shift must carry, or None if it is no kernel position.
+    """The kernel position that a head at this shift must carry, or None if it is no kernel
+    position.
 
-    Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel is flipped.
+    Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel is
+    flipped.
     """
     tap = []
     for tau, a, k, dil in zip(shift, g.anchor, g.kernel_size, g.dilation, strict=True):
@@ -161,7 +193,15 @@ def token_length(g: Geometry, axis: int, n: int) -> int:
     """The number of tokens on an axis: the length of :func:`tokens_along`, without building it."""
     before, after = g.pads[axis]
     if g.transposed:
-        return max(g.stride[axis] * (n - 1) + 1 + 2 * g.spans[axis] - before - after + g.output_padding[axis], 0)
+        return max(
+            g.stride[axis] * (n - 1)
+            + 1
+            + 2 * g.spans[axis]
+            - before
+            - after
+            + g.output_padding[axis],
+            0,
+        )
     return n + before + after
 
 
@@ -183,10 +223,12 @@ def require_enumerable(g: Geometry, grid: Vector) -> None:
         length = token_length(g, axis, n)
         if length > LONGEST:
             message = f"axis {axis} of the grid {grid} has {length} tokens"
-            raise ValueError(f"{message}, too many to go through one by one (give a grid of up to {LONGEST})")
+            raise ValueError(
+                f"{message}, too many to go through one by one (give a grid of up to {LONGEST})"
+            )
 
 
-# ---- one output of the convolution, in rational arithmetic ------------------------------------------------------------
+# ---- one output of the convolution, in rational arithmetic ---------------------------------------
 
 
 def exact_output(conv: Convolution, g: Geometry, x: ndarray, output: Vector) -> Fraction:
@@ -196,13 +238,21 @@ def exact_output(conv: Convolution, g: Geometry, x: ndarray, output: Vector) -> 
     group, o = divmod(channel, d_out)
     total = Fraction(float(conv.biases[channel]))
     for tap, read in taps_at(g, x.shape[1:], place):
-        row, values = tap_matrix(conv, tap)[group, :, o], x[(slice(group * d_in, (group + 1) * d_in), *read)]
-        total += sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, values, strict=True)), Fraction(0))
+        row, values = (
+            tap_matrix(conv, tap)[group, :, o],
+            x[(slice(group * d_in, (group + 1) * d_in), *read)],
+        )
+        total += sum(
+            (Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, values, strict=True)),
+            Fraction(0),
+        )
     return total
 
 
 def taps_at(g: Geometry, grid: Vector, place: Sequence[int]) -> Iterator[tuple[Vector, Vector]]:
-    """Each tap that reads an input for the output at ``place``, with that input's position; taps that read a zero are omitted."""
+    """Each tap that reads an input for the output at ``place``, with that input's position; taps
+    that read a zero are omitted.
+    """
     axes = []
     for axis, (n, k, output) in enumerate(zip(grid, g.kernel_size, place, strict=True)):
         reads = input_at(g, axis, n, tap_place(g, axis, np.arange(k), output)).tolist()
@@ -213,5 +263,7 @@ def taps_at(g: Geometry, grid: Vector, place: Sequence[int]) -> Iterator[tuple[V
 
 
 def tap_matrix(conv: Convolution, tap: Vector) -> ndarray:
-    """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), converted from torch's layout."""
+    """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), converted from torch's
+    layout.
+    """
     return conv.matrices[tap] if conv.transposed else np.swapaxes(conv.matrices[tap], 1, 2)

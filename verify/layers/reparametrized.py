@@ -1,8 +1,10 @@
-"""The plain convolution that weight_norm, spectral_norm, pruning or a parametrization computes in eval mode.
+"""The plain convolution that weight_norm, spectral_norm, pruning or a parametrization computes in
+eval mode.
 
-weight_norm, spectral_norm and pruning register a forward pre-hook on the module, which stores its last result as an attribute;
-``torch.nn.utils.parametrize`` adds a property to its class.  Here torch's own classes recompute the tensors as a call in eval
-mode does.  The module is not changed, and results of earlier calls are not used.
+weight_norm, spectral_norm and pruning register a forward pre-hook on the module, which stores its
+last result as an attribute; ``torch.nn.utils.parametrize`` adds a property to its class.  Here
+torch's own classes recompute the tensors as a call in eval mode does.  The module is not changed,
+and results of earlier calls are not used.
 """
 
 from collections.abc import Iterator
@@ -27,7 +29,16 @@ CONVOLUTIONS: dict[type, tuple[int, bool]] = {
 }
 """torch's convolutions: (spatial dimensions, transposed)."""
 GEOMETRY = (
-    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "padding_mode", "dilation", "groups"),
+    *(
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "padding_mode",
+        "dilation",
+        "groups",
+    ),
     *("transposed", "output_padding"),
 )
 COPIED = (*GEOMETRY, "_reversed_padding_repeated_twice")
@@ -36,7 +47,9 @@ COPIED = (*GEOMETRY, "_reversed_padding_repeated_twice")
 
 def recomputing_hooks(conv: nn.Module) -> list[Any]:
     """Torch's own forward pre-hooks that only recompute a tensor from others, in their order."""
-    return [hook for number, hook in conv._forward_pre_hooks.items() if _recomputes(conv, number, hook)]
+    return [
+        hook for number, hook in conv._forward_pre_hooks.items() if _recomputes(conv, number, hook)
+    ]
 
 
 def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
@@ -52,7 +65,9 @@ def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
             return False
     if any(hasattr(kind, own) for own in vars(hook)):  # an overridden method
         return False
-    name = vars(hook).get("_tensor_name" if issubclass(kind, BasePruningMethod) else "name")  # a property may tell any
+    name = vars(hook).get(
+        "_tensor_name" if issubclass(kind, BasePruningMethod) else "name"
+    )  # a property may tell any
     return isinstance(name, str) and name not in COPIED and not hasattr(type(conv), name)
 
 
@@ -72,12 +87,13 @@ def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
     """A convolution with its parametrizations folded in, as in eval mode.
 
     Returns:
-        The convolution itself if its tensors are plain, else a new one of torch's class; and the parametrizations, as
-        ``("weight_norm of weight",)``.
+        The convolution itself if its tensors are plain, else a new one of torch's class; and the
+        parametrizations, as ``("weight_norm of weight",)``.
 
     Raises:
-        Unreadable: it is no convolution, or calling it runs other code than torch's (its fields then do not determine what it
-            computes), or its tensors cannot be recomputed, or differ between two evaluations.
+        Unreadable: it is no convolution, or calling it runs other code than torch's (its fields
+            then do not determine what it computes), or its tensors cannot be recomputed, or differ
+            between two evaluations.
     """
     base = base_of(conv)
     require_no_overrides(conv, base, ("weight", "bias"), COPIED, recomputing_hooks(conv))
@@ -103,7 +119,9 @@ def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
     for name, tensor in first.items():
         if tensor is not None and not _alike(tensor, second[name]):
             raise Unreadable(f"{name} of {type(conv).__name__} is another whenever it is read")
-        plain.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+        plain.register_parameter(
+            name, None if tensor is None else nn.Parameter(tensor, requires_grad=False)
+        )
     return plain.eval(), tuple(folded)
 
 
@@ -117,7 +135,12 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
         for module in conv.modules():  # in training mode, every read changes spectral_norm
             module.training = False
         copied: Any = type(conv).__new__(type(conv))  # the hooks write to this copy
-        vars(copied).update({name: dict(held) if isinstance(held, dict) else held for name, held in vars(conv).items()})
+        vars(copied).update(
+            {
+                name: dict(held) if isinstance(held, dict) else held
+                for name, held in vars(conv).items()
+            }
+        )
         for hook in hooks:
             hook(copied, None)
         for name in ("weight", "bias"):
@@ -130,11 +153,17 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
 
 def _chains(conv: nn.Module) -> dict[str, Any]:
     """The parametrizations of each tensor, by its name."""
-    return {name: chain for name, chain in getattr(conv, "parametrizations", {}).items() if is_parametrized(conv, name)}
+    return {
+        name: chain
+        for name, chain in getattr(conv, "parametrizations", {}).items()
+        if is_parametrized(conv, name)
+    }
 
 
 def _alike(first: Any, second: Any) -> bool:
-    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+    return first.shape == second.shape and torch.allclose(
+        first, second, rtol=0, atol=0, equal_nan=True
+    )
 
 
 @contextmanager
@@ -149,6 +178,12 @@ def keeping_modes(*models: nn.Module) -> Iterator[None]:
 
 
 def _name(method: object) -> str:
-    """The name of the torch function that creates it: ``weight_norm`` creates ``WeightNorm`` and ``_WeightNorm``."""
+    """The name of the torch function that creates it: ``weight_norm`` creates ``WeightNorm`` and
+    ``_WeightNorm``.
+    """
     kind = "pruning" if isinstance(method, BasePruningMethod) else type(method).__name__.lstrip("_")
-    return {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm", "Orthogonal": "orthogonal"}.get(kind, kind)
+    return {
+        "WeightNorm": "weight_norm",
+        "SpectralNorm": "spectral_norm",
+        "Orthogonal": "orthogonal",
+    }.get(kind, kind)

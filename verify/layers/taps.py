@@ -1,11 +1,14 @@
-"""Decides, without rounding, whether the heads at each shift sum to exactly the kernel's matrix there.
+"""Decides, without rounding, whether the heads at each shift sum to exactly the kernel's matrix
+there.
 
 Floats are dyadic rationals, so Σ_h W_val^h W_out^h = W_j is a question about integers.  Two routes:
 
-- One head at the shift, with one factor a partial permutation scaled by powers of two (as the construction makes it, or a
-  rescaling of that): then each entry of the product is a single stored number times a power of two, exact in float64
-  while it stays in the normal range, so the numbers can be compared directly.
-- Otherwise all factors become Python integers times one power of two and are multiplied exactly, which is slower.
+- One head at the shift, with one factor a partial permutation scaled by powers of two (as the
+  construction makes it, or a rescaling of that): then each entry of the product is a single stored
+  number times a power of two, exact in float64 while it stays in the normal range, so the numbers
+  can be compared directly.
+- Otherwise all factors become Python integers times one power of two and are multiplied exactly,
+  which is slower.
 """
 
 from collections.abc import Iterable
@@ -27,7 +30,8 @@ class TapDifference:
 
     Attributes:
         shift: the shift.
-        size: |Σ_h W_val^h W_out^h − W_j| as float64, never below the true value: (groups, D_in/groups, D_out/groups).
+        size: |Σ_h W_val^h W_out^h − W_j| as float64, never below the true value: (groups,
+            D_in/groups, D_out/groups).
         entry: (group, i, o) of the largest difference.
         exact: the exact difference there, heads minus kernel.
     """
@@ -39,15 +43,16 @@ class TapDifference:
 
 
 def scaled_permutation_product(a: ndarray, b: ndarray) -> ndarray | None:
-    """A·B without rounding, if each row of A, or each column of B, has at most one nonzero entry, a power of two.
+    """A·B without rounding, if each row of A, or each column of B, has at most one nonzero entry, a
+    power of two.
 
     Args:
         a: (groups, i, e).
         b: (groups, e, o).
 
     Returns:
-        (groups, i, o), read-only because it may be a factor itself; None if neither factor has that form or a product would
-        leave the safe range.
+        (groups, i, o), read-only because it may be a factor itself; None if neither factor has that
+        form or a product would leave the safe range.
     """
     if _identity(a):
         return b
@@ -61,7 +66,9 @@ def scaled_permutation_product(a: ndarray, b: ndarray) -> ndarray | None:
 
 
 def head_product(w_val: ndarray, w_out: ndarray) -> ndarray:
-    """W_val W_out of one head, (groups, D_in/groups, D_out/groups), by a matrix product only if it needs sums."""
+    """W_val W_out of one head, (groups, D_in/groups, D_out/groups), by a matrix product only if it
+    needs sums.
+    """
     product = scaled_permutation_product(w_val, w_out)
     return matmul(w_val, w_out) if product is None else product
 
@@ -69,11 +76,17 @@ def head_product(w_val: ndarray, w_out: ndarray) -> ndarray:
 def _identity(a: ndarray) -> bool:
     """Whether each matrix is the identity: ones on the diagonal and zeros elsewhere."""
     groups, rows, columns = a.shape
-    return rows == columns and bool((np.einsum("gii->gi", a) == 1).all()) and np.count_nonzero(a) == groups * rows
+    return (
+        rows == columns
+        and bool((np.einsum("gii->gi", a) == 1).all())
+        and np.count_nonzero(a) == groups * rows
+    )
 
 
 def _select(a: ndarray, b: ndarray) -> ndarray | None:
-    """A·B if each row of A has at most one nonzero entry, a power of two: select the matching row of B and scale it."""
+    """A·B if each row of A has at most one nonzero entry, a power of two: select the matching row
+    of B and scale it.
+    """
     if (np.count_nonzero(a, axis=2) > 1).any() or (np.frexp(np.abs(a[a != 0]))[0] != 0.5).any():
         return None
     if a.shape[2] == 0:
@@ -90,12 +103,16 @@ def _select(a: ndarray, b: ndarray) -> ndarray | None:
 
 
 def as_integers(array: ndarray) -> tuple[ndarray, int]:
-    """An array of floats as Python integers times one power of two: array = integers · 2^exponent, exactly."""
+    """An array of floats as Python integers times one power of two: array = integers · 2^exponent,
+    exactly.
+    """
     mantissa, exponent = np.frexp(array)
     whole = (mantissa * 2.0**53).astype(np.int64)
     least = int(exponent[array != 0].min(initial=0))
     shift = np.where(array != 0, exponent - least, 0)
-    integers = np.array([int(m) << int(s) for m, s in zip(whole.flat, shift.flat, strict=True)], dtype=object)
+    integers = np.array(
+        [int(m) << int(s) for m, s in zip(whole.flat, shift.flat, strict=True)], dtype=object
+    )
     return integers.reshape(array.shape), least - 53
 
 
@@ -104,7 +121,9 @@ def integer_sum(pairs: Iterable[tuple[ndarray, ndarray]], minus: ndarray) -> tup
     parts = []
     for a, b in pairs:
         (x, p), (y, q) = as_integers(a), as_integers(b)
-        parts.append((np.matmul(x, y) if a.shape[2] else np.zeros(minus.shape, dtype=object), p + q))
+        parts.append(
+            (np.matmul(x, y) if a.shape[2] else np.zeros(minus.shape, dtype=object), p + q)
+        )
     c, r = as_integers(minus)
     parts.append((-c, r))
     least = min(e for _, e in parts)
@@ -114,7 +133,8 @@ def integer_sum(pairs: Iterable[tuple[ndarray, ndarray]], minus: ndarray) -> tup
 def compare_taps(
     kernel: dict[Vector, ndarray], heads: dict[Vector, list[int]], w_val: ndarray, w_out: ndarray
 ) -> tuple[list[TapDifference], Vector | None]:
-    """Compare the sum of the heads with the kernel's tap at every shift; no difference means exact equality.
+    """Compare the sum of the heads with the kernel's tap at every shift; no difference means exact
+    equality.
 
     Args:
         kernel: for each shift of a tap, its matrix (groups, D_in/groups, D_out/groups).
@@ -131,7 +151,11 @@ def compare_taps(
     for shift in sorted({*kernel, *heads}):
         members, tap = heads.get(shift, []), kernel.get(shift, zero)
         if len(members) <= 1:
-            product = scaled_permutation_product(w_val[members[0]], w_out[members[0]]) if members else zero
+            product = (
+                scaled_permutation_product(w_val[members[0]], w_out[members[0]])
+                if members
+                else zero
+            )
             if product is not None:
                 if not np.array_equal(product, tap):
                     differences.append(_stored_difference(shift, product, tap))
@@ -148,7 +172,9 @@ def compare_taps(
 
 
 def _stored_difference(shift: Vector, product: ndarray, tap: ndarray) -> TapDifference:
-    """The difference of two arrays of stored numbers; rounded subtraction gives 0 only for equal numbers."""
+    """The difference of two arrays of stored numbers; rounded subtraction gives 0 only for equal
+    numbers.
+    """
     with np.errstate(over="ignore"):
         size = np.abs(product - tap)
     entry = tuple(int(i) for i in np.unravel_index(int(np.argmax(size)), size.shape))

@@ -1,11 +1,15 @@
-"""The shift τ at which each head looks, and its sharpness, from the stored numbers in exact rational arithmetic.
+"""The shift τ at which each head looks, and its sharpness, from the stored numbers in exact
+rational arithmetic.
 
-The score of a shift is c·r_δ with c = Ŵ_keyᵀ v.  For the quadratic encoding, with a = −c_0 > 0 and τ = c_{1…d}/(2a), it is
-−a‖δ − τ‖² up to a constant.  Let n be the integer vector nearest to τ and f = τ − n, all |f_i| < ½.  For an integer m ≠ 0
+The score of a shift is c·r_δ with c = Ŵ_keyᵀ v.  For the quadratic encoding, with a = −c_0 > 0 and
+τ = c_{1…d}/(2a), it is −a‖δ − τ‖² up to a constant.  Let n be the integer vector nearest to τ and
+f = τ − n, all |f_i| < ½.  For an integer m ≠ 0
 
-    score(n) − score(n + m) = a Σ_i (m_i² − 2 m_i f_i) ≥ a Σ_i |m_i|(|m_i| − 2|f_i|) ≥ a(1 − 2 max|f_i|),
+    score(n) − score(n + m) = a Σ_i (m_i² − 2 m_i f_i) ≥ a Σ_i
+    |m_i|(|m_i| − 2|f_i|) ≥ a(1 − 2 max|f_i|),
 
-so n is the only maximum, with that gap.  The parabola is the case of one axis: the shift's number in mixed radix.
+so n is the only maximum, with that gap.  The parabola is the case of one axis: the shift's number
+in mixed radix.
 """
 
 from dataclasses import dataclass
@@ -40,7 +44,9 @@ Row = tuple[float, ...]
 
 def stored_rows(attention: Attention, head: int) -> tuple[Row, tuple[Row, ...]]:
     """v and the columns of Ŵ_key of one head, as stored."""
-    return tuple(attention.v[head].tolist()), tuple(map(tuple, attention.w_key_pos[head].T.tolist()))
+    return tuple(attention.v[head].tolist()), tuple(
+        map(tuple, attention.w_key_pos[head].T.tolist())
+    )
 
 
 # Layers with the same encoding and sharpness share the same few numbers, which serve as cache keys.
@@ -48,7 +54,10 @@ def stored_rows(attention: Attention, head: int) -> tuple[Row, tuple[Row, ...]]:
 def position_vector(v: Row, columns: tuple[Row, ...]) -> tuple[Fraction, ...]:
     """c = Ŵ_keyᵀ v of one head, exactly."""
     exact = [Fraction(x) for x in v]
-    return tuple(sum((Fraction(w) * x for w, x in zip(column, exact, strict=True)), Fraction(0)) for column in columns)
+    return tuple(
+        sum((Fraction(w) * x for w, x in zip(column, exact, strict=True)), Fraction(0))
+        for column in columns
+    )
 
 
 def target(attention: Attention, head: int) -> Target | None:
@@ -85,7 +94,9 @@ def score_size(v: Row, columns: tuple[Row, ...]) -> tuple[Fraction, ...]:
 
 
 def shift_of_number(number: int, radix: Vector) -> Vector | None:
-    """The shift δ with Σ radix_i δ_i = number and every δ_i but the first in its balanced range; None if there is none."""
+    """The shift δ with Σ radix_i δ_i = number and every δ_i but the first in its balanced range;
+    None if there is none.
+    """
     shift = []
     for axis in range(len(radix) - 1, 0, -1):
         base, rest = divmod(radix[axis - 1], radix[axis])
@@ -100,7 +111,9 @@ def shift_of_number(number: int, radix: Vector) -> Vector | None:
 
 
 def numbers_are_distinct(radix: Vector, box: tuple[tuple[int, int], ...]) -> bool:
-    """Whether the mixed radix gives each shift in the box a distinct number from which it can be read back."""
+    """Whether the mixed radix gives each shift in the box a distinct number from which it can be
+    read back.
+    """
     if radix[-1] != 1:
         return False
     for axis in range(1, len(radix)):
@@ -123,15 +136,17 @@ def largest_encoding(radix: Vector | None, box: tuple[tuple[int, int], ...]) -> 
 def score_rounding(attention: Attention, at: Target, box: tuple[tuple[int, int], ...]) -> Fraction:
     """A bound on the rounding error of this head's scores in float64, anywhere in the box.
 
-    Each entry of c takes D_k products and sums, c·r takes D_p more, and then the maximum is subtracted.  A product that
-    underflows errs by the smallest number, which c·r may multiply.
+    Each entry of c takes D_k products and sums, c·r takes D_p more, and then the maximum is
+    subtracted.  A product that underflows errs by the smallest number, which c·r may multiply.
     """
     operations = attention.w_key_pos.shape[1] + attention.w_key_pos.shape[2] + 2
     u = Fraction(1, 2**53)
     gamma = operations * u / (1 - operations * u)
     largest = largest_encoding(attention.radix, box)
     underflow = operations * Fraction(1, 2**1074) * (1 + sum(largest))
-    return gamma * sum((s * r for s, r in zip(at.size, largest, strict=True)), Fraction(0)) + underflow
+    return (
+        gamma * sum((s * r for s, r in zip(at.size, largest, strict=True)), Fraction(0)) + underflow
+    )
 
 
 def largest_score(attention: Attention, head: int, box: tuple[tuple[int, int], ...]) -> Fraction:

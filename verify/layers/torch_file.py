@@ -1,7 +1,8 @@
-"""What a file of torch holds, as plain data: what ``torch.load(weights_only=True)`` returns is the definition of it.
+"""What a file of torch holds, as plain data: what ``torch.load(weights_only=True)`` returns is the
+definition of it.
 
-The checker asks for it, by :func:`contents`, for such files alone.  The project's one reader of torch's files makes the call;
-classes that it does not know are not imported.
+The checker asks for it, by :func:`contents`, for such files alone.  The project's one reader of
+torch's files makes the call; classes that it does not know are not imported.
 """
 
 import os
@@ -38,8 +39,9 @@ def contents(
         key: the key of the network in a checkpoint of several.
 
     Returns:
-        The tensors of each layer, but those of torch's own modules that are no convolutions; and kind and geometry, ``{"kind":
-        …, **geometry}``.  The kind is "unknown" if class or attributes are not torch's own.
+        The tensors of each layer, but those of torch's own modules that are no convolutions; and
+        kind and geometry, ``{"kind": …, **geometry}``.  The kind is "unknown" if class or
+        attributes are not torch's own.
 
     Raises:
         ValueError: it cannot be read without running its code, or holds no network.
@@ -50,28 +52,41 @@ def contents(
         # What a conversion would allow is no remedy here.
         advice = "" if re.search(r"\b(trust|allow|model|layers)=", error.remedy) else error.remedy
         advice += "; or any" if advice else "any"
-        raise ValueError(f"{error.what} ({advice} .pt or .safetensors file with the same tensors will do)") from error
+        raise ValueError(
+            f"{error.what} ({advice} .pt or .safetensors file with the same tensors will do)"
+        ) from error
     groups: dict[str, Tensors] = {}
     stated: Record = {}
     if isinstance(file.content, nn.Module):
         for path_of, module in _modules(file).items():
             held = {**module._parameters, **module._buffers}
             if held and not _is_torchs_other(module):
-                groups[path_of] = {name: _plain(tensor) for name, tensor in held.items() if tensor is not None}
+                groups[path_of] = {
+                    name: _plain(tensor) for name, tensor in held.items() if tensor is not None
+                }
                 stated[path_of] = _stated(module)
     else:
         for name, tensor in file.content.items():
             of, _, last = name.rpartition(".")
             groups.setdefault(of, {})[last] = _plain(tensor)
         stated = records_in(file.content, {})
-    return groups, stated, (*file.notes, "read by torch's own loader (torch.load with weights_only=True)")
+    return (
+        groups,
+        stated,
+        (*file.notes, "read by torch's own loader (torch.load with weights_only=True)"),
+    )
 
 
 def _modules(file: ModelFile) -> dict[str, nn.Module]:
-    """Every module in a file under each of its paths; one that no path reaches has a name in parentheses."""
+    """Every module in a file under each of its paths; one that no path reaches has a name in
+    parentheses.
+    """
     assert isinstance(file.content, nn.Module)
     modules: dict[str, nn.Module] = {}
-    for path, module in (*file.content.named_modules(remove_duplicate=False), *every_module(file.content)):
+    for path, module in (
+        *file.content.named_modules(remove_duplicate=False),
+        *every_module(file.content),
+    ):
         if modules.setdefault(path, module) is not module:
             raise ValueError(f"two modules have the path {path!r}")
     reached = {id(module) for module in modules.values()}
@@ -80,15 +95,23 @@ def _modules(file: ModelFile) -> dict[str, nn.Module]:
 
 
 def _plain(tensor: torch.Tensor) -> tuple[str, Vector, Any]:
-    """Type, shape and the little-endian bytes of the numbers, row-major; not by the certifier's code."""
+    """Type, shape and the little-endian bytes of the numbers, row-major; not by the certifier's
+    code.
+    """
     if tensor.is_meta:
         raise ValueError("a tensor is on the meta device, and has no numbers")
     numbers = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), numbers.view(torch.uint8).numpy().data
+    return (
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        numbers.view(torch.uint8).numpy().data,
+    )
 
 
 def _is_torchs_other(module: nn.Module) -> bool:
-    """Whether a module is of torch's own and no convolution; a class of the same name in a file is not."""
+    """Whether a module is of torch's own and no convolution; a class of the same name in a file is
+    not.
+    """
     return type(module) in allowed_classes() and not isinstance(module, (*CONVOLUTIONS, MHSA))
 
 
@@ -111,10 +134,14 @@ def _stated(module: nn.Module) -> Mapping[str, Any]:
 def _geometry(layer: Any) -> Record:
     """The geometry as JSON types; torch takes a single number, even in a list, for all axes.
 
-    `verify.layers.fields.stated_geometry` does the same for the certifier: here it stands again, so that no error is shared.
+    `verify.layers.fields.stated_geometry` does the same for the certifier: here it stands again, so
+    that no error is shared.
     """
     stated = {name: getattr(layer, name) for name in GEOMETRY}
-    stated = {name: list(value) if isinstance(value, tuple | list) else value for name, value in stated.items()}
+    stated = {
+        name: list(value) if isinstance(value, tuple | list) else value
+        for name, value in stated.items()
+    }
     dims = len(stated["kernel_size"])
     for name in ("stride", "padding", "dilation", "output_padding"):
         value = [stated[name]] if isinstance(stated[name], int) else stated[name]

@@ -1,7 +1,9 @@
-"""Figures of attention, leakage, errors and cost, as matplotlib ``Figure`` objects; ``python -m verify plot`` writes them.
+"""Figures of attention, leakage, errors and cost, as matplotlib ``Figure`` objects;
+``python -m verify plot`` writes them.
 
-Attention comes from the layer's own softmax, never from its geometry; errors come from a certificate file, costs from measured
-times.  matplotlib (the extra ``viz``) is imported when a figure is drawn; pyplot, which has global state, is never imported.
+Attention comes from the layer's own softmax, never from its geometry; errors come from a
+certificate file, costs from measured times.  matplotlib (the extra ``viz``) is imported when a
+figure is drawn; pyplot, which has global state, is never imported.
 """
 
 from importlib import import_module
@@ -24,7 +26,14 @@ _HOMES = {
     "write_figure": "drawing",
 }
 
-__all__ = ["attention_figure", "centres_figure", "cost_figure", "errors_figure", "leakage_figure", "write_figure"]
+__all__ = [
+    "attention_figure",
+    "centres_figure",
+    "cost_figure",
+    "errors_figure",
+    "leakage_figure",
+    "write_figure",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,8 @@ def attention_figure(
         alpha: another sharpness.
 
     Returns:
-        A figure with one panel for each query and head; the dashed frame is the input, padding lies outside.
+        A figure with one panel for each query and head; the dashed frame is the input, padding lies
+        outside.
 
     Raises:
         ValueError: there is no such query, or see :func:`verify.plots.probabilities.attention_of`.
@@ -45,7 +46,11 @@ def attention_figure(
     10
     """
     attention = attention_of(layer, x, grid, alpha)
-    positions = [(0,) * len(attention.outputs), attention.middle()] if queries is None else [tuple(q) for q in queries]
+    positions = (
+        [(0,) * len(attention.outputs), attention.middle()]
+        if queries is None
+        else [tuple(q) for q in queries]
+    )
     for position in positions:
         attention.require_query(position)
     positions = list(dict.fromkeys(positions))
@@ -56,7 +61,9 @@ def attention_figure(
     panel = 0.3 if flat else 1.05
     most = float(max(attention.map(h, q).max() for h in range(heads) for q in positions))
     with style():
-        figure = new_figure(1.6 + columns * (1.6 if flat else 1.25), 1.3 + len(positions) * rows * (panel + 0.25))
+        figure = new_figure(
+            1.6 + columns * (1.6 if flat else 1.25), 1.3 + len(positions) * rows * (panel + 0.25)
+        )
         axes = figure.subplots(len(positions) * rows, columns, squeeze=False)
         for block, position in enumerate(positions):
             for head in range(rows * columns):
@@ -73,7 +80,10 @@ def attention_figure(
         bar.set_label("attention probability")
         omitted = f"; the first {heads} of {layer.heads} heads" if heads < layer.heads else ""
         figure.suptitle(f"Where each head looks, {attention.scope}{omitted}")
-        figure.supxlabel("tokens; orange: the query; within the dashed frame: the input, outside: padding", fontsize=9)
+        figure.supxlabel(
+            "tokens; orange: the query; within the dashed frame: the input, outside: padding",
+            fontsize=9,
+        )
     return figure
 
 

@@ -1,4 +1,6 @@
-"""`centres_figure`: the mean and the spread of every head's attention, as circles around its centre."""
+"""`centres_figure`: the mean and the spread of every head's attention, as circles around its
+centre.
+"""
 
 import math
 from importlib import import_module
@@ -21,7 +23,8 @@ def centres_of(attention: LayerAttention, position: Vector) -> tuple[ndarray, nd
     """The attention of every head for one query, from the probabilities alone, in tokens.
 
     Returns:
-        The mean shift Σ_k P_k (k − q), (heads, d), and the standard deviation along each axis, (heads, d).
+        The mean shift Σ_k P_k (k − q), (heads, d), and the standard deviation along each axis,
+        (heads, d).
     """
     query, heads = attention.query(position), len(attention.probabilities)
     row = np.stack([attention.map(head, position) for head in range(heads)])
@@ -57,11 +60,12 @@ def centres_figure(
 ) -> Figure:
     """Draw every head's centre of attention relative to the query, with circles for 50 % and 90 %.
 
-    The circles are those of the Gaussian with the attention's mean and variance.  If attention is not Gaussian they show its width,
-    not its extent.  The circles of a sharp head have radius 0.
+    The circles are those of the Gaussian with the attention's mean and variance.  If attention is
+    not Gaussian they show its width, not its extent.  The circles of a sharp head have radius 0.
 
     Args:
-        layer: as in :func:`verify.plots.probabilities.attention_of`, like ``x``, ``grid`` and ``alpha``.
+        layer: as in :func:`verify.plots.probabilities.attention_of`, like ``x``, ``grid`` and
+            ``alpha``.
         x: an input.
         grid: the spatial size of the input; its border cuts off a very soft head.
         query: an output position; the middle by default.
@@ -95,7 +99,9 @@ def centres_figure(
             for ax, plane in zip(panels, wanted, strict=True):
                 _circles(ax, centre[:, -2:], spread[:, -2:], np.flatnonzero(planes == plane))
                 if dims == 3:
-                    ax.set_title(f"centred on plane {plane:+d}" if plane else "centred on the query's plane")
+                    ax.set_title(
+                        f"centred on plane {plane:+d}" if plane else "centred on the query's plane"
+                    )
             first = dims - 2  # as torch counts them, from 0
             panels[0].set_ylabel(f"shift from the query along axis {first} (tokens)")
             for ax in panels:
@@ -108,18 +114,45 @@ def _circles(ax: Axes, centre: ndarray, spread: ndarray, heads: ndarray) -> None
     Circle = import_module("matplotlib.patches").Circle
     Line2D = import_module("matplotlib.lines").Line2D
     halo = [import_module("matplotlib.patheffects").withStroke(linewidth=3, foreground="white")]
-    ax.plot([0], [0], marker="s", ms=11, mfc="none", mec=INK, mew=1.6, ls="none", label="query", zorder=3)
+    ax.plot(
+        [0],
+        [0],
+        marker="s",
+        ms=11,
+        mfc="none",
+        mec=INK,
+        mew=1.6,
+        ls="none",
+        label="query",
+        zorder=3,
+    )
     reach, palette = 1.0, colours(len(centre))
     for head in heads:
         y, x = centre[head]
         colour = palette[head]
         for share, line in SHARES.items():
             size = radius(spread[head], share)
-            ax.add_patch(Circle((x, y), size, fill=False, edgecolor=colour, ls=line, lw=1.4, gid=f"{head} {share}"))
+            ax.add_patch(
+                Circle(
+                    (x, y),
+                    size,
+                    fill=False,
+                    edgecolor=colour,
+                    ls=line,
+                    lw=1.4,
+                    gid=f"{head} {share}",
+                )
+            )
             reach = max(reach, abs(x) + size, abs(y) + size)
         ax.plot([x], [y], marker=".", ms=5, color=colour, gid=f"centre {head}", zorder=4)
         ax.annotate(
-            str(head), (x, y), xytext=(5, 6), textcoords="offset points", color=colour, path_effects=halo, zorder=5
+            str(head),
+            (x, y),
+            xytext=(5, 6),
+            textcoords="offset points",
+            color=colour,
+            path_effects=halo,
+            zorder=5,
         )
     reach = 1.05 * reach + 0.25
     ax.set_xlim(-reach, reach)
@@ -128,7 +161,9 @@ def _circles(ax: Axes, centre: ndarray, spread: ndarray, heads: ndarray) -> None
     ax.locator_params(integer=True)
     ax.grid()
     handles = [Line2D([], [], marker="s", ms=8, mfc="none", mec=INK, ls="none", label="query")]
-    handles += [Line2D([], [], color=INK, ls=line, label=f"{share:.0%}") for share, line in SHARES.items()]
+    handles += [
+        Line2D([], [], color=INK, ls=line, label=f"{share:.0%}") for share, line in SHARES.items()
+    ]
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3)
 
 
@@ -136,8 +171,16 @@ def _intervals(ax: Axes, centre: ndarray, spread: ndarray) -> None:
     for head, colour in enumerate(colours(len(centre))):
         for (share, line), width in zip(SHARES.items(), (3.0, 1.4), strict=True):
             size = radius(spread[head], share)
-            ax.plot([centre[head] - size, centre[head] + size], [head, head], ls=line, lw=width, color=colour)
-        ax.plot([centre[head]], [head], marker="o", ms=5, color=colour, gid=f"centre {head}", zorder=4)
+            ax.plot(
+                [centre[head] - size, centre[head] + size],
+                [head, head],
+                ls=line,
+                lw=width,
+                color=colour,
+            )
+        ax.plot(
+            [centre[head]], [head], marker="o", ms=5, color=colour, gid=f"centre {head}", zorder=4
+        )
     ax.axvline(0, color=INK, lw=0.8)
     ax.set_yticks(range(len(centre)))
     ax.set_ylim(len(centre) - 0.5, -0.5)

@@ -1,4 +1,6 @@
-"""``python -m verify plot``: its arguments and its run; it imports torch only when it draws a figure."""
+"""``python -m verify plot``: its arguments and its run; it imports torch only when it draws a
+figure.
+"""
 
 import argparse
 from pathlib import Path
@@ -34,13 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     figure = parser.add_argument_group("the figure", names)
     figure.add_argument("name", metavar="NAME", help="which of these")
     figure.add_argument("file", nargs="?", metavar="FILE", help="what to draw; see above")
-    figure.add_argument("-o", "--output", required=True, metavar="OUT", help="where to: OUT.svg or OUT.png")
-    figure.add_argument("--force", action="store_true", help="replace a file at OUT that is not a figure of ours")
+    figure.add_argument(
+        "-o", "--output", required=True, metavar="OUT", help="where to: OUT.svg or OUT.png"
+    )
+    figure.add_argument(
+        "--force", action="store_true", help="replace a file at OUT that is not a figure of ours"
+    )
     drawn = parser.add_argument_group("what is drawn of it")
-    drawn.add_argument("--layer", metavar="PATH", help="which layer of the file; needed if it holds several")
-    drawn.add_argument("--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input")
+    drawn.add_argument(
+        "--layer", metavar="PATH", help="which layer of the file; needed if it holds several"
+    )
+    drawn.add_argument(
+        "--grid", type=int, nargs="+", metavar="N", help="the spatial size of the input"
+    )
     drawn.add_argument("--queries", nargs="+", metavar="I,J", help="positions of the output")
-    drawn.add_argument("--alpha", type=float, metavar="A", help="draw it as if its softest head were so sharp")
+    drawn.add_argument(
+        "--alpha", type=float, metavar="A", help="draw it as if its softest head were so sharp"
+    )
     drawn.add_argument("--dims", type=int, metavar="D", help="of leakage (default: 2)")
 
 
@@ -54,7 +66,9 @@ def run(options: argparse.Namespace) -> Path:
     if options.name not in PLOTS:
         raise ValueError(f"no plot {options.name!r}; there are {', '.join(PLOTS)}")
     if (options.file is None) != (options.name == "leakage"):
-        raise ValueError(f"plot {options.name} takes {'no file' if options.file else 'a file'}: {PLOTS[options.name]}")
+        raise ValueError(
+            f"plot {options.name} takes {'no file' if options.file else 'a file'}: {PLOTS[options.name]}"
+        )
     for option in ("layer", "grid", "queries", "alpha", "dims"):
         if getattr(options, option) is not None and option not in TAKES[options.name]:
             raise ValueError(f"plot {options.name} takes no --{option}")
@@ -63,7 +77,9 @@ def run(options: argparse.Namespace) -> Path:
 
     target = require_writable(options.output)
     if target.exists() and not options.force and not is_figure(target):
-        raise ValueError(f"{target}: exists and is not a figure of ours (give another name with -o, or --force)")
+        raise ValueError(
+            f"{target}: exists and is not a figure of ours (give another name with -o, or --force)"
+        )
     if options.file is not None:
         opened(options.file).close()
     try:
@@ -86,7 +102,9 @@ def _figure(options: argparse.Namespace) -> "Figure":
         return _cost(options)
     queries, grid = _queries(options), None if options.grid is None else tuple(options.grid)
     if options.name == "attention":
-        return plots.attention_figure(_layer(options), grid=grid, queries=queries, alpha=options.alpha)
+        return plots.attention_figure(
+            _layer(options), grid=grid, queries=queries, alpha=options.alpha
+        )
     if queries is not None and len(queries) > 1:
         raise ValueError("plot centres takes one query")
     query = None if queries is None else queries[0]
@@ -100,11 +118,16 @@ def _cost(options: argparse.Namespace) -> "Figure":
         start = file.read(4)
     if not start.startswith(b"PK") and not options.file.endswith(".safetensors"):
         if options.layer is not None:
-            raise ValueError("plot cost takes no --layer with a file of times, which names its own series")
+            raise ValueError(
+                "plot cost takes no --layer with a file of times, which names its own series"
+            )
         return cost_figure(*read_costs(options.file))
     layer = _layer(options)
     shape = f"{layer.in_channels} → {layer.out_channels}, kernel {' × '.join(map(str, layer.kernel_size))}"
-    return cost_figure(measured(layer), f"{shape}, {layer.heads} heads; measured in this run, the least of five calls")
+    return cost_figure(
+        measured(layer),
+        f"{shape}, {layer.heads} heads; measured in this run, the least of five calls",
+    )
 
 
 def _layer(options: argparse.Namespace) -> "MHSA":
@@ -119,4 +142,6 @@ def _queries(options: argparse.Namespace) -> list[tuple[int, ...]] | None:
     try:
         return [tuple(int(x) for x in text.split(",")) for text in options.queries]
     except ValueError:
-        raise ValueError(f"queries are whole numbers with commas between, as 0,3, and not {options.queries}") from None
+        raise ValueError(
+            f"queries are whole numbers with commas between, as 0,3, and not {options.queries}"
+        ) from None

@@ -23,7 +23,9 @@ LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
 LEAST = 3
 """The fewest points for a fit."""
 SECONDS, PAIRS = 2.0, 2**26
-"""Limits of a series: it stops before a call that would take longer, or have more (head, query, key) triples."""
+"""Limits of a series: it stops before a call that would take longer, or have more
+(head, query, key) triples.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,20 @@ class Series:
 
     @property
     def fitted_from(self) -> int:
-        """The first point of the larger half (at least ``LEAST`` points), because overhead dominates small calls."""
+        """The first point of the larger half (at least ``LEAST`` points), because overhead
+        dominates small calls.
+        """
         return min(len(self.tokens) // 2, len(self.tokens) - LEAST)
 
     @property
     def fit(self) -> tuple[float, float]:
-        """(p, c) of the logarithmic least squares fit seconds ≈ c·tokens^p to the points from ``fitted_from`` on."""
-        logs = [[math.log(v) for v in values[self.fitted_from :]] for values in (self.tokens, self.seconds)]
+        """(p, c) of the logarithmic least squares fit seconds ≈ c·tokens^p to the points from
+        ``fitted_from`` on.
+        """
+        logs = [
+            [math.log(v) for v in values[self.fitted_from :]]
+            for values in (self.tokens, self.seconds)
+        ]
         line = statistics.linear_regression(*logs)
         return line.slope, math.exp(line.intercept)
 
@@ -62,13 +71,26 @@ def read_costs(path: AnyPath) -> tuple[list[Series], str]:
         OSError: it cannot be read.
     """
     document = strict_json(Path(path).read_bytes(), str(path))
-    if not (isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") == VERSION):
+    if not (
+        isinstance(document, dict)
+        and document.get("format") == FORMAT
+        and document.get("version") == VERSION
+    ):
         raise ValueError(f"{path}: must be a file of times (python -m benchmarks.cost writes one)")
     try:
-        series = [Series(str(s["name"]), tuple(s["tokens"]), tuple(s["seconds"])) for s in document["series"]]
+        series = [
+            Series(str(s["name"]), tuple(s["tokens"]), tuple(s["seconds"]))
+            for s in document["series"]
+        ]
         for s in series:
-            if len(s.tokens) != len(s.seconds) or len(s.tokens) < LEAST or sorted(set(s.tokens)) != [*s.tokens]:
-                raise ValueError(f"{s.name!r} has not {LEAST} or more increasing numbers of tokens and as many times")
+            if (
+                len(s.tokens) != len(s.seconds)
+                or len(s.tokens) < LEAST
+                or sorted(set(s.tokens)) != [*s.tokens]
+            ):
+                raise ValueError(
+                    f"{s.name!r} has not {LEAST} or more increasing numbers of tokens and as many times"
+                )
             if not all(type(v) in (int, float) and v > 0 for v in (*s.tokens, *s.seconds)):
                 raise ValueError(f"{s.name!r} has a number that is not positive")
         if not series:
@@ -78,8 +100,11 @@ def read_costs(path: AnyPath) -> tuple[list[Series], str]:
     return series, str(document.get("what", ""))
 
 
-def measured(layer: MHSA, executions: Sequence[str] = ("auto", "dense"), rounds: int = 5) -> list[Series]:
-    """Time a layer on growing inputs, as the minimum of several calls each, until a call takes too long.
+def measured(
+    layer: MHSA, executions: Sequence[str] = ("auto", "dense"), rounds: int = 5
+) -> list[Series]:
+    """Time a layer on growing inputs, as the minimum of several calls each, until a call takes too
+    long.
 
     Raises:
         ValueError: too few sizes were fast enough for a fit.
@@ -104,7 +129,9 @@ def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
         count = token_count(g, tuple(size))
         pairs = layer.heads * count**2
         grown = (count / tokens[-1]) ** 2 if tokens else 1.0
-        if (layer.execution == "dense" and pairs > PAIRS) or (tokens and seconds[-1] * grown * rounds > SECONDS):
+        if (layer.execution == "dense" and pairs > PAIRS) or (
+            tokens and seconds[-1] * grown * rounds > SECONDS
+        ):
             break
         x = layer.w_val.new_zeros(1, g.in_channels, *size)
         tokens.append(count)
@@ -112,7 +139,9 @@ def _series(layer: MHSA, g: Geometry, rounds: int) -> Series:
             layer(x)
             seconds.append(min(timeit.repeat(partial(layer, x), number=1, repeat=rounds)))
     if len(tokens) < LEAST:
-        raise ValueError(f"the layer is too slow to be timed ({layer.execution}: {len(tokens)} sizes within seconds)")
+        raise ValueError(
+            f"the layer is too slow to be timed ({layer.execution}: {len(tokens)} sizes within seconds)"
+        )
     return Series(f"attention, {layer.execution}", tuple(tokens), tuple(seconds))
 
 
@@ -140,13 +169,30 @@ def cost_figure(series: Sequence[Series], what: str = "") -> Figure:
             power, factor = s.fit
             label = f"{plain(s.name)}: tokens^{power:.2f}"
             milliseconds = [1e3 * t for t in s.seconds]
-            ax.plot(s.tokens, milliseconds, marker=marker, ms=6, ls="none", color=colour, label=label, gid=s.name)
+            ax.plot(
+                s.tokens,
+                milliseconds,
+                marker=marker,
+                ms=6,
+                ls="none",
+                color=colour,
+                label=label,
+                gid=s.name,
+            )
             ends = (s.tokens[s.fitted_from], s.tokens[-1])
-            ax.plot(ends, [1e3 * factor * t**power for t in ends], color=colour, lw=1.3, gid=f"fit {s.name}")
+            ax.plot(
+                ends,
+                [1e3 * factor * t**power for t in ends],
+                color=colour,
+                lw=1.3,
+                gid=f"fit {s.name}",
+            )
         ax.set_xlabel("tokens of the padded grid")
         ax.set_ylabel("time of one call (ms)")
         ax.grid()
-        legend = figure.legend(loc="outside lower center", ncols=2, title="fitted to the larger half of the points")
+        legend = figure.legend(
+            loc="outside lower center", ncols=2, title="fitted to the larger half of the points"
+        )
         for text in legend.get_texts():
             text.set_parse_math(False)
         ax.set_title(plain(what, 110), fontsize=8.5, parse_math=False)

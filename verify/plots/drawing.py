@@ -25,7 +25,9 @@ BLUE, ORANGE, GREEN, PINK, SKY, BROWN, YELLOW, PURPLE, CRIMSON = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a5a00", "#c9a400", "#6a4fc0", "#a3123f",
 )  # fmt: skip
 COLOURS = (BLUE, ORANGE, GREEN, PINK, BROWN, SKY, YELLOW, PURPLE, CRIMSON)
-"""Okabe and Ito's palette for colour-blind readers, with darker yellows for a white background, and two more."""
+"""Okabe and Ito's palette for colour-blind readers, with darker yellows for a white background, and
+two more.
+"""
 STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
@@ -52,7 +54,8 @@ STYLE = {
 
 
 def colours(count: int) -> tuple[str, ...]:
-    """``count`` distinct colours: the palette, then more from the colour wheel, alternately light and dark.
+    """``count`` distinct colours: the palette, then more from the colour wheel, alternately light
+    and dark.
 
     >>> len(set(colours(64)))
     64

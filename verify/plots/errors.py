@@ -15,8 +15,8 @@ from verify.recheck.strict_input import AnyPath, strict_json
 class LayerErrors:
     """One layer of a certificate file, with the largest value of each number over the channels.
 
-    ``observed`` may be infinite or NaN, and ``bound`` infinite; ``rounding`` is the part of the bound that is due to
-    rounding.
+    ``observed`` may be infinite or NaN, and ``bound`` infinite; ``rounding`` is the part of the
+    bound that is due to rounding.
     """
 
     name: str
@@ -41,8 +41,12 @@ def rows_of(path: AnyPath) -> list[LayerErrors]:
     for stated, record in zip(certificates, records, strict=True):
         differences = [float.fromhex(x) for x in record["observed"]]
         observed = float(np.max(differences, initial=0.0))  # NaN, if one is
-        bound, rounding = (float(stated.parts[part].max(initial=0.0)) for part in ("bound", "rounding"))
-        rows.append(LayerErrors(stated.name or "(the layer)", stated.verdict, observed, bound, rounding))
+        bound, rounding = (
+            float(stated.parts[part].max(initial=0.0)) for part in ("bound", "rounding")
+        )
+        rows.append(
+            LayerErrors(stated.name or "(the layer)", stated.verdict, observed, bound, rounding)
+        )
     return rows
 
 
@@ -85,7 +89,17 @@ def errors_figure(path: AnyPath) -> Figure:
         for name, marker, colour, size, edge, label in _SERIES:
             points = [(getattr(row, name), y) for y, row in enumerate(rows)]
             x, y = np.array([point for point in points if _drawable(point[0])]).reshape(-1, 2).T
-            ax.plot(x, y, marker=marker, ms=size, mew=edge, color=colour, ls="none", label=label, gid=name)
+            ax.plot(
+                x,
+                y,
+                marker=marker,
+                ms=size,
+                mew=edge,
+                color=colour,
+                ls="none",
+                label=label,
+                gid=name,
+            )
         ax.set_xlim(low, high)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_yticks(range(len(rows)), [plain(row.name) for row in rows], parse_math=False)
@@ -111,8 +125,12 @@ _SERIES = (
 
 def _limits(rows: list[LayerErrors]) -> tuple[float, float]:
     """The ends of the x axis."""
-    drawn = [v for row in rows for v in (row.observed, row.bound, row.rounding) if _drawable(v)] or [1e-8, 1.0]
-    return 10.0 ** (math.floor(math.log10(min(drawn))) - 0.7), 10.0 ** (math.ceil(math.log10(max(drawn))) + 0.2)
+    drawn = [
+        v for row in rows for v in (row.observed, row.bound, row.rounding) if _drawable(v)
+    ] or [1e-8, 1.0]
+    return 10.0 ** (math.floor(math.log10(min(drawn))) - 0.7), 10.0 ** (
+        math.ceil(math.log10(max(drawn))) + 0.2
+    )
 
 
 def _write(ax: Axes, text: str, place: tuple[float, float], offset: int, side: str) -> None:

@@ -5,7 +5,18 @@ import math
 import numpy as np
 import torch
 
-from verify.plots.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, Axes, Figure, new_figure, style
+from verify.plots.drawing import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    Axes,
+    Figure,
+    new_figure,
+    style,
+)
 from verify.rounding.leakage import leakage_on_lattice
 from verify.theory.literature.sharpness_table import DTYPES, other_weights
 
@@ -20,7 +31,9 @@ def leaked(alpha: float, dtype: torch.dtype, dims: int) -> float:
 
 
 def threshold(dtype: torch.dtype) -> float:
-    """ln(2/η), with η the smallest positive number of the dtype: for larger α, e^−α < η/2 rounds to 0."""
+    """ln(2/η), with η the smallest positive number of the dtype: for larger α, e^−α < η/2 rounds to
+    0.
+    """
     info = torch.finfo(dtype)
     return math.log(2) - math.log(info.tiny) - math.log(info.eps)
 
@@ -32,7 +45,8 @@ def leakage_figure(dims: int = 2) -> Figure:
         dims: the number of dimensions, 1 to 4.
 
     Returns:
-        A figure with two panels: up to float32's threshold for exactly one-hot attention, and up to float64's.
+        A figure with two panels: up to float32's threshold for exactly one-hot attention, and up to
+        float64's.
 
     Raises:
         ValueError: dims is not supported.
@@ -59,20 +73,32 @@ def leakage_figure(dims: int = 2) -> Figure:
         far.set_title("to float64's threshold")
         handles, labels = near.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=5)
-        figure.suptitle(f"Leakage in {dims} dimension{'s' if dims > 1 else ''}, measured and bounded")
+        figure.suptitle(
+            f"Leakage in {dims} dimension{'s' if dims > 1 else ''}, measured and bounded"
+        )
     return figure
 
 
 def _exponent_of_bound(alpha: float, dims: int) -> float:
-    """The decimal exponent of the bound, or of its upper bound 2d·e^−α where a double cannot hold it."""
+    """The decimal exponent of the bound, or of its upper bound 2d·e^−α where a double cannot hold
+    it.
+    """
     bound = leakage_on_lattice(alpha, dims)
-    return math.log10(bound) if bound > 1e-300 else math.log10(2 * dims) - alpha * math.log10(math.e)
+    return (
+        math.log10(bound) if bound > 1e-300 else math.log10(2 * dims) - alpha * math.log10(math.e)
+    )
 
 
 def _panel(ax: Axes, dims: int, alphas: np.ndarray, limits: tuple[float, float]) -> None:
     bound = [_exponent_of_bound(float(a), dims) for a in alphas]
     ax.plot(
-        alphas, bound, color=FAINT, lw=5, alpha=0.55, label=f"bound 1 − ϑ(α){_raised(-dims)}", solid_capstyle="butt"
+        alphas,
+        bound,
+        color=FAINT,
+        lw=5,
+        alpha=0.55,
+        label=f"bound 1 − ϑ(α){_raised(-dims)}",
+        solid_capstyle="butt",
     )
     for number, dtype in enumerate(DTYPES):
         colour, marker = LOOKS[dtype]
@@ -85,7 +111,9 @@ def _panel(ax: Axes, dims: int, alphas: np.ndarray, limits: tuple[float, float])
         )  # fmt: skip
         edge = threshold(dtype)
         if 0.13 * alphas[-1] < edge < alphas[-1]:
-            height, side = (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")  # away from the curve
+            height, side = (
+                (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")
+            )  # away from the curve
             ax.axvline(edge, color=colour, ls=":", lw=1.2)
             ax.text(
                 edge, height, f"{name}: 0 from {math.ceil(10 * edge) / 10}", rotation=90, fontsize=8.5, color=colour,

@@ -12,7 +12,14 @@ from numpy import ndarray
 
 from construct.attention import MHSA
 from verify.layers.fields import Geometry
-from verify.layers.reading import input_span, output_size, query_places, token_count, token_length, tokens_before
+from verify.layers.reading import (
+    input_span,
+    output_size,
+    query_places,
+    token_count,
+    token_length,
+    tokens_before,
+)
 from verify.oracle import Vector
 
 MOST_NUMBERS = 2**25
@@ -27,7 +34,8 @@ class LayerAttention:
 
     Attributes:
         probabilities: (heads, queries, tokens), float64, from ``MHSA.attention_probabilities``.
-        outputs, tokens: the spatial size of the output, with one query per position, and of the padded grid.
+        outputs, tokens: the spatial size of the output, with one query per position, and of the
+            padded grid.
         places: per axis, the query token of each output.
         inside: per axis, the first and last token that are not padding.
         content: whether the attention depends on the input.
@@ -46,12 +54,16 @@ class LayerAttention:
 
     def map(self, head: int, position: Vector) -> ndarray:
         """The attention of a head for an output, over the padded grid."""
-        return self.probabilities[head, np.ravel_multi_index(position, self.outputs)].reshape(self.tokens)
+        return self.probabilities[head, np.ravel_multi_index(position, self.outputs)].reshape(
+            self.tokens
+        )
 
     def require_query(self, position: Vector) -> None:
         """Raise a ValueError unless the output has this position."""
         if position not in np.ndindex(*self.outputs):
-            raise ValueError(f"the query {position} must be a position of an output of size {self.outputs}")
+            raise ValueError(
+                f"the query {position} must be a position of an output of size {self.outputs}"
+            )
 
     @property
     def scope(self) -> str:
@@ -81,10 +93,13 @@ def attention_of(
 
     Raises:
         TypeError: this is not an attention layer of this project.
-        ValueError: the grid is invalid, the attention is too large to draw, or the heads have no sharpness to change.
+        ValueError: the grid is invalid, the attention is too large to draw, or the heads have no
+            sharpness to change.
     """
     if not isinstance(layer, MHSA):
-        raise TypeError(f"the layer must be an attention layer of this project, not a {type(layer).__name__}")
+        raise TypeError(
+            f"the layer must be an attention layer of this project, not a {type(layer).__name__}"
+        )
     g = Geometry.read(layer)
     if g.dims not in TOKENS:
         raise ValueError(f"attention in {g.dims} dimensions is not drawn")
@@ -94,11 +109,15 @@ def attention_of(
         size = drawn_size(g, larger * TOKENS[g.dims], None) if grid is None else grid
     outputs, tokens = output_size(g, size), token_count(g, size)
     if layer.heads * prod(outputs) * tokens > MOST_NUMBERS:
-        raise ValueError(f"{layer.heads} heads, {prod(outputs)} queries and {tokens} tokens are too many to draw")
+        raise ValueError(
+            f"{layer.heads} heads, {prod(outputs)} queries and {tokens} tokens are too many to draw"
+        )
     if alpha is not None:
         layer = _softened(layer, alpha)
     if x is None:
-        x = torch.randn(1, layer.in_channels, *size, generator=torch.Generator().manual_seed(0), device="cpu")
+        x = torch.randn(
+            1, layer.in_channels, *size, generator=torch.Generator().manual_seed(0), device="cpu"
+        )
     with torch.no_grad():
         content = layer.has_content()
         probabilities = layer.attention_probabilities(x[:1].to(layer.w_val))[0].cpu().numpy()
@@ -113,17 +132,23 @@ def attention_of(
 
 
 def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> Vector:
-    """The spatial size of a small input: about ``tokens`` per axis, with room for five outputs, or two if far apart."""
+    """The spatial size of a small input: about ``tokens`` per axis, with room for five outputs, or
+    two if far apart.
+    """
     size = []
     for axis, (pads, span, s) in enumerate(zip(g.pads, g.spans, g.stride, strict=True)):
         if g.transposed:
             size.append(max(-(-(tokens - 2 * tokens_before(g, axis)) // s), 3))
         else:
             room = span + 1 + 4 * s
-            if room > 2 * tokens:  # for example a patch embedding, whose tokens would be too small to see
+            if (
+                room > 2 * tokens
+            ):  # for example a patch embedding, whose tokens would be too small to see
                 room = span + 1 + s
             size.append(max(max(tokens, room) - sum(pads), *(p + 1 for p in pads), 3))
-    return tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
+    return (
+        tuple(size) if most is None else tuple(min(n, m) for n, m in zip(size, most, strict=True))
+    )
 
 
 def _softened(layer: MHSA, alpha: float) -> MHSA:

@@ -1,4 +1,6 @@
-"""An attention layer from a file, which the project's one reader reads without running anything that it holds."""
+"""An attention layer from a file, which the project's one reader reads without running anything
+that it holds.
+"""
 
 from construct.attention import MHSA
 from construct.files.loading import load
@@ -13,13 +15,16 @@ def layer_in(path: AnyPath, name: str | None = None) -> MHSA:
         name: the layer's path in the network; only needed if the file holds several layers.
 
     Raises:
-        ValueError: the file cannot be read, holds no such layer, or holds several and no name was given.
+        ValueError: the file cannot be read, holds no such layer, or holds several and no name was
+            given.
         OSError: it cannot be opened.
     """
     opened(path).close()
     layers = load(path, layers=True)
     if name is None and len(layers) > 1:
-        raise ValueError(f"{path}: it holds several layers; give --layer, one of {', '.join(layers)}")
+        raise ValueError(
+            f"{path}: it holds several layers; give --layer, one of {', '.join(layers)}"
+        )
     if name is not None and name not in layers:
         raise ValueError(f"{path}: it holds no layer {name!r}, but {', '.join(map(repr, layers))}")
     return layers[next(iter(layers)) if name is None else name]

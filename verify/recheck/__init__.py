@@ -1,1 +1,3 @@
-"""The checker's own file readers and exact arithmetic: numpy, fractions and the standard library, never torch."""
+"""The checker's own file readers and exact arithmetic: numpy, fractions and the standard library,
+never torch.
+"""

@@ -20,7 +20,13 @@ STEPS = ("tokens", "content", "target", "leakage", "taps", "rounding", "runs")
 """The names of steps 0 to 6."""
 PARTS = ("rounding", "leakage", "taps", "bound")
 _OPTIONAL = (dict, type(None))
-_DOCUMENT = {"format": str, "version": int, "torch_version": str, "conv_file": _OPTIONAL, "mhsa_file": _OPTIONAL}
+_DOCUMENT = {
+    "format": str,
+    "version": int,
+    "torch_version": str,
+    "conv_file": _OPTIONAL,
+    "mhsa_file": _OPTIONAL,
+}
 _DOCUMENT |= {"layers": list, "network": _OPTIONAL, "record_sha256": str}
 _RECORD: dict[type, str] = {
     str: "name verdict sentence claim input_bound dtype torch_version",
@@ -30,7 +36,13 @@ _RECORD: dict[type, str] = {
 }
 _STEP = {"number": int, "name": str, "holds": bool, "sentence": str}
 _PROBE = {"execution": str, "inputs": int, "grid": list, "ratio": (int, float, str), "note": str}
-_COUNTEREXAMPLE = {"input": list, "output": list, "convolution": str, "attention": str, "shapes": (list, type(None))}
+_COUNTEREXAMPLE = {
+    "input": list,
+    "output": list,
+    "convolution": str,
+    "attention": str,
+    "shapes": (list, type(None)),
+}
 
 
 class LayerCertificate(NamedTuple):
@@ -47,7 +59,9 @@ class LayerCertificate(NamedTuple):
     holds: bool  # every step is present and holds, and no run exceeds the bound
     geometries: tuple[Record, Record]  # of the convolution and of the attention layer, as stated
     digests: tuple[dict[str, str], dict[str, str]]  # of their tensors, by name
-    counterexample: Record | None  # exact input {index: value}, output, convolution, attention; or only shapes
+    counterexample: (
+        Record | None
+    )  # exact input {index: value}, output, convolution, attention; or only shapes
 
 
 Document = tuple[tuple[LayerCertificate, ...], tuple[str | None, ...]]
@@ -64,25 +78,35 @@ def read_document(path: AnyPath) -> Document:
     with opened(path) as file:
         document = strict_json(file.read(), str(path))
     if not isinstance(document, dict):
-        raise Rejected(f"{path}: must be a certificate, but it holds no JSON object: {json.dumps(document)[:40]}")
+        raise Rejected(
+            f"{path}: must be a certificate, but it holds no JSON object: {json.dumps(document)[:40]}"
+        )
     try:
         return _document(document)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        message = str(error) if isinstance(error, Rejected) else f"malformed ({type(error).__name__}: {error})"
+        message = (
+            str(error)
+            if isinstance(error, Rejected)
+            else f"malformed ({type(error).__name__}: {error})"
+        )
         raise Rejected(f"{path}: {message}") from None
 
 
 def record_digest(document: Record) -> str:
     """SHA-256 of a document as canonical JSON, without its digest field."""
     rest = {key: value for key, value in document.items() if key != "record_sha256"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    text = json.dumps(
+        rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _document(document: Record) -> Document:
     _check_types(document, _DOCUMENT, "no certificate")
     if (document["format"], document["version"]) != (FORMAT, VERSION):
-        raise Rejected(f"no certificate of version {VERSION}, but another file or version: certify again with this one")
+        raise Rejected(
+            f"no certificate of version {VERSION}, but another file or version: certify again with this one"
+        )
     if document["record_sha256"] != record_digest(document):
         raise Rejected("the certificate has been edited: its record_sha256 differs")
     files = document["conv_file"], document["mhsa_file"]
@@ -122,7 +146,8 @@ def _layer_certificate(record: Record) -> LayerCertificate:
         dtype=record["dtype"],
         heads=record["heads"],
         parts=parts,
-        holds=_steps_hold(record["steps"], record["probes"]) and bool((observed <= parts["bound"]).all()),
+        holds=_steps_hold(record["steps"], record["probes"])
+        and bool((observed <= parts["bound"]).all()),
         geometries=(record["conv_geometry"], record["mhsa_geometry"]),
         digests=(record["conv_sha256"], record["mhsa_sha256"]),
         counterexample=counterexample,
@@ -130,7 +155,9 @@ def _layer_certificate(record: Record) -> LayerCertificate:
 
 
 def _require_consistent(record: Record) -> None:
-    """Refuse a record with another verdict or version, whose claim contradicts it, or of other tensors."""
+    """Refuse a record with another verdict or version, whose claim contradicts it, or of other
+    tensors.
+    """
     if record["verdict"] not in ("PROVED", "REFUTED", "UNDECIDED") or record["version"] != VERSION:
         raise Rejected(f"unknown verdict {record['verdict']!r} or version {record['version']}")
     if record["claim"] != ("same function" if record["within"] is None else "difference within"):
@@ -144,7 +171,9 @@ def _steps_hold(steps: list[Record], probes: list[Record]) -> bool:
     """Whether every step is present and holds, and no run exceeds the bound."""
     if [(step["number"], step["name"]) for step in steps] != [*enumerate(STEPS)]:
         return False
-    within_bound = all(not isinstance(probe["ratio"], str) and probe["ratio"] <= 1 for probe in probes)
+    within_bound = all(
+        not isinstance(probe["ratio"], str) and probe["ratio"] <= 1 for probe in probes
+    )
     return within_bound and all(step["holds"] for step in steps)
 
 
@@ -176,7 +205,9 @@ def _positive(text: str) -> float:
 
 
 def _index(values: Any, least: int = 0) -> tuple[int, ...]:
-    if not (isinstance(values, list) and all(type(x) is int and least <= x < 2**31 for x in values)):
+    if not (
+        isinstance(values, list) and all(type(x) is int and least <= x < 2**31 for x in values)
+    ):
         raise Rejected(f"{str(values)[:80]} must be counts")
     return tuple(values)
 
@@ -185,7 +216,11 @@ def _counterexample(record: Record) -> Record | None:
     """A counterexample with exact numbers, or with the two output sizes where they differ."""
     _check_types(record, _COUNTEREXAMPLE, "the counterexample")
     if record["shapes"] is not None:
-        if record["input"] or record["output"] or {record["convolution"], record["attention"]} != {"None"}:
+        if (
+            record["input"]
+            or record["output"]
+            or {record["convolution"], record["attention"]} != {"None"}
+        ):
             raise Rejected("the counterexample has shapes and numbers")
         theirs, ours = record["shapes"]
         return {"shapes": (_shape(theirs), _shape(ours))}

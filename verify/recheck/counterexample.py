@@ -21,7 +21,8 @@ def refuted(pair: LayerPair, counter: Record) -> Verdict:
     """Evaluate both layers; each head reads its key, or the nearest on the grid.
 
     Raises:
-        NotConfirmed: the claim does not speak of this input, or the outputs are others, or differ by no more than it allows.
+        NotConfirmed: the claim does not speak of this input, or the outputs are others, or differ
+            by no more than it allows.
     """
     prefix = f"layer {pair.stated.name!r}: the counterexample "
     if "shapes" in counter:
@@ -41,10 +42,15 @@ def refuted(pair: LayerPair, counter: Record) -> Verdict:
                 row = pair.a["w_val"][head, group, source]
                 column = pair.a["w_out"][head, group, :, o]
                 attended += value * _dot(row, column)
-    if [expected, attended] != [counter["convolution"], counter["attention"]] or expected == attended:
+    if [expected, attended] != [
+        counter["convolution"],
+        counter["attention"],
+    ] or expected == attended:
         raise NotConfirmed(prefix + "gives other outputs than it says, or equal ones")
     if pair.stated.within is not None and abs(expected - attended) <= Fraction(pair.stated.within):
-        raise NotConfirmed(prefix + "gives outputs that differ by no more than what the claim allows")
+        raise NotConfirmed(
+            prefix + "gives outputs that differ by no more than what the claim allows"
+        )
     difference = f"the convolution is exactly {expected}, the attention {attended}"
     return Verdict("REFUTED", f"at output {counter['output']} {difference}")
 
@@ -54,22 +60,38 @@ def _other_size(pair: LayerPair, stated: tuple[Any, Any], prefix: str) -> Verdic
     expected = sizes_of(pair.conv, pair.stated.grid)
     attended = sizes_of(pair.mhsa, pair.stated.grid)
     if (expected, attended) != stated or expected is None or expected == attended:
-        raise NotConfirmed(f"{prefix}names other sizes than the outputs', {expected} and {attended}, or equal ones")
-    return Verdict("REFUTED", f"the convolution's output has size {expected}, the attention's {attended or 'none'}")
+        raise NotConfirmed(
+            f"{prefix}names other sizes than the outputs', {expected} and {attended}, or equal ones"
+        )
+    return Verdict(
+        "REFUTED",
+        f"the convolution's output has size {expected}, the attention's {attended or 'none'}",
+    )
 
 
 def _axes(pair: LayerPair, place: list[int], prefix: str) -> tuple[list[Axis], list[Axis]]:
-    """The axes of both layers, which have outputs of one size, with this place in them, and read no content."""
+    """The axes of both layers, which have outputs of one size, with this place in them, and read no
+    content.
+    """
     conv_axes = axes_of(pair.conv, pair.stated.grid)
     mhsa_axes = axes_of(pair.mhsa, pair.stated.grid)
     sizes = [len(axis.queries) for axis in conv_axes]
-    same = sizes == [len(axis.queries) for axis in mhsa_axes] and pair.conv.channels == pair.mhsa.channels
-    if pair.content.any() or not same or any(at >= size for at, size in zip(place, sizes, strict=True)):
+    same = (
+        sizes == [len(axis.queries) for axis in mhsa_axes]
+        and pair.conv.channels == pair.mhsa.channels
+    )
+    if (
+        pair.content.any()
+        or not same
+        or any(at >= size for at, size in zip(place, sizes, strict=True))
+    ):
         raise NotConfirmed(prefix + "cannot be evaluated")
     return conv_axes, mhsa_axes
 
 
-def _inputs(pair: LayerPair, entries: Mapping[tuple[int, ...], Fraction], group: int, prefix: str) -> Inputs:
+def _inputs(
+    pair: LayerPair, entries: Mapping[tuple[int, ...], Fraction], group: int, prefix: str
+) -> Inputs:
     """The entries of one group, after all of them are inputs that the claim speaks of."""
     d_in = pair.kernel.shape[2]
     inputs: dict[tuple[int, ...], list[tuple[int, Fraction]]] = {}
@@ -82,14 +104,24 @@ def _inputs(pair: LayerPair, entries: Mapping[tuple[int, ...], Fraction], group:
     return inputs
 
 
-def _reads(pair: LayerPair, axes: list[Axis], place: list[int], prefix: str) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Each head that carries something, with the input position that it reads for the output at ``place``; −1 for a zero."""
+def _reads(
+    pair: LayerPair, axes: list[Axis], place: list[int], prefix: str
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each head that carries something, with the input position that it reads for the output at
+    ``place``; −1 for a zero.
+    """
     for head in map(int, np.flatnonzero(pair.carrying)):
         centre = centre_at(pair, head, axes)
         assert centre is not None
-        keys = [int(axis.queries[at]) + n for axis, at, n in zip(axes, place, centre.shift, strict=True)]
-        nearest = [min(max(key, 0), len(axis.tokens) - 1) for key, axis in zip(keys, axes, strict=True)]
-        if leak(centre, FORMATS[pair.stated.dtype].log_eta) or (pair.radix is not None and keys != nearest):
+        keys = [
+            int(axis.queries[at]) + n for axis, at, n in zip(axes, place, centre.shift, strict=True)
+        ]
+        nearest = [
+            min(max(key, 0), len(axis.tokens) - 1) for key, axis in zip(keys, axes, strict=True)
+        ]
+        if leak(centre, FORMATS[pair.stated.dtype].log_eta) or (
+            pair.radix is not None and keys != nearest
+        ):
             raise NotConfirmed(f"{prefix}rests on head {head}, which is not one-hot")
         yield head, tuple(int(axis.tokens[key]) for axis, key in zip(axes, nearest, strict=True))
 

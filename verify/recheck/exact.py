@@ -1,7 +1,9 @@
-"""The checker's exact arithmetic: attention centres, upper bounds on leakage, and matrix products compared with taps.
+"""The checker's exact arithmetic: attention centres, upper bounds on leakage, and matrix products
+compared with taps.
 
-Stored numbers are dyadic rationals, so centres and taps are exact in fractions and integers.  Exponentials in the leakage are
-integers over a power of two, each rounded up.  It shares no code with the certifier.
+Stored numbers are dyadic rationals, so centres and taps are exact in fractions and integers.
+Exponentials in the leakage are integers over a power of two, each rounded up.  It shares no code
+with the certifier.
 """
 
 import math
@@ -32,7 +34,9 @@ class NoCentre(ValueError):
     """The score of a head has no maximum that exceeds its own rounding error."""
 
 
-def centre_of(v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> Centre:
+def centre_of(
+    v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, widest: Sequence[int]
+) -> Centre:
     """Solve c = Ŵ_keyᵀ v = −a(1, −2τ) for a and τ; the gap of Lemma 2 is a(1 − 2 max|τ − n|).
 
     Args:
@@ -55,16 +59,23 @@ def centre_of(v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, wides
         nearest = digits_of(nearest[0], radix, widest)
     gap = a * (1 - 2 * max(map(abs, offset)))
     size = largest_score(terms, encoded)
-    # Each entry of c takes D_k products and sums, c·r takes D_p more, then the maximum is subtracted: γ_n and n underflows.
+    # Each entry of c takes D_k products and sums, c·r takes D_p more, then the maximum is
+    # subtracted: γ_n and n underflows.
     n = sum(w_key_pos.shape) + 2
     slack = 2 * (size * Fraction(n, 2**53 - n) + n * Fraction(1 + sum(encoded), 2**1074))
     if not gap > slack or max(encoded) > 2**53 or size >= 2**1022:
-        raise NoCentre(f"has a gap of {float(gap):.3g}, scores round by {float(slack / 2):.3g}, or may overflow")
+        raise NoCentre(
+            f"has a gap of {float(gap):.3g}, scores round by {float(slack / 2):.3g}, or may overflow"
+        )
     return Centre(tuple(nearest), a, offset, gap, slack)
 
 
-def finite_scores(v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, widest: Sequence[int]) -> None:
-    """Raise `NoCentre` unless every shift in the box has a finite score, which suffices for a head with zero values."""
+def finite_scores(
+    v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, widest: Sequence[int]
+) -> None:
+    """Raise `NoCentre` unless every shift in the box has a finite score, which suffices for a head
+    with zero values.
+    """
     encoded = encoded_at_most(radix, widest)
     if radix is not None:
         digits_of(0, radix, widest)
@@ -74,7 +85,10 @@ def finite_scores(v: ndarray, w_key_pos: ndarray, radix: Sequence[int] | None, w
 
 def terms_of(v: ndarray, w_key_pos: ndarray) -> list[list[Fraction]]:
     """The products whose sums are c = Ŵ_keyᵀ v, one row per entry."""
-    return [[Fraction(float(w)) * Fraction(float(x)) for w, x in zip(column, v, strict=True)] for column in w_key_pos.T]
+    return [
+        [Fraction(float(w)) * Fraction(float(x)) for w, x in zip(column, v, strict=True)]
+        for column in w_key_pos.T
+    ]
 
 
 def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[int]:
@@ -87,12 +101,16 @@ def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[
 
 def largest_score(terms: list[list[Fraction]], encoded: list[int]) -> Fraction:
     """An upper bound on Σ|v||Ŵ_key||r_δ|."""
-    sizes = (sum(map(abs, column), Fraction(0)) * r for column, r in zip(terms, encoded, strict=True))
+    sizes = (
+        sum(map(abs, column), Fraction(0)) * r for column, r in zip(terms, encoded, strict=True)
+    )
     return sum(sizes, Fraction(0))
 
 
 def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[int]:
-    """The shift with this number, in balanced digits; `NoCentre` unless the radix gives each shift in the box its own number."""
+    """The shift with this number, in balanced digits; `NoCentre` unless the radix gives each shift
+    in the box its own number.
+    """
     bases = [big // small for big, small in pairwise(radix) if small > 0]
     if [*radix] != [math.prod(bases[axis:]) for axis in range(len(widest))]:
         raise NoCentre(f"has a radix {radix} that is none")
@@ -105,14 +123,15 @@ def digits_of(number: int, radix: Sequence[int], widest: Sequence[int]) -> list[
     return [number, *digits]
 
 
-# ---- leakage ---------------------------------------------------------------------------------------------------------
+# ---- leakage -------------------------------------------------------------------------------------
 
 
 def leak(centre: Centre, log_eta: int) -> float:
     """An upper bound on the attention outside the nearest key, 1 − Π 1/(1 + s_i).
 
-    Exactly 0 if every other weight is below half of η = 2^−log_eta, the smallest number of the working type.  Score errors of
-    half the slack change the odds by a factor of at most e^slack ≤ 1 + 2·slack, for a slack below ½.
+    Exactly 0 if every other weight is below half of η = 2^−log_eta, the smallest number of the
+    working type.  Score errors of half the slack change the odds by a factor of at most e^slack ≤ 1
+    + 2·slack, for a slack below ½.
     """
     if centre.gap - centre.slack > LN2 * (log_eta + 1) + Fraction(1, 2**45):
         return 0.0
@@ -127,11 +146,13 @@ def leak(centre: Centre, log_eta: int) -> float:
 
 @cache
 def tail(a: Fraction, f: Fraction, bits: int) -> Fraction:
-    """An upper bound on s = Σ_{n≥1} (e^{−a(n²−2nf)} + e^{−a(n²+2nf)}): all other keys of one axis relative to the nearest.
+    """An upper bound on s = Σ_{n≥1} (e^{−a(n²−2nf)} + e^{−a(n²+2nf)}): all other keys of one axis
+    relative to the nearest.
 
-    From term to term each exponent grows by a(2n + 1 ∓ 2f), and this by 2a, so four exponentials suffice.  The terms past N are
-    at most e^{−an(n−1)} each, which a geometric series bounds.  Below a = 10⁻⁶, where there are many terms, the sum over all n
-    of the unimodal e^{−a(n−f)²} is at most its integral √(π/a) plus its maximum 1.
+    From term to term each exponent grows by a(2n + 1 ∓ 2f), and this by 2a, so four exponentials
+    suffice.  The terms past N are at most e^{−an(n−1)} each, which a geometric series bounds.
+    Below a = 10⁻⁶, where there are many terms, the sum over all n of the unimodal e^{−a(n−f)²} is
+    at most its integral √(π/a) plus its maximum 1.
     """
     if a < Fraction(1, 10**6):
         root = Fraction(math.isqrt(math.ceil(PI / a * 4**64)) + 1, 2**64)
@@ -143,18 +164,25 @@ def tail(a: Fraction, f: Fraction, bits: int) -> Fraction:
         for _ in range(last):
             total += term
             term, ratio = (term * ratio >> bits) + 1, (ratio * square >> bits) + 1
-    beyond = Fraction(2 * exponential(a * last * (last + 1), bits), 2**bits - exponential(2 * a * (last + 1), bits))
+    beyond = Fraction(
+        2 * exponential(a * last * (last + 1), bits),
+        2**bits - exponential(2 * a * (last + 1), bits),
+    )
     return Fraction(total, 2**bits) + beyond
 
 
 def exponential(x: Fraction, bits: int) -> int:
-    """A tight integer upper bound on 2^bits·e^−x for x ≥ 0: Taylor's series for x/2^k ≤ ⅛, squared k times."""
+    """A tight integer upper bound on 2^bits·e^−x for x ≥ 0: Taylor's series for x/2^k ≤ ⅛, squared
+    k times.
+    """
     if x > bits:
         return 1
     k, work = max(0, math.ceil(x * 8).bit_length()), bits + 64
     y = math.floor(x * 2**work / 2**k)
     total, most, least = 0, 1 << work, 1 << work
-    for n in range(1, 2 * work):  # alternating series: addends round up, subtrahends down, and the last is an addend
+    for n in range(
+        1, 2 * work
+    ):  # alternating series: addends round up, subtrahends down, and the last is an addend
         total += most if n % 2 else -least
         if n % 2 and most <= 1:
             break
@@ -178,11 +206,12 @@ def gamma(n: int, u: float) -> float:
     return n * u / (1 - n * u) if n * u < 1 else math.inf
 
 
-# ---- taps ------------------------------------------------------------------------------------------------------------
+# ---- taps ----------------------------------------------------------------------------------------
 
 
 def selected(a: ndarray, b: ndarray) -> ndarray | None:
-    """A·B without rounding, if each row of A, or each column of B, has at most one nonzero, a power of two; else None.
+    """A·B without rounding, if each row of A, or each column of B, has at most one nonzero, a power
+    of two; else None.
 
     Args:
         a: (groups, i, e).
@@ -194,7 +223,10 @@ def selected(a: ndarray, b: ndarray) -> ndarray | None:
         if (np.count_nonzero(left, axis=2) > 1).any():
             continue
         place = np.argmax(left != 0, axis=2)[:, :, None]
-        scale, picked = np.take_along_axis(left, place, axis=2), np.take_along_axis(right, place, axis=1)
+        scale, picked = (
+            np.take_along_axis(left, place, axis=2),
+            np.take_along_axis(right, place, axis=1),
+        )
         product = scale * picked
         powers = np.isin(np.abs(np.frexp(scale)[0]), (0.0, 0.5)).all()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -204,7 +236,9 @@ def selected(a: ndarray, b: ndarray) -> ndarray | None:
 
 
 def product_gap(pairs: Sequence[tuple[ndarray, ndarray]], tap: ndarray) -> ndarray:
-    """An upper bound on |Σ A·B − W|, 0 only where that is exactly 0, from limbs that float64 multiplies exactly."""
+    """An upper bound on |Σ A·B − W|, 0 only where that is exactly 0, from limbs that float64
+    multiplies exactly.
+    """
     terms = [(-part, exponent) for part, exponent in limbs(tap)]
     for a, b in pairs:
         if a.shape[2] >= 2**13:
@@ -215,7 +249,9 @@ def product_gap(pairs: Sequence[tuple[ndarray, ndarray]], tap: ndarray) -> ndarr
     for part, exponent in terms:
         total = total + part.astype(np.int64).astype(object) * (1 << (exponent - least))
     scale = Fraction(2) ** least
-    return np.array([rounded_up(abs(x) * scale) if x else 0.0 for x in total.flat]).reshape(tap.shape)
+    return np.array([rounded_up(abs(x) * scale) if x else 0.0 for x in total.flat]).reshape(
+        tap.shape
+    )
 
 
 def limbs(x: ndarray) -> list[tuple[ndarray, int]]:
@@ -223,7 +259,9 @@ def limbs(x: ndarray) -> list[tuple[ndarray, int]]:
     top, rest, parts = int(np.frexp(np.abs(x).max(initial=0.0))[1]), x, []
     while rest.any():
         top -= LIMB
-        part = np.trunc(np.ldexp(rest, -top))  # what is too small to be exact here is below 1: left for a later limb
+        part = np.trunc(
+            np.ldexp(rest, -top)
+        )  # what is too small to be exact here is below 1: left for a later limb
         rest = rest - np.ldexp(part, top)
         parts += [(part, top)] if part.any() else []
     return parts

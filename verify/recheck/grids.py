@@ -5,8 +5,9 @@ It shares no code with the certifier's :mod:`verify.layers.reading`.
     convolution            Y[o] = b + Σ_j W_j X̃[s·o + dil·j − p],  X̃ the input, continued by its padding mode
     transposed             Y[s·i + dil·j − p] += X[i] W_j
     attention              tokens: the padded input; transposed: the inputs s apart, padded by dil·(K − 1) − p (below 0: cropped)
-                           the query of output o sits at s·o + a (transposed: o + a), with a = dil·⌊(K − 1)/2⌋
-                           the head that carries tap j looks at τ_j = dil·j − a (transposed: dil·(K − 1 − j) − a)
+                           the query of output o sits at s·o + a (transposed: o + a), with
+                           a = dil·⌊(K − 1)/2⌋ the head that carries tap j looks at τ_j = dil·j − a
+                           (transposed: dil·(K − 1 − j) − a)
 """
 
 import json
@@ -21,9 +22,21 @@ from numpy import ndarray
 
 from verify.recheck.strict_input import Record, Rejected
 
-LONGEST, MOST = 2**26, 2**32  # limits on an axis' tokens and on tokens times taps: about ten seconds of work
+LONGEST, MOST = (
+    2**26,
+    2**32,
+)  # limits on an axis' tokens and on tokens times taps: about ten seconds of work
 GEOMETRY = {
-    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "padding_mode", "dilation", "groups"),
+    *(
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "padding_mode",
+        "dilation",
+        "groups",
+    ),
     *("transposed", "output_padding"),
 }
 MODES = ("zeros", "reflect", "replicate", "circular")
@@ -90,7 +103,9 @@ class NoOutput(ValueError):
 def geometry_of(stated: Record) -> StatedGeometry:
     """Read the geometry that a layer states; `Rejected` if it is not a convolution's."""
     with suppress(TypeError, ValueError, KeyError, AttributeError):
-        vectors = [tuple(stated[name]) for name in ("kernel_size", "stride", "dilation", "output_padding")]
+        vectors = [
+            tuple(stated[name]) for name in ("kernel_size", "stride", "dilation", "output_padding")
+        ]
         geometry = StatedGeometry(
             *vectors,
             pads=_pads(stated["padding"], stated["kernel_size"], stated["dilation"]),
@@ -100,7 +115,11 @@ def geometry_of(stated: Record) -> StatedGeometry:
             d_in=stated["in_channels"],
             d_out=stated["out_channels"],
         )
-        if set(stated) - {"radix"} == GEOMETRY and _has_sizes(geometry) and _is_known(geometry, stated["padding"]):
+        if (
+            set(stated) - {"radix"} == GEOMETRY
+            and _has_sizes(geometry)
+            and _is_known(geometry, stated["padding"])
+        ):
             return geometry
     raise Rejected(f"must be the geometry of a convolution: {json.dumps(stated)[:300]}")
 
@@ -116,7 +135,9 @@ def _pads(padding: Any, kernel: list[int], dilation: list[int]) -> tuple[tuple[i
 
 
 def _has_sizes(g: StatedGeometry) -> bool:
-    """Whether all entries are integers of their ranges, one per axis, and the groups divide the channels."""
+    """Whether all entries are integers of their ranges, one per axis, and the groups divide the
+    channels.
+    """
     positive = (*g.kernel, *g.stride, *g.dilation, *g.channels)
     natural = (*g.extra, *chain.from_iterable(g.pads))
     if not all(type(x) is int and 0 <= x < 2**31 for x in (*positive, *natural)) or 0 in positive:
@@ -131,7 +152,9 @@ def _is_known(g: StatedGeometry, padding: Any) -> bool:
     if type(g.transposed) is not bool or g.mode not in MODES:
         return False
     if g.transposed:
-        within = all(extra < max(s, dil) for extra, s, dil in zip(g.extra, g.stride, g.dilation, strict=True))
+        within = all(
+            extra < max(s, dil) for extra, s, dil in zip(g.extra, g.stride, g.dilation, strict=True)
+        )
         return g.mode == "zeros" and not isinstance(padding, str) and within
     return not any(g.extra) and (padding != "same" or {*g.stride} == {1})
 

@@ -30,8 +30,12 @@ class StepFails(ValueError):
 
 
 def centre_at(pair: LayerPair, head: int, axes: list[Axis]) -> Centre | None:
-    """Step 2: where a head looks; None if it carries only zeros, because finite attention times 0 is 0."""
-    widest = [max(int(axis.queries[-1]), len(axis.tokens) - 1 - int(axis.queries[0])) for axis in axes]
+    """Step 2: where a head looks; None if it carries only zeros, because finite attention times 0
+    is 0.
+    """
+    widest = [
+        max(int(axis.queries[-1]), len(axis.tokens) - 1 - int(axis.queries[0])) for axis in axes
+    ]
     numbers = (pair.a["v"][head], pair.a["w_key_pos"][head], pair.radix, widest)
     try:
         if pair.carrying[head]:

@@ -1,4 +1,6 @@
-"""The numbers of one convolution and its attention layer, after their digests, dtypes and shapes match the certificate."""
+"""The numbers of one convolution and its attention layer, after their digests, dtypes and shapes
+match the certificate.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +12,13 @@ from verify.recheck.grids import StatedGeometry, geometry_of
 from verify.recheck.stored_layers import BYTES, TENSORS, StoredLayer
 from verify.recheck.strict_input import Record, Rejected
 
-SCORES = ("w_qry", "w_key", "w_key_pos", "u", "v")  # of at least float32, so not always of the values' type
+SCORES = (
+    "w_qry",
+    "w_key",
+    "w_key_pos",
+    "u",
+    "v",
+)  # of at least float32, so not always of the values' type
 NOT_PLAIN = "what is folded, or of a class of its own, is not rechecked (a state dict with the plain weights is)"
 
 
@@ -43,20 +51,35 @@ class LayerPair:
         ]
         weights = _certified(prefix, conv, stated.geometries[0], stated.digests[0])
         a = _certified(prefix, mhsa, stated.geometries[1], stated.digests[1])
-        types = {t.dtype for layer in (conv, mhsa) for name, t in layer.tensors.items() if name not in SCORES}
+        types = {
+            t.dtype
+            for layer in (conv, mhsa)
+            for name, t in layer.tensors.items()
+            if name not in SCORES
+        }
         if types != {stated.dtype}:
             raise Rejected(f"{prefix}of the types {sorted(types)}, and not {stated.dtype}")
         conv_geometry = geometry_of(stated.geometries[0])
         mhsa_geometry = geometry_of(stated.geometries[1])
         radix = stated.geometries[1].get("radix")
-        if conv.kind not in (conv_geometry.kind, "Conv") or mhsa.kind != "MHSA" or "radix" in stated.geometries[0]:
+        if (
+            conv.kind not in (conv_geometry.kind, "Conv")
+            or mhsa.kind != "MHSA"
+            or "radix" in stated.geometries[0]
+        ):
             belongs = f"where a {conv_geometry.kind} and its attention belong"
             raise Rejected(f"{prefix}a {conv.kind} and a {mhsa.kind} {belongs}")
         expected = _shapes(conv_geometry, mhsa_geometry, radix, a["v"].shape, a["w_val"].shape[-1])
         for name, array in (weights | a).items():
             if array.shape != expected[name] or len(a["v"]) != stated.heads:
-                raise Rejected(f"{prefix}{name} has shape {array.shape}, or there are not {stated.heads} heads")
-        nonzero = {name: a[name].reshape(stated.heads, -1).any(axis=1) for name in TENSORS if name != "b_out"}
+                raise Rejected(
+                    f"{prefix}{name} has shape {array.shape}, or there are not {stated.heads} heads"
+                )
+        nonzero = {
+            name: a[name].reshape(stated.heads, -1).any(axis=1)
+            for name in TENSORS
+            if name != "b_out"
+        }
         by_key = nonzero["w_qry"] & (nonzero["w_key"] | nonzero["w_key_pos"])
         return cls(
             stated=stated,
@@ -77,17 +100,27 @@ class LayerPair:
 def _require_plain(prefix: str, conv: StoredLayer) -> None:
     """Refuse a convolution that is folded or unknown, or in the wrong file."""
     if conv.kind == "unknown":
-        raise Rejected(f"{prefix}class or tensors {sorted(conv.tensors)} are of no plain convolution: {NOT_PLAIN}")
+        raise Rejected(
+            f"{prefix}class or tensors {sorted(conv.tensors)} are of no plain convolution: {NOT_PLAIN}"
+        )
     if conv.kind == "MHSA":
-        raise Rejected(f"{prefix}the file of the convolutions has its attention (are the two files exchanged?)")
+        raise Rejected(
+            f"{prefix}the file of the convolutions has its attention (are the two files exchanged?)"
+        )
 
 
-def _certified(prefix: str, layer: StoredLayer, stated: Record, digests: dict[str, str]) -> dict[str, ndarray]:
+def _certified(
+    prefix: str, layer: StoredLayer, stated: Record, digests: dict[str, str]
+) -> dict[str, ndarray]:
     """The numbers of a layer, if digests and geometry match the certificate."""
     if layer.geometry not in (None, stated):
-        raise Rejected(f"{prefix}the geometry of the {layer.kind} is not the one that was certified")
+        raise Rejected(
+            f"{prefix}the geometry of the {layer.kind} is not the one that was certified"
+        )
     if other := {*digests} ^ {*layer.tensors}:
-        raise Rejected(f"{prefix}only one of certificate and file has {min(other)} of the {layer.kind}")
+        raise Rejected(
+            f"{prefix}only one of certificate and file has {min(other)} of the {layer.kind}"
+        )
     arrays = {}
     for name, digest in digests.items():
         if layer.tensors[name].sha256() != digest:
@@ -102,7 +135,11 @@ def _certified(prefix: str, layer: StoredLayer, stated: Record, digests: dict[st
 
 
 def _shapes(
-    g: StatedGeometry, mhsa: StatedGeometry, radix: list[int] | None, v: tuple[int, ...], head_dim: int
+    g: StatedGeometry,
+    mhsa: StatedGeometry,
+    radix: list[int] | None,
+    v: tuple[int, ...],
+    head_dim: int,
 ) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor, from the geometries."""
     heads, key_dim = v
@@ -122,7 +159,9 @@ def _shapes(
 
 
 def _taps(weight: ndarray, g: StatedGeometry) -> ndarray:
-    """The matrix of every tap from torch's layout: (D_out, D_in/groups, *K), or transposed (D_in, D_out/groups, *K)."""
+    """The matrix of every tap from torch's layout: (D_out, D_in/groups, *K), or transposed
+    (D_in, D_out/groups, *K).
+    """
     flat = np.moveaxis(weight.reshape(*weight.shape[:2], -1), -1, 0)  # (taps, first, second/groups)
     blocks = flat.reshape(len(flat), g.groups, -1, flat.shape[2])
     return blocks if g.transposed else blocks.swapaxes(2, 3)

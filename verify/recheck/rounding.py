@@ -34,7 +34,9 @@ def magnitudes_of(pair: LayerPair) -> Magnitudes:
     by_column = np.matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
     by_row = np.matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
     folded = min(by_column, by_row)  # bounds |W_val W_out|
-    content = [bound * np.abs(pair.a[name]).sum(axis=1).max(initial=0) for name in ("w_qry", "w_key")]
+    content = [
+        bound * np.abs(pair.a[name]).sum(axis=1).max(initial=0) for name in ("w_qry", "w_key")
+    ]
     largest = np.max([bound, folded, *content, into.max(initial=0), *conv, *attention])
     return Magnitudes(through, conv, attention, float(largest))
 
@@ -52,8 +54,8 @@ def rounding_of(pair: LayerPair, sizes: Magnitudes, tokens: int, soft: bool) -> 
     heads, _, d_in, head_dim = pair.a["w_val"].shape
     taps = len(pair.kernel)
     dims = len(pair.conv.kernel)
-    # Rounded operations per term: (X W_val) W_out, or X (W_val W_out) folded.  Soft heads add sums over at most T + d keys and
-    # d softmaxes, whose weights below 2^−100 may be dropped.
+    # Rounded operations per term: (X W_val) W_out, or X (W_val W_out) folded.  Soft heads add sums
+    # over at most T + d keys and d softmaxes, whose weights below 2^−100 may be dropped.
     n_conv = d_in * taps + 1
     n_att = max(d_in + heads * head_dim, head_dim + heads * d_in) + 1
     if soft:
@@ -61,10 +63,16 @@ def rounding_of(pair: LayerPair, sizes: Magnitudes, tokens: int, soft: bool) -> 
     if n_conv + n_att > MOST_TERMS:
         return np.full_like(sizes.conv, np.inf)
     rounding = gamma(n_conv, number.u) * sizes.conv + gamma(n_att, number.u) * sizes.attention
-    # An underflow errs by η, times the factors that follow; the softmax may give η instead of 0 at T − 1 keys.
+    # An underflow errs by η, times the factors that follow; the softmax may give η instead of 0 at
+    # T − 1 keys.
     w_out = np.abs(pair.a["w_out"])
     outward = w_out.sum(axis=(0, 2)).reshape(-1)
-    lost = n_conv + heads * head_dim + d_in * outward + heads * d_in * (1 + head_dim * pair.stated.input_bound)
+    lost = (
+        n_conv
+        + heads * head_dim
+        + d_in * outward
+        + heads * d_in * (1 + head_dim * pair.stated.input_bound)
+    )
     if soft:
         w_val = np.abs(pair.a["w_val"]).sum(axis=2)
         carried = np.matmul(w_val[:, :, None], w_out).sum(axis=0).reshape(-1)

@@ -1,7 +1,8 @@
 """The layers of a weight file: what the library of its format returns.
 
-A safetensors file is read by safetensors, without torch.  Every other file is read by torch's own loader, which defines what
-it holds: :mod:`verify.layers.torch_file`, which is imported for such a file alone.
+A safetensors file is read by safetensors, without torch.  Every other file is read by torch's own
+loader, which defines what it holds: :mod:`verify.layers.torch_file`, which is imported for such a
+file alone.
 """
 
 import hashlib
@@ -35,7 +36,9 @@ class StoredTensor(NamedTuple):
     data: Any
 
     def sha256(self) -> str:
-        """The digest that a certificate states: of type and shape as JSON, a zero byte, and the bytes."""
+        """The digest that a certificate states: of type and shape as JSON, a zero byte, and the
+        bytes.
+        """
         hashed = hashlib.sha256(json.dumps([self.dtype, [*self.shape]]).encode() + b"\0")
         hashed.update(self.data)
         return hashed.hexdigest()
@@ -49,7 +52,9 @@ class StoredTensor(NamedTuple):
 
 
 class StoredLayer(NamedTuple):
-    """A layer of a file: its class, or "Conv" of unknown dimension, or "unknown"; its geometry, None if none is stated."""
+    """A layer of a file: its class, or "Conv" of unknown dimension, or "unknown"; its geometry,
+    None if none is stated.
+    """
 
     kind: str
     geometry: Record | None
@@ -71,8 +76,11 @@ class StoredLayers(NamedTuple):
     layers: dict[str, StoredLayer]
     notes: tuple[str, ...]
 
-    def named(self, stated: Mapping[str, tuple[Any, Any]], notes: list[str]) -> Mapping[str, StoredLayer]:
-        """The layers under the certified names; or all of them below one path, or in wrappers, exactly as they are stated.
+    def named(
+        self, stated: Mapping[str, tuple[Any, Any]], notes: list[str]
+    ) -> Mapping[str, StoredLayer]:
+        """The layers under the certified names; or all of them below one path, or in wrappers,
+        exactly as they are stated.
 
         Args:
             stated: geometry and digests of each layer.
@@ -84,7 +92,10 @@ class StoredLayers(NamedTuple):
         missing = next((name for name in stated if name not in self.layers), None)
         if missing is None:
             return self.layers
-        bare = {".".join(part for part in path.split(".") if part not in WRAPPERS): path for path in self.layers}
+        bare = {
+            ".".join(part for part in path.split(".") if part not in WRAPPERS): path
+            for path in self.layers
+        }
         for parent in _parents(missing, bare):
             layers = self._below(parent, bare, stated)
             if layers is not None:
@@ -92,7 +103,9 @@ class StoredLayers(NamedTuple):
                 notes.append(f"{self.name}: {missing!r} is there as {path!r}, and so on")
                 return layers
         hint = "".join(f" ({note})" for note in (RENAMED, *self.notes) if note != VERY_FILE)
-        raise Rejected(f"layer {missing!r} is missing in {self.name}, and no other names there fit its tensors{hint}")
+        raise Rejected(
+            f"layer {missing!r} is missing in {self.name}, and no other names there fit its tensors{hint}"
+        )
 
     def _below(
         self, parent: str, bare: Mapping[str, str], stated: Mapping[str, tuple[Any, Any]]
@@ -107,11 +120,21 @@ class StoredLayers(NamedTuple):
         return layers
 
     def beside(self, covered: Collection[StoredLayer]) -> list[str]:
-        """The paths of layers that are none of these, nor of the same class, geometry and tensors as one of them."""
+        """The paths of layers that are none of these, nor of the same class, geometry and tensors
+        as one of them.
+        """
         known = {id(layer) for layer in covered}
         others = [(path, layer) for path, layer in self.layers.items() if id(layer) not in known]
-        alike = [(c.kind, c.geometry, c.digests()) for c in covered if c.geometry is not None] if others else []
-        return [path for path, layer in others if (layer.kind, layer.geometry, layer.digests()) not in alike]
+        alike = (
+            [(c.kind, c.geometry, c.digests()) for c in covered if c.geometry is not None]
+            if others
+            else []
+        )
+        return [
+            path
+            for path, layer in others
+            if (layer.kind, layer.geometry, layer.digests()) not in alike
+        ]
 
 
 def _parents(name: str, paths: Collection[str]) -> list[str]:
@@ -131,7 +154,8 @@ def layers_in(path: AnyPath, certified: str | None = None, key: str | None = Non
 
     Args:
         path: of the file.
-        certified: SHA-256 of the file that was certified, if a certificate names one; of another file, a note says so.
+        certified: SHA-256 of the file that was certified, if a certificate names one; of another
+            file, a note says so.
         key: the key of the network in a checkpoint of several.
 
     Raises:
@@ -156,11 +180,15 @@ def layers_in(path: AnyPath, certified: str | None = None, key: str | None = Non
         return StoredLayers(name, _layers(groups, stated), tuple(notes))
     except Exception as error:  # whatever a library raises on a damaged file
         message = str(error) or type(error).__name__
-        raise Rejected(f"{name}: {' '.join(message.removeprefix(f'{path}: ').split())}"[:1000]) from None
+        raise Rejected(
+            f"{name}: {' '.join(message.removeprefix(f'{path}: ').split())}"[:1000]
+        ) from None
 
 
 def _of_safetensors(path: AnyPath) -> tuple[dict[str, Record], Record]:
-    """Tensors, and kind and geometry, by the path of their layer, as `verify.layers.torch_file.contents` returns them."""
+    """Tensors, and kind and geometry, by the path of their layer, as
+    `verify.layers.torch_file.contents` returns them.
+    """
     from safetensors import deserialize
 
     data = Path(path).read_bytes()
@@ -172,14 +200,20 @@ def _of_safetensors(path: AnyPath) -> tuple[dict[str, Record], Record]:
         dtype = _SAFETENSORS.get(tensor["dtype"], tensor["dtype"])
         groups.setdefault(of, {})[last] = (dtype, tuple(tensor["shape"]), tensor["data"])
     length = int.from_bytes(data[:8], "little")
-    header = strict_json(data[8 : 8 + length], "the header")  # the library takes a key that stands twice
-    stated = strict_json(header.get("__metadata__", {}).get("geometry", "{}").encode(), "the metadata's geometry")
+    header = strict_json(
+        data[8 : 8 + length], "the header"
+    )  # the library takes a key that stands twice
+    stated = strict_json(
+        header.get("__metadata__", {}).get("geometry", "{}").encode(), "the metadata's geometry"
+    )
     if not isinstance(stated, dict):
         raise Rejected("the metadata's geometry must be a JSON object")
     return groups, stated
 
 
-def _layers(groups: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]) -> dict[str, StoredLayer]:
+def _layers(
+    groups: Mapping[str, Mapping[str, Any]], stated: Mapping[str, Any]
+) -> dict[str, StoredLayer]:
     """Those groups of tensors that may be convolutions or attention."""
     layers = {}
     for path, tensors in groups.items():
@@ -201,11 +235,23 @@ def _kind_of(path: str, stated: Mapping[str, Any]) -> tuple[str | None, Record]:
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         raise Rejected(f"what it states of {path!r} must be the geometry of a layer")
     # Of a bias it only says whether b_out is a parameter or a buffer of zeros.
-    return record["kind"], {name: value for name, value in record.items() if name not in ("kind", "bias")}
+    return record["kind"], {
+        name: value for name, value in record.items() if name not in ("kind", "bias")
+    }
 
 
 def _may_be_a_kernel(group: Mapping[str, StoredTensor], kind: str | None) -> bool:
-    """Whether a tensor has a kernel's name, parametrized or not, and more than two axes; a LayerNorm's has, but its bias, too."""
-    kernels = [name for name, t in group.items() if len(t.shape) > 2 and name.startswith(("weight", "original"))]
-    norm = kind is None and {*group} == {"weight", "bias"} and group["bias"].shape == group["weight"].shape
+    """Whether a tensor has a kernel's name, parametrized or not, and more than two axes; a
+    LayerNorm's has, but its bias, too.
+    """
+    kernels = [
+        name
+        for name, t in group.items()
+        if len(t.shape) > 2 and name.startswith(("weight", "original"))
+    ]
+    norm = (
+        kind is None
+        and {*group} == {"weight", "bias"}
+        and group["bias"].shape == group["weight"].shape
+    )
     return bool(kernels) and not norm

@@ -56,6 +56,8 @@ def strict_json(text: bytes, what: str) -> Any:
         raise ValueError(f"{number[:20]} must be a finite number")
 
     try:
-        return json.loads(text.decode(), object_pairs_hook=unique, parse_constant=finite, parse_float=finite)
+        return json.loads(
+            text.decode(), object_pairs_hook=unique, parse_constant=finite, parse_float=finite
+        )
     except (ValueError, RecursionError) as error:
         raise Rejected(f"{what} must be strict JSON: {error}") from None

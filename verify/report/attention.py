@@ -1,9 +1,10 @@
 """Data for the page's attention maps, from the layer's own code: tokens and score vectors.
 
-The page computes softmax(c·r_δ) itself, in float64, from each head's vector c = Ŵ_keyᵀ v and the layer's encoding r, so the
-picture follows the weights: edit ``v`` and it changes.  The geometry determines only the tokens and the queries.  Attention that
-depends on the image's content is shipped as the probabilities that the layer computes.  :mod:`verify.report.live` has the outputs
-of a softer or sharper layer.
+The page computes softmax(c·r_δ) itself, in float64, from each head's vector c = Ŵ_keyᵀ v and the
+layer's encoding r, so the picture follows the weights: edit ``v`` and it changes.  The geometry
+determines only the tokens and the queries.  Attention that depends on the image's content is
+shipped as the probabilities that the layer computes.  :mod:`verify.report.live` has the outputs of
+a softer or sharper layer.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,14 @@ from torch import Tensor
 
 from construct.attention import MHSA
 from verify.layers.fields import Attention, Geometry, Unreadable, read_convolution
-from verify.layers.reading import GridRefused, input_span, output_size, query_places, tap_of_shift, tokens_along
+from verify.layers.reading import (
+    GridRefused,
+    input_span,
+    output_size,
+    query_places,
+    tap_of_shift,
+    tokens_along,
+)
 from verify.layers.targets import Target, target
 from verify.oracle import Vector
 from verify.plots.probabilities import drawn_size
@@ -41,7 +49,8 @@ SHARPNESSES = tuple(2.0 ** (k / 2) for k in range(-4, 21))
 
 
 def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
-    """The data of a layer's attention maps, as JSON types; ``share`` is the byte budget for given probabilities.
+    """The data of a layer's attention maps, as JSON types; ``share`` is the byte budget for given
+    probabilities.
 
     Raises:
         NoPicture: there is nothing to draw, or too much.
@@ -67,13 +76,17 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
     data: Record = _tokens(g, size) | {"crop": caption}
     pairs = len(centres) * prod(data["shape"])
     if pairs > MOST_PAIRS or (content and pairs * prod(map(len, data["queries"])) > MOST_NUMBERS):
-        raise NoPicture(f"{mhsa.heads} heads over {times(data['shape'])} tokens are too many to draw")
+        raise NoPicture(
+            f"{mhsa.heads} heads over {times(data['shape'])} tokens are too many to draw"
+        )
     if content:
         with torch.no_grad():
             probabilities = mhsa.attention_probabilities(_content_input(mhsa, part, size))
         data["maps"] = packed(probabilities[0, : len(centres)].cpu().numpy())
         data["bits"] = 16
-        data["caption"] = "Where these heads look depends on the image, so the slider does not move them."
+        data["caption"] = (
+            "Where these heads look depends on the image, so the slider does not move them."
+        )
         centres = [None] * len(centres)
     else:
         data["c"] = mhsa.position_vector().detach()[: len(centres)].tolist()
@@ -81,12 +94,17 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
     data |= _computed(layer, part, content, prod(data["shape"]))
     data["radix"] = None if mhsa.radix is None else list(mhsa.radix)
     data["heads"] = mhsa.heads
-    data["centres"] = [None if a is None else {"shift": list(a.shift), "alpha": float(a.sharpness)} for a in centres]
+    data["centres"] = [
+        None if a is None else {"shift": list(a.shift), "alpha": float(a.sharpness)}
+        for a in centres
+    ]
     return data | _taps(layer, data["centres"], content)
 
 
 def _tokens(g: Geometry, size: Vector) -> Record:
-    """The padded grid for an input of spatial size ``size``: the content of each token, and the queries."""
+    """The padded grid for an input of spatial size ``size``: the content of each token, and the
+    queries.
+    """
     try:
         outputs = output_size(g, size)
     except GridRefused as error:
@@ -104,7 +122,9 @@ def _tokens(g: Geometry, size: Vector) -> Record:
 
 
 def _size(layer: ReportLayer, g: Geometry, content: bool) -> Vector:
-    """The size of the layer's own input if small; else of a part of it, no larger than the certified or checked size."""
+    """The size of the layer's own input if small; else of a part of it, no larger than the
+    certified or checked size.
+    """
     record = layer.certificate or layer.check
     most = None if record is None else record.grid
     if layer.x is not None:
@@ -116,7 +136,9 @@ def _size(layer: ReportLayer, g: Geometry, content: bool) -> Vector:
 
 
 def _computed(layer: ReportLayer, part: Tensor | None, content: bool, keys: int) -> Record:
-    """The picture below the attention and the data from which the page computes outputs, or why it cannot."""
+    """The picture below the attention and the data from which the page computes outputs, or why it
+    cannot.
+    """
     data: Record = {"image": None, "live": None, "live_why": ""}
     try:
         if part is None:
@@ -144,19 +166,29 @@ def _content_input(mhsa: Any, part: Tensor | None, size: Vector) -> Tensor:
 def _slider(centres: Sequence[Target | None]) -> Record:
     """For each stop of the slider, the factor on the scores and the bound on each head's leakage.
 
-    A stop is the resulting α of the softest head; the last factor is 1, the layer unchanged.  Bounds come from
-    :mod:`verify.rounding.leakage`, rounded up; heads with equal sharpness and offset share them.
+    A stop is the resulting α of the softest head; the last factor is 1, the layer unchanged.
+    Bounds come from :mod:`verify.rounding.leakage`, rounded up; heads with equal sharpness and
+    offset share them.
     """
     known = [a for a in centres if a is not None]
     own = min((a.sharpness for a in known), default=None)
     alpha = SHARPNESSES[-1] if own is None else float(own)
     factors = [*(1.0 if abs(s / alpha - 1) < 1e-9 else s / alpha for s in SHARPNESSES), 1.0]
     rows: dict[tuple[Fraction, tuple[Fraction, ...]], int] = {}
-    bound_of = [None if a is None else rows.setdefault((a.sharpness, a.offset), len(rows)) for a in centres]
+    bound_of = [
+        None if a is None else rows.setdefault((a.sharpness, a.offset), len(rows)) for a in centres
+    ]
     if len(rows) > 16:  # a learned layer, for which a bound per head and stop would take too long
         rows, bound_of = {}, [None] * len(centres)
-    bounds = [[_bound(sharpness * Fraction(f), offset) for f in factors] for sharpness, offset in rows]
-    return {"factors": factors, "alpha": None if own is None else alpha, "bounds": bounds, "bound_of": bound_of}
+    bounds = [
+        [_bound(sharpness * Fraction(f), offset) for f in factors] for sharpness, offset in rows
+    ]
+    return {
+        "factors": factors,
+        "alpha": None if own is None else alpha,
+        "bounds": bounds,
+        "bound_of": bound_of,
+    }
 
 
 _bound = cache(leakage)
@@ -182,6 +214,9 @@ def _taps(layer: ReportLayer, centres: Sequence[Record | None], content: bool) -
         tap = None if centre is None else tap_of_shift(geometry, tuple(centre["shift"]))
         data["taps"][head] = None if tap is None else places.index(tuple(tap))
     if content:  # the page finds where a head's attention is largest
-        shifts = {tap_of_shift(geometry, s): list(s) for s in product(*(range(-r, r + 1) for r in geometry.spans))}
+        shifts = {
+            tap_of_shift(geometry, s): list(s)
+            for s in product(*(range(-r, r + 1) for r in geometry.spans))
+        }
         data["shifts"] = [shifts[place] for place in places]
     return data

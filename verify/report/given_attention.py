@@ -9,12 +9,18 @@ import numpy as np
 from verify.report.layer import NoPicture, times
 
 MOST_GIVEN = 12_000_000
-"""The byte budget for given probabilities on a page, shared by the layers; the 12 layers of a ViT-B take half of it."""
+"""The byte budget for given probabilities on a page, shared by the layers; the 12 layers of a ViT-B
+take half of it.
+"""
 MOST_EXACT = 200_000
-"""The most numbers of a layer to ship in 16 bits; larger layers use 8 bits, which suffice for a picture."""
+"""The most numbers of a layer to ship in 16 bits; larger layers use 8 bits, which suffice for a
+picture.
+"""
 
 
-def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: int) -> dict[str, Any]:
+def given_picture(
+    name: str, probabilities: np.ndarray, share: int, most_heads: int
+) -> dict[str, Any]:
     """The data of probabilities (heads, *positions, *positions), one row per query.
 
     If all queries together exceed the byte budget ``share``, evenly spaced ones are kept.
@@ -30,7 +36,9 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
         caption = f"of {name!r} has shape {maps.shape}, and is not (heads, *positions, *positions)"
         raise ValueError(f"write_report: the attention {caption}")
     rows = maps.reshape(len(maps), prod(shape), prod(shape))
-    if not (np.isfinite(rows).all() and (rows >= 0).all() and np.allclose(rows.sum(-1), 1.0, atol=1e-2)):
+    if not (
+        np.isfinite(rows).all() and (rows >= 0).all() and np.allclose(rows.sum(-1), 1.0, atol=1e-2)
+    ):
         caption = "is not made of probabilities: every query's must be ≥ 0 and sum to 1"
         raise ValueError(f"write_report: the attention of {name!r} {caption}")
     drawn = min(len(rows), most_heads)
@@ -41,7 +49,9 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
     exact = kept.size <= min(MOST_EXACT, share // 2)
     caption = "These are attention probabilities as they were given"
     if prod(map(len, queries)) < prod(shape):
-        caption += f", from {times([len(axis) for axis in queries])} of the {times(shape)} positions"
+        caption += (
+            f", from {times([len(axis) for axis in queries])} of the {times(shape)} positions"
+        )
     if not exact:
         caption += ", rounded to what a shade can show"
     return {
@@ -69,7 +79,9 @@ def given_picture(name: str, probabilities: np.ndarray, share: int, most_heads: 
 
 
 def _asking(shape: tuple[int, ...], most: int) -> list[list[int]] | None:
-    """The query positions per axis: all, or evenly spaced ones, ``most`` in total; None if not even one fits."""
+    """The query positions per axis: all, or evenly spaced ones, ``most`` in total; None if not even
+    one fits.
+    """
     for step in range(1, max(shape) + 1):
         axes = [list(range(n))[min(step, n) // 2 :: step] for n in shape]
         if prod(map(len, axes)) <= most:
@@ -78,7 +90,8 @@ def _asking(shape: tuple[int, ...], most: int) -> list[list[int]] | None:
 
 
 def packed(rows: np.ndarray, exact: bool = True) -> str:
-    """Probabilities (heads, queries, keys) in base64: 16 bits with 65535 for 1, little-endian; or their square roots in 8 bits.
+    """Probabilities (heads, queries, keys) in base64: 16 bits with 65535 for 1, little-endian; or
+    their square roots in 8 bits.
 
     A shade in the picture is the square root, so 8 bits change it by at most 1/510.
     """

@@ -29,7 +29,9 @@ BOTH = ((140, 70, 20), (224, 150, 80), (247, 248, 250), (110, 150, 205), (20, 60
 
 @dataclass(frozen=True)
 class Image:
-    """One image: heading, PNG data URI, text for screen readers, and the values of the lightest and darkest shade."""
+    """One image: heading, PNG data URI, text for screen readers, and the values of the lightest and
+    darkest shade.
+    """
 
     title: str
     uri: str
@@ -66,7 +68,11 @@ def strip(layer: ReportLayer) -> Strip | None:
     if before.shape != after.shape:
         raise NoPicture(f"the outputs have shapes {tuple(before.shape)} and {tuple(after.shape)}")
     x, before, after = (t[0].detach().double().cpu().numpy() for t in (x, before, after))
-    for what, values in (("input", x), ("convolution's output", before), ("attention's output", after)):
+    for what, values in (
+        ("input", x),
+        ("convolution's output", before),
+        ("attention's output", after),
+    ):
         if not values.size:
             raise NoPicture(f"the {what} is empty")
         if not np.isfinite(values).all():
@@ -79,7 +85,10 @@ def strip(layer: ReportLayer) -> Strip | None:
         channel = most_varied(before)
         worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
         planes = before[channel], after[channel], difference[worst]
-        of, of_worst = f"channel {channel} of {len(before)}", f"channel {worst}, where it is greatest"
+        of, of_worst = (
+            f"channel {channel} of {len(before)}",
+            f"channel {worst}, where it is greatest",
+        )
     images = [
         _input_image(x),
         _image("Convolution", planes[0], of),
@@ -90,16 +99,22 @@ def strip(layer: ReportLayer) -> Strip | None:
     if before.ndim == 4:
         remarks.append("Of each volume, the middle slice.")
     if max(*x.shape[-2:], *before.shape[-2:]) > LARGEST:
-        remarks.append("Large pictures are drawn in blocks: the mean of each, and of the difference the greatest.")
+        remarks.append(
+            "Large pictures are drawn in blocks: the mean of each, and of the difference the greatest."
+        )
     return Strip(tuple(images), " ".join(remarks))
 
 
 def _input_image(x: ndarray) -> Image:
     if x.ndim == 3 and len(x) == 3:
         low, high = float(x.min()), float(x.max())
-        shade = np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
+        shade = (
+            np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
+        )
         scale = f"{_number(low)} … {_number(high)}; three channels as colours"
-        return Image("Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", scale)
+        return Image(
+            "Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", scale
+        )
     if x.ndim == 2:
         return _image("Input", x, "all channels, one a row")
     channel = most_varied(x)
@@ -107,12 +122,19 @@ def _input_image(x: ndarray) -> Image:
 
 
 def _image(title: str, values: ndarray, of: str, scaled_as: ndarray | None = None) -> Image:
-    """An image whose lightest and darkest shades are the extremes of ``scaled_as``, by default its own."""
+    """An image whose lightest and darkest shades are the extremes of ``scaled_as``, by default its
+    own.
+    """
     if scaled_as is None:
         scaled_as = values
     low, high = float(scaled_as.min()), float(scaled_as.max())
     shade = (_small(_flat(values)) - low) / ((high - low) or 1.0)
-    return Image(title, png(_coloured(shade, INK)), f"{title.lower()}, {of}", f"{_number(low)} … {_number(high)}; {of}")
+    return Image(
+        title,
+        png(_coloured(shade, INK)),
+        f"{title.lower()}, {of}",
+        f"{_number(low)} … {_number(high)}; {of}",
+    )
 
 
 def _difference(values: ndarray, most: float, caption: str) -> Image:
@@ -133,7 +155,9 @@ def _flat(values: ndarray) -> ndarray:
 
 
 def _small(planes: ndarray, greatest: bool = False) -> ndarray:
-    """Downsample to at most ``LARGEST`` pixels per side, by each block's mean or its value of largest magnitude."""
+    """Downsample to at most ``LARGEST`` pixels per side, by each block's mean or its value of
+    largest magnitude.
+    """
     height, width = planes.shape[-2:]
     f, g = -(-height // LARGEST), -(-width // LARGEST)
     if f == g == 1:
@@ -157,12 +181,16 @@ def _coloured(shade: ndarray, stops: tuple[tuple[int, int, int], ...]) -> ndarra
 def png(pixels: ndarray) -> str:
     """Encode (height, width, 3) bytes as a PNG data URI."""
     height, width, _ = pixels.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
+    rows = np.concatenate(
+        [np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1
+    )  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")]
     content = b"\x89PNG\r\n\x1a\n"
     for kind, data in parts:
-        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        content += (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
     return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
@@ -172,7 +200,9 @@ def has_photograph(shape: Vector | None) -> bool:
 
 
 def digit() -> ndarray:
-    """The bundled handwritten digit, (8, 8) from 0 to 1, an input of the network that ships with the project."""
+    """The bundled handwritten digit, (8, 8) from 0 to 1, an input of the network that ships with
+    the project.
+    """
     text = (files("verify.report") / "digit.txt").read_text(encoding="utf-8")
     rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     return np.array(rows, dtype=np.float64) / 16
@@ -181,8 +211,8 @@ def digit() -> ndarray:
 def photograph(shape: Vector, dtype: torch.dtype) -> tuple[Tensor, str] | None:
     """A real image of shape (channels, height, width) and its description, or None.
 
-    One channel of 8 × 8 pixels gets a handwritten digit; three channels get scikit-learn's sample photograph of a flower, if
-    scikit-learn is installed.
+    One channel of 8 × 8 pixels gets a handwritten digit; three channels get scikit-learn's sample
+    photograph of a flower, if scikit-learn is installed.
     """
     if shape == (1, 8, 8):
         image = torch.tensor(digit(), device="cpu")[None, None].to(dtype)
@@ -195,7 +225,9 @@ def photograph(shape: Vector, dtype: torch.dtype) -> tuple[Tensor, str] | None:
         image = torch.tensor(load_sample_image("flower.jpg").copy(), device="cpu")
     except (ImportError, OSError):  # reading it needs pillow
         return None
-    square = image.permute(2, 0, 1)[None, :, :, 106:533].double() / 255  # 427 × 427, the flower in the middle
+    square = (
+        image.permute(2, 0, 1)[None, :, :, 106:533].double() / 255
+    )  # 427 × 427, the flower in the middle
     small = nn.functional.interpolate(square, size=shape[1:], mode="area")
     return (2 * small - 1).to(dtype), "a photograph of scikit-learn's, pixels from −1 to 1"
 

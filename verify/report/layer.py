@@ -29,7 +29,8 @@ class ReportLayer:
         verdict: the final verdict.
         x: an input of the layer to draw, (1, D_in, *n).
         no_input: the reason why x is missing.
-        attention: probabilities to draw instead of the layer's own, (heads, *queries, *keys), such as learned attention.
+        attention: probabilities to draw instead of the layer's own, (heads, *queries, *keys), such
+            as learned attention.
     """
 
     name: str
@@ -55,7 +56,9 @@ def in_words(g: Geometry) -> str:
     elif g.groups > 1:
         words.append(f"in {g.groups} groups")
     if any(s > 1 for s in g.stride):
-        words.append(f"inputs {times(g.stride)} apart" if g.transposed else f"in steps of {times(g.stride)}")
+        words.append(
+            f"inputs {times(g.stride)} apart" if g.transposed else f"in steps of {times(g.stride)}"
+        )
     if any(d > 1 for d in g.dilation):
         words.append(f"taps {times(g.dilation)} apart")
     words.append(_padding(g))

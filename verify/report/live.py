@@ -1,7 +1,9 @@
-"""Data from which the page computes a layer's output at any sharpness, for one output channel and one crop of the input.
+"""Data from which the page computes a layer's output at any sharpness, for one output channel and
+one crop of the input.
 
-By Eq. 3 the output is y(q) = b + Σ_h Σ_k P_h(q, k) · z_h(k), with z_h = X W_val^h W_out^h.  The page computes P; b and z do not
-depend on the sharpness and are shipped in float64, with the convolution's own output for the same crop.
+By Eq. 3 the output is y(q) = b + Σ_h Σ_k P_h(q, k) · z_h(k), with z_h = X W_val^h W_out^h.  The
+page computes P; b and z do not depend on the sharpness and are shipped in float64, with the
+convolution's own output for the same crop.
 """
 
 import base64
@@ -24,7 +26,9 @@ WHOLE = {1: 64, 2: 16, 3: 6}
 
 
 def crop(x: Tensor, size: Sequence[int]) -> tuple[Tensor, str]:
-    """The middle of an input (1, C, *n), and which part this is, in words; empty if it is the whole input."""
+    """The middle of an input (1, C, *n), and which part this is, in words; empty if it is the whole
+    input.
+    """
     whole = tuple(x.shape[2:])
     first = [(n - small) // 2 for n, small in zip(whole, size, strict=True)]
     part = x[:1, :, *(slice(a, a + n) for a, n in zip(first, size, strict=True))]
@@ -36,7 +40,9 @@ def crop(x: Tensor, size: Sequence[int]) -> tuple[Tensor, str]:
 
 
 def grey(x: Tensor) -> dict[str, Any]:
-    """One byte per position of (1, C, *n): the lightness of a colour picture, or the channel that varies most."""
+    """One byte per position of (1, C, *n): the lightness of a colour picture, or the channel that
+    varies most.
+    """
     values = float64(x)[0]
     if not np.isfinite(values).all():
         raise NoPicture("the input is not finite everywhere")
@@ -47,12 +53,18 @@ def grey(x: Tensor) -> dict[str, Any]:
         plane, of = values[channel], f"channel {channel} of {len(values)}"
     low, high = float(plane.min()), float(plane.max())
     shades = np.rint(255 * (plane - low) / ((high - low) or 1.0)).astype(np.uint8)
-    return {"bytes": base64.b64encode(shades.tobytes()).decode(), "of": of, "low": low, "high": high}
+    return {
+        "bytes": base64.b64encode(shades.tobytes()).decode(),
+        "of": of,
+        "low": low,
+        "high": high,
+    }
 
 
 @np.errstate(all="ignore")  # non-finite numbers are refused at the end
 def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
-    """The values z, the bias and the convolution's output, for the output channel that varies most on this crop, (1, C, *n).
+    """The values z, the bias and the convolution's output, for the output channel that varies most
+    on this crop, (1, C, *n).
 
     Raises:
         NoPicture: the page cannot compute this layer; the message says why.
@@ -60,7 +72,9 @@ def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
     mhsa = layer.mhsa
     positions = prod(part.shape[2:])
     if mhsa.heads * positions > MOST_VALUES:
-        raise NoPicture(f"{mhsa.heads} heads over {positions} positions are too many to compute anew in the page")
+        raise NoPicture(
+            f"{mhsa.heads} heads over {positions} positions are too many to compute anew in the page"
+        )
     x = float64(part)
     expected = Convolution.read(layer.conv)(x)[0]
     if mhsa.heads * keys * prod(expected.shape[1:]) > MOST_PRODUCTS:
@@ -68,9 +82,15 @@ def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
     channel = most_varied(expected)
     group, inner = divmod(channel, mhsa.out_channels // mhsa.groups)
     own = np.split(x[0].reshape(x.shape[1], -1), mhsa.groups)[group]  # (D_in/g, positions)
-    taps = np.einsum("hce,he->hc", float64(mhsa.w_val)[:, group], float64(mhsa.w_out)[:, group, :, inner])
+    taps = np.einsum(
+        "hce,he->hc", float64(mhsa.w_val)[:, group], float64(mhsa.w_out)[:, group, :, inner]
+    )
     z, bias = taps @ own, float(float64(mhsa.b_out)[channel])
-    for what, values in (("input", x), ("output", expected[channel]), ("attention's values", z + bias)):
+    for what, values in (
+        ("input", x),
+        ("output", expected[channel]),
+        ("attention's values", z + bias),
+    ):
         if not np.isfinite(values).all():
             raise NoPicture(f"the {what} of this crop is not finite everywhere")
     return {

@@ -1,4 +1,6 @@
-"""The page's numbers, each from one certificate, check or run of the network, both exact and rounded up to three digits."""
+"""The page's numbers, each from one certificate, check or run of the network, both exact and
+rounded up to three digits.
+"""
 
 import math
 from collections.abc import Mapping
@@ -64,8 +66,9 @@ def numbers_of(layer: ReportLayer) -> list[Quantity]:
 def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
     """The observed difference and the allowed one.
 
-    The allowed difference is the bound only if that is proved.  The bound of a layer that is another function includes the
-    difference of the functions; then the claim allows only rounding, or the tolerance of ``within``.
+    The allowed difference is the bound only if that is proved.  The bound of a layer that is
+    another function includes the difference of the functions; then the claim allows only rounding,
+    or the tolerance of ``within``.
     """
     certificate, verdict = layer.certificate, layer.verdict
     if certificate is None or verdict is None:
@@ -91,7 +94,9 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
         f"While each layer returned its convolution's numbers, {equal} equal bit for bit."
     )
     if not calls["same"]:
-        calls_sentence = f"On {network['inputs']}, the networks are not the same: {calls['difference']}."
+        calls_sentence = (
+            f"On {network['inputs']}, the networks are not the same: {calls['difference']}."
+        )
     elif not calls["compared"]:
         calls_sentence = f"On {network['inputs']}, the networks' calls were not compared."
     counts = f"{operators['original']} convolutions, of the converted {operators['converted']}"
@@ -114,7 +119,11 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
 def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -> list[Sentence]:
     """How far the networks' outputs are from a float64 run, or from each other."""
     if numbers is None:
-        return [("The networks do not return tensors of the same sizes, so that their numbers cannot be compared.",)]
+        return [
+            (
+                "The networks do not return tensors of the same sizes, so that their numbers cannot be compared.",
+            )
+        ]
     sentences: list[Sentence] = []
     if numbers["original"] is not None:
         sentences.append(

@@ -46,9 +46,9 @@ MEANINGS = {
 class Facts:
     """The content of a page apart from its layers.
 
-    ``lede`` is the paragraph below the heading, ``network`` the sentences about the network as a whole, ``input_caption``
-    a description of the drawn input, ``recheck`` the command that rechecks the certificates, and ``hindered`` why there
-    is none.
+    ``lede`` is the paragraph below the heading, ``network`` the sentences about the network as a
+    whole, ``input_caption`` a description of the drawn input, ``recheck`` the command that rechecks
+    the certificates, and ``hindered`` why there is none.
     """
 
     title: str
@@ -74,7 +74,9 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     for view, layer in zip(views, layers, strict=True):
         view["assumptions"] = []
         if layer.certificate:
-            view["assumptions"] = [one for one in layer.certificate.assumptions if one not in common]
+            view["assumptions"] = [
+                one for one in layer.certificate.assumptions if one not in common
+            ]
     names = Counter(layer.verdict.name for layer in layers if layer.verdict is not None)
     style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     text = template.render(
@@ -113,7 +115,9 @@ def require_jinja2() -> Any:
 
 def in_script(value: Any) -> str:
     """JSON escaped for a script element: it cannot end the element or a line of an old script."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)  # U+2028 and U+2029 escaped too
+    text = json.dumps(
+        value, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )  # U+2028 and U+2029 escaped too
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
@@ -125,7 +129,11 @@ def plain(text: Any) -> Any:
 def _template() -> Any:
     jinja2 = require_jinja2()
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, finalize=plain, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=plain,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.from_string(_part("page.html"))
 
@@ -178,9 +186,17 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[Record], dict[int, Any],
         if index >= MOST_ARGUMENTS and layer.certificate is not None:
             omitted["the argument step by step"] += 1
         pictured = {key: data.get(key, "") for key in ("live_why", "crop", "caption")}
-        pictured |= {"live": live, "leaks": "factors" in data, "why_not": why_not, "no_strip": no_strip}
+        pictured |= {
+            "live": live,
+            "leaks": "factors" in data,
+            "why_not": why_not,
+            "no_strip": no_strip,
+        }
         views.append(_view(index, layer, shown or None) | pictured)
-    limits = [f"Left out to keep the page small: {what}, of {count} layers." for what, count in omitted.items()]
+    limits = [
+        f"Left out to keep the page small: {what}, of {count} layers."
+        for what, count in omitted.items()
+    ]
     return views, pictures, limits
 
 

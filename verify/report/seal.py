@@ -1,4 +1,6 @@
-"""The digest in every report page, by which an unchanged page is known and may be replaced.  Imports no torch."""
+"""The digest in every report page, by which an unchanged page is known and may be replaced.
+Imports no torch.
+"""
 
 import hashlib
 import re

@@ -39,23 +39,27 @@ def write_report(
     attention: Mapping[str, Any] | None = None,
     title: str = "Convolutions as attention",
 ) -> None:
-    """Write one self-contained HTML page with the attention of every head and the proved claim for each layer.
+    """Write one self-contained HTML page with the attention of every head and the proved claim for
+    each layer.
 
     Args:
         path: of the page; it replaces an earlier file atomically.
         original: a convolution, or a network with convolutions.
         converted: its attention layer, or the network that ``construct.convert`` made of it.
-        x: a batched input of ``original``, whose first example is checked and drawn; by default each layer gets its own inputs.
-        certificates: from ``verify.certify``, by layer path, or one for a bare layer.  Layers without one are certified here.
-        attention: probabilities (heads, *positions, *positions) of learned attention, by name.  Under a layer path they replace
-            that layer's own attention; other names are added.
+        x: a batched input of ``original``, whose first example is checked and drawn; by default
+            each layer gets its own inputs.
+        certificates: from ``verify.certify``, by layer path, or one for a bare layer.  Layers
+            without one are certified here.
+        attention: probabilities (heads, *positions, *positions) of learned attention, by name.
+            Under a layer path they replace that layer's own attention; other names are added.
         title: of the page.
 
     Raises:
         ImportError: jinja2 is missing.
         TypeError: an argument has a wrong type.
-        ValueError: the networks do not belong together, a certificate belongs to another layer, ``x`` is not a valid input of
-            the network, or the attention does not consist of probabilities.
+        ValueError: the networks do not belong together, a certificate belongs to another layer,
+            ``x`` is not a valid input of the network, or the attention does not consist of
+            probabilities.
         OSError: the file cannot be written.
 
     >>> import construct, pathlib, tempfile, torch, verify
@@ -73,11 +77,15 @@ def write_report(
     if original is not None and converted is not None:
         pairs = _pairs(original, converted)
         known = certificates_by_path(certificates, pairs)
-        inputs, input_caption = _inputs(original, {name: conv for name, (conv, _) in pairs.items()}, x)
+        inputs, input_caption = _inputs(
+            original, {name: conv for name, (conv, _) in pairs.items()}, x
+        )
         missing = why_no_input(pairs, inputs)
         for name, (conv, mhsa) in pairs.items():
             try:
-                layer = _judged(name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None))
+                layer = _judged(
+                    name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None)
+                )
                 layers.append(replace(layer, no_input=missing.get(name, "")))
             except (ValueError, RuntimeError) as error:
                 raise ValueError(f"write_report: layer {name or 'the model'!r}: {error}") from error
@@ -102,23 +110,30 @@ def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Modu
                 )
             pairs[name] = (before[name], mhsa)
     if not pairs:
-        raise ValueError("write_report: no convolution of the original is an attention layer of the converted network")
+        raise ValueError(
+            "write_report: no convolution of the original is an attention layer of the converted network"
+        )
     return pairs
 
 
 def pictured(
-    original: nn.Module, convolutions: Mapping[str, Any], x: Any, size: tuple[int, ...] | None = None
+    original: nn.Module,
+    convolutions: Mapping[str, Any],
+    x: Any,
+    size: tuple[int, ...] | None = None,
 ) -> tuple[dict[str, Tensor], str]:
     """An input to draw for each layer, and a caption.
 
-    The network runs once: on a photograph if it accepts one of ``size``, (channels, height, width), else on ``x``.
-    Without ``x`` each layer gets seeded random inputs.
+    The network runs once: on a photograph if it accepts one of ``size``, (channels, height, width),
+    else on ``x``. Without ``x`` each layer gets seeded random inputs.
     """
     convolutions = dict(islice(convolutions.items(), MOST_DRAWN))
     dtype = next(conv.weight.dtype for conv in convolutions.values())
     real = size and photograph(size, dtype)
     if real is not None:
-        return activations(original, real[0], convolutions), f"What reaches this layer from {real[1]}."
+        return activations(
+            original, real[0], convolutions
+        ), f"What reaches this layer from {real[1]}."
     wanting = has_photograph(size)
     if x is not None:
         inputs = activations(original, x, convolutions)
@@ -149,7 +164,9 @@ def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict
     return reasons
 
 
-def _inputs(original: nn.Module, convolutions: dict[str, nn.Module], x: Any) -> tuple[dict[str, Tensor], str]:
+def _inputs(
+    original: nn.Module, convolutions: dict[str, nn.Module], x: Any
+) -> tuple[dict[str, Tensor], str]:
     try:
         return pictured(original, convolutions, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -159,7 +176,12 @@ def _inputs(original: nn.Module, convolutions: dict[str, nn.Module], x: Any) -> 
 
 
 def _judged(
-    name: str, conv: nn.Module, mhsa: MHSA, x: Any, certificate: Certificate | None, attention: np.ndarray | None
+    name: str,
+    conv: nn.Module,
+    mhsa: MHSA,
+    x: Any,
+    certificate: Certificate | None,
+    attention: np.ndarray | None,
 ) -> ReportLayer:
     """Check a layer on one input, and certify it unless a certificate is given."""
     sample = generated_inputs(conv, 1, 0) if x is None else x

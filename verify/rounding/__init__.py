@@ -1,1 +1,3 @@
-"""Upper bounds on rounding errors and on the leakage of attention: one rounding model and its applications."""
+"""Upper bounds on rounding errors and on the leakage of attention: one rounding model and its
+applications.
+"""

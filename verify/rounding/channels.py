@@ -1,12 +1,13 @@
-"""The error bound of a certificate, per output channel: rounding, leakage and taps, each rounded up.
+"""The error bound of a certificate, per output channel: rounding, leakage and taps, each rounded
+up.
 
-With |X| ≤ B, every term of an output is at most B times a product of weights, so sums over the weights alone bound all outputs
-of the channel: B Σ|W| + |b| for the convolution, B Σ_h |W_val^h||W_out^h| + |b_out| for the attention, in the model of
-:mod:`verify.rounding.model`.
+With |X| ≤ B, every term of an output is at most B times a product of weights, so sums over the
+weights alone bound all outputs of the channel: B Σ|W| + |b| for the convolution, B Σ_h
+|W_val^h||W_out^h| + |b_out| for the attention, in the model of :mod:`verify.rounding.model`.
 
-A softmax that returns η instead of 0 adds (T − 1)·η·B·Σ|W_val||W_out|, so no exact zero is needed.  A head that leaks ε moves
-its output by at most 2εB Σ|W_val||W_out| (its loss at its key and its gain elsewhere).  Taps that differ add
-B Σ|ΔW| + |Δb|.
+A softmax that returns η instead of 0 adds (T − 1)·η·B·Σ|W_val||W_out|, so no exact zero is needed.
+A head that leaks ε moves its output by at most 2εB Σ|W_val||W_out| (its loss at its key and its
+gain elsewhere).  Taps that differ add B Σ|ΔW| + |Δb|.
 """
 
 from collections.abc import Iterable
@@ -33,7 +34,8 @@ def rounding_part(
 ) -> ndarray:
     """Rounding of both layers, including the softmax's η, float64 (D_out,).
 
-    ``soft`` says whether attention weights other than 0 and 1 occur, which have rounding errors of their own.
+    ``soft`` says whether attention weights other than 0 and 1 occur, which have rounding errors of
+    their own.
     """
     attended = attention_size(attention, bound).sum(axis=0)
     size_c = bound * conv.sizes + np.abs(conv.biases)
@@ -54,10 +56,14 @@ def working_rounding(
 ) -> ndarray:
     """Rounding of both layers in the working format.
 
-    ``size_c`` is Σ|W||x| + |b| and ``size_a`` is Σ|W_val||W_out||x| + |b_out|, with |x| ≤ bound, (D_out,) each or
-    (N, D_out, *output); ``soft_tokens`` is T if attention weights other than 0 and 1 occur.
+    ``size_c`` is Σ|W||x| + |b| and ``size_a`` is Σ|W_val||W_out||x| + |b_out|, with |x| ≤ bound,
+    (D_out,) each or (N, D_out, *output); ``soft_tokens`` is T if attention weights other than 0 and
+    1 occur.
     """
-    theirs, ours = convolution_rounding(conv, fmt), attention_rounding(attention, bound, fmt, soft_tokens)
+    theirs, ours = (
+        convolution_rounding(conv, fmt),
+        attention_rounding(attention, bound, fmt, soft_tokens),
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         lost = fmt.eta * (theirs.underflows + ours.underflows)
         return theirs.slope * size_c + ours.slope * size_a + by_channel(lost, size_c.ndim - 2)
@@ -80,15 +86,22 @@ def taps_part(differences: Iterable[ndarray], bias_difference: ndarray, bound: f
 
 
 def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
-    """A bound on every intermediate of both layers; zero content terms are evaluated too, and must not overflow."""
+    """A bound on every intermediate of both layers; zero content terms are evaluated too, and must
+    not overflow.
+    """
     bias = float(np.abs(conv.biases).max(initial=0))
     w_val, w_out = attention.magnitudes
     into = [w_val.sum(axis=2), *(np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key))]
     values = bound * np.array([w.max(initial=0) for w in into])
     through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
     direct = bound * conv.sizes + bias
-    # Entries of |W_val||W_out|: at most sums of one factor times maxima of the other, whichever way is smaller.
+    # Entries of |W_val||W_out|: at most sums of one factor times maxima of the other, whichever way
+    # is smaller.
     by_column = matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
     by_row = matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
     # The rounding of intermediate results cannot double a bounded sum.
-    return 2 * float(np.max([bound, *values, through.max(initial=0), direct.max(initial=0), min(by_column, by_row)]))
+    return 2 * float(
+        np.max(
+            [bound, *values, through.max(initial=0), direct.max(initial=0), min(by_column, by_row)]
+        )
+    )

@@ -1,7 +1,8 @@
-"""Bounds, for each output, on the difference between two correct evaluations of one convolution on given inputs.
+"""Bounds, for each output, on the difference between two correct evaluations of one convolution on
+given inputs.
 
-The model is that of :mod:`verify.rounding.model`, with Σ|W||x| + |b| computed for each output.  On samples, every rounding to half
-precision may go to either neighbour.
+The model is that of :mod:`verify.rounding.model`, with Σ|W||x| + |b| computed for each output.  On
+samples, every rounding to half precision may go to either neighbour.
 """
 
 from dataclasses import replace
@@ -35,13 +36,17 @@ class OffTheKernel(ValueError):
 def convolution_bound(conv: Any, x: Tensor, output: Vector | None = None) -> ndarray:
     """Elementwise bound on the error of torch's convolution of ``x`` (B, D_in, *size)."""
     fields, fmt = _fields(conv, x, output), Format.of(x.dtype)
-    return _bound(convolution_rounding(fields, fmt), size_of(fields, x), most_roundings(fields), fmt)
+    return _bound(
+        convolution_rounding(fields, fmt), size_of(fields, x), most_roundings(fields), fmt
+    )
 
 
 def convolution_share(conv: Any, x: Tensor) -> ndarray:
-    """Like :func:`convolution_bound`, but never more than the convolution's share in a certificate's bound.
+    """Like :func:`convolution_bound`, but never more than the convolution's share in a
+    certificate's bound.
 
-    In half precision, taps that meet only zeros do not round, and every rounding goes to the nearest number.
+    In half precision, taps that meet only zeros do not round, and every rounding goes to the
+    nearest number.
     """
     fields, fmt = Convolution.read(conv), Format.of(x.dtype)
     met: Any = 0
@@ -59,9 +64,11 @@ def attention_bound(attention: Attention, x: Tensor, size: ndarray) -> ndarray:
 
 
 def difference_bound(conv: Any, layer: Any, x: Tensor, output: Vector | None = None) -> ndarray:
-    """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention is fully sharp; float64.
+    """Elementwise bound on |layer(x) − conv(x)| if both compute the same function and the attention
+    is fully sharp; float64.
 
-    ``x`` is finite, (B, D_in, *size); ``output`` is the output size requested of a transposed layer.
+    ``x`` is finite, (B, D_in, *size); ``output`` is the output size requested of a transposed
+    layer.
 
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
@@ -71,7 +78,9 @@ def difference_bound(conv: Any, layer: Any, x: Tensor, output: Vector | None = N
     theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
     kernel = absolute_kernel(attention)
     bias = np.abs(attention.b_out)
-    if np.array_equal(bias, np.abs(fields.biases)) and np.array_equal(kernel, np.abs(fields.weight)):
+    if np.array_equal(bias, np.abs(fields.biases)) and np.array_equal(
+        kernel, np.abs(fields.weight)
+    ):
         return _bound(theirs + ours, size, times + 1, fmt)
     attended = size_of(replace(fields, weight=kernel, bias=bias), x)
     return _bound(theirs, size, times, fmt) + _bound(ours, attended, 1, fmt)
@@ -84,10 +93,12 @@ def impulse_bound(
     fmt: Format,
     tokens: int,
 ) -> ndarray | None:
-    """A bound on |attention − convolution| on impulses, if one-hot heads carry exactly the kernel: float64 (N, D_out, *output).
+    """A bound on |attention − convolution| on impulses, if one-hot heads carry exactly the kernel:
+    float64 (N, D_out, *output).
 
-    It covers the rounding of the terms that an output reads; an output that reads none is 0, or the bias, in both layers.  Every
-    execution rounds the weights of attention to the working type before it multiplies by them, so that there are no others.
+    It covers the rounding of the terms that an output reads; an output that reads none is 0, or the
+    bias, in both layers.  Every execution rounds the weights of attention to the working type
+    before it multiplies by them, so that there are no others.
 
     Args:
         conv: the convolution's fields.
@@ -105,7 +116,8 @@ def impulse_bound(
     except OffTheKernel:
         return None
     dims = inputs.ndim - 2
-    # All channels of a position have equal magnitudes, so the weights may be summed over channels first.
+    # All channels of a position have equal magnitudes, so the weights may be summed over channels
+    # first.
     x = np.abs(inputs).max(axis=1, keepdims=True)
     terms = _over_channels(conv, weight)(x)
     carried = terms
@@ -119,11 +131,12 @@ def impulse_bound(
     return stored_rounding(total, [(size_c, roundings), (size_a, 1)], fmt) * WIDEN
 
 
-# ---- what the heads carry ----------------------------------------------------------------------------------------------
+# ---- what the heads carry ------------------------------------------------------------------------
 
 
 def absolute_kernel(attention: Attention) -> ndarray:
-    """Σ |W_val^h||W_out^h| over the heads h that look at each tap, the magnitude of the attention's terms, in torch's layout.
+    """Σ |W_val^h||W_out^h| over the heads h that look at each tap, the magnitude of the attention's
+    terms, in torch's layout.
 
     Raises:
         OffTheKernel: a head looks at no tap, or has no unique best shift.
@@ -132,7 +145,8 @@ def absolute_kernel(attention: Attention) -> ndarray:
     groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
     kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
     for head, (w_val, w_out) in enumerate(zip(*attention.magnitudes, strict=True)):
-        # A head adds exactly 0, wherever it looks, unless some inner channel is nonzero in both factors.
+        # A head adds exactly 0, wherever it looks, unless some inner channel is nonzero in both
+        # factors.
         carries = bool(((w_val != 0).any(axis=1) & (w_out != 0).any(axis=2)).any())
         at = target(attention, head)
         if at is None:
@@ -150,11 +164,13 @@ def absolute_kernel(attention: Attention) -> ndarray:
     return kernel.reshape(-1, *kernel.shape[2:])
 
 
-# ---- sizes and sums ----------------------------------------------------------------------------------------------------
+# ---- sizes and sums ------------------------------------------------------------------------------
 
 
 def _fields(conv: Any, x: Tensor, output: Vector | None = None) -> Convolution:
-    """The convolution's fields, with the output padding that a transposed one used for this output size."""
+    """The convolution's fields, with the output padding that a transposed one used for this output
+    size.
+    """
     fields = Convolution.read(conv)
     return fields if output is None else fields.reaching(tuple(x.shape[2:]), output)
 
@@ -165,8 +181,12 @@ def size_of(fields: Convolution, x: Tensor) -> ndarray:
 
 
 def _taps_met(fields: Convolution, nonzero: ndarray) -> ndarray:
-    """For each output, how many taps meet a nonzero position, (N, 1, *output); ``nonzero`` is 1 or 0 by position."""
-    return replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)(nonzero)
+    """For each output, how many taps meet a nonzero position, (N, 1, *output); ``nonzero`` is 1 or
+    0 by position.
+    """
+    return replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)(
+        nonzero
+    )
 
 
 def _over_channels(conv: Convolution, weight: ndarray) -> Convolution:
@@ -183,10 +203,14 @@ def _rounding_of(attention: Attention, x: Tensor) -> Rounding:
     return attention_rounding(attention, largest(x), Format.of(x.dtype))
 
 
-def _bound(rounding: Rounding, size: ndarray, roundings: Any, fmt: Format, units: int = 2) -> ndarray:
+def _bound(
+    rounding: Rounding, size: ndarray, roundings: Any, fmt: Format, units: int = 2
+) -> ndarray:
     """The bound for outputs of these sizes, (B, D_out, *output), stored in ``size`` where possible."""
     rest = fmt.eta * by_channel(np.asarray(rounding.underflows), size.ndim - 2)
     if fmt.stored_u:
-        return stored_rounding(rounding.slope * size + rest, [(size, roundings)], fmt, units) * WIDEN
+        return (
+            stored_rounding(rounding.slope * size + rest, [(size, roundings)], fmt, units) * WIDEN
+        )
     np.multiply(size, rounding.slope * WIDEN, out=size)
     return np.add(size, rest * WIDEN, out=size)

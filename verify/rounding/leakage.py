@@ -1,13 +1,15 @@
-"""Leakage: the attention that a head gives to all but its nearest key, over the reals, at any sharpness and on any grid.
+"""Leakage: the attention that a head gives to all but its nearest key, over the reals, at any
+sharpness and on any grid.
 
-Two bounds for the quadratic encoding with sharpness α, both independent of the grid's size (missing keys only reduce the
-leakage).  Numerator and denominator of the softmax are products over the axes, so with every integer shift present
+Two bounds for the quadratic encoding with sharpness α, both independent of the grid's size (missing
+keys only reduce the leakage).  Numerator and denominator of the softmax are products over the axes,
+so with every integer shift present
 
     on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
     off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})
 
-with f = τ − round(τ).  The second equals the first at f = 0.  At f_i = ±½ two keys tie, and with both on the grid
-half leaks for every α.
+with f = τ − round(τ).  The second equals the first at f = 0.  At f_i = ±½ two keys tie, and with
+both on the grid half leaks for every α.
 
 All is interval arithmetic: the returned number is never below the true value.
 """
@@ -30,11 +32,12 @@ SOFT = Fraction(1, 100)
 def tail(alpha: Number, offset: Number = 0) -> Any:
     """An enclosure of s(α, f): the weight of all other keys of one axis relative to the nearest.
 
-    Beyond N, both terms are at most e^{−αn(n−1)}, because |2f| ≤ 1, and n(n−1) grows by at least 2(N+1) per step, so they
-    sum to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)}).
+    Beyond N, both terms are at most e^{−αn(n−1)}, because |2f| ≤ 1, and n(n−1) grows by at least
+    2(N+1) per step, so they sum to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)}).
 
-    Below ``SOFT`` there are too many terms; but 1 + s = e^{αf²} Σ_n e^{−α(n−f)²}, and by Poisson summation the sum over all n
-    is √(π/α)(1 + 2Σ_{m≥1} e^{−π²m²/α} cos 2πmf) ≤ √(π/α)(1 + 3e^{−π²/α}).
+    Below ``SOFT`` there are too many terms; but 1 + s = e^{αf²} Σ_n e^{−α(n−f)²}, and by Poisson
+    summation the sum over all n is √(π/α)(1 + 2Σ_{m≥1} e^{−π²m²/α} cos
+    2πmf) ≤ √(π/α)(1 + 3e^{−π²/α}).
 
     Raises:
         ValueError: α is not positive, or |f| exceeds ½.
@@ -78,7 +81,9 @@ def leakage(alpha: Number, offsets: Sequence[Number]) -> float:
 
 
 def cached_leakage(alpha: Fraction, offsets: Sequence[Fraction]) -> float:
-    """:func:`leakage` at offsets rounded up to multiples of 2^−30, so that heads that differ only by rounding share a result."""
+    """:func:`leakage` at offsets rounded up to multiples of 2^−30, so that heads that differ only
+    by rounding share a result.
+    """
     return _cached(alpha, tuple(Fraction(math.ceil(abs(f) * 2**30), 2**30) for f in offsets))
 
 

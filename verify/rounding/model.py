@@ -1,30 +1,36 @@
-"""The standard rounding model: error bounds for a convolution and an attention layer, each evaluated in any order.
+"""The standard rounding model: error bounds for a convolution and an attention layer, each
+evaluated in any order.
 
-Each product and each sum returns its exact result times 1 + ε with |ε| ≤ u, and a product that underflows errs by at most η
-(u is the unit roundoff, η the smallest positive number).  A sum of products, evaluated in *any* order, then errs by at most
-γ_n Σ|products| plus underflow, with γ_n = n·u/(1 − n·u) and n the largest number of operations on any one term.
+Each product and each sum returns its exact result times 1 + ε with |ε| ≤ u, and a product that
+underflows errs by at most η (u is the unit roundoff, η the smallest positive number).  A sum of
+products, evaluated in *any* order, then errs by at most γ_n Σ|products| plus underflow, with
+γ_n = n·u/(1 − n·u) and n the largest number of operations on any one term.
 
-**The convolution.**  A term is multiplied once and passes at most D_in/groups·ΠK additions, including the bias: that many
-operations plus one, and as many products that may underflow.
+**The convolution.**  A term is multiplied once and passes at most D_in/groups·ΠK additions,
+including the bias: that many operations plus one, and as many products that may underflow.
 
-**One-hot attention.**  P is exactly 0 or 1, so P X only moves numbers.  The rest may be evaluated in two orders:
+**One-hot attention.**  P is exactly 0 or 1, so P X only moves numbers.  The rest may be evaluated
+in two orders:
 
     (P X W_val) W_out   a term passes D_in/groups operations, then N_h·D_h
     P X (W_val W_out)   the factors are multiplied first: D_h operations, then N_h·D_in/groups
 
-The bias adds one, so n = max(D_in/groups + N_h·D_h, D_h + N_h·D_in/groups) + 1.  Underflow: D_in/groups products of X W_val are
-multiplied by |W_out|, and N_h·D_h follow; folded, each entry errs by D_h·η, times |x| ≤ B, and N_h·D_in/groups follow.
+The bias adds one, so n = max(D_in/groups + N_h·D_h, D_h + N_h·D_in/groups) + 1.  Underflow:
+D_in/groups products of X W_val are multiplied by |W_out|, and N_h·D_h follow; folded, each entry
+errs by D_h·η, times |x| ≤ B, and N_h·D_in/groups follow.
 
-**Soft attention** has weights with rounding errors, and may be evaluated as a product of d factors, one softmax per axis, whose
-lengths sum to at most T + d.  A term passes 2(T + d) operations in the sums of the softmax and over the keys, and a few in each
-exponential, division and cast: 2T + 4 + 12d more.  Its T + d products underflow by η times |W_out| or |W_val||W_out|.  Entries
-of a factor below 2^−100 may be set to zero, which loses (T + d)·2^−100 of the attended values.
+**Soft attention** has weights with rounding errors, and may be evaluated as a product of d factors,
+one softmax per axis, whose lengths sum to at most T + d.  A term passes 2(T + d) operations in the
+sums of the softmax and over the keys, and a few in each exponential, division and cast: 2T + 4 +
+12d more.  Its T + d products underflow by η times |W_out| or |W_val||W_out|.  Entries of a factor
+below 2^−100 may be set to zero, which loses (T + d)·2^−100 of the attended values.
 
-**Half precision.**  Both are assumed to accumulate in float32; the attention rounds to half once, the convolution at most once
-per tap and twice more.  This is an assumption about torch, not a theorem.
+**Half precision.**  Both are assumed to accumulate in float32; the attention rounds to half once,
+the convolution at most once per tap and twice more.  This is an assumption about torch, not a
+theorem.
 
-:mod:`verify.rounding.channels` applies it per output channel for a certificate, :mod:`verify.rounding.elements` per output for
-samples.  The checker derives its bounds separately.
+:mod:`verify.rounding.channels` applies it per output channel for a certificate,
+:mod:`verify.rounding.elements` per output for samples.  The checker derives its bounds separately.
 """
 
 import math
@@ -41,7 +47,9 @@ from verify.layers.fields import Attention
 from verify.oracle import Convolution, matmul
 
 WIDEN = 1 + 2.0**-20
-"""Exceeds float64's relative error in evaluating a bound (a sum of fewer than 2^32 nonnegative numbers)."""
+"""Exceeds float64's relative error in evaluating a bound (a sum of fewer than 2^32 nonnegative
+numbers).
+"""
 NEGLIGIBLE = 2.0**-100
 """Attention evaluated axis by axis may treat smaller weights as zero."""
 LN2 = Fraction(693147180559945310, 10**18)
@@ -59,7 +67,8 @@ class Format:
         u: unit roundoff of the working format (float32 for half precision).
         eta: smallest positive number of the working format.
         largest: largest finite number of the stored format.
-        stored_u: unit roundoff of the stored format if results are rounded to it (half precision), else 0.
+        stored_u: unit roundoff of the stored format if results are rounded to it (half precision),
+            else 0.
         stored_eta: smallest positive number of the stored format in that case, else 0.
     """
 
@@ -77,7 +86,9 @@ class Format:
 
     @property
     def one_hot_gap(self) -> Fraction:
-        """ln(2/η), rounded up: with a larger gap, every other weight rounds to 0 even if its exponential errs by an ulp or two."""
+        """ln(2/η), rounded up: with a larger gap, every other weight rounds to 0 even if its
+        exponential errs by an ulp or two.
+        """
         return LN2 * (1 + (149 if self.u == 2.0**-24 else 1074)) + Fraction(1, 2**45)
 
     def below(self, value: float) -> float:
@@ -91,7 +102,9 @@ class Format:
 
 FORMATS = {
     "float16": Format("float16", 2.0**-24, 2.0**-149, 65504.0, 2.0**-11, 2.0**-24),
-    "bfloat16": Format("bfloat16", 2.0**-24, 2.0**-149, (2 - 2.0**-7) * 2.0**127, 2.0**-8, 2.0**-133),
+    "bfloat16": Format(
+        "bfloat16", 2.0**-24, 2.0**-149, (2 - 2.0**-7) * 2.0**127, 2.0**-8, 2.0**-133
+    ),
     "float32": Format("float32", 2.0**-24, 2.0**-149, (2 - 2.0**-23) * 2.0**127, 0.0, 0.0),
     "float64": Format("float64", 2.0**-53, 2.0**-1074, (2 - 2.0**-52) * 2.0**1023, 0.0, 0.0),
 }
@@ -111,7 +124,8 @@ def widened(bound: ndarray) -> ndarray:
 def attention_size(attention: Attention, bound: float) -> ndarray:
     """B Σ |W_val^h||W_out^h| per head and output channel: float64 (heads, D_out).
 
-    B is multiplied first, because the product of two small weights alone could underflow while B is large.
+    B is multiplied first, because the product of two small weights alone could underflow while B is
+    large.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         w_val, w_out = attention.magnitudes
@@ -123,7 +137,9 @@ def attention_size(attention: Attention, bound: float) -> ndarray:
 
 @dataclass(frozen=True)
 class Rounding:
-    """An error of at most ``slope``·Σ|products| + η·``underflows``, which is a number or one per output channel."""
+    """An error of at most ``slope``·Σ|products| + η·``underflows``, which is a number or one per
+    output channel.
+    """
 
     slope: float
     underflows: Any
@@ -138,7 +154,9 @@ def convolution_rounding(conv: Convolution, fmt: Format) -> Rounding:
     return Rounding(gamma(n, fmt.u), float(n))
 
 
-def attention_rounding(attention: Attention, bound: float, fmt: Format, soft_tokens: int = 0) -> Rounding:
+def attention_rounding(
+    attention: Attention, bound: float, fmt: Format, soft_tokens: int = 0
+) -> Rounding:
     """The rounding of an attention layer, in the working format, for |x| ≤ bound.
 
     ``soft_tokens`` is T if attention weights other than 0 and 1 occur; 0 for one-hot attention.
@@ -156,8 +174,11 @@ def attention_rounding(attention: Attention, bound: float, fmt: Format, soft_tok
     return Rounding(slope, underflows)
 
 
-def stored_rounding(error: ndarray, results: Sequence[tuple[Any, Any]], fmt: Format, units: int = 1) -> ndarray:
-    """An error in the working format, plus, in half precision, that of rounding the results to the stored format.
+def stored_rounding(
+    error: ndarray, results: Sequence[tuple[Any, Any]], fmt: Format, units: int = 1
+) -> ndarray:
+    """An error in the working format, plus, in half precision, that of rounding the results to the
+    stored format.
 
     Args:
         error: of all results together, before they are stored.
@@ -173,5 +194,7 @@ def stored_rounding(error: ndarray, results: Sequence[tuple[Any, Any]], fmt: For
 
 
 def most_roundings(conv: Convolution) -> int:
-    """The most roundings to the stored format of a half-precision convolution: one per tap, and two more."""
+    """The most roundings to the stored format of a half-precision convolution: one per tap, and two
+    more.
+    """
     return math.prod(conv.kernel_size) + 2

@@ -1,13 +1,17 @@
-"""A bound on the rounding error of an attention layer's output, for heads that look anywhere, at any sharpness.
+"""A bound on the rounding error of an attention layer's output, for heads that look anywhere, at
+any sharpness.
 
-:mod:`verify.rounding.elements` follows each term of the sum, so it must know which pixel a head reads.  Where that is
-unknown, this holds: the softmax gives weights p ≥ 0 with Σp = 1, so a head's output is at most max|x|·|W_val||W_out|, and
+:mod:`verify.rounding.elements` follows each term of the sum, so it must know which pixel a head
+reads.  Where that is unknown, this holds: the softmax gives weights p ≥ 0 with Σp = 1, so a head's
+output is at most max|x|·|W_val||W_out|, and
 
 - scores with errors of at most s change every weight by a factor between e^−2s and e^2s;
-- position scores are evaluated in float64, content scores in the type of the values, the softmax in float64;
+- position scores are evaluated in float64, content scores in the type of the values, the softmax in
+  float64;
 - the sum over all T keys is one more sum, in any order.
 
-It is far from tight.  It ensures that no difference that rounding could have caused is called REFUTED.
+It is far from tight.  It ensures that no difference that rounding could have caused is called
+REFUTED.
 """
 
 import math
@@ -24,7 +28,9 @@ from verify.rounding.elements import attention_bound, convolution_bound
 from verify.rounding.model import Format, gamma
 
 ONE_HOT = 800
-"""With a larger score gap, every weight but one is 0 in every format, for any rounding of the scores that occurs here."""
+"""With a larger score gap, every weight but one is 0 in every format, for any rounding of the
+scores that occurs here.
+"""
 
 
 def one_hot(layer: Any) -> bool:
@@ -36,8 +42,11 @@ def one_hot(layer: Any) -> bool:
     return all(at is not None and at.gap >= ONE_HOT for at in targets)
 
 
-def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None) -> np.ndarray:
-    """Elementwise bound on |layer(x) − conv(x)| if both are the same function over the reals; float64, possibly infinite.
+def soft_heads_bound(
+    layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None
+) -> np.ndarray:
+    """Elementwise bound on |layer(x) − conv(x)| if both are the same function over the reals;
+    float64, possibly infinite.
 
     ``x`` is finite, (B, D_in, *size), on any grid; ``output`` is as in
     :func:`verify.rounding.elements.difference_bound`.
@@ -52,18 +61,31 @@ def soft_heads_bound(layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, 
     smallest_normal = fmt.eta / (2 * fmt.u)
     with np.errstate(over="ignore", invalid="ignore"):
         w_val, w_out = attention.magnitudes
-        # Σ_h Σ_i |W_val||W_out| of each output channel, times the largest pixel, bounds every convex combination.
-        size = brightest * np.einsum("hgie,hgeo->go", w_val, w_out).ravel() + np.abs(attention.b_out)
+        # Σ_h Σ_i |W_val||W_out| of each output channel, times the largest pixel, bounds every
+        # convex combination.
+        size = brightest * np.einsum("hgie,hgeo->go", w_val, w_out).ravel() + np.abs(
+            attention.b_out
+        )
         error = _score_error(attention, keys, brightest, fmt)
         moved = math.expm1(2 * error) if error < 300 else math.inf
-        # The softmax itself, and weights rounded to the type of the values or lost below its smallest number.
-        moved = (1 + moved) * (1 + gamma(tokens + 8, 2.0**-53)) * (1 + 2 * fmt.u) - 1 + tokens * smallest_normal
+        # The softmax itself, and weights rounded to the type of the values or lost below its
+        # smallest number.
+        moved = (
+            (1 + moved) * (1 + gamma(tokens + 8, 2.0**-53)) * (1 + 2 * fmt.u)
+            - 1
+            + tokens * smallest_normal
+        )
         summed = gamma(tokens, fmt.u)
         theirs = convolution_bound(conv, x, output)
         size = np.broadcast_to(size.reshape(1, -1, *(1,) * len(keys)), theirs.shape)
         attended = size * ((1 + moved) * (1 + summed))
         lost = tokens * fmt.eta * (1 + float(w_val.sum())) * (1 + float(w_out.sum()))
-        total = theirs + (attended - size) * (1 + 2**-20) + attention_bound(attention, x, attended) + lost
+        total = (
+            theirs
+            + (attended - size) * (1 + 2**-20)
+            + attention_bound(attention, x, attended)
+            + lost
+        )
     return np.where(np.isnan(total), np.inf, total)
 
 
@@ -74,7 +96,8 @@ def _score_error(attention: Attention, keys: list[int], brightest: float, fmt: F
     r = np.array(largest_encoding(attention.radix, reach), dtype=float)
     d_in, key_dim = attention.w_qry.shape[1:]
     positions = np.abs(attention.v)[:, :, None] * np.abs(attention.w_key_pos)  # (heads, D_k, D_p)
-    # Fourfold: an execution may expand the score around a centre, into terms up to four times as large.
+    # Fourfold: an execution may expand the score around a centre, into terms up to four times as
+    # large.
     error = 4 * gamma(key_dim + dims + 8, 2.0**-53) * greatest(positions.sum(axis=1) @ r)
     if attends_by_content(attention):
         query = brightest * np.abs(attention.w_qry).sum(axis=1)  # (heads, D_k)

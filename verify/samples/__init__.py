@@ -1,1 +1,3 @@
-"""Verdicts on samples (CHECKED): layers and networks run on samples and compared with their convolutions."""
+"""Verdicts on samples (CHECKED): layers and networks run on samples and compared with their
+convolutions.
+"""

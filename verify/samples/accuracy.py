@@ -1,12 +1,15 @@
-"""CHECKED: the error of a converted network against a float64 run of the original, compared with the original's own error.
+"""CHECKED: the error of a converted network against a float64 run of the original, compared with
+the original's own error.
 
-Two correct evaluations of one network differ by rounding in different summation orders, which depth may amplify.  The
-original's own distance from its float64 run measures this effect, so it sets the limit:
+Two correct evaluations of one network differ by rounding in different summation orders, which depth
+may amplify.  The original's own distance from its float64 run measures this effect, so it sets the
+limit:
 
     REFUTED  unless  |converted − float64| ≤ FACTOR·|original − float64| + FLOOR·ε·|largest output|
 
-in every tensor that the network returns, with ε the spacing of its type at 1.  The floor is for originals that happen to be
-exact.  Of 5,500 random networks in float32 (1 to 20 layers, 1 to 3 dimensions), none needed more than 4 for both.
+in every tensor that the network returns, with ε the spacing of its type at 1.  The floor is for
+originals that happen to be exact.  Of 5,500 random networks in float32 (1 to 20 layers, 1 to 3
+dimensions), none needed more than 4 for both.
 """
 
 from collections.abc import Sequence
@@ -30,14 +33,17 @@ class Accuracy:
     """The outputs of a network and its conversion compared with a float64 run.
 
     Attributes:
-        verdict: CHECKED or REFUTED; UNDECIDED if no float64 run can judge, or there is no tensor to compare.
-        original: the largest |original − float64|, in the tensor where the conversion is nearest to its limit; None without
-            a float64 run.
+        verdict: CHECKED or REFUTED; UNDECIDED if no float64 run can judge, or there is no tensor to
+            compare.
+        original: the largest |original − float64|, in the tensor where the conversion is nearest to
+            its limit; None without a float64 run.
         converted: the same for the conversion.
         limit: the largest value allowed for ``converted``.
-        difference: the largest |converted − original| in any tensor; None if no floating-point tensor is returned.
+        difference: the largest |converted − original| in any tensor; None if no floating-point
+            tensor is returned.
         largest: the largest |output| of that tensor nearest to its limit.
-        agree: how many predictions (the largest score of a row) agree; None if no output looks like scores.
+        agree: how many predictions (the largest score of a row) agree; None if no output looks like
+            scores.
         predictions: the number of predictions compared.
         other: how many numbers of other types (indices, masks) differ.
         no_float64: why there is no float64 run to compare with; empty if there is one.
@@ -62,7 +68,8 @@ def accuracy(
     no_float64: str = "",
     leaking: bool = False,
 ) -> Accuracy:
-    """Compare the tensors that a network returned, its conversion, and its float64 run, if there is one, or ``no_float64``.
+    """Compare the tensors that a network returned, its conversion, and its float64 run, if there is
+    one, or ``no_float64``.
 
     ``leaking`` says that heads leak attention by choice; then only non-finite numbers refute.
     """
@@ -90,12 +97,24 @@ def accuracy(
     beyond += f"{from_above(own)} and {FLOOR:g} units in the last place of the largest output"
     far = f"the original itself is {from_above(own)} from float64, so that any output would be near enough"
     judged: tuple[tuple[bool, Any, str], ...] = (
-        (broken > 0, "REFUTED", f"{broken} outputs are finite on one side only, or not finite in two ways"),
+        (
+            broken > 0,
+            "REFUTED",
+            f"{broken} outputs are finite on one side only, or not finite in two ways",
+        ),
         (reference is None, "UNDECIDED", f"there is no float64 run to compare with: {no_float64}"),
-        (leaking, "UNDECIDED", "heads leak attention by choice, so that more than rounding differs"),
+        (
+            leaking,
+            "UNDECIDED",
+            "heads leak attention by choice, so that more than rounding differs",
+        ),
         (not off <= limit, "REFUTED", beyond),
         (limit > size, "UNDECIDED", far),
-        (True, "CHECKED", "the converted network is as near to float64 as another order of summation"),
+        (
+            True,
+            "CHECKED",
+            "the converted network is as near to float64 as another order of summation",
+        ),
     )
     verdict = next(Verdict(name, sentence) for holds, name, sentence in judged if holds)
     distances = (None, None, None) if reference is None else (own, off, limit)
@@ -103,7 +122,8 @@ def accuracy(
 
 
 def _distances(a: Tensor, b: Tensor, c: Tensor) -> tuple[tuple[float, ...], float, int]:
-    """How far two tensors a and b are from a third and from each other, and how many numbers are not finite in two ways.
+    """How far two tensors a and b are from a third and from each other, and how many numbers are
+    not finite in two ways.
 
     Of the first: the excess over the limit, both distances, the limit, and the largest number.
     """
@@ -121,4 +141,8 @@ def _distances(a: Tensor, b: Tensor, c: Tensor) -> tuple[tuple[float, ...], floa
 def _flat(numbers: Tensor) -> Tensor:
     """All numbers in float64; a complex number gives both its parts."""
     numbers = numbers.detach().cpu()
-    return (torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers).double().flatten()
+    return (
+        (torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers)
+        .double()
+        .flatten()
+    )

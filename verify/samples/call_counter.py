@@ -1,4 +1,6 @@
-"""Call counter: counts the convolution and FFT operators that torch executes, whatever module or function calls them."""
+"""Call counter: counts the convolution and FFT operators that torch executes, whatever module or
+function calls them.
+"""
 
 import re
 from collections import Counter
@@ -11,7 +13,9 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 CONVOLUTION_OPERATORS = re.compile(r"conv(?!ert)|fft")
-"""Names of operators that are a convolution, part of one, or a substitute for one (but not ``convert``)."""
+"""Names of operators that are a convolution, part of one, or a substitute for one
+(but not ``convert``).
+"""
 
 
 class DispatchMode(TorchDispatchMode):
@@ -19,7 +23,9 @@ class DispatchMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled, but to find that out torch would import its compiler, which takes seconds."""
+        """Nothing here is compiled, but to find that out torch would import its compiler, which
+        takes seconds.
+        """
         return False
 
 
@@ -31,7 +37,9 @@ def uncounted() -> Iterator[None]:
 
 
 class _ConvolutionCounter(DispatchMode):
-    """Dispatch mode that counts every executed convolution or FFT; ``calls`` holds the counts by name."""
+    """Dispatch mode that counts every executed convolution or FFT; ``calls`` holds the counts by
+    name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +53,10 @@ class _ConvolutionCounter(DispatchMode):
         defined = OPDEFS.get(func._schema.name)
         if defined is None:
             return func(*args, **(kwargs or {}))
-        kernels, device = defined._backend_fns, next((a.device.type for a in args if isinstance(a, Tensor)), None)
+        kernels, device = (
+            defined._backend_fns,
+            next((a.device.type for a in args if isinstance(a, Tensor)), None),
+        )
         with self:  # an operator that Python code defines: what it executes counts too
             return kernels.get(device, kernels.get(None, defined._init_fn))(*args, **(kwargs or {}))
 

@@ -1,4 +1,6 @@
-"""``compare``: the observed difference between a convolution and a layer on one input, separately for interior and border."""
+"""``compare``: the observed difference between a convolution and a layer on one input, separately
+for interior and border.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +18,13 @@ class Discrepancy:
     """The observed difference between two outputs.
 
     Attributes:
-        max_abs: the largest |difference|; NaN if an output is NaN, infinite if only one output is infinite.
+        max_abs: the largest |difference|; NaN if an output is NaN, infinite if only one output is
+            infinite.
         max_ulp: the largest |difference| in ulps of the larger of the two values.
         interior: the largest |difference| among outputs that read no padding; 0 if there is none.
         border: the same among outputs that read padding.
-        worst: the index (batch, channel, *position) of the largest |difference|; empty if nothing was compared.
+        worst: the index (batch, channel, *position) of the largest |difference|; empty if nothing
+            was compared.
         expected: the convolution's value there.
         actual: the layer's value there.
         compared: the number of outputs compared.
@@ -45,7 +49,8 @@ def compare(conv: Any, layer: Any, x: Tensor, **call: Any) -> Discrepancy:
 
     Args:
         conv: a torch convolution.
-        layer: any module with the same call signature, for instance ``construct.conv_to_mhsa(conv)``.
+        layer: any module with the same call signature, for instance
+            ``construct.conv_to_mhsa(conv)``.
         x: (B, D_in, *size) or (D_in, *size).
         call: further arguments of the call (``output_size``).
 
@@ -75,8 +80,11 @@ def discrepancy(conv: Any, x: Tensor, expected: Tensor, attended: Tensor) -> Dis
     return of_errors(conv, x, expected.dtype, a, b, error)
 
 
-def subtracted(conv: Any, x: Tensor, expected: Tensor, attended: Tensor) -> tuple[Tensor, ndarray, ndarray, ndarray]:
-    """Input and outputs a and b as float64 with a batch axis, and |a − b|, which is 0 where both are equal, even if infinite.
+def subtracted(
+    conv: Any, x: Tensor, expected: Tensor, attended: Tensor
+) -> tuple[Tensor, ndarray, ndarray, ndarray]:
+    """Input and outputs a and b as float64 with a batch axis, and |a − b|, which is 0 where both
+    are equal, even if infinite.
 
     Raises:
         ValueError: the outputs differ in shape, or are complex.
@@ -84,7 +92,9 @@ def subtracted(conv: Any, x: Tensor, expected: Tensor, attended: Tensor) -> tupl
     if expected.is_complex() or attended.is_complex():
         raise ValueError("the outputs are complex, and only real numbers are compared")
     if expected.shape != attended.shape:
-        raise ValueError(f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}")
+        raise ValueError(
+            f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}"
+        )
     if x.dim() < conv.weight.dim():
         x, expected, attended = x[None], expected[None], attended[None]
     a, b = float64(expected), float64(attended)
@@ -96,7 +106,9 @@ def subtracted(conv: Any, x: Tensor, expected: Tensor, attended: Tensor) -> tupl
     return x, a, b, error
 
 
-def of_errors(conv: Any, x: Tensor, dtype: torch.dtype, a: ndarray, b: ndarray, error: ndarray) -> Discrepancy:
+def of_errors(
+    conv: Any, x: Tensor, dtype: torch.dtype, a: ndarray, b: ndarray, error: ndarray
+) -> Discrepancy:
     """The difference of two float64 batches of outputs, a and b, from ``error`` = |a − b|."""
     if a.size == 0:
         return Discrepancy(0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0, 0)
@@ -121,7 +133,9 @@ def of_errors(conv: Any, x: Tensor, dtype: torch.dtype, a: ndarray, b: ndarray, 
 
 
 def _ulp(size: ndarray, dtype: torch.dtype) -> ndarray:
-    """The distance from |value| to the next number of its format, stored in the float64 array ``size``."""
+    """The distance from |value| to the next number of its format, stored in the float64 array
+    ``size``.
+    """
     info = torch.finfo(dtype)
     np.clip(size, info.tiny, 2.0**1023, out=size)
     return np.multiply(np.spacing(size, out=size), info.eps * 2.0**52, out=size)
@@ -137,7 +151,9 @@ def bits(tensor: Tensor) -> Tensor:
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    return tensor.view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    )
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

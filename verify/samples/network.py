@@ -1,10 +1,12 @@
 """Compares a network with its conversion on given inputs.
 
-Nothing is claimed about a network for all inputs, because Python code between the layers may inspect numbers.  Each layer is
-proved; this module observes that, on these inputs, nothing else differs.  For that the converted network runs with *stand-ins*:
-attention layers that return what their convolutions compute.  If nothing but these layers was changed, it then calls the same
-layers in the same order on the same inputs, and returns the original's numbers, bit for bit.  Threads, scripts, ``vmap``, numpy
-and code that inspects its modules show in these numbers, so nothing between the layers is recorded.
+Nothing is claimed about a network for all inputs, because Python code between the layers may
+inspect numbers.  Each layer is proved; this module observes that, on these inputs, nothing else
+differs.  For that the converted network runs with *stand-ins*: attention layers that return what
+their convolutions compute.  If nothing but these layers was changed, it then calls the same layers
+in the same order on the same inputs, and returns the original's numbers, bit for bit.  Threads,
+scripts, ``vmap``, numpy and code that inspects its modules show in these numbers, so nothing
+between the layers is recorded.
 """
 
 import dataclasses
@@ -33,7 +35,8 @@ class Run:
 
     Attributes:
         layers: the path of each call of a converted layer.
-        record: (description, value) of the input of each of these calls, and of each value that the network returns.
+        record: (description, value) of the input of each of these calls, and of each value that the
+            network returns.
         outputs: the tensors that it returns.
         elsewhere: how many of these calls came from other threads.
         convolutions: how many convolution operators torch executed in this thread.
@@ -53,10 +56,12 @@ class CallComparison:
     """The result of comparing two networks on the same inputs.
 
     Attributes:
-        compared: how many inputs of layers and returned values were compared, on the first input; 0 if they vary by themselves.
+        compared: how many inputs of layers and returned values were compared, on the first input; 0
+            if they vary by themselves.
         converted: how many calls of converted layers there were, on the first input.
         layers: the paths of all converted layers that were called, on any input.
-        executed: convolution operators that the original executed on the first input; in other threads, calls of converted layers.
+        executed: convolution operators that the original executed on the first input; in other
+            threads, calls of converted layers.
         left: the same for the converted network; None if it did not run.
         difference: the first difference, in one clause; None if there is none.
         untraced: what was not compared, one clause each.
@@ -75,7 +80,9 @@ WIDE = (torch.float64, torch.complex128)
 
 
 class _Operators(DispatchMode):
-    """Dispatch mode: counts convolutions, and notes the first operator that makes fewer bits of float64 numbers."""
+    """Dispatch mode: counts convolutions, and notes the first operator that makes fewer bits of
+    float64 numbers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,11 +95,16 @@ class _Operators(DispatchMode):
             self.convolutions += 1
         if isinstance(result, Tensor) and result.is_floating_point() and result.dtype not in WIDE:
             if any(isinstance(value, Tensor) and value.dtype in WIDE for value in args):
-                self.narrowed = self.narrowed or f"{name} makes {str(result.dtype).removeprefix('torch.')} of float64"
+                self.narrowed = (
+                    self.narrowed
+                    or f"{name} makes {str(result.dtype).removeprefix('torch.')} of float64"
+                )
         return result
 
 
-def runs(network: nn.Module, inputs: Iterable[Any], layers: Mapping[str, nn.Module], seed: int = 0) -> list[Run]:
+def runs(
+    network: nn.Module, inputs: Iterable[Any], layers: Mapping[str, nn.Module], seed: int = 0
+) -> list[Run]:
     """Run a network without gradients on each input, always with the same random numbers.
 
     Args:
@@ -119,7 +131,9 @@ def _run(network: nn.Module, x: Any, layers: Mapping[str, nn.Module], seed: int)
     record += [(f"returned value {place}", value) for place, value in enumerate(returned)]
     outputs = tuple(value for value in returned if isinstance(value, Tensor))
     elsewhere = len(threads) - threads.count(get_ident())
-    return Run(tuple(paths), tuple(record), outputs, elsewhere, operators.convolutions, operators.narrowed)
+    return Run(
+        tuple(paths), tuple(record), outputs, elsewhere, operators.convolutions, operators.narrowed
+    )
 
 
 def compare_calls(
@@ -128,10 +142,11 @@ def compare_calls(
     converted: Sequence[Run],
     repeated: Callable[[], Sequence[Run]],
 ) -> CallComparison:
-    """Compare the runs of the original, of the converted network with stand-ins, and of the converted network as it is.
+    """Compare the runs of the original, of the converted network with stand-ins, and of the
+    converted network as it is.
 
-    ``repeated`` runs another copy of the original: numbers that differ there too say nothing about the conversion.  Without runs
-    of the converted network nothing is compared.
+    ``repeated`` runs another copy of the original: numbers that differ there too say nothing about
+    the conversion.  Without runs of the converted network nothing is compared.
     """
     first = original[0]
     layers = tuple(dict.fromkeys(path for run in original for path in run.layers))
@@ -152,7 +167,9 @@ def compare_calls(
         compared = 0
         difference = None
     untraced += _untraced(first, executed - left)
-    return CallComparison(compared, calls, layers, executed, left, difference, tuple(dict.fromkeys(untraced)))
+    return CallComparison(
+        compared, calls, layers, executed, left, difference, tuple(dict.fromkeys(untraced))
+    )
 
 
 def _untraced(first: Run, became: int) -> Iterator[str]:
@@ -182,10 +199,14 @@ def compare_numbers(
     no_float64: str = "",
     leaking: bool = False,
 ) -> Accuracy | None:
-    """:func:`accuracy` of runs on the same inputs, ``reference`` in float64; None if the networks return different sizes."""
+    """:func:`accuracy` of runs on the same inputs, ``reference`` in float64; None if the networks
+    return different sizes.
+    """
     if reference is not None:
         no_float64 = next(filter(None, map(_why_no_float64, original, reference)), "")
-    ours, theirs, exact = ([t for run in side or () for t in run.outputs] for side in (original, converted, reference))
+    ours, theirs, exact = (
+        [t for run in side or () for t in run.outputs] for side in (original, converted, reference)
+    )
     if [(t.shape, t.dtype) for t in ours] != [(t.shape, t.dtype) for t in theirs]:
         return None
     if reference is None or no_float64:
@@ -197,16 +218,25 @@ def _why_no_float64(ours: Run, exact: Run) -> str:
     """Why a float64 run cannot serve as reference for the original's; empty if it can."""
     if all(t.dtype in WIDE for t in ours.outputs if t.is_floating_point() or t.is_complex()):
         return "the network computes in float64 itself"
-    if (ours.layers, [t.shape for t in ours.outputs]) != (exact.layers, [t.shape for t in exact.outputs]):
+    if (ours.layers, [t.shape for t in ours.outputs]) != (
+        exact.layers,
+        [t.shape for t in exact.outputs],
+    ):
         return "the network calls other layers in float64, or returns other sizes"
-    if any(bool((t.isfinite() & ~e.isfinite()).any()) for t, e in zip(ours.outputs, exact.outputs, strict=True)):
+    if any(
+        bool((t.isfinite() & ~e.isfinite()).any())
+        for t, e in zip(ours.outputs, exact.outputs, strict=True)
+    ):
         return "the float64 run has outputs that are not finite where the original's are"
     return exact.narrowed
 
 
 def in_float64(inputs: Iterable[Any]) -> list[Any]:
     """Inputs with every floating-point tensor converted to float64, which is exact."""
-    return [tree_map(lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v, x) for x in inputs]
+    return [
+        tree_map(lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v, x)
+        for x in inputs
+    ]
 
 
 @contextmanager
@@ -247,7 +277,9 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _difference(ours: Sequence[Run], theirs: Sequence[Run]) -> str | None:
-    """The first difference of runs on the same inputs, in one clause; objects of unknown classes are left out."""
+    """The first difference of runs on the same inputs, in one clause; objects of unknown classes
+    are left out.
+    """
     nothing: Any = ("nothing more", None)
     for a, b in zip(ours, theirs, strict=True):
         for (name, x), (other, y) in zip_longest(a.record, b.record, fillvalue=nothing):

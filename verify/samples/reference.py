@@ -1,11 +1,13 @@
-"""Decides whether the attention or torch's convolution is at fault where the two differ by more than the bound.
+"""Decides whether the attention or torch's convolution is at fault where the two differ by more
+than the bound.
 
-A certificate is about the convolution that torch documents; torch's convolution is one execution of it, as the attention's
-are of Eq. 3.  torch's may be the wrong one: oneDNN's bfloat16 kernels flush subnormal numbers to zero on processors with an
-instruction for bfloat16 products (VDPBF16PS does so whatever the control register says), and lose all of an output whose
-weights or inputs are that small.  Such a difference refutes nothing.  Nor is the verdict PROVED, because the claim rests on
-the printed assumption that torch's convolution computes its definition, which has just failed: it is UNDECIDED, and the
-sentence says which layer is at fault.
+A certificate is about the convolution that torch documents; torch's convolution is one execution of
+it, as the attention's are of Eq. 3.  torch's may be the wrong one: oneDNN's bfloat16 kernels flush
+subnormal numbers to zero on processors with an instruction for bfloat16 products (VDPBF16PS does so
+whatever the control register says), and lose all of an output whose weights or inputs are that
+small.  Such a difference refutes nothing.  Nor is the verdict PROVED, because the claim rests on
+the printed assumption that torch's convolution computes its definition, which has just failed: it
+is UNDECIDED, and the sentence says which layer is at fault.
 """
 
 from dataclasses import dataclass, replace
@@ -36,8 +38,10 @@ class Deviation:
         exact: the convolution's output there, by its definition in rational arithmetic.
         convolution: the output of torch's convolution.
         attention: the attention's output.
-        refutes: whether the attention is at fault; if not, torch's convolution alone is, at every output examined.
-        convolution_off: whether the error of torch's convolution exceeds what rounding explains, here or at another output.
+        refutes: whether the attention is at fault; if not, torch's convolution alone is, at every
+            output examined.
+        convolution_off: whether the error of torch's convolution exceeds what rounding explains,
+            here or at another output.
         sentence: the errors of both.
     """
 
@@ -62,10 +66,10 @@ def deviation(
 ) -> Deviation:
     """Judge outputs that differ by more than is allowed.
 
-    An output refutes the attention if its error against the exact value exceeds the allowed difference; or if rounding
-    explains the error of torch's convolution there, since the attention then used more than its share.  Three outputs are
-    examined, selected by a float64 reference: where the attention's error is largest, and where the convolution's is smallest
-    and largest.
+    An output refutes the attention if its error against the exact value exceeds the allowed
+    difference; or if rounding explains the error of torch's convolution there, since the attention
+    then used more than its share.  Three outputs are examined, selected by a float64 reference:
+    where the attention's error is largest, and where the convolution's is smallest and largest.
 
     Args:
         conv: the torch convolution.
@@ -84,7 +88,11 @@ def deviation(
         """Judge one output exactly."""
         image, *output = index
         exact = exact_output(fields, geometry, inputs[image], tuple(output))
-        convolution, attention, explained = float(expected[index]), float(attended[index]), float(rounding[index])
+        convolution, attention, explained = (
+            float(expected[index]),
+            float(attended[index]),
+            float(rounding[index]),
+        )
         convolution_off = not _within(convolution, exact, explained)
         refutes = not _within(attention, exact, float(allowed[index])) or not convolution_off
         sentence = (
@@ -98,13 +106,17 @@ def deviation(
             if _subnormal(fields.weight) or _subnormal(inputs[image]) or 0 < abs(exact) < TINY:
                 known = "subnormal numbers are flushed to zero there"
             sentence += f"{known})"
-        return Deviation(index, inputs[image], exact, convolution, attention, refutes, convolution_off, sentence)
+        return Deviation(
+            index, inputs[image], exact, convolution, attention, refutes, convolution_off, sentence
+        )
 
     reference, places = fields(inputs)[over], np.flatnonzero(over)
     attention = _ratio(attended[over], reference, allowed[over])
     convolution = _ratio(expected[over], reference, rounding[over])
     candidates = dict.fromkeys((attention.argmax(), convolution.argmin(), convolution.argmax()))
-    outputs = [judged(tuple(map(int, np.unravel_index(places[at], over.shape)))) for at in candidates]
+    outputs = [
+        judged(tuple(map(int, np.unravel_index(places[at], over.shape)))) for at in candidates
+    ]
     first = next((one for one in outputs if one.refutes), outputs[0])
     return replace(first, convolution_off=any(one.convolution_off for one in outputs))
 
@@ -121,7 +133,9 @@ def _subnormal(numbers: ndarray) -> bool:
 
 
 def _within(value: float, exact: Fraction, distance: float) -> bool:
-    return isfinite(value) and (distance == inf or abs(Fraction(value) - exact) <= Fraction(distance))
+    return isfinite(value) and (
+        distance == inf or abs(Fraction(value) - exact) <= Fraction(distance)
+    )
 
 
 def _distance(value: float, exact: Fraction) -> str:

@@ -1,7 +1,8 @@
-"""CHECKED: runs a layer and its convolution on samples, and compares each difference with its rounding bound.
+"""CHECKED: runs a layer and its convolution on samples, and compares each difference with its
+rounding bound.
 
-Comparing whole networks is a weak test (normalisation hides much), so each layer is judged alone: on the activations that
-reach it inside the network, or on generated inputs.
+Comparing whole networks is a weak test (normalisation hides much), so each layer is judged alone:
+on the activations that reach it inside the network, or on generated inputs.
 """
 
 import math
@@ -42,9 +43,11 @@ class LayerCheck:
         grid: the largest spatial size of an input, per axis.
         largest_input: the largest |x| of any call.
         verdict: CHECKED, REFUTED or UNDECIDED.
-        by_channel: the largest |difference| of each output channel, over all calls, float64 (D_out,).
+        by_channel: the largest |difference| of each output channel, over all calls, float64
+            (D_out,).
         largest_output: the largest |output| of the convolution in any call.
-        convolution_off: whether an error of torch's own convolution exceeded what rounding explains.
+        convolution_off: whether an error of torch's own convolution exceeded what rounding
+            explains.
     """
 
     discrepancy: Discrepancy
@@ -61,10 +64,14 @@ class LayerCheck:
     convolution_off: bool = False
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
-        """Merge the records of two sets of calls of one layer: the worse of each figure and of the verdicts."""
+        """Merge the records of two sets of calls of one layer: the worse of each figure and of the
+        verdicts.
+        """
         severity = {"REFUTED": 2, "UNDECIDED": 1, "CHECKED": 0}
         worse = max(self, other, key=lambda check: severity[check.verdict.name])
-        wider = max(self, other, key=lambda check: np.nan_to_num(check.discrepancy.max_abs, nan=np.inf))
+        wider = max(
+            self, other, key=lambda check: np.nan_to_num(check.discrepancy.max_abs, nan=np.inf)
+        )
         return replace(
             wider,
             interior=_greater(self.interior, other.interior),
@@ -86,7 +93,8 @@ def _greater(a: float, b: float) -> float:
 
 
 def check_call(conv: Any, layer: Any, x: Tensor, what: str, **call: Any) -> LayerCheck:
-    """Compare one call of a convolution and its attention layer on ``x``, batched or not, and judge it.
+    """Compare one call of a convolution and its attention layer on ``x``, batched or not, and judge
+    it.
 
     ``what`` describes the input in the verdict's sentence; ``call`` holds further arguments
     (``output_size``).
@@ -100,7 +108,9 @@ def check_call(conv: Any, layer: Any, x: Tensor, what: str, **call: Any) -> Laye
         return check_outputs(conv, layer, x, conv(x, **call), layer(x, **call), what)
 
 
-def check_outputs(conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: Tensor, what: str) -> LayerCheck:
+def check_outputs(
+    conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: Tensor, what: str
+) -> LayerCheck:
     """:func:`check_call` for outputs that have been computed already."""
     x, a, b, error = subtracted(conv, x, expected, attended)
     difference = of_errors(conv, x, expected.dtype, a, b, error)
@@ -114,7 +124,9 @@ def check_outputs(conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: 
         calls=1,
         grid=tuple(x.shape[2:]),
         largest_input=largest(x),
-        verdict=Verdict("CHECKED", f"{difference.compared} outputs agree within rounding on {what}"),
+        verdict=Verdict(
+            "CHECKED", f"{difference.compared} outputs agree within rounding on {what}"
+        ),
         by_channel=error.max(axis=(0, *range(2, error.ndim)), initial=0.0),
         largest_output=greatest(np.abs(a)),
     )
@@ -136,7 +148,10 @@ def check_outputs(conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: 
     at_worst = float(bound[difference.worst]) if difference.worst else 0.0
     judged = replace(judged, bound=at_worst, ratio=ratio)
     if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
-        return replace(judged, verdict=Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}"))
+        return replace(
+            judged,
+            verdict=Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}"),
+        )
     if not ratio <= 1:  # written so that NaN fails
         worst = deviation(conv, x, a, b, bound, convolution_bound(conv, x, outputs), ~(ratios <= 1))
         at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
@@ -157,7 +172,8 @@ def _ratios(error: ndarray, bound: ndarray) -> ndarray:
 
 
 def generated_inputs(conv: Any, samples: int, seed: int, size: Vector = ()) -> Tensor:
-    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs that read no padding.
+    """Seeded normal inputs for one convolution, (samples, D_in, *size), large enough for outputs
+    that read no padding.
 
     ``size`` is the minimum spatial size.
     """
@@ -172,9 +188,12 @@ def generated_shape(conv: Any, samples: int) -> Vector:
     """The shape of :func:`generated_inputs`, known before anything is allocated."""
     fields = Convolution.read(conv)
     size = []
-    for axis, (span, (before, after), s) in enumerate(zip(fields.spans, fields.pads(), fields.stride, strict=True)):
+    for axis, (span, (before, after), s) in enumerate(
+        zip(fields.spans, fields.pads(), fields.stride, strict=True)
+    ):
         if fields.transposed:
-            # One output needs s·(n − 1) ≥ 2p − span, and one that reads no padding s·(n − 1) ≥ span; plus two more inputs.
+            # One output needs s·(n − 1) ≥ 2p − span, and one that reads no padding
+            # s·(n − 1) ≥ span; plus two more inputs.
             least = -(-max(span, before + after - span) // s) + 3
         else:
             least = max(span + 1 + 2 * s, before + 1, after + 1)
@@ -184,7 +203,9 @@ def generated_shape(conv: Any, samples: int) -> Vector:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put every module of the models in eval mode, and restore its own mode afterwards; a class's own ``train`` does not run."""
+    """Put every module of the models in eval mode, and restore its own mode afterwards; a class's
+    own ``train`` does not run.
+    """
     with keeping_modes(*models):
         for module in (module for model in models for module in model.modules()):
             module.training = False
@@ -224,7 +245,9 @@ def watching(layers: Mapping[str, nn.Module], see: Callable[[str, Tensor], None]
 
 
 def is_transformed(x: Tensor) -> bool:
-    """Whether a transform of ``torch.func`` (vmap, jvp, grad) works on this tensor, so that its numbers cannot be read."""
+    """Whether a transform of ``torch.func`` (vmap, jvp, grad) works on this tensor, so that its
+    numbers cannot be read.
+    """
     return is_functorch_wrapped_tensor(x)
 
 
@@ -235,16 +258,19 @@ def comparing(
     what: str,
     progress: Callable[[str], None] = lambda path: None,
 ) -> Iterator[dict[str, LayerCheck]]:
-    """While active, compare a convolution and its attention layer on the activations of every call of a module.
+    """While active, compare a convolution and its attention layer on the activations of every call
+    of a module.
 
     Args:
         called: path → module of the network that runs.
-        pairs: path → (convolution, its attention layer), which that run does not change if they are others.
+        pairs: path → (convolution, its attention layer), which that run does not change if they are
+            others.
         what: a description of the inputs, for the verdicts.
         progress: called with a layer's path after each comparison.
 
     Yields:
-        A record for each layer called so far, updated with each call.  Calls within a transform of ``torch.func`` are left out.
+        A record for each layer called so far, updated with each call.  Calls within a transform of
+        ``torch.func`` are left out.
     """
     checks: dict[str, LayerCheck] = {}
 
@@ -254,10 +280,14 @@ def comparing(
             x, where = call.pop("input"), what
             if is_transformed(x):
                 return
-            if torch.is_autocast_enabled(x.device.type):  # a claim about a layer holds in its own format
+            if torch.is_autocast_enabled(
+                x.device.type
+            ):  # a claim about a layer holds in its own format
                 x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
             with uncounted(), torch.autocast(x.device.type, enabled=False):
-                expected = (conv.forward if conv is module else conv)(x, **call)  # a call would compare again
+                expected = (conv.forward if conv is module else conv)(
+                    x, **call
+                )  # a call would compare again
                 check = check_outputs(conv, layer, x, expected, layer(x, **call), where)
             checks[path] = checks[path].merged(check) if path in checks else check
             progress(path)
@@ -272,9 +302,13 @@ def comparing(
 
 
 def check_on_activations(
-    model: nn.Module, pairs: Mapping[str, tuple[nn.Module, nn.Module]], inputs: Iterable[Any], what: str
+    model: nn.Module,
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
+    inputs: Iterable[Any],
+    what: str,
 ) -> dict[str, LayerCheck]:
-    """Run a network, and at each call of a convolution run its attention layer on the same activations.
+    """Run a network, and at each call of a convolution run its attention layer on the same
+    activations.
 
     Args:
         model: the original network; it runs in eval mode, and its modes are restored.
@@ -287,7 +321,11 @@ def check_on_activations(
     """
     layers = (layer for _, layer in pairs.values())
     convolutions = {path: conv for path, (conv, _) in pairs.items()}
-    with evaluating(model, *layers), torch.no_grad(), comparing(convolutions, pairs, what) as checks:
+    with (
+        evaluating(model, *layers),
+        torch.no_grad(),
+        comparing(convolutions, pairs, what) as checks,
+    ):
         for x in inputs:
             called(model, x)
     return checks

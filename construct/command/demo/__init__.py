@@ -1,7 +1,9 @@
-"""The small trained CNN that ships with the project: what `python -m construct.from_conv` converts when given no model.
+"""The small trained CNN that ships with the project: what `python -m construct.from_conv` converts
+when given no model.
 
-It reads a handwritten digit, (N, 1, 8, 8) with pixels in [0, 1], and returns (N, 10) logits. The file holds a whole
-`nn.Sequential` of plain `torch.nn` classes. `examples/train_digits_cnn.py` made it and says how well it reads.
+It reads a handwritten digit, (N, 1, 8, 8) with pixels in [0, 1], and returns (N, 10) logits. The
+file holds a whole `nn.Sequential` of plain `torch.nn` classes. `examples/train_digits_cnn.py` made
+it and says how well it reads.
 """
 
 import pathlib

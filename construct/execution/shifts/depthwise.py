@@ -1,7 +1,8 @@
-"""One channel per group: there is no matrix to multiply by, so each head multiplies a strided view and adds it in place.
+"""One channel per group: there is no matrix to multiply by, so each head multiplies a strided view
+and adds it in place.
 
-A head touches only the queries that see a token, so nothing is padded.  The outputs are computed some rows at a time, so that they
-stay in a core's cache until every head has added to them.
+A head touches only the queries that see a token, so nothing is padded.  The outputs are computed
+some rows at a time, so that they stay in a core's cache until every head has added to them.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from construct.execution.shifts.windows import Ints, Shifts
 AT_ONCE = 2**18
 """Numbers of the outputs at a time (1 MiB in float32)."""
 MIN_ROW = 2**4
-"""Queries of a row from which images with channels first are read in place; a shorter row makes no loop."""
+"""Queries of a row from which images with channels first are read in place; a shorter row makes no
+loop.
+"""
 
 
 def depthwise(images: Tensor, w: Tensor, out: Tensor, shifts: Shifts, adjoint: bool) -> None:
@@ -40,19 +43,28 @@ def depthwise_weights(x: Tensor, y: Tensor, shifts: Shifts) -> Tensor:
 
 
 def _pairs(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The head, its tokens in x and the queries in y that see them, for all rows of outputs, some at a time."""
+    """The head, its tokens in x and the queries in y that see them, for all rows of outputs, some
+    at a time.
+    """
     rows = queries_per_block(AT_ONCE // (prod(x.shape[:2]) * prod(shifts.output[1:])))
     x_first, y_first, y_strides = x.storage_offset(), y.storage_offset(), y.stride()
-    for head, shape, x_strides, token, query in _overlaps(shifts, rows, tuple(x.shape[:2]), x.stride(), y_strides):
-        yield head, x.as_strided(shape, x_strides, x_first + token), y.as_strided(shape, y_strides, y_first + query)
+    for head, shape, x_strides, token, query in _overlaps(
+        shifts, rows, tuple(x.shape[:2]), x.stride(), y_strides
+    ):
+        yield (
+            head,
+            x.as_strided(shape, x_strides, x_first + token),
+            y.as_strided(shape, y_strides, y_first + query),
+        )
 
 
 @bounded_cache
 def _overlaps(
     shifts: Shifts, rows: int, leading: Ints, x_strides: Ints, y_strides: Ints
 ) -> tuple[tuple[int, Ints, Ints, int, int], ...]:
-    """For so many rows of outputs at a time, and each head that sees a token: the head; (B, C) and how many queries see a token,
-    along each axis; the strides of these tokens; and where in memory the tokens and the queries begin.
+    """For so many rows of outputs at a time, and each head that sees a token: the head; (B, C) and
+    how many queries see a token, along each axis; the strides of these tokens; and where in memory
+    the tokens and the queries begin.
     """
     along = tuple(map(mul, shifts.step, x_strides[2:]))
     planned = []
@@ -60,11 +72,15 @@ def _overlaps(
         ranges = [part, *(slice(0, n) for n in shifts.output[1:])]
         for head, offset in enumerate(shifts.offsets):
             first, count = [], []
-            for queries, e, step, size in zip(ranges, offset, shifts.step, shifts.size, strict=True):
+            for queries, e, step, size in zip(
+                ranges, offset, shifts.step, shifts.size, strict=True
+            ):
                 first.append(max(queries.start, -(e // step)))
                 count.append(min(queries.stop, -((e - size) // step)) - first[-1])
             if min(count) > 0:
                 token = sum(map(mul, first, along)) + sum(map(mul, offset, x_strides[2:]))
                 strides = (*x_strides[:2], *along)
-                planned.append((head, (*leading, *count), strides, token, sum(map(mul, first, y_strides[2:]))))
+                planned.append(
+                    (head, (*leading, *count), strides, token, sum(map(mul, first, y_strides[2:])))
+                )
     return tuple(planned)

@@ -1,7 +1,8 @@
 """GEMM: matrix products by BLAS, or by oneDNN where that is faster.
 
-With AVX-512, oneDNN's inner product takes half the time of the BLAS behind ``torch.mm``.  Without AVX-512 both are as fast, and so
-they are where Intel's library runs on Intel's processor.  Both sum the same terms, in different orders.
+With AVX-512, oneDNN's inner product takes half the time of the BLAS behind ``torch.mm``.  Without
+AVX-512 both are as fast, and so they are where Intel's library runs on Intel's processor.  Both sum
+the same terms, in different orders.
 """
 
 from collections.abc import Callable
@@ -10,9 +11,13 @@ import torch
 from torch import Tensor
 
 INNER: Callable[..., Tensor] | None = (
-    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if torch.backends.mkldnn.is_available()
+    else None
 )
-"""oneDNN's inner product, which torch exposes under this name alone; None if torch was built without it."""
+"""oneDNN's inner product, which torch exposes under this name alone; None if torch was built
+without it.
+"""
 
 
 def _processor() -> str:
@@ -38,16 +43,27 @@ MIN_ONEDNN = 2**21
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b + bias: (M, K), (K, N), (N,) → (M, N)."""
-    usable = INNER is not None and a.dtype == torch.float32 and a.is_cpu and a.numel() * b.shape[1] >= MIN_ONEDNN
+    usable = (
+        INNER is not None
+        and a.dtype == torch.float32
+        and a.is_cpu
+        and a.numel() * b.shape[1] >= MIN_ONEDNN
+    )
     if not (usable and ONEDNN_IS_FASTER and torch._C._get_mkldnn_enabled()):
-        return torch.mm(a, b) if bias is None else torch.mm(a, b).add_(bias)  # addmm would first copy the bias
+        return (
+            torch.mm(a, b) if bias is None else torch.mm(a, b).add_(bias)
+        )  # addmm would first copy the bias
     assert INNER is not None
     a, b = _whole(a), _whole(b)
-    if bias is None and not a.is_contiguous() and a.numel() > b.numel():  # which oneDNN would transpose
+    if (
+        bias is None and not a.is_contiguous() and a.numel() > b.numel()
+    ):  # which oneDNN would transpose
         return INNER(b.mT, a, None, "none", [], "").mT
     return INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """The matrix, contiguous by rows or by columns; oneDNN's product takes a thousand times as long for any other."""
+    """The matrix, contiguous by rows or by columns; oneDNN's product takes a thousand times as long
+    for any other.
+    """
     return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()

@@ -1,7 +1,9 @@
-"""The three maps in few operations, for devices on which starting one takes longer than a small product, such as GPUs.
+"""The three maps in few operations, for devices on which starting one takes longer than a small
+product, such as GPUs.
 
-The tokens of all heads are gathered by one index, and multiplied by all matrices at once, a block of images or outputs at a time.
-Nothing is scattered, so that results are deterministic, and no shape depends on a value, so that a graph can record the operations.
+The tokens of all heads are gathered by one index, and multiplied by all matrices at once, a block
+of images or outputs at a time. Nothing is scattered, so that results are deterministic, and no
+shape depends on a value, so that a graph can record the operations.
 """
 
 from collections.abc import Iterator
@@ -23,12 +25,16 @@ AT_ONCE = 2**28
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
-    """y[o] = b + Σ_h x[s·o + e_h] W_h: x (B, g·C, *n), w (heads, g, C, D), bias (g·D,) → (B, g·D, *o)."""
+    """y[o] = b + Σ_h x[s·o + e_h] W_h: x (B, g·C, *n), w (heads, g, C, D), bias (g·D,) →
+    (B, g·D, *o).
+    """
     return _forward(x, w, bias, shifts, (1,) * len(shifts.step), last)
 
 
 def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
-    """x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ: the forward map of outputs with zeros between them, and of flipped offsets."""
+    """x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ: the forward map of outputs with zeros between
+    them, and of flipped offsets.
+    """
     stuffed = tuple(step * (n - 1) + 1 for step, n in zip(shifts.step, shifts.output, strict=True))
     flipped = tuple(tuple(-e for e in offset) for offset in shifts.offsets)
     ones = (1,) * len(shifts.step)
@@ -45,8 +51,12 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     return total.unflatten(1, (channels, heads)).permute(2, 0, 1, 3)
 
 
-def _forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, stuffing: Ints, last: bool) -> Tensor:
-    """As :func:`forward`, for inputs with ``stuffing`` − 1 zeros between neighbours along each axis."""
+def _forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, stuffing: Ints, last: bool
+) -> Tensor:
+    """As :func:`forward`, for inputs with ``stuffing`` − 1 zeros between neighbours along each
+    axis.
+    """
     heads, groups, channels, width = w.shape
     out = new_images(x, groups * width, shifts.output, last)
     matrix = w.permute(1, 3, 2, 0).reshape(groups, width, channels * heads)
@@ -62,7 +72,9 @@ def _forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, stuffing
 
 
 def _columns(x: Tensor, shifts: Shifts, stuffing: Ints) -> Iterator[tuple[slice, Box, Tensor]]:
-    """In blocks, which images and outputs, and the tokens that all heads see from there, (g·C, heads, images, *outputs)."""
+    """In blocks, which images and outputs, and the tokens that all heads see from there,
+    (g·C, heads, images, *outputs).
+    """
     tokens, origin = _tokens(x.contiguous(), shifts, stuffing)
     tokens = tokens.transpose(0, 1)
     images, index = _index(shifts, len(x), origin, x.device)
@@ -73,7 +85,10 @@ def _columns(x: Tensor, shifts: Shifts, stuffing: Ints) -> Iterator[tuple[slice,
                 yield few, box, tokens[(slice(None), few, *box)].unsqueeze(1)
                 continue
             axes = enumerate(zip(index, box, strict=True), start=2)
-            read = [place.narrow(axis, part.start, part.stop - part.start) for axis, (place, part) in axes]
+            read = [
+                place.narrow(axis, part.start, part.stop - part.start)
+                for axis, (place, part) in axes
+            ]
             yield few, box, tokens[(slice(None), images[few], *read)]
 
 
@@ -89,7 +104,9 @@ def _boxes(output: Ints, fitting: int) -> Iterator[Box]:
 
 
 def _tokens(x: Tensor, shifts: Shifts, stuffing: Ints) -> tuple[Tensor, Ints]:
-    """The input with zeros between neighbours, and around it as far as any head sees; and where input 0 is in that."""
+    """The input with zeros between neighbours, and around it as far as any head sees; and where
+    input 0 is in that.
+    """
     pads, origin = list[int](), list[int]()
     outputs = zip(shifts.least, shifts.reach, shifts.step, shifts.output, strict=True)
     ends = [step * (output - 1) + least + reach + 1 for least, reach, step, output in outputs]
@@ -100,14 +117,23 @@ def _tokens(x: Tensor, shifts: Shifts, stuffing: Ints) -> tuple[Tensor, Ints]:
     if any(pads):
         shape = [size for n in x.shape[2:] for size in (n, 1)]
         x = pad(x.view(*x.shape[:2], *shape), pads)
-        x = x.view(*x.shape[:2], *(n * stuff for n, stuff in zip(x.shape[2::2], x.shape[3::2], strict=True)))
+        x = x.view(
+            *x.shape[:2],
+            *(n * stuff for n, stuff in zip(x.shape[2::2], x.shape[3::2], strict=True)),
+        )
     return x, tuple(origin)
 
 
 @lru_cache(maxsize=512)
 @torch.inference_mode(False)
-def _index(shifts: Shifts, images: int, origin: Ints, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """The images' numbers; and for each axis, the tokens that heads see.  All for broadcasting over (heads, images, *outputs)."""
+def _index(
+    shifts: Shifts, images: int, origin: Ints, device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
+    """The images' numbers; and for each axis, the tokens that heads see.  All for broadcasting over
+    (heads, images, *outputs).
+    """
     starts = [tuple(map(add, origin, offset)) for offset in shifts.offsets]
     batch = torch.arange(images, device=device).view(-1, *(1,) * len(origin))
-    return batch, [place.unsqueeze(1) for place in places(starts, shifts.step, shifts.output, device)]
+    return batch, [
+        place.unsqueeze(1) for place in places(starts, shifts.step, shifts.output, device)
+    ]

@@ -1,11 +1,13 @@
-"""The three maps of one-hot heads on a CPU: im2col, one GEMM, and col2im for the adjoint, in blocks that fit into the cache.
+"""The three maps of one-hot heads on a CPU: im2col, one GEMM, and col2im for the adjoint, in blocks
+that fit into the cache.
 
 With X, the tokens that all heads see side by side, and Y, the outputs:
 
     forward    Y = X W          adjoint    X = Y Wᵀ, added back head by head          weights    W = Xᵀ Y
 
-Tokens are the rows of X if images have channels last in memory.  With channels first all products are transposed.  No query is
-multiplied but those of the block, so NaN and infinity reach what sees them and nothing else.
+Tokens are the rows of X if images have channels last in memory.  With channels first all products
+are transposed.  No query is multiplied but those of the block, so NaN and infinity reach what sees
+them and nothing else.
 """
 
 from collections.abc import Iterator
@@ -23,12 +25,18 @@ from construct.execution.shifts.workspace import workspace
 AT_ONCE = 2**20
 """Numbers of X at a time, for every thread (4 MiB in float32)."""
 MIN_QUERIES = 2**8
-"""Queries at a time, at least: every product reads all weights.  Smaller images are multiplied together."""
+"""Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
+together.
+"""
 MIN_CHANNELS_LAST = 2**3
-"""Adjacent numbers from which tokens are copied with channels last: those of a token, or of heads that look at neighbours."""
+"""Adjacent numbers from which tokens are copied with channels last: those of a token, or of heads
+that look at neighbours.
+"""
 
 MOST_WIDER, MIN_FLIPPED = 2, 2**2
-"""Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is faster as a forward map."""
+"""Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is
+faster as a forward map.
+"""
 
 
 def new_images(like: Tensor, channels: int, size: Ints, last: bool) -> Tensor:
@@ -40,11 +48,14 @@ def new_images(like: Tensor, channels: int, size: Ints, last: bool) -> Tensor:
 
 def filled(images: Tensor, bias: Tensor | None) -> Tensor:
     """Images filled with the bias."""
-    return images.zero_() if bias is None else images.copy_(bias.view(-1, *(1,) * (images.dim() - 2)))
+    return (
+        images.zero_() if bias is None else images.copy_(bias.view(-1, *(1,) * (images.dim() - 2)))
+    )
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
-    """y[o] = b + Σ_h x[s·o + e_h] W_h: x (B, g·C, *n), w (heads, g, C, D), bias (g·D,) → (B, g·D, *o).
+    """y[o] = b + Σ_h x[s·o + e_h] W_h: x (B, g·C, *n), w (heads, g, C, D), bias (g·D,) →
+    (B, g·D, *o).
 
     ``last`` asks for a result with channels last in memory, else first.
     """
@@ -59,9 +70,13 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     for at, few, images, block in _blocks(x, w.shape, shifts, last, shifts.adjacent):
         window = block.window(images, at).unflatten(1, (groups, channels))
         for part in block.parts:
-            y = _as_images(_times(_columns(window, block, part, shifts, at), matrix, bias, at), part, at)
+            y = _as_images(
+                _times(_columns(window, block, part, shifts, at), matrix, bias, at), part, at
+            )
             if len(y) == len(x) and y.shape[2:] == shifts.output and last == (at == 1):
-                return y.data  # torch forbids in-place changes of a view that an autograd function returns
+                return (
+                    y.data
+                )  # torch forbids in-place changes of a view that an autograd function returns
             if out is None:
                 out = new_images(x, groups * width, shifts.output, last)
             out[(few, slice(None), *part)] = y
@@ -70,7 +85,8 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
 
 
 def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
-    """x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ: y (B, g·D, *o), w (heads, g, C, D), bias (g·C,) → (B, g·C, *n).
+    """x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ: y (B, g·D, *o), w (heads, g, C, D), bias
+    (g·C,) → (B, g·C, *n).
 
     ``last`` as for :func:`forward`.
     """
@@ -113,7 +129,10 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
         given = y[few]
         window = block.window(images, at).unflatten(1, (groups, shape[2]))
         for part in block.parts:
-            columns, outputs = _columns(window, block, part, shifts, at), _outputs(given, part, at, groups)
+            columns, outputs = (
+                _columns(window, block, part, shifts, at),
+                _outputs(given, part, at, groups),
+            )
             if at == 1:
                 both = product(outputs.mT, columns)[None]  # (1, D, heads·C)
             elif groups == 1 == len(columns):
@@ -128,14 +147,21 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
 def _blocks(
     x: Tensor, w_shape: Ints, shifts: Shifts, last: bool, adjacent: int
 ) -> Iterator[tuple[int, slice, Tensor, Block]]:
-    """The axis of tokens in matrices, 1 for rows or 2 for columns; which images; these images; and a block of outputs.
+    """The axis of tokens in matrices, 1 for rows or 2 for columns; which images; these images; and
+    a block of outputs.
 
     ``adjacent`` is the number of heads whose tokens are copied in one run.
     """
     heads, groups, channels, _ = w_shape
     rows = last or (len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES)
-    at = 1 if rows and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1) else 2
-    queries = queries_per_block(max(MIN_QUERIES, AT_ONCE * torch.get_num_threads() // prod(w_shape[:3])))
+    at = (
+        1
+        if rows and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1)
+        else 2
+    )
+    queries = queries_per_block(
+        max(MIN_QUERIES, AT_ONCE * torch.get_num_threads() // prod(w_shape[:3]))
+    )
     planned = blocks(shifts, queries)
     together = max(1, queries // prod(shifts.output)) if at == 1 and len(planned) == 1 else 1
     for first in range(0, len(x), together):
@@ -146,20 +172,28 @@ def _blocks(
 
 
 def _columns(window: Tensor, block: Block, part: Box, shifts: Shifts, at: int) -> Tensor:
-    """im2col, the tokens of all heads side by side: (B, g, C, *size) → (B·M, heads·C), or (B, g, heads·C, M)."""
+    """im2col, the tokens of all heads side by side: (B, g, C, *size) → (B·M, heads·C), or
+    (B, g, heads·C, M).
+    """
     (batch, groups, channels), heads = window.shape[:3], len(shifts.offsets)
     if heads == 1:
         (tokens,) = block.head_views(window, part, shifts)
         return tokens[:, 0].movedim(1, -1).reshape(-1, channels) if at == 1 else tokens.flatten(3)
     queries = prod(one.stop - one.start for one in part)
-    shape = (batch * queries, heads * channels) if at == 1 else (batch, groups, heads * channels, queries)
+    shape = (
+        (batch * queries, heads * channels)
+        if at == 1
+        else (batch, groups, heads * channels, queries)
+    )
     columns = workspace("columns", window, *shape)
     if shifts.rectangle is not None:
         view = block.rectangle_view(window, part, shifts, rows=at == 1)
         columns.view(view.shape).copy_(view)
         return columns
     for own, tokens in zip(
-        _by_head(columns, part, at, heads, groups), block.head_views(window, part, shifts), strict=True
+        _by_head(columns, part, at, heads, groups),
+        block.head_views(window, part, shifts),
+        strict=True,
     ):
         own.copy_(tokens)
     return columns
@@ -169,7 +203,12 @@ def _by_head(columns: Tensor, part: Box, at: int, heads: int, groups: int) -> tu
     """The columns of each head: (B·M, heads·C), or (B, g, heads·C, M) → (B, g, C, *part)."""
     box = [queries.stop - queries.start for queries in part]
     if at == 1:
-        return columns.reshape(-1, *box, heads, columns.shape[1] // heads).movedim(-1, 1).unsqueeze(1).unbind(-1)
+        return (
+            columns.reshape(-1, *box, heads, columns.shape[1] // heads)
+            .movedim(-1, 1)
+            .unsqueeze(1)
+            .unbind(-1)
+        )
     return columns.reshape(-1, groups, heads, columns.shape[2] // heads, *box).unbind(2)
 
 
@@ -201,7 +240,9 @@ def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Ten
 
 
 def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor | None, last: bool) -> Tensor:
-    """1 × 1 layers without a stride, tokens read in place: x (B, g·C, *n), matrix (g, C, D) → (B, g·D, *n)."""
+    """1 × 1 layers without a stride, tokens read in place: x (B, g·C, *n), matrix (g, C, D) →
+    (B, g·D, *n).
+    """
     groups, _, width = matrix.shape
     if groups == 1 and last:
         y = product(x.movedim(1, -1).reshape(-1, x.shape[1]), matrix[0], bias)
@@ -219,12 +260,16 @@ def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor | None, last: bool) -> Te
     return out
 
 
-def _depthwise(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, adjoint: bool) -> Tensor:
+def _depthwise(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, adjoint: bool
+) -> Tensor:
     """Either map of groups of one channel."""
     rows = last or shifts.output[-1] < MIN_ROW  # a short row makes no loop
     if rows:
         images = images.movedim(1, -1).contiguous().movedim(-1, 1)
-    out = filled(new_images(images, images.shape[1], shifts.size if adjoint else shifts.output, rows), bias)
+    out = filled(
+        new_images(images, images.shape[1], shifts.size if adjoint else shifts.output, rows), bias
+    )
     if images.numel() and out.numel():
         depthwise(images, w, out, shifts, adjoint)
     return out if rows == last else out.contiguous()

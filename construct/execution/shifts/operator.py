@@ -1,6 +1,8 @@
-"""What one-hot heads compute, with derivatives of any order: two torch operators, which a compiler calls as they are on a CPU.
+"""What one-hot heads compute, with derivatives of any order: two torch operators, which a compiler
+calls as they are on a CPU.
 
-The derivatives of each of the three maps are the other two, as each is linear in both of its tensors.
+The derivatives of each of the three maps are the other two, as each is linear in both of its
+tensors.
 """
 
 from collections.abc import Sequence
@@ -17,8 +19,11 @@ from construct.execution.shifts.windows import Ints, Shifts, is_last
 from construct.execution.transforms import nonzero
 
 
-def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool = False) -> Tensor:
-    """What one-hot heads compute, y[o] = b + Σ_h x[s·o + e_h] W_h, or the adjoint, x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ.
+def shifted(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool = False
+) -> Tensor:
+    """What one-hot heads compute, y[o] = b + Σ_h x[s·o + e_h] W_h, or the adjoint, x[t] = b + Σ_{h,
+    o: s·o + e_h = t} y[o] W_hᵀ.
 
     Args:
         images: (B, g·C, *n), or (B, g·D, *o) for the adjoint.
@@ -28,14 +33,19 @@ def shifted(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjo
         adjoint: which of the two maps.
 
     Returns:
-        (B, g·D, *o), or (B, g·C, *n) for the adjoint, with channels last in memory where the images have them.
+        (B, g·D, *o), or (B, g·C, *n) for the adjoint, with channels last in memory where the images
+        have them.
     """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (images, w, bias)):
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (images, w, bias)
+    ):
         return shifted_sum(images, w, bias, *shifts.numbers, adjoint, is_last(images))
     return evaluate(images, w, _unless_zero(bias), shifts, adjoint, is_last(images))
 
 
-def evaluate(images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool) -> Tensor:
+def evaluate(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool
+) -> Tensor:
     """As :func:`shifted`, without derivatives; ``last`` asks for channels last in memory."""
     if tokens.host_waits(images.device):
         return (indexed.adjoint if adjoint else indexed.forward)(images, w, bias, shifts, last)
@@ -46,7 +56,9 @@ def queries_at_once(columns: int, output: Ints, device: torch.device) -> int:
     """The most queries that are multiplied at a time, if heads see so many numbers from each."""
     if tokens.host_waits(device):
         return max(1, indexed.AT_ONCE // columns)
-    return max(maps.MIN_QUERIES, maps.AT_ONCE * torch.get_num_threads() // columns, prod(output[2:]))
+    return max(
+        maps.MIN_QUERIES, maps.AT_ONCE * torch.get_num_threads() // columns, prod(output[2:])
+    )
 
 
 def _unless_zero(bias: Tensor | None) -> Tensor | None:
@@ -85,7 +97,15 @@ def shifted_sum(
 
 @shifted_sum.register_fake
 def _(
-    images: Tensor, w: Tensor, bias: Any, offsets: Any, step: Any, size: Any, output: Any, adjoint: bool, last: bool
+    images: Tensor,
+    w: Tensor,
+    bias: Any,
+    offsets: Any,
+    step: Any,
+    size: Any,
+    output: Any,
+    adjoint: bool,
+    last: bool,
 ) -> Tensor:
     channels, size = (w.shape[2], size) if adjoint else (w.shape[3], output)
     return maps.new_images(images, w.shape[1] * channels, tuple(size), last)
@@ -101,7 +121,9 @@ def shifted_weights(
     output: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """:func:`maps.weights` as it comes out of the product, (g, D, heads·C): another order would copy all weights."""
+    """:func:`maps.weights` as it comes out of the product, (g, D, heads·C): another order would
+    copy all weights.
+    """
     shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
     w = (indexed if tokens.host_waits(x.device) else maps).weights(x, y, shifts, groups)
     return w.permute(1, 3, 0, 2).flatten(2).contiguous()
@@ -109,7 +131,9 @@ def shifted_weights(
 
 @shifted_weights.register_fake
 def _(x: Tensor, y: Tensor, offsets: Any, step: Any, size: Any, output: Any, groups: int) -> Tensor:
-    return x.new_empty((groups, y.shape[1] // groups, len(offsets) // len(step) * (x.shape[1] // groups)))
+    return x.new_empty(
+        (groups, y.shape[1] // groups, len(offsets) // len(step) * (x.shape[1] // groups))
+    )
 
 
 def _by_head(w: Tensor, channels: int) -> Tensor:

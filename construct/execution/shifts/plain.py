@@ -1,7 +1,9 @@
-"""One-hot heads in plain operations of any device, for compilers, exports, transforms of ``torch.func`` and forward mode.
+"""One-hot heads in plain operations of any device, for compilers, exports, transforms of
+``torch.func`` and forward mode.
 
-All start from the padded tokens.  Where derivatives may be taken, each head's tokens are a slice; in exports one index gathers
-the tokens of all heads, so that a program is as long for one head as for a thousand.
+All start from the padded tokens.  Where derivatives may be taken, each head's tokens are a slice;
+in exports one index gathers the tokens of all heads, so that a program is as long for one head as
+for a thousand.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,12 @@ from construct.execution.transforms import sizes_as_numbers
 
 
 def sliced(
-    tokens: Tensor, w: Tensor, bias: Tensor, starts: Sequence[Ints], step: Ints, output: Sequence[Any]
+    tokens: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    starts: Sequence[Ints],
+    step: Ints,
+    output: Sequence[Any],
 ) -> Tensor:
     """b + Σ_h X_h W_h.
 
@@ -35,13 +42,20 @@ def sliced(
         channels, width = w.shape[2:]
     if channels == width == 1:  # which a compiler fuses into one loop
         ones = (1,) * len(step)
-        products = (view * matrix.reshape(-1, *ones) for view, matrix in zip(views, w.unbind(), strict=True))
+        products = (
+            view * matrix.reshape(-1, *ones) for view, matrix in zip(views, w.unbind(), strict=True)
+        )
         return sum(products, start=bias.view(-1, *ones))
     return product(torch.stack(views, 2), w, bias)
 
 
 def gathered(
-    tokens: Tensor, w: Tensor, bias: Tensor, starts: Sequence[Ints], step: Ints, output: Sequence[Any]
+    tokens: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    starts: Sequence[Ints],
+    step: Ints,
+    output: Sequence[Any],
 ) -> Tensor:
     """As :func:`sliced`."""
     if not any(map(any, starts)) and len(starts) == 1 and [*output] == [*tokens.shape[2:]]:
@@ -49,18 +63,24 @@ def gathered(
     return product(tokens[(..., *places(starts, step, output, tokens.device))], w, bias)
 
 
-def places(starts: Sequence[Ints], step: Ints, output: Sequence[Any], device: torch.device) -> list[Tensor]:
+def places(
+    starts: Sequence[Ints], step: Ints, output: Sequence[Any], device: torch.device
+) -> list[Tensor]:
     """For each axis, which tokens the heads see from each output, (heads, 1, …, o, …, 1)."""
     numbers, dims = [], len(step)
     for axis, (stride, count) in enumerate(zip(step, output, strict=True)):
-        first = torch.tensor([start[axis] for start in starts], device=device).view(-1, *(1,) * dims)
+        first = torch.tensor([start[axis] for start in starts], device=device).view(
+            -1, *(1,) * dims
+        )
         queries = stride * torch.arange(count, device=device)
         numbers.append(first + queries.view(-1, *(1,) * (dims - 1 - axis)))
     return numbers
 
 
 def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    """b + Σ_h X_h W_h, from the tokens of all heads side by side, (B, g·C, heads, *o), w (heads, g, C, D) → (B, g·D, *o)."""
+    """b + Σ_h X_h W_h, from the tokens of all heads side by side, (B, g·C, heads, *o), w
+    (heads, g, C, D) → (B, g·D, *o).
+    """
     with sizes_as_numbers():
         groups = w.shape[1]
     rows = columns.flatten(1, 2).flatten(2).unflatten(1, (groups, -1))  # (B, g, C·heads, queries)
@@ -69,9 +89,13 @@ def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 def _head_view(tokens: Tensor, start: Ints, step: Ints, output: Sequence[Any]) -> Tensor:
-    """The tokens start, start + step, … of one head, a strided slice: (B, C, *tokens) → (B, C, *output)."""
+    """The tokens start, start + step, … of one head, a strided slice: (B, C, *tokens) →
+    (B, C, *output).
+    """
     for axis, (first, stride, count) in enumerate(zip(start, step, output, strict=True), start=2):
         tokens = tokens.narrow(axis, first, stride * (count - 1) + 1)
         if stride > 1:
-            tokens = tokens[(..., slice(None, None, stride), *(slice(None),) * (tokens.dim() - axis - 1))]
+            tokens = tokens[
+                (..., slice(None, None, stride), *(slice(None),) * (tokens.dim() - axis - 1))
+            ]
     return tokens

@@ -1,4 +1,6 @@
-"""Where one-hot heads look, and the windows of tokens that blocks of outputs see: zeros where they lie outside of the input."""
+"""Where one-hot heads look, and the windows of tokens that blocks of outputs see: zeros where they
+lie outside of the input.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Shifts:
-    """Where one-hot heads look: output o sees input position s·o + e_h, or zeros where that lies outside.
+    """Where one-hot heads look: output o sees input position s·o + e_h, or zeros where that lies
+    outside.
 
     Attributes:
         offsets: e_h for each head, one number per axis.
@@ -42,13 +45,19 @@ class Shifts:
 
     @cached_property
     def numbers(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The same as arguments of an operator: the offsets of all heads one after the other, step, size and output."""
+        """The same as arguments of an operator: the offsets of all heads one after the other, step,
+        size and output.
+        """
         return sum(self.offsets, ()), self.step, self.size, self.output
 
     @cached_property
     def pointwise(self) -> bool:
         """Whether there is one head, and every output sees the input at its own position."""
-        return self.offsets == ((0,) * len(self.step),) and set(self.step) == {1} and self.output == self.size
+        return (
+            self.offsets == ((0,) * len(self.step),)
+            and set(self.step) == {1}
+            and self.output == self.size
+        )
 
     @cached_property
     def least(self) -> Ints:
@@ -62,22 +71,32 @@ class Shifts:
 
     @cached_property
     def flipped(self) -> "Shifts":
-        """For stride 1, the same pairs from the input's side, heads in reverse: output o sees o + e_h, so t is seen by t − e_h."""
+        """For stride 1, the same pairs from the input's side, heads in reverse: output o sees o +
+        e_h, so t is seen by t − e_h.
+        """
         offsets = tuple(tuple(-e for e in offset) for offset in reversed(self.offsets))
         return Shifts(offsets, self.step, self.output, self.size)
 
     @cached_property
     def rectangle(self) -> tuple[Ints, Ints] | None:
-        """Heads along each axis and their spacing, if they form a rectangle in row-major order; else None."""
+        """Heads along each axis and their spacing, if they form a rectangle in row-major order;
+        else None.
+        """
         axes = [sorted(set(axis)) for axis in zip(*self.offsets, strict=True)]
         spacing = tuple((axis[-1] - axis[0]) // max(1, len(axis) - 1) or 1 for axis in axes)
-        even = (range(axis[0], axis[-1] + 1, apart) for axis, apart in zip(axes, spacing, strict=True))
+        even = (
+            range(axis[0], axis[-1] + 1, apart) for axis, apart in zip(axes, spacing, strict=True)
+        )
         return (tuple(map(len, axes)), spacing) if self.offsets == tuple(product(*even)) else None
 
     @cached_property
     def adjacent(self) -> int:
         """How many consecutive heads look at adjacent tokens of a row."""
-        return self.rectangle[0][-1] if self.rectangle is not None and self.rectangle[1][-1] == 1 else 1
+        return (
+            self.rectangle[0][-1]
+            if self.rectangle is not None and self.rectangle[1][-1] == 1
+            else 1
+        )
 
 
 @dataclass(frozen=True)
@@ -100,11 +119,15 @@ class Block:
 
     def lies_in(self, images: Tensor, at: int) -> bool:
         """Whether the window is a part of the images, in the layout that is wanted."""
-        whole = all(part.stop - part.start == n for part, n in zip(self.inside, self.size, strict=True))
+        whole = all(
+            part.stop - part.start == n for part, n in zip(self.inside, self.size, strict=True)
+        )
         return whole and is_last(images) == (at == 1)
 
     def zeros(self, images: Tensor, at: int) -> Tensor:
-        """A window (B, C, *size) of zeros, with channels last in memory if tokens are rows (``at`` 1), else first."""
+        """A window (B, C, *size) of zeros, with channels last in memory if tokens are rows
+        (``at`` 1), else first.
+        """
         batch, channels = images.shape[:2]
         if at == 1:
             return workspace("window", images, batch, *self.size, channels).zero_().movedim(-1, 1)
@@ -120,15 +143,23 @@ class Block:
         return window
 
     def head_views(self, window: Tensor, part: Box, shifts: Shifts) -> Iterator[Tensor]:
-        """For each head, the tokens that the outputs of a part see, a strided view: (B, g, C, *size) → (B, g, C, *part)."""
+        """For each head, the tokens that the outputs of a part see, a strided view:
+        (B, g, C, *size) → (B, g, C, *part).
+        """
         starts, steps = self._first(part, shifts), shifts.step
-        spans = [step * (queries.stop - queries.start - 1) + 1 for step, queries in zip(steps, part, strict=True)]
+        spans = [
+            step * (queries.stop - queries.start - 1) + 1
+            for step, queries in zip(steps, part, strict=True)
+        ]
         for offset in shifts.offsets:
             axes = zip(starts, offset, spans, steps, strict=True)
-            yield window[(..., *(slice(start + e, start + e + span, step) for start, e, span, step in axes))]
+            yield window[
+                (..., *(slice(start + e, start + e + span, step) for start, e, span, step in axes))
+            ]
 
     def rectangle_view(self, window: Tensor, part: Box, shifts: Shifts, rows: bool) -> Tensor:
-        """The tokens of a rectangle of heads: (B, g, C, *size) → (B, *part, *heads, C) if ``rows``, else (B, g, *heads, C, *part).
+        """The tokens of a rectangle of heads: (B, g, C, *size) → (B, *part, *heads, C) if ``rows``,
+        else (B, g, *heads, C, *part).
 
         ``rows`` requires a single group.
         """
@@ -141,7 +172,9 @@ class Block:
         queries, heads = tuple(map(mul, shifts.step, along)), tuple(map(mul, spacing, along))
         batch, groups, channels = window.shape[:3]
         if rows:
-            return window.as_strided((batch, *box, *counts, channels), (image, *queries, *heads, channel), place)
+            return window.as_strided(
+                (batch, *box, *counts, channels), (image, *queries, *heads, channel), place
+            )
         shape = (batch, groups, *counts, channels, *box)
         return window.as_strided(shape, (image, group, *heads, channel, *queries), place)
 
@@ -153,20 +186,32 @@ class Block:
 
 @bounded_cache
 def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
-    """An image in blocks of at least as many rows of outputs as heads reach, and in parts of some ``queries``."""
+    """An image in blocks of at least as many rows of outputs as heads reach, and in parts of some
+    ``queries``.
+    """
     row = prod(shifts.output[1:])
     planned = []
     for rows in pieces(shifts.output[0], max(shifts.reach[0] // shifts.step[0], queries // row, 1)):
         counts = (rows.stop - rows.start, *shifts.output[1:])
         start = (shifts.step[0] * rows.start + shifts.least[0], *shifts.least[1:])
         size, inside, source = [], [], []
-        for begin, count, step, reach, n in zip(start, counts, shifts.step, shifts.reach, shifts.size, strict=True):
+        for begin, count, step, reach, n in zip(
+            start, counts, shifts.step, shifts.reach, shifts.size, strict=True
+        ):
             size.append(step * (count - 1) + reach + 1)
             low = min(max(0, -begin), size[-1])
             high = max(low, min(size[-1], n - begin))
             inside.append(slice(low, high))
             source.append(slice(begin + low, begin + high) if high > low else slice(0, 0))
-        planned.append(Block(start, tuple(size), tuple(inside), tuple(source), tuple(_parts(shifts, rows, queries))))
+        planned.append(
+            Block(
+                start,
+                tuple(size),
+                tuple(inside),
+                tuple(source),
+                tuple(_parts(shifts, rows, queries)),
+            )
+        )
     return tuple(planned)
 
 

@@ -1,4 +1,5 @@
-"""``python -m examples.learned.results.figures FOLDER``: the paper's figures, from the finished runs of a folder.
+"""``python -m examples.learned.results.figures FOLDER``: the paper's figures, from the finished
+runs of a folder.
 
 A figure whose run is not there is left out, in a line that says which run it needs.
 """
@@ -33,7 +34,9 @@ REACH = 3
 
 
 class Drawing(NamedTuple):
-    """A figure: its name, the variant whose run it needs, what it shows, and the function that draws it from a summary."""
+    """A figure: its name, the variant whose run it needs, what it shows, and the function that
+    draws it from a summary.
+    """
 
     name: str
     variant: str
@@ -41,17 +44,31 @@ class Drawing(NamedTuple):
     draw: Callable[[Summary], "Figure"]
 
 
-def _of(name: str, variant: str, caption: str, draw: Callable[..., "Figure"], **options: int) -> Drawing:
+def _of(
+    name: str, variant: str, caption: str, draw: Callable[..., "Figure"], **options: int
+) -> Drawing:
     return Drawing(name, variant, caption, partial(draw, variant=variant, **options))
 
 
-COMPARED = ("quadratic", "local", "covariance", "relative", "relative-content", "frozen", "conv3", "conv9", "resnet18")
+COMPARED = (
+    "quadratic",
+    "local",
+    "covariance",
+    "relative",
+    "relative-content",
+    "frozen",
+    "conv3",
+    "conv9",
+    "resnet18",
+)
 """The variants whose accuracy is drawn, as many as there are colours that are told apart."""
 
 
 def accuracy(summary: Summary) -> "Figure":
     """Accuracy by epoch of the variants that are compared."""
-    return plots.accuracy(summary | {"variants": {k: v for k, v in summary["variants"].items() if k in COMPARED}})
+    return plots.accuracy(
+        summary | {"variants": {k: v for k, v in summary["variants"].items() if k in COMPARED}}
+    )
 
 
 LINES = "τ, with lines that hold 50 % and 90 % of the attention, cut at the edge of the panel; the square is the query"
@@ -85,23 +102,35 @@ def summary_in(folder: Path, pictures: Pictures) -> Summary:
             results[variant] = sorted(runs, key=lambda run: run["seed"])
     if not results:
         raise BadInput(f"{folder}: no finished run (give the --out of python -m examples.learned)")
-    return summary_of(results, lambda variant, seed: stored(folder_of(folder, variant, seed), pictures), pictures.test)
+    return summary_of(
+        results,
+        lambda variant, seed: stored(folder_of(folder, variant, seed), pictures),
+        pictures.test,
+    )
 
 
 def drawn(summary: Summary) -> tuple[list[Drawing], list[str]]:
     """The figures whose runs are in a summary, and a line for each of the others."""
     have = summary["variants"]
     ready = [drawing for drawing in DRAWINGS if not drawing.variant or drawing.variant in have]
-    left_out = [f"{one.name}: not drawn, no finished run of {one.variant}" for one in DRAWINGS if one not in ready]
+    left_out = [
+        f"{one.name}: not drawn, no finished run of {one.variant}"
+        for one in DRAWINGS
+        if one not in ready
+    ]
     missing = [name for name in COMPARED if name not in have]
     if missing:
-        left_out.append(f"accuracy: drawn without {', '.join(missing)}, of which there is no finished run")
+        left_out.append(
+            f"accuracy: drawn without {', '.join(missing)}, of which there is no finished run"
+        )
     return ready, left_out
 
 
 def needed(summary: Summary) -> Summary:
     """The part of a summary from which its figures are drawn."""
-    mapped, moved = ({one.variant for one in DRAWINGS if one.name.startswith(name)} for name in ("maps", "moved"))
+    mapped, moved = (
+        {one.variant for one in DRAWINGS if one.name.startswith(name)} for name in ("maps", "moved")
+    )
     drawn_heads = {one.variant for one in DRAWINGS}
     variants = {}
     for name, variant in summary["variants"].items():
@@ -116,7 +145,8 @@ def needed(summary: Summary) -> Summary:
 
 
 def everything(options: argparse.Namespace) -> str:
-    """Draw all figures of a folder's runs, and say in lines which files were written, and which figures have no run.
+    """Draw all figures of a folder's runs, and say in lines which files were written, and which
+    figures have no run.
 
     Raises:
         BadInput: there is no finished run, or one is damaged or was trained on other pictures.
@@ -132,10 +162,18 @@ def everything(options: argparse.Namespace) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m examples.learned.results.figures", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of the runs: --out of python -m examples.learned")
-    parser.add_argument("--data", type=Path, help="as python -m examples.learned had it (default: the digits)")
-    parser.add_argument("--out", type=Path, default=Path("learned-figures"), help="(default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.learned.results.figures", description=__doc__
+    )
+    parser.add_argument(
+        "folder", type=Path, help="of the runs: --out of python -m examples.learned"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="as python -m examples.learned had it (default: the digits)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("learned-figures"), help="(default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     return ended(lambda _console: everything(options), "stopped; nothing is lost")
 

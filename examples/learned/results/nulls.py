@@ -1,10 +1,13 @@
-"""What a distance says of a layer only where it is less: the same distance of heads that look elsewhere.
+"""What a distance says of a layer only where it is less: the same distance of heads that look
+elsewhere.
 
-*Sharp*: heads of the same sharpness and W_h at random centres, on the same tokens.  A sharp head that attends by position is a tap
-of a convolution by the theorem, whatever was learned, so that only a distance below this null says that centres moved to the
-lattice.  A convolution in the place of attention is measured as one-hot heads over padding tokens, which are taps wherever they
-look: its null is 0 up to ties, and says nothing.  *Orders*: the same layer with the queries and the keys of each head in random
-orders, so attention of the same spectrum, entropy and W_h, but without a grid.
+*Sharp*: heads of the same sharpness and W_h at random centres, on the same tokens.  A sharp head
+that attends by position is a tap of a convolution by the theorem, whatever was learned, so that
+only a distance below this null says that centres moved to the lattice.  A convolution in the place
+of attention is measured as one-hot heads over padding tokens, which are taps wherever they look:
+its null is 0 up to ties, and says nothing.  *Orders*: the same layer with the queries and the keys
+of each head in random orders, so attention of the same spectrum, entropy and W_h, but without a
+grid.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +22,9 @@ from construct.encoding.encodings import Covariance, Quadratic
 
 T = TypeVar("T")
 DRAWS = 19
-"""The number of random draws of a null.  One more draw would be the least of all with a probability of 1 in 20."""
+"""The number of random draws of a null.  One more draw would be the least of all with a probability
+of 1 in 20.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,19 +52,23 @@ class Gaussians:
 
     @property
     def alpha(self) -> np.ndarray:
-        """The sharpness α, that of a circle as large as the ellipse if A is not α·I: √det A, (heads,)."""
+        """The sharpness α, that of a circle as large as the ellipse if A is not α·I: √det A,
+        (heads,).
+        """
         return np.sqrt(np.linalg.det(self.forms))
 
 
 def gaussian_attention(
     heads: Gaussians, grid: tuple[int, int], pads: Sequence[tuple[int, int]] = ((0, 0), (0, 0))
 ) -> np.ndarray:
-    """Softmax over keys of −(k − q − τ)ᵀ A (k − q − τ) (Eq. 10 to 14 of the talk), as ``maps_of`` has it.
+    """Softmax over keys of −(k − q − τ)ᵀ A (k − q − τ) (Eq. 10 to 14 of the talk), as ``maps_of``
+    has it.
 
     Args:
         heads: A and τ.
         grid: the grid of the tokens.
-        pads: padding tokens before and after each axis, which heads attend to, and which are then left out.
+        pads: padding tokens before and after each axis, which heads attend to, and which are then
+            left out.
 
     Returns:
         From queries to keys, (heads, tokens, tokens).
@@ -79,7 +88,9 @@ def gaussian_attention(
 
 
 def in_random_orders(p: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """The same attention, (heads, tokens, tokens), with the queries and the keys of every head in random orders."""
+    """The same attention, (heads, tokens, tokens), with the queries and the keys of every head in
+    random orders.
+    """
     orders = [(random.permutation(p.shape[1]), random.permutation(p.shape[2])) for _ in p]
     return np.stack([head[np.ix_(*order)] for head, order in zip(p, orders, strict=True)])
 

@@ -1,7 +1,8 @@
-"""``python -m examples.learned.results.page RUN``: an HTML page of a trained network's heads, with a query to move.
+"""``python -m examples.learned.results.page RUN``: an HTML page of a trained network's heads, with
+a query to move.
 
-Attention is averaged over 100 test pictures.  The page is that of ``verify.write_report`` for given attention: one file, which
-loads nothing.
+Attention is averaged over 100 test pictures.  The page is that of ``verify.write_report`` for given
+attention: one file, which loads nothing.
 """
 
 import argparse
@@ -25,7 +26,8 @@ def written(options: argparse.Namespace) -> str:
     """Write the page of a run, and say where.
 
     Raises:
-        BadInput: there is no such run or layer, it is not finished, or the network has no attention.
+        BadInput: there is no such run or layer, it is not finished, or the network has no
+            attention.
     """
     pictures = read(options.data)
     run = stored(options.run, pictures)
@@ -46,17 +48,25 @@ def written(options: argparse.Namespace) -> str:
     grid = run.network.grid
     shown = {f"layer {n}": maps[n - 1].reshape(-1, *grid, *grid) for n in chosen}
     label = VARIANTS[run.settings.variant].label
-    verify.write_report(options.out, attention=shown, title=f"{label}, seed {run.settings.seed}, after training")
+    verify.write_report(
+        options.out, attention=shown, title=f"{label}, seed {run.settings.seed}, after training"
+    )
     return f"wrote {options.out}\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m examples.learned.results.page", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.learned.results.page", description=__doc__
+    )
     parser.add_argument("run", type=Path, help="the folder of a finished run: OUT/VARIANT/seed-N")
-    parser.add_argument("--data", type=Path, help="as python -m examples.learned had it (default: the digits)")
+    parser.add_argument(
+        "--data", type=Path, help="as python -m examples.learned had it (default: the digits)"
+    )
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="from 1 (default: all)")
-    parser.add_argument("--out", type=Path, default=Path("learned.html"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("learned.html"), help="(default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     return ended(lambda _console: written(options), "stopped; nothing is lost")
 

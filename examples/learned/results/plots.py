@@ -16,14 +16,19 @@ if TYPE_CHECKING:
 Summary = dict[str, Any]
 OUTSIDE = {2.0: "-", 10.0: ":"}
 """The lines that leave 1/2 and 1/10 of a head's attention outside, with their styles."""
-SHARED = (("follows", BLUE, "the middle query's, moved along"), ("stays", ORANGE, "the middle query's, where it is"))
+SHARED = (
+    ("follows", BLUE, "the middle query's, moved along"),
+    ("stays", ORANGE, "the middle query's, where it is"),
+)
 """What a moved query's profile is compared with."""
 DEVIATION = math.e**0.5
 """What an ellipse of one deviation leaves outside of a Gaussian is 1/√e."""
 
 
 def accuracy(summary: Summary) -> "Figure":
-    """Accuracy by epoch on the held-out pictures: the mean over seeds, and a band from the least to the greatest."""
+    """Accuracy by epoch on the held-out pictures: the mean over seeds, and a band from the least to
+    the greatest.
+    """
     with style():
         figure = new_figure(8.0, 3.8)
         ax, least, most = figure.subplots(), 100.0, 0.0
@@ -32,11 +37,17 @@ def accuracy(summary: Summary) -> "Figure":
             shortest = min(map(len, results["accuracy"]))
             percent = 100 * np.array([run[:shortest] for run in results["accuracy"]])
             epochs = np.arange(1, shortest + 1)
-            ax.plot(epochs, percent.mean(0), ".-", label=VARIANTS[variant].label, color=colour, lw=1.3)
+            ax.plot(
+                epochs, percent.mean(0), ".-", label=VARIANTS[variant].label, color=colour, lw=1.3
+            )
             ax.fill_between(epochs, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
             least, most = min(least, percent[:, shortest // 10 :].min()), max(most, percent.max())
         # The low accuracies of the first tenth of many epochs would take up most of the plot.
-        ax.set(xlabel="epoch", ylabel=f"{summary['held']} accuracy, %", ylim=(5 * (least // 5), 5 * (most // 5) + 5.5))
+        ax.set(
+            xlabel="epoch",
+            ylabel=f"{summary['held']} accuracy, %",
+            ylim=(5 * (least // 5), 5 * (most // 5) + 5.5),
+        )
         ax.locator_params("x", integer=True)
         figure.legend(loc="outside right center")
         return figure
@@ -60,7 +71,8 @@ def seconds(summary: Summary) -> "Figure":
 def centres(summary: Summary, variant: str) -> "Figure":
     """Where the heads of every layer look, as in Figure 4 of the paper.
 
-    Heads that are Gaussians: τ, with circles, or ellipses, that hold 50 % and 90 % of the attention on an unbounded grid.  Other
+    Heads that are Gaussians: τ, with circles, or ellipses, that hold 50 % and 90 % of the attention
+    on an unbounded grid.  Other
     heads: the mean shift from the middle query, with an ellipse of one deviation.
     """
     looks = summary["variants"][variant]["looks"]
@@ -82,8 +94,14 @@ def centres(summary: Summary, variant: str) -> "Figure":
             down, right = np.array(where).T
             ax.scatter(right, down, c=palette, s=7, linewidths=0)
             ax.plot(0, 0, "s", mfc="none", mec=INK, ms=9)
-            ax.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal", title=f"layer {number}")
-        title = f"{VARIANTS[variant].label}, seed {looks['seed']}" if "tau" in layers[0] else _title(summary, variant)
+            ax.set(
+                xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal", title=f"layer {number}"
+            )
+        title = (
+            f"{VARIANTS[variant].label}, seed {looks['seed']}"
+            if "tau" in layers[0]
+            else _title(summary, variant)
+        )
         figure.suptitle(title, fontsize=9)
         axes[0].set_ylabel("shift along axis 0 (tokens)", fontsize=9)
         for ax in axes:
@@ -91,22 +109,37 @@ def centres(summary: Summary, variant: str) -> "Figure":
         heads = max(len(layer["mean"]) for layer in layers)
         dots = [axes[0].plot([], [], ".", color=colour)[0] for colour in colours(heads)]
         labels = [f"head {head}" for head in range(heads)]
-        figure.legend(dots, labels, loc="outside lower center", ncols=min(heads, 9), fontsize=8, columnspacing=1)
+        figure.legend(
+            dots,
+            labels,
+            loc="outside lower center",
+            ncols=min(heads, 9),
+            fontsize=8,
+            columnspacing=1,
+        )
         return figure
 
 
 def _circles(ax: Any, palette: Any, alpha: list[float], tau: list[list[float]]) -> None:
-    """Circles of radius √(ln 2 / α) and √(ln 10 / α): outside is 1/2 and 1/10 of a Gaussian exp(−α‖δ − τ‖²) in the plane."""
+    """Circles of radius √(ln 2 / α) and √(ln 10 / α): outside is 1/2 and 1/10 of a Gaussian
+    exp(−α‖δ − τ‖²) in the plane.
+    """
     from matplotlib.patches import Circle
 
     for colour, sharpness, (down, right) in zip(palette, alpha, tau, strict=True):
         for outside, style_of_line in OUTSIDE.items():
             radius = float(np.sqrt(np.log(outside) / sharpness))
-            ax.add_patch(Circle((right, down), radius, fill=False, ec=colour, lw=0.9, ls=style_of_line))
+            ax.add_patch(
+                Circle((right, down), radius, fill=False, ec=colour, lw=0.9, ls=style_of_line)
+            )
 
 
 def _ellipses(
-    ax: Any, palette: Any, means: list[list[float]], covariances: list[list[list[float]]], outside: dict[float, str]
+    ax: Any,
+    palette: Any,
+    means: list[list[float]],
+    covariances: list[list[list[float]]],
+    outside: dict[float, str],
 ) -> None:
     """Ellipses (δ − τ)ᵀ Σ⁻¹ (δ − τ) = 2 ln n: outside is 1/n of a Gaussian in the plane."""
     from matplotlib.patches import Ellipse
@@ -118,14 +151,30 @@ def _ellipses(
         for share, style_of_line in outside.items():
             across, along = 2 * np.sqrt(2 * np.log(share) * values.clip(min=0))
             place = (mean[1], mean[0])
-            ax.add_patch(Ellipse(place, along, across, angle=turn, fill=False, ec=colour, lw=0.9, ls=style_of_line))
+            ax.add_patch(
+                Ellipse(
+                    place,
+                    along,
+                    across,
+                    angle=turn,
+                    fill=False,
+                    ec=colour,
+                    lw=0.9,
+                    ls=style_of_line,
+                )
+            )
 
 
 def paths(summary: Summary, variant: str) -> "Figure":
-    """The centres of one layer during training: the way of every τ from its ring to its dot, and α by step."""
+    """The centres of one layer during training: the way of every τ from its ring to its dot, and α
+    by step.
+    """
     looks = summary["variants"][variant]["looks"]
     path = looks["path"]
-    tau, alpha = np.array(path["tau"]), np.exp(path["log_alpha"])  # (steps, heads, 2), (steps, heads)
+    tau, alpha = (
+        np.array(path["tau"]),
+        np.exp(path["log_alpha"]),
+    )  # (steps, heads, 2), (steps, heads)
     with style():
         figure = new_figure(8.0, 3.6)
         plane, sharpness = figure.subplots(1, 2)
@@ -146,21 +195,27 @@ def paths(summary: Summary, variant: str) -> "Figure":
 
 
 def maps(summary: Summary, variant: str, reach: int | None = None) -> "Figure":
-    """Attention averaged over images, from the middle query: a row for each layer, a column for each head.
+    """Attention averaged over images, from the middle query: a row for each layer, a column for
+    each head.
 
     Every map is scaled to its own maximum; a square marks the query.
 
     Args:
         summary: as of :func:`examples.learned.results.summary.summary_of`.
         variant: the one to draw.
-        reach: the tokens to draw on every side of the query (the paper's Figure 5: 3); by default the whole grid.
+        reach: the tokens to draw on every side of the query (the paper's Figure 5: 3); by default
+            the whole grid.
     """
     looks = summary["variants"][variant]["looks"]
     rows, columns = looks["grid"]
-    weights = _scaled(np.array([layer["map"] for layer in looks["layers"]]))  # (layers, heads, rows, columns)
+    weights = _scaled(
+        np.array([layer["map"] for layer in looks["layers"]])
+    )  # (layers, heads, rows, columns)
     query = (rows // 2, columns // 2)
     if reach is not None:
-        around = np.pad(weights, ((0, 0), (0, 0), (reach, reach), (reach, reach)), constant_values=np.nan)
+        around = np.pad(
+            weights, ((0, 0), (0, 0), (reach, reach), (reach, reach)), constant_values=np.nan
+        )
         down, right = (slice(place, place + 2 * reach + 1) for place in query)
         weights = around[:, :, down, right]
         query = (reach, reach)
@@ -175,7 +230,9 @@ def maps(summary: Summary, variant: str, reach: int | None = None) -> "Figure":
 
 
 def moved(summary: Summary, variant: str) -> "Figure":
-    """Whether profiles move with the query: a layer's maps for three queries, and what the profiles share, layer by layer."""
+    """Whether profiles move with the query: a layer's maps for three queries, and what the profiles
+    share, layer by layer.
+    """
     looks = summary["variants"][variant]["looks"]
     layers, of_layer = looks["layers"], looks["moved"]
     weights = np.array(of_layer["maps"])  # (queries, heads, rows, columns)
@@ -188,9 +245,22 @@ def moved(summary: Summary, variant: str) -> "Figure":
         upper.set_title(f"{_title(summary, variant)}: layer {of_layer['layer']}", fontsize=9)
         numbers = range(1, len(layers) + 1)
         for key, colour, label in SHARED:
-            lower.plot(numbers, [layer[key] for layer in layers], "o-", color=colour, lw=1, ms=4, label=label)
+            lower.plot(
+                numbers,
+                [layer[key] for layer in layers],
+                "o-",
+                color=colour,
+                lw=1,
+                ms=4,
+                label=label,
+            )
         lower.set(ylim=(0, 1.05), xticks=numbers, xlabel="layer", ylabel="shared weight")
-        figure.legend(loc="outside lower center", ncols=2, title="what a query's profile shares with", title_fontsize=9)
+        figure.legend(
+            loc="outside lower center",
+            ncols=2,
+            title="what a query's profile shares with",
+            title_fontsize=9,
+        )
         return figure
 
 
@@ -200,13 +270,22 @@ def _scaled(weights: Any) -> Any:
 
 
 def _tiles(ax: Any, weights: Any, queries: list[tuple[int, int]], labels: list[str]) -> None:
-    """Maps side by side, (rows of the figure, heads, rows, columns); a square marks the query of each."""
+    """Maps side by side, (rows of the figure, heads, rows, columns); a square marks the query of
+    each.
+    """
     rows, columns = weights.shape[2:]
-    tiles = np.pad(weights, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # a gap after each
+    tiles = np.pad(
+        weights, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan
+    )  # a gap after each
     wide = tiles.transpose(0, 2, 1, 3).reshape(len(weights) * (rows + 1), -1)[:-1, :-1]
     image = ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
     across, down = (columns + 1) * np.arange(weights.shape[1]), (rows + 1) * np.arange(len(weights))
-    places = np.array([[(a + column, d + row) for a in across] for d, (row, column) in zip(down, queries, strict=True)])
+    places = np.array(
+        [
+            [(a + column, d + row) for a in across]
+            for d, (row, column) in zip(down, queries, strict=True)
+        ]
+    )
     size = max(2.0, 30 / max(rows, columns))
     ax.plot(*places.reshape(-1, 2).T, "s", mfc="none", mec=ORANGE, ms=size, mew=0.9, clip_on=False)
     ax.set_xticks(across + (columns - 1) / 2, [f"head {n}" for n in range(weights.shape[1])])
@@ -228,7 +307,10 @@ def write(summary: Summary, folder: Path) -> None:
     drawn = {"accuracy": accuracy(summary), "seconds": seconds(summary)}
     for variant, results in summary["variants"].items():
         if results["looks"] is not None:
-            drawn |= {f"centres-{variant}": centres(summary, variant), f"maps-{variant}": maps(summary, variant)}
+            drawn |= {
+                f"centres-{variant}": centres(summary, variant),
+                f"maps-{variant}": maps(summary, variant),
+            }
             if results["looks"]["path"] is not None:
                 drawn[f"paths-{variant}"] = paths(summary, variant)
     for name, figure in drawn.items():

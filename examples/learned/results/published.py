@@ -1,4 +1,5 @@
-"""``python -m examples.learned.results.published``: the tables of docs/learned.md and docs/learned_details.md.
+"""``python -m examples.learned.results.published``: the tables of docs/learned.md and
+docs/learned_details.md.
 
 They are made from the results that are committed with them.  When runs have ended:
 
@@ -7,7 +8,8 @@ They are made from the results that are committed with them.  When runs have end
     python -m examples.learned.results.published write                         # tables into the pages, quotations into claims
     python docs/figures.py --write
 
-A table without results says so, and a test names numbers in the text around the tables that are in none of them.
+A table without results says so, and a test names numbers in the text around the tables that are in
+none of them.
 """
 
 import argparse
@@ -36,29 +38,53 @@ CLAIMED = DOCS.parent / "verify" / "theory" / "measured.py"
 """What claims quote of the pages, a module that ``write`` writes."""
 CLAIMS = DOCS / "claims.md"
 DRAWN = DOCS / "figures" / "learned_cifar.json"
-"""What :mod:`examples.learned.results.figures` wrote of the CIFAR-10 runs; docs/figures.py draws it."""
+"""What :mod:`examples.learned.results.figures` wrote of the CIFAR-10 runs; docs/figures.py draws
+it.
+"""
 FIGURES = 4
 """The significant digits that are kept of a measurement."""
 UNUSED = ("settings",)
 """What a committed result leaves out: its command says it."""
 
 PLANNED = (
-    *("quadratic", "local", "from-conv", "covariance", "relative", "relative-content", "frozen", "frozen-local"),
-    *("local-scaled", "local-padded", "quadratic-16", "quadratic-cutmix", "conv3", "conv7", "conv9", "resnet18"),
+    *(
+        "quadratic",
+        "local",
+        "from-conv",
+        "covariance",
+        "relative",
+        "relative-content",
+        "frozen",
+        "frozen-local",
+    ),
+    *(
+        "local-scaled",
+        "local-padded",
+        "quadratic-16",
+        "quadratic-cutmix",
+        "conv3",
+        "conv7",
+        "conv9",
+        "resnet18",
+    ),
 )
 """The variants to be trained on CIFAR-10."""
-NONE = ["*Not run yet: there is no result on CIFAR-10 of runs in which centres can move, and so no answer for images.*"]
+NONE = [
+    "*Not run yet: there is no result on CIFAR-10 of runs in which centres can move, and so no answer for images.*"
+]
 
 
 def collected(folders: Sequence[Path], seeds: Sequence[int] | None) -> list[dict[str, Any]]:
-    """The results of all finished runs below folders, in the order of variants and seeds, in few digits.
+    """The results of all finished runs below folders, in the order of variants and seeds, in few
+    digits.
 
     Args:
         folders: searched with all folders in them.
         seeds: those that are taken; None for all.
 
     Raises:
-        BadInput: there is none, one is damaged or measured by an older ruler, or a variant and seed occurs twice.
+        BadInput: there is none, one is damaged or measured by an older ruler, or a variant and seed
+            occurs twice.
     """
     results = {}
     for path in [path for folder in folders for path in sorted(folder.rglob(f"seed-*/{RESULT}"))]:
@@ -83,7 +109,8 @@ def collected(folders: Sequence[Path], seeds: Sequence[int] | None) -> list[dict
 
 
 def tuned(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The accuracy on held-out pictures of all finished runs below folders, measured or not, by variant, rate and seed.
+    """The accuracy on held-out pictures of all finished runs below folders, measured or not, by
+    variant, rate and seed.
 
     Raises:
         BadInput: there is none, or one is damaged.
@@ -123,7 +150,10 @@ def blocks() -> dict[str, list[str]]:
     """Every part of the pages that is made from results, as lines, by its name there."""
     digits = rows.rows({rate: committed(f"learned_digits_{rate}") for rate in rows.RATES})
     cifar = committed("learned_cifar")
-    trained = [*rows.rows({rows.SHOWN: cifar}), *rows.rows({1: committed("learned_cifar_sgd")}, ", the paper's SGD")]
+    trained = [
+        *rows.rows({rows.SHOWN: cifar}),
+        *rows.rows({1: committed("learned_cifar_sgd")}, ", the paper's SGD"),
+    ]
     tuning = committed("learned_tuning")
     summary = json.loads(DRAWN.read_text(encoding="utf-8")) if DRAWN.exists() else None
     of_cifar = {
@@ -194,7 +224,9 @@ def other_figures(summary: Summary | None) -> list[str]:
     missing = [one.variant for one in figures.DRAWINGS if one not in ready and one.variant]
     if missing:
         missing = ", ".join(dict.fromkeys(missing))
-        lines.append(f"*Figures of CIFAR-10 that are not drawn yet, for lack of finished runs: those of {missing}.*")
+        lines.append(
+            f"*Figures of CIFAR-10 that are not drawn yet, for lack of finished runs: those of {missing}.*"
+        )
     return lines
 
 
@@ -204,7 +236,9 @@ def quoted_by_claims() -> str:
 
 
 def with_blocks(page: str) -> str:
-    """A page with its blocks as they are now, each between a comment with its name and one that ends it."""
+    """A page with its blocks as they are now, each between a comment with its name and one that
+    ends it.
+    """
     for name, lines in blocks().items():
         start, end = f"<!-- {name} -->\n", "<!-- end -->"
         before, found, rest = page.partition(start)
@@ -242,23 +276,33 @@ def done(options: argparse.Namespace) -> str:
         summary = figures.needed(figures.summary_in(options.folder, read(options.data)))
         replaced(DRAWN, json.dumps(summary, separators=(",", ":")) + "\n")
         return ""
-    return "\n".join("\n".join([f"<!-- {name} -->", *lines, ""]) for name, lines in blocks().items())
+    return "\n".join(
+        "\n".join([f"<!-- {name} -->", *lines, ""]) for name, lines in blocks().items()
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, add results, or write the pages; the exit code is 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m examples.learned.results.published", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.learned.results.published", description=__doc__
+    )
     actions = parser.add_subparsers(dest="action")
     collect = actions.add_parser("collect", help="commit the finished runs of folders")
     collect.add_argument("folders", type=Path, nargs="+", metavar="folder")
     collect.add_argument("name", help="of the file in docs/results")
     collect.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all)")
-    tuning = actions.add_parser("tuning", help="commit the held-out accuracy of the runs by which the rate is chosen")
+    tuning = actions.add_parser(
+        "tuning", help="commit the held-out accuracy of the runs by which the rate is chosen"
+    )
     tuning.add_argument("folders", type=Path, nargs="+", metavar="folder")
-    drawn = actions.add_parser("figures", help="commit what is drawn of the finished CIFAR-10 runs of a folder")
+    drawn = actions.add_parser(
+        "figures", help="commit what is drawn of the finished CIFAR-10 runs of a folder"
+    )
     drawn.add_argument("folder", type=Path)
     drawn.add_argument("--data", type=Path, help="as python -m examples.learned had it")
-    actions.add_parser("write", help="put the tables into the pages, and into what claims quote of them")
+    actions.add_parser(
+        "write", help="put the tables into the pages, and into what claims quote of them"
+    )
     options = parser.parse_args(arguments)
     return ended(lambda _console: done(options), "stopped")
 

@@ -1,4 +1,6 @@
-"""What the claims of the literature quote of the tables of docs/learned.md, and the page of the claims."""
+"""What the claims of the literature quote of the tables of docs/learned.md, and the page of the
+claims.
+"""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,13 +12,18 @@ from examples.learned.variants import VARIANTS
 
 
 def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
-    """What claims quote of the tables by name, all of the paper's start but for ``DIGITS_REACH_LOCAL``."""
+    """What claims quote of the tables by name, all of the paper's start but for
+    ``DIGITS_REACH_LOCAL``.
+    """
     cifar = of_cifar["quadratic"]
     (fact,) = rows.facts([rows.Row(VARIANTS["quadratic"].label, rows.SHOWN, "quadratic", cifar)])
     first, last = (layer - 1 for layer in rows.ENDS)
 
     def ends(runs: Sequence[dict[str, Any]], name: str) -> str:
-        return " in layer 1 and ".join(rows.paired(runs, layer, name) for layer in (first, last)) + " in layer 6"
+        return (
+            " in layer 1 and ".join(rows.paired(runs, layer, name) for layer in (first, last))
+            + " in layer 6"
+        )
 
     return {
         "CIFAR_RUNS": f"seeds {rows.seeds(cifar)}",
@@ -44,12 +51,18 @@ def module(cifar: rows.Results, digits: rows.Results) -> str:
     ]
     for name, value in constants(cifar, digits).items():
         parts = [f'"{part}"' for part in textwrap.wrap(value, 110, drop_whitespace=False)]
-        lines += [f"{name} = {parts[0]}"] if len(parts) == 1 else [f"{name} = (", *(f"    {one}" for one in parts), ")"]
+        lines += (
+            [f"{name} = {parts[0]}"]
+            if len(parts) == 1
+            else [f"{name} = (", *(f"    {one}" for one in parts), ")"]
+        )
     return "\n".join(lines) + "\n"
 
 
 def with_claims(page: str) -> str:
-    """The page of the claims with its tables as they are now, in a process that has not judged them yet."""
+    """The page of the claims with its tables as they are now, in a process that has not judged them
+    yet.
+    """
     start, end = "<!-- made by code -->\n", "\n<!-- end -->"
     before, rest = page.split(start)
     return before + start + verify.claims().markdown() + end + rest.partition(end)[2]

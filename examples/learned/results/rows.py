@@ -1,4 +1,6 @@
-"""The tables of docs/learned.md and docs/learned_details.md, from results: a row for each variant and rate."""
+"""The tables of docs/learned.md and docs/learned_details.md, from results: a row for each variant
+and rate.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,7 +23,9 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 class Row(NamedTuple):
-    """A row of a table: a label, the rate of where heads look, the variant, and the runs over which it is a mean."""
+    """A row of a table: a label, the rate of where heads look, the variant, and the runs over which
+    it is a mean.
+    """
 
     label: str
     rate: int
@@ -31,7 +35,9 @@ class Row(NamedTuple):
 
 def rows(results: dict[int, Results], suffix: str = "") -> list[Row]:
     """The rows of results by rate, one variant after the other."""
-    variants = [variant for variant in VARIANTS if any(variant in of_rate for of_rate in results.values())]
+    variants = [
+        variant for variant in VARIANTS if any(variant in of_rate for of_rate in results.values())
+    ]
     return [
         Row(VARIANTS[variant].label + suffix, rate, variant, of_rate[variant])
         for variant in variants
@@ -46,7 +52,9 @@ def by_seed(all_rows: Sequence[Row]) -> list[Row]:
 
 
 def by_layer(all_rows: Sequence[Row]) -> list[str]:
-    """The distance to the nearest N_h taps anywhere, layer by layer: before → after (the null), means over seeds."""
+    """The distance to the nearest N_h taps anywhere, layer by layer: before → after (the null),
+    means over seeds.
+    """
     lines = [
         "| start | rate | Σ rate | moved: τ, log α | seeds | test, % | "
         + " | ".join(f"layer {n}" for n in LAYERS)
@@ -54,7 +62,9 @@ def by_layer(all_rows: Sequence[Row]) -> list[str]:
         "|---|---:|---:|---:|---|---:|" + "---:|" * len(LAYERS),
     ]
     for label, rate, variant, runs in all_rows:
-        learns = bool(runs[0]["layers"]) and not (VARIANTS[variant].frozen or VARIANTS[variant].kernel)
+        learns = bool(runs[0]["layers"]) and not (
+            VARIANTS[variant].frozen or VARIANTS[variant].kernel
+        )
         rates = f"× {rate} | {runs[0]['budget']:.2g} | {_moved(runs)}" if learns else "– | – | –"
         test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
         cells = [_before_after(runs, layer) for layer in range(len(LAYERS))]
@@ -63,7 +73,9 @@ def by_layer(all_rows: Sequence[Row]) -> list[str]:
 
 
 def _has_null(runs: Sequence[dict[str, Any]]) -> bool:
-    """Whether the runs have a null with its spread: that of older rulers was drawn without padding tokens."""
+    """Whether the runs have a null with its spread: that of older rulers was drawn without padding
+    tokens.
+    """
     layers = [layer for run in runs for layer in run["layers"]]
     return bool(layers) and all("anywhere_sharp_least" in layer for layer in layers)
 
@@ -73,7 +85,8 @@ def _null(runs: Sequence[dict[str, Any]], layer: int) -> str:
     if not _has_null(runs):
         return "–"
     mean, deviation = (
-        table.cell(runs, "layers", layer, name, _mean) for name in ("anywhere_sharp", "anywhere_sharp_deviation")
+        table.cell(runs, "layers", layer, name, _mean)
+        for name in ("anywhere_sharp", "anywhere_sharp_deviation")
     )
     return f"{mean} ± {deviation}"
 
@@ -81,7 +94,9 @@ def _null(runs: Sequence[dict[str, Any]], layer: int) -> str:
 def _before_after(runs: Sequence[dict[str, Any]], layer: int) -> str:
     if not runs[0]["layers"]:
         return "–"
-    before, after = (table.cell(runs, when, layer, "anywhere", _mean) for when in ("untrained", "layers"))
+    before, after = (
+        table.cell(runs, when, layer, "anywhere", _mean) for when in ("untrained", "layers")
+    )
     null = _null(runs, layer)
     return f"{before} → {after}" + ("" if null == "–" else f" ({null})")
 
@@ -91,7 +106,9 @@ def _moved(runs: Sequence[dict[str, Any]]) -> str:
     layers = [layer for run in runs for layer in run["layers"]]
     if any("moved" not in layer for layer in layers):
         return "–"
-    return ", ".join(_mean([layer[name] for layer in layers]) for name in ("moved", "log_alpha_moved"))
+    return ", ".join(
+        _mean([layer[name] for layer in layers]) for name in ("moved", "log_alpha_moved")
+    )
 
 
 def seeds(runs: Sequence[dict[str, Any]]) -> str:
@@ -102,7 +119,9 @@ def seeds(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def facts(all_rows: Sequence[Row]) -> list[str]:
-    """For each start whose heads learn where to look, the layers of which something holds in every seed."""
+    """For each start whose heads learn where to look, the layers of which something holds in every
+    seed.
+    """
     lines = []
     for label, _, variant, runs in all_rows:
         if VARIANTS[variant].frozen or VARIANTS[variant].kernel or not runs[0]["layers"]:
@@ -112,7 +131,9 @@ def facts(all_rows: Sequence[Row]) -> list[str]:
         said = [f"nearer to N_h taps than before: {_where_less(after, before)}"]
         if _has_null(runs):
             sharpened = _of_layers(runs, "layers", "anywhere_first_centres")
-            least, first_least = (_of_layers(runs, when, "anywhere_sharp_least") for when in ("layers", "untrained"))
+            least, first_least = (
+                _of_layers(runs, when, "anywhere_sharp_least") for when in ("layers", "untrained")
+            )
             said.append(f"than by sharpening alone: {_where_less(after, sharpened)}")
             said.append(f"than the null: {_where_less(after, least)}")
             said.append(f"so before training: {_where_less(before, first_least)}")
@@ -136,7 +157,9 @@ def _where_less(less: Sequence[Sequence[float]], more: Sequence[Sequence[float]]
 
 
 def heads(all_rows: Sequence[Row]) -> list[str]:
-    """The heads of the first and of the last layer after training (before → after), and the nulls; means over seeds."""
+    """The heads of the first and of the last layer after training (before → after), and the nulls;
+    means over seeds.
+    """
     lines = [
         "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
         "|---|---:|" + "---:|" * 7,
@@ -147,20 +170,31 @@ def heads(all_rows: Sequence[Row]) -> list[str]:
             cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in nulls]
             cells[1] = _null(runs, layer - 1)
             cells += [paired(runs, layer - 1, name) for name in ("distinct", "near", "alpha")]
-            moved = [table.cell(runs, "layers", layer - 1, name, _mean) for name in ("moved", "moved_most")]
-            lines.append(f"| {label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |")
+            moved = [
+                table.cell(runs, "layers", layer - 1, name, _mean)
+                for name in ("moved", "moved_most")
+            ]
+            lines.append(
+                f"| {label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |"
+            )
     return lines
 
 
 def sharpening(all_rows: Sequence[Row]) -> list[str]:
-    """The distance before, with the trained α and W_h at the first centres, and after; means over seeds."""
+    """The distance before, with the trained α and W_h at the first centres, and after; means over
+    seeds.
+    """
     lines = [
         "| start | rate | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
         "|---|---:|" + "---:|" * len(LAYERS),
     ]
     for label, rate, variant, runs in all_rows:
         if _has_null(runs) and not (VARIANTS[variant].frozen or VARIANTS[variant].kernel):
-            names = (("untrained", "anywhere"), ("layers", "anywhere_first_centres"), ("layers", "anywhere"))
+            names = (
+                ("untrained", "anywhere"),
+                ("layers", "anywhere_first_centres"),
+                ("layers", "anywhere"),
+            )
             cells = [
                 " → ".join(table.cell(runs, when, layer, name, _mean) for when, name in names)
                 for layer in range(len(LAYERS))
@@ -170,19 +204,31 @@ def sharpening(all_rows: Sequence[Row]) -> list[str]:
 
 
 def intervals(results: Results) -> list[str]:
-    """Test accuracy, and layer by layer distance and equivariance, with bootstrap intervals over the seeds."""
+    """Test accuracy, and layer by layer distance and equivariance, with bootstrap intervals over
+    the seeds.
+    """
     scores = ["| variant | seeds | test, % |", "|---|---|---:|"]
     for variant, runs in results.items():
         percent = table.interval([100 * run["test_accuracy"] for run in runs])
         scores.append(f"| {VARIANTS[variant].label} | {seeds(runs)} | {percent} |")
     lines = [f"{table.NOTE} Test accuracy:", "", *scores]
-    for name, heading in (("anywhere", "Distance to N_h taps anywhere"), ("equivariance", "Equivariance")):
-        lines += ["", f"{heading}, before → after:", "", *table.by_layer(results, name, paired=True)]
+    for name, heading in (
+        ("anywhere", "Distance to N_h taps anywhere"),
+        ("equivariance", "Equivariance"),
+    ):
+        lines += [
+            "",
+            f"{heading}, before → after:",
+            "",
+            *table.by_layer(results, name, paired=True),
+        ]
     return lines
 
 
 def looks(all_rows: Sequence[Row]) -> list[str]:
-    """How far, how widely and how sharply the heads of every layer look, before → after; means over heads and seeds."""
+    """How far, how widely and how sharply the heads of every layer look, before → after; means over
+    heads and seeds.
+    """
     lines = [
         "| start | seeds | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
         "|---|---|" + "---:|" * len(LAYERS),
@@ -198,19 +244,28 @@ def looks(all_rows: Sequence[Row]) -> list[str]:
 
 
 def paired(runs: Sequence[dict[str, Any]], layer: int, name: str) -> str:
-    """A measurement of a layer, from 0, before → after training; one number if it is the same.  Means over seeds."""
+    """A measurement of a layer, from 0, before → after training; one number if it is the same.
+    Means over seeds.
+    """
     before, after = (table.cell(runs, when, layer, name, _mean) for when in ("untrained", "layers"))
     return after if before == after else f"{before} → {after}"
 
 
 def substitution(all_rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
-    """Accuracy lost with the nearest convolutions of these sizes in a layer's place, and R² of fitted ones; means over seeds."""
-    lines = ["| start | " + " | ".join(f"layer {n}" for n in LAYERS) + " |", "|---|" + "---:|" * len(LAYERS)]
+    """Accuracy lost with the nearest convolutions of these sizes in a layer's place, and R² of
+    fitted ones; means over seeds.
+    """
+    lines = [
+        "| start | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
+        "|---|" + "---:|" * len(LAYERS),
+    ]
     for label, _, _, runs in _with_attention(all_rows):
         cells = []
         for layer in range(len(LAYERS)):
             lost = [table.cell(runs, "layers", layer, f"lost {size}", _tenths) for size in sizes]
-            explained = [table.cell(runs, "layers", layer, f"explained {size}", _mean) for size in sizes]
+            explained = [
+                table.cell(runs, "layers", layer, f"explained {size}", _mean) for size in sizes
+            ]
             cells.append(f"{' / '.join(lost)}, {' / '.join(explained)}")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
@@ -219,19 +274,27 @@ def substitution(all_rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
 def _with_attention(all_rows: Sequence[Row]) -> list[Row]:
     """The rows of attention; of a variant at several rates, the row at ``SHOWN`` alone."""
     shown = {row.variant for row in all_rows if row.rate == SHOWN}
-    attention = [row for row in all_rows if row.runs[0]["layers"] and not VARIANTS[row.variant].kernel]
+    attention = [
+        row for row in all_rows if row.runs[0]["layers"] and not VARIANTS[row.variant].kernel
+    ]
     return [row for row in attention if row.rate == SHOWN or row.variant not in shown]
 
 
 def tuning(results: Results) -> list[str]:
-    """The accuracy on held-out pictures for each rate of where heads look, and the rate of the highest, of the first seed."""
+    """The accuracy on held-out pictures for each rate of where heads look, and the rate of the
+    highest, of the first seed.
+    """
     labels = " | ".join(VARIANTS[variant].label for variant in TUNED)
     lines = [f"| rate | Σ rate | {labels} |", "|---:|---:|" + "---:|" * len(TUNED)]
-    scores = {variant: {run["rate"]: run["accuracy"][-1] for run in results.get(variant, [])} for variant in TUNED}
+    scores = {
+        variant: {run["rate"]: run["accuracy"][-1] for run in results.get(variant, [])}
+        for variant in TUNED
+    }
     budgets = {run["rate"]: run["budget"] for runs in results.values() for run in runs}
     for rate in RATES:
         cells = [
-            f"{100 * scores[variant][rate]:.2f}" if rate in scores[variant] else "not run yet" for variant in TUNED
+            f"{100 * scores[variant][rate]:.2f}" if rate in scores[variant] else "not run yet"
+            for variant in TUNED
         ]
         budget = f"{budgets[rate]:.2g}" if rate in budgets else "–"
         lines.append(f"| × {rate} | {budget} | {' | '.join(cells)} |")
@@ -245,7 +308,9 @@ def tuning(results: Results) -> list[str]:
 
 
 def accuracy(all_rows: Sequence[Row]) -> list[str]:
-    """Parameters, time, test accuracy, and accuracy on the held-out pictures after each epoch; means over seeds."""
+    """Parameters, time, test accuracy, and accuracy on the held-out pictures after each epoch;
+    means over seeds.
+    """
     lines = [
         "| variant | parameters | seeds | seconds a run | test, % | after each epoch, % |",
         "|---|---:|---|---:|---:|---|",
@@ -255,7 +320,9 @@ def accuracy(all_rows: Sequence[Row]) -> list[str]:
         test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
         epochs = zip(*(run["accuracy"] for run in runs), strict=True)
         by_epoch = ", ".join(_tenths([100 * share for share in shares]) for shares in epochs)
-        lines.append(f"| {label} | {runs[0]['parameters']:,} | {seeds(runs)} | {seconds:.0f} | {test} | {by_epoch} |")
+        lines.append(
+            f"| {label} | {runs[0]['parameters']:,} | {seeds(runs)} | {seconds:.0f} | {test} | {by_epoch} |"
+        )
     return lines
 
 

@@ -1,13 +1,15 @@
-"""A ruler for attention layers: how far from a convolution, where heads look, and what a convolution in their place would do.
+"""A ruler for attention layers: how far from a convolution, where heads look, and what a
+convolution in their place would do.
 
-Averaged over inputs, a layer maps token i to token o by the matrix A[o, i] = Σ_h P̄^h[o, i] W_h.  The nearest convolution with a
-set of shifts has, for each shift δ, the mean of A[o, o + δ] over all o, and the distance is the relative residual,
+Averaged over inputs, a layer maps token i to token o by the matrix A[o, i] = Σ_h P̄^h[o, i] W_h.
+The nearest convolution with a set of shifts has, for each shift δ, the mean of A[o, o + δ] over all
+o, and the distance is the relative residual,
 
     √(Σ ‖A[o, i] − K[i − o]‖² / Σ ‖A[o, i]‖²),    K zero at all other shifts:
 
-0 for the same map, 1 for nothing in common, exact and over all channels.  The shifts are a centred square, as convolutions have
-them, or the N_h best ones *anywhere*, which is the class of Theorem 1.  Nulls stand beside it: see
-:mod:`examples.learned.results.nulls`.
+0 for the same map, 1 for nothing in common, exact and over all channels.  The shifts are a centred
+square, as convolutions have them, or the N_h best ones *anywhere*, which is the class of Theorem 1.
+Nulls stand beside it: see :mod:`examples.learned.results.nulls`.
 """
 
 from typing import Any
@@ -27,7 +29,9 @@ from examples.learned.starting import SPREAD
 SIZES = (1, 3, 5, 7, 9, None)
 """Taps along each axis; None for all shifts."""
 NEAR = 0.25
-"""A centre is near an integer shift if each component is within this: a quarter of all random centres in two dimensions."""
+"""A centre is near an integer shift if each component is within this: a quarter of all random
+centres in two dimensions.
+"""
 
 
 def measured(network: AttentionNet, before: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
@@ -39,23 +43,38 @@ def measured(network: AttentionNet, before: AttentionNet, x: torch.Tensor) -> li
         x: pictures over which attention is averaged, (B, C, rows, columns).
 
     Returns:
-        For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a number for each of ``SIZES``;
-        ``anywhere`` and ``anywhere_orders``, over the middle; ``position``; ``equivariance``; the results of
-        :func:`where_heads_look` and, of heads with centres, of :func:`centres_moved` and :func:`anywhere_of_centres`.
+        For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a
+        number for each of ``SIZES``; ``anywhere`` and ``anywhere_orders``, over the middle;
+        ``position``; ``equivariance``; the results of :func:`where_heads_look` and, of heads with
+        centres, of :func:`centres_moved` and :func:`anywhere_of_centres`.
     """
-    layers = zip(network.attentions(), before.attentions(), maps_of(network, x), equivariance(network, x), strict=True)
+    layers = zip(
+        network.attentions(),
+        before.attentions(),
+        maps_of(network, x),
+        equivariance(network, x),
+        strict=True,
+    )
     return [
-        {**_of_layer(layer, p, network.grid), "equivariance": error, **_of_centres(layer, first, network.grid)}
+        {
+            **_of_layer(layer, p, network.grid),
+            "equivariance": error,
+            **_of_centres(layer, first, network.grid),
+        }
         for layer, first, p, error in layers
     ]
 
 
 def _of_layer(layer: MHSA, p: np.ndarray, grid: tuple[int, int]) -> dict[str, Any]:
-    """What the ruler says of any layer whose attention for several pictures is p, (B, heads, tokens, tokens)."""
+    """What the ruler says of any layer whose attention for several pictures is p,
+    (B, heads, tokens, tokens).
+    """
     w, mean, inside = matrices_of(layer), p.mean(0), middle(grid)
 
     def in_other_orders(random: np.random.Generator) -> float:
-        return Shifts(nulls.in_random_orders(mean, random), w, grid, inside).distance_anywhere(layer.heads)
+        return Shifts(nulls.in_random_orders(mean, random), w, grid, inside).distance_anywhere(
+            layer.heads
+        )
 
     return {
         "by_size": by_size(mean, w, grid),
@@ -94,7 +113,9 @@ def middle(grid: tuple[int, int]) -> np.ndarray:
     return inside.reshape(-1)
 
 
-def by_size(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.ndarray | None = None) -> list[float]:
+def by_size(
+    p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.ndarray | None = None
+) -> list[float]:
     """The distance to the nearest convolution for each of ``SIZES``.
 
     Args:
@@ -112,18 +133,23 @@ def by_size(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.nda
 
 
 def null(p: np.ndarray, w: np.ndarray, grid: tuple[int, int]) -> list[float]:
-    """The distances of the same heads with their queries and keys in random orders, the mean of the draws."""
+    """The distances of the same heads with their queries and keys in random orders, the mean of the
+    draws.
+    """
     distances = nulls.drawn(lambda random: by_size(nulls.in_random_orders(p, random), w, grid))
     return np.mean(distances, axis=0).tolist()
 
 
-def anywhere_of_centres(layer: MHSA, heads: Gaussians, first: Gaussians, grid: tuple[int, int]) -> dict[str, float]:
-    """The distance to the best N_h taps anywhere with the layer's sharpness and W_h, but with its heads at other centres.
+def anywhere_of_centres(
+    layer: MHSA, heads: Gaussians, first: Gaussians, grid: tuple[int, int]
+) -> dict[str, float]:
+    """The distance to the best N_h taps anywhere with the layer's sharpness and W_h, but with its
+    heads at other centres.
 
     Returns:
-        ``anywhere_first_centres``, at the centres of ``first``: what is left of the distance by sharpening alone; and of centres
-        as the paper draws them the mean ``anywhere_sharp``, the sample deviation ``anywhere_sharp_deviation`` and the least
-        ``anywhere_sharp_least``.
+        ``anywhere_first_centres``, at the centres of ``first``: what is left of the distance by
+        sharpening alone; and of centres as the paper draws them the mean ``anywhere_sharp``, the
+        sample deviation ``anywhere_sharp_deviation`` and the least ``anywhere_sharp_least``.
     """
     w, inside = matrices_of(layer), middle(grid)
 
@@ -144,9 +170,10 @@ def centres_moved(before: Gaussians, after: Gaussians) -> dict[str, Any]:
     """Where the centres are, and how far training moved them.
 
     Returns:
-        ``alpha``, the median; ``distinct``, the number of distinct nearest integer shifts; ``near``, the share of heads within
-        ``NEAR`` of one along each axis; ``moved`` and ``moved_most``, the mean and greatest displacement of τ in tokens; and
-        ``log_alpha_moved``, the mean displacement of log α.
+        ``alpha``, the median; ``distinct``, the number of distinct nearest integer shifts;
+        ``near``, the share of heads within ``NEAR`` of one along each axis; ``moved`` and
+        ``moved_most``, the mean and greatest displacement of τ in tokens; and ``log_alpha_moved``,
+        the mean displacement of log α.
     """
     displacement = np.linalg.norm(after.tau - before.tau, axis=1)
     return {
@@ -166,8 +193,9 @@ def where_heads_look(attention: np.ndarray) -> dict[str, float]:
         attention: averaged over pictures, (heads, queries, rows, columns).
 
     Returns:
-        ``reach``, how far a head's mean key is from the query; ``width``, the root mean square distance of its keys from that
-        mean; both in tokens; ``peak``, the weight of its greatest key.
+        ``reach``, how far a head's mean key is from the query; ``width``, the root mean square
+        distance of its keys from that mean; both in tokens; ``peak``, the weight of its greatest
+        key.
 
     >>> where_heads_look(np.eye(9).reshape(1, 9, 3, 3))  # one head, which looks at its own token
     {'reach': 0.0, 'width': 0.0, 'peak': 1.0}
@@ -175,27 +203,38 @@ def where_heads_look(attention: np.ndarray) -> dict[str, float]:
     mean, covariance = centres_of(attention)
     rows, columns = attention.shape[2:]
     peaks = attention[:, (rows // 2) * columns + columns // 2].max((1, 2))
-    parts = {"reach": np.linalg.norm(mean, axis=1), "width": np.sqrt(covariance.trace(0, 1, 2)), "peak": peaks}
+    parts = {
+        "reach": np.linalg.norm(mean, axis=1),
+        "width": np.sqrt(covariance.trace(0, 1, 2)),
+        "peak": peaks,
+    }
     return {name: float(numbers.mean()) for name, numbers in parts.items()}
 
 
 def position_share(p: np.ndarray) -> float:
-    """The share of the variance of attention that the position of query and key explains: 1 without content.
+    """The share of the variance of attention that the position of query and key explains: 1 without
+    content.
 
     Args:
         p: attention for several pictures, (B, heads, tokens, tokens); its mean is 1 / tokens.
     """
     about = 1 / p.shape[-1]
     total = np.square(p - about, dtype=np.float64).mean(0).sum()
-    return float(np.square(p.mean(0, dtype=np.float64) - about).sum() / total) if total > 1e-12 else 1.0
+    return (
+        float(np.square(p.mean(0, dtype=np.float64) - about).sum() / total)
+        if total > 1e-12
+        else 1.0
+    )
 
 
 @torch.no_grad()
 def equivariance(network: AttentionNet, x: torch.Tensor) -> list[float]:
-    """After every layer, the distance of the tokens of pictures moved by one token from the moved tokens.
+    """After every layer, the distance of the tokens of pictures moved by one token from the moved
+    tokens.
 
-    √(Σ ‖a − b‖² / Σ (‖a‖² + ‖b‖²)) over the middle of the grid, around the mean token: 0 for an equivariant network, 1 for
-    nothing in common.  Pictures are moved circularly, and the worse of the two axes counts.
+    √(Σ ‖a − b‖² / Σ (‖a‖² + ‖b‖²)) over the middle of the grid, around the mean token: 0 for an
+    equivariant network, 1 for nothing in common.  Pictures are moved circularly, and the worse of
+    the two axes counts.
     """
     network.eval()
     inside = torch.from_numpy(middle(network.grid)).to(x.device)

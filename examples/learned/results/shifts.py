@@ -1,4 +1,6 @@
-"""The part of an attention layer that depends on the shift alone: the means that its nearest convolutions have as taps."""
+"""The part of an attention layer that depends on the shift alone: the means that its nearest
+convolutions have as taps.
+"""
 
 import numpy as np
 
@@ -17,13 +19,15 @@ class Shifts:
 
     Attributes:
         shifts: every shift between a query and a key, int (S, 2).
-        weights: the mean attention of each head at each shift, over the queries that have such a key: (heads, S).  The tap of the
-            nearest convolution at δ is Σ_h weights[h, δ] W_h.
+        weights: the mean attention of each head at each shift, over the queries that have such a
+            key: (heads, S).  The tap of the nearest convolution at δ is Σ_h weights[h, δ] W_h.
         explained: the part of ‖A‖² that each tap explains, (S,).
         total: ‖A‖².
     """
 
-    def __init__(self, p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.ndarray | None = None):
+    def __init__(
+        self, p: np.ndarray, w: np.ndarray, grid: tuple[int, int], queries: np.ndarray | None = None
+    ):
         places = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, 2)
         queries = np.ones(len(places), dtype=bool) if queries is None else queries
         gram = np.einsum("hcd,gcd->hg", w, w)
@@ -41,7 +45,9 @@ class Shifts:
         self.far = max(grid)
 
     def distance_of_square(self, size: int | None) -> float:
-        """The distance to the nearest convolution with ``size`` taps along each axis; None for all shifts."""
+        """The distance to the nearest convolution with ``size`` taps along each axis; None for all
+        shifts.
+        """
         reach = self.far if size is None else size // 2
         return self._distance(self.explained[np.abs(self.shifts).max(1) <= reach])
 
@@ -54,7 +60,9 @@ class Shifts:
         return float(np.sqrt(left)) if left > EXACT else 0.0
 
     def kernel(self, size: int, w: np.ndarray) -> np.ndarray:
-        """The kernel of the nearest convolution of ``size`` × ``size`` taps in torch's layout: (D, C, size, size)."""
+        """The kernel of the nearest convolution of ``size`` × ``size`` taps in torch's layout:
+        (D, C, size, size).
+        """
         kernel = np.zeros((w.shape[2], w.shape[1], size, size))
         reach = size // 2
         for place, shift in enumerate(self.shifts):

@@ -1,4 +1,6 @@
-"""A finished run as its folder holds it, read without writing: beside it a training may be going on."""
+"""A finished run as its folder holds it, read without writing: beside it a training may be going
+on.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,8 @@ class Stored:
     Attributes:
         settings: what determined its numbers.
         network: the trained network, on the CPU.
-        centres: the steps at which centres were recorded, and log α and τ of all layers then, (layers, heads, 3).
+        centres: the steps at which centres were recorded, and log α and τ of all layers then,
+            (layers, heads, 3).
         accuracy: the fraction of the held-out pictures that was right after each epoch.
         steps: the steps of the run.
     """
@@ -34,11 +37,13 @@ class Stored:
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """Of a run that is trained to the end, measured or not, what a choice is made by; None of another.
+    """Of a run that is trained to the end, measured or not, what a choice is made by; None of
+    another.
 
     Returns:
-        ``variant``, ``seed``, ``rate`` of where heads look, ``budget``, ``epochs``, ``validation``, ``precision``, ``seconds``,
-        ``started``, and ``accuracy`` on the held-out pictures after each epoch.
+        ``variant``, ``seed``, ``rate`` of where heads look, ``budget``, ``epochs``, ``validation``,
+        ``precision``, ``seconds``, ``started``, and ``accuracy`` on the held-out pictures after
+        each epoch.
 
     Raises:
         BadInput: it is damaged.
@@ -70,7 +75,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Settings]:
     try:
         return state, Settings.read(state["settings"])
     except (LookupError, TypeError) as error:
-        raise BadInput(f"{path}: damaged: {' '.join(str(error).split())[:120]} (train this run anew)") from None
+        raise BadInput(
+            f"{path}: damaged: {' '.join(str(error).split())[:120]} (train this run anew)"
+        ) from None
 
 
 def _steps(state: dict[str, Any], settings: Settings) -> int:
@@ -86,12 +93,15 @@ def stored(folder: Path, pictures: Pictures) -> Stored:
         pictures: those on which it was trained.
 
     Raises:
-        BadInput: there is no such run, it is not finished or damaged, or it was trained on other pictures.
+        BadInput: there is no such run, it is not finished or damaged, or it was trained on other
+            pictures.
     """
     path = folder / CHECKPOINT
     state, settings = _read(path)
     if settings.data != pictures.digests:
-        raise BadInput(f"{path}: trained on other pictures than {pictures.name} (give their folder: --data)")
+        raise BadInput(
+            f"{path}: trained on other pictures than {pictures.name} (give their folder: --data)"
+        )
     if state["epoch"] != settings.how.epochs:
         done = f"after {state['epoch']} of {settings.how.epochs} epochs"
         raise BadInput(f"{path}: {done} (let it be trained to the end first)")
@@ -99,7 +109,11 @@ def stored(folder: Path, pictures: Pictures) -> Stored:
         network = network_of(settings, pictures)
     try:
         network.load_state_dict(state["network"])
-        accuracy = [line["accuracy"] for line in records(folder / METRICS, ("accuracy",), lines=True)]
+        accuracy = [
+            line["accuracy"] for line in records(folder / METRICS, ("accuracy",), lines=True)
+        ]
         return Stored(settings, network.eval(), state["centres"], accuracy, _steps(state, settings))
     except (LookupError, TypeError, RuntimeError, OSError) as error:
-        raise BadInput(f"{path}: damaged: {' '.join(str(error).split())[:120]} (train this run anew)") from None
+        raise BadInput(
+            f"{path}: damaged: {' '.join(str(error).split())[:120]} (train this run anew)"
+        ) from None

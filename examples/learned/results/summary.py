@@ -1,4 +1,6 @@
-"""The summary behind the figures: accuracy and time of all runs, and the attention centres of each variant."""
+"""The summary behind the figures: accuracy and time of all runs, and the attention centres of each
+variant.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,13 @@ from torch import Tensor
 from construct import MHSA
 from construct.encoding.encodings import Covariance, Quadratic
 from examples.learned.network import AttentionNet
-from examples.learned.results.maps import PICTURES, attention_of, centres_of, followed, moved_queries
+from examples.learned.results.maps import (
+    PICTURES,
+    attention_of,
+    centres_of,
+    followed,
+    moved_queries,
+)
 from examples.learned.results.stored import Stored
 
 DIGITS = 4
@@ -27,13 +35,15 @@ def summary_of(
 
     Args:
         results_of: the results of each variant, one per seed.
-        run_of: returns the run of a variant and a seed; called one at a time, as networks may be large.
+        run_of: returns the run of a variant and a seed; called one at a time, as networks may be
+            large.
         test: the test pictures, (B, C, rows, columns).
 
     Returns:
-        ``commands`` that made the runs, where results say it; ``held``, "validation" or "test", the pictures of ``accuracy``;
-        by variant ``seeds``, ``seconds`` and ``accuracy`` (by seed and epoch), and ``looks``: the result of :func:`looks_of` for
-        the first seed on the first ``PICTURES`` test pictures, None for a network without attention.
+        ``commands`` that made the runs, where results say it; ``held``, "validation" or "test", the
+        pictures of ``accuracy``; by variant ``seeds``, ``seconds`` and ``accuracy``
+        (by seed and epoch), and ``looks``: the result of :func:`looks_of` for the first seed on the
+        first ``PICTURES`` test pictures, None for a network without attention.
     """
     variants, held = {}, "test"
     for variant, runs in results_of.items():
@@ -43,14 +53,25 @@ def summary_of(
             held = "validation" if run.settings.how.validation else "test"
             accuracy.append([round(share, DIGITS) for share in run.accuracy])
             if place == 0 and isinstance(run.network, AttentionNet):
-                looks = {"seed": seed, **looks_of(run.network, test[:PICTURES]), "path": path_of(run)}
+                looks = {
+                    "seed": seed,
+                    **looks_of(run.network, test[:PICTURES]),
+                    "path": path_of(run),
+                }
         variants[variant] = {
             "seeds": [result["seed"] for result in runs],
             "seconds": [result["seconds"] for result in runs],
             "accuracy": accuracy,
             "looks": looks,
         }
-    commands = sorted({result["command"] for runs in results_of.values() for result in runs if "command" in result})
+    commands = sorted(
+        {
+            result["command"]
+            for runs in results_of.values()
+            for result in runs
+            if "command" in result
+        }
+    )
     return {"commands": commands, "held": held, "variants": variants}
 
 
@@ -62,23 +83,32 @@ def looks_of(network: AttentionNet, x: Tensor) -> dict[str, Any]:
         x: pictures, (B, C, rows, columns).
 
     Returns:
-        ``grid``, ``pictures``; for every layer, from the middle query, the ``mean`` shift of each head, its ``covariance``, and the
-        ``map``, and how far its profile ``follows`` the query and ``stays``; of heads that are Gaussians also ``tau``, and
-        ``alpha`` or ``sigma``.  ``moved``: the maps of one ``layer`` for some ``queries``, (queries, heads, rows, columns).
+        ``grid``, ``pictures``; for every layer, from the middle query, the ``mean`` shift of each
+        head, its ``covariance``, and the ``map``, and how far its profile ``follows`` the query and
+        ``stays``; of heads that are Gaussians also ``tau``, and ``alpha`` or ``sigma``.  ``moved``:
+        the maps of one ``layer`` for some ``queries``, (queries, heads, rows, columns).
     """
     rows, columns = network.grid
     queries, fourth = moved_queries(network.grid), min(FOURTH, len(network.blocks))
     layers, moved = [], {}
-    for number, (attention, layer) in enumerate(zip(attention_of(network, x), network.attentions(), strict=True), 1):
+    for number, (attention, layer) in enumerate(
+        zip(attention_of(network, x), network.attentions(), strict=True), 1
+    ):
         mean, covariance = centres_of(attention)
         middle = attention[:, (rows // 2) * columns + columns // 2]
         follows, stays = followed(attention)
         parts = {"mean": mean, "covariance": covariance, "map": middle, **gaussians(layer)}
-        looks = {name: numbers.astype(float).round(DIGITS).tolist() for name, numbers in parts.items()}
+        looks = {
+            name: numbers.astype(float).round(DIGITS).tolist() for name, numbers in parts.items()
+        }
         layers.append(looks | {"follows": round(follows, DIGITS), "stays": round(stays, DIGITS)})
         if number == fourth:
             maps = np.stack([attention[:, row * columns + column] for row, column in queries])
-            moved = {"layer": number, "queries": queries, "maps": maps.astype(float).round(DIGITS).tolist()}
+            moved = {
+                "layer": number,
+                "queries": queries,
+                "maps": maps.astype(float).round(DIGITS).tolist(),
+            }
     return {"grid": [rows, columns], "pictures": len(x), "layers": layers, "moved": moved}
 
 
@@ -88,16 +118,20 @@ def gaussians(layer: MHSA) -> dict[str, np.ndarray]:
         alpha, tau = layer.centres()
         return {"alpha": alpha.numpy(), "tau": tau.numpy()}
     if layer.encoding.name == Covariance.name:
-        form, _ = Covariance.form(layer.position_vector().detach())  # of the score δᵀAδ + b·δ: A is −Σ⁻¹/2
+        form, _ = Covariance.form(
+            layer.position_vector().detach()
+        )  # of the score δᵀAδ + b·δ: A is −Σ⁻¹/2
         return {"sigma": torch.linalg.inv(-2 * form).numpy(), "tau": layer.centres()[1].numpy()}
     return {}
 
 
 def path_of(run: Stored) -> dict[str, Any] | None:
-    """The centres of one layer during training, the fourth where there are four; None for heads without centres.
+    """The centres of one layer during training, the fourth where there are four; None for heads
+    without centres.
 
     Returns:
-        ``layer``, from 1; ``steps``, the last one after training; and for each of them ``log_alpha`` and ``tau`` of every head.
+        ``layer``, from 1; ``steps``, the last one after training; and for each of them
+        ``log_alpha`` and ``tau`` of every head.
     """
     if not run.centres or not isinstance(run.network, AttentionNet):
         return None
@@ -109,7 +143,9 @@ def path_of(run: Stored) -> dict[str, Any] | None:
         "layer": layer,
         "steps": [*(step for step, _ in run.centres), run.steps],
         "log_alpha": [[round(x, DIGITS) for x in row] for row in of_layer[..., 0].tolist()],
-        "tau": [[[round(x, DIGITS) for x in head] for head in row] for row in of_layer[..., 1:].tolist()],
+        "tau": [
+            [[round(x, DIGITS) for x in head] for head in row] for row in of_layer[..., 1:].tolist()
+        ],
     }
 
 

@@ -1,4 +1,6 @@
-"""The table: variants, parameters, accuracy over seeds, and the distance to a convolution layer by layer."""
+"""The table: variants, parameters, accuracy over seeds, and the distance to a convolution layer by
+layer.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -30,17 +32,31 @@ PAIRED = (
     ("width", "How far about there, the root of the mean square, in tokens:"),
     ("peak", "The weight of the key that a head looks at most, the mean of all heads:"),
     ("position", "Share of the variance of attention that positions explain (1: no content):"),
-    ("equivariance", "How far what the network makes of moved pictures is from what it made of them, moved:"),
+    (
+        "equivariance",
+        "How far what the network makes of moved pictures is from what it made of them, moved:",
+    ),
 )
-"""Tables by layer, before → after training: the measurement, with a kernel size where it has one, and the heading."""
+"""Tables by layer, before → after training: the measurement, with a kernel size where it has one,
+and the heading.
+"""
 AFTER = (
-    ("anywhere_sharp", "Null: N_h taps anywhere, for heads as sharp as after training at random centres:"),
-    ("anywhere_orders", "Null: N_h taps anywhere, for heads after training with queries and keys in random orders:"),
+    (
+        "anywhere_sharp",
+        "Null: N_h taps anywhere, for heads as sharp as after training at random centres:",
+    ),
+    (
+        "anywhere_orders",
+        "Null: N_h taps anywhere, for heads after training with queries and keys in random orders:",
+    ),
     ("null 3", "Null: 3 × 3, with queries and keys in random orders, over all outputs:"),
     ("moved", "Mean displacement of τ, in tokens:"),
     ("moved_most", "Greatest displacement of τ, in tokens:"),
     ("log_alpha_moved", "Mean displacement of log α:"),
-    ("explained 3", "R² of a 3 × 3 convolution fitted to the layer's real inputs, on other pictures:"),
+    (
+        "explained 3",
+        "R² of a 3 × 3 convolution fitted to the layer's real inputs, on other pictures:",
+    ),
     ("explained 9", "R² of a 9 × 9 convolution, likewise:"),
     *(
         (
@@ -57,7 +73,9 @@ NOTE = (
 )
 
 
-def results_in(folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:
+def results_in(
+    folder: Path, variants: Sequence[str], seeds: Sequence[int]
+) -> dict[str, list[dict[str, Any]]]:
     """The results of finished runs by variant, in the order of the seeds."""
     results = {}
     for variant in variants:
@@ -102,7 +120,9 @@ def number_of(run: dict[str, Any], when: str, layer: int, name: str) -> float | 
     return numbers[SIZES.index(int(size))]
 
 
-def cell(runs: Sequence[dict[str, Any]], when: str, layer: int, name: str, show: Callable[..., str]) -> str:
+def cell(
+    runs: Sequence[dict[str, Any]], when: str, layer: int, name: str, show: Callable[..., str]
+) -> str:
     """The measurement of all runs as ``show`` has it; a dash where a run has none."""
     numbers = [number_of(run, when, layer, name) for run in runs]
     known = [number for number in numbers if number is not None]
@@ -123,7 +143,11 @@ def by_layer(results: dict[str, list[dict[str, Any]]], name: str, *, paired: boo
         for layer in range(layers):
             before = cell(runs, "untrained", layer, name, mean_and_deviation)
             after = cell(runs, "layers", layer, name, interval)
-            cells.append(f"{before.partition(' ')[0]} → {after}" if paired and before != after != "–" else after)
+            cells.append(
+                f"{before.partition(' ')[0]} → {after}"
+                if paired and before != after != "–"
+                else after
+            )
         if set(cells) != {"–"}:
             lines.append(f"| {VARIANTS[variant].label} | {' | '.join(cells)} |")
     return lines
@@ -139,11 +163,15 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
         accuracy = mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
         seconds = statistics.fmean(run["seconds"] for run in runs)
         seeds = ", ".join(str(run["seed"]) for run in runs)
-        budget = "–" if VARIANTS[variant].frozen or not runs[0]["layers"] else f"{runs[0]['budget']:.2f}"
+        budget = (
+            "–" if VARIANTS[variant].frozen or not runs[0]["layers"] else f"{runs[0]['budget']:.2f}"
+        )
         lines.append(
             f"| {VARIANTS[variant].label} | {runs[0]['parameters']:,} | {accuracy} | {budget} | {seconds:.0f} | {seeds} |"
         )
-    for (name, heading), paired in [(row, True) for row in PAIRED] + [(row, False) for row in AFTER]:
+    for (name, heading), paired in [(row, True) for row in PAIRED] + [
+        (row, False) for row in AFTER
+    ]:
         table = by_layer(results, name, paired=paired)
         if len(table) > 2:
             lines += ["", heading + (" before → after" if paired else ""), "", *table]
@@ -158,6 +186,11 @@ def stated(every: Sequence[dict[str, Any]]) -> list[str]:
     for command, machine in sorted({(run["command"], run["machine"]) for run in every}):
         alike = [run for run in every if (run["command"], run["machine"]) == (command, machine)]
         started, ended = min(run["started"] for run in alike), max(run["ended"] for run in alike)
-        total, count = sum(run["seconds"] for run in alike), f"{len(alike)} run{'s' * (len(alike) > 1)}"
-        lines.append(f"- `{command}`: {count}, {started} to {ended}, {total:.0f} s of training; {machine}.")
+        total, count = (
+            sum(run["seconds"] for run in alike),
+            f"{len(alike)} run{'s' * (len(alike) > 1)}",
+        )
+        lines.append(
+            f"- `{command}`: {count}, {started} to {ended}, {total:.0f} s of training; {machine}."
+        )
     return lines

@@ -1,1 +1,3 @@
-"""How a command runs: its console, its files and checkpoints, processes for runs and processes for one run."""
+"""How a command runs: its console, its files and checkpoints, processes for runs and processes for
+one run.
+"""

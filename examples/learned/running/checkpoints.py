@@ -58,7 +58,9 @@ def read(path: Path) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch raises on a damaged file
         reason = str(error).strip().split("\n")[0][:120]
-        raise BadInput(f"{path}: damaged, or no checkpoint: {reason} (remove it to train this run anew)") from None
+        raise BadInput(
+            f"{path}: damaged, or no checkpoint: {reason} (remove it to train this run anew)"
+        ) from None
     if not isinstance(state, dict) or not isinstance(state.get("settings"), dict):
         raise BadInput(f"{path}: no checkpoint of a run (remove it to train this run anew)")
     return state

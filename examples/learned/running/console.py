@@ -1,4 +1,6 @@
-"""The console of the commands: progress bars, the result on stdout, errors in one line and an exit code."""
+"""The console of the commands: progress bars, the result on stdout, errors in one line and an exit
+code.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +8,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from construct.errors import out_of_memory_error
 from examples.learned.data import BadInput
@@ -39,7 +48,8 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
         stopped: the message of an interrupted run.
 
     Returns:
-        The exit code: 0, or 1 if a loss was not a number, 2 for bad input or a full disk, 130 if it was interrupted.
+        The exit code: 0, or 1 if a loss was not a number, 2 for bad input or a full disk, 130 if it
+        was interrupted.
     """
     console = Console(stderr=True)
     try:
@@ -50,12 +60,21 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
             console.print(stopped)
         return 130
     except (BadInput, Diverged, OSError, RuntimeError) as error:
-        reason = error if isinstance(error, BadInput | Diverged | OSError) else out_of_memory_error(error)
+        reason = (
+            error
+            if isinstance(error, BadInput | Diverged | OSError)
+            else out_of_memory_error(error)
+        )
         if reason is None:  # a bug of this program, not an error of torch
             raise
         if first_to_end():
             console.quiet = False
-            console.print(f"error: {' '.join(str(reason).split())}", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"error: {' '.join(str(reason).split())}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         return 1 if isinstance(error, Diverged) else 2
     print(text, end="")
     return 0
@@ -73,7 +92,12 @@ def bars(console: Console, what: str, total: int) -> Iterator[Callable[..., None
     Yields:
         A callback with the run, its steps taken, its total steps, a status, and whether it is done.
     """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         overall = progress.add_task(what, total=total)
         tasks: dict[str, TaskID] = {}

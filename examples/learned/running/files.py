@@ -49,7 +49,9 @@ def records(path: Path, keys: Iterable[str], lines: bool = False) -> list[dict[s
         text = path.read_text(encoding="utf-8")
         rows = [json.loads(line) for line in (text.splitlines() if lines else [text])]
     except ValueError as error:
-        raise BadInput(f"{path}: damaged: {error} (remove its folder to train this run anew)") from None
+        raise BadInput(
+            f"{path}: damaged: {error} (remove its folder to train this run anew)"
+        ) from None
     wanted = set(keys)
     if not all(isinstance(record, dict) and wanted <= record.keys() for record in rows):
         raise BadInput(f"{path}: not what a run writes (remove its folder to train this run anew)")

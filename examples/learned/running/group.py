@@ -1,7 +1,9 @@
-"""The processes of ``torchrun`` that train a network together: each computes its part of a batch, and one alone computes all.
+"""The processes of ``torchrun`` that train a network together: each computes its part of a batch,
+and one alone computes all.
 
-Every process draws the random numbers of the whole batch and uses its part of them, so that a run has the same numbers, up to
-rounding, on any number of processes, and can resume from its checkpoint on any other number.
+Every process draws the random numbers of the whole batch and uses its part of them, so that a run
+has the same numbers, up to rounding, on any number of processes, and can resume from its checkpoint
+on any other number.
 """
 
 import gc
@@ -67,7 +69,9 @@ def joined(device: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
     except BaseException as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # first say why this process ends
-        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+        if isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and "gloo" in str(error)
+        ):
             raise BadInput(KILLED) from None
         raise
     finally:
@@ -141,7 +145,9 @@ class Sum(torch.autograd.Function):
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation by the mean and variance of the whole batch; torch's own SyncBatchNorm needs GPUs."""
+    """Batch normalisation by the mean and variance of the whole batch; torch's own SyncBatchNorm
+    needs GPUs.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """(B, C, rows, columns) → the same shape."""
@@ -155,7 +161,10 @@ class BatchNorm(nn.BatchNorm2d):
         variance = squares / counts - mean.square()
         with torch.no_grad():
             self.get_buffer("num_batches_tracked").add_(1)
-            for name, now in (("running_mean", mean), ("running_var", variance * counts / (counts - 1))):
+            for name, now in (
+                ("running_mean", mean),
+                ("running_var", variance * counts / (counts - 1)),
+            ):
                 self.get_buffer(name).lerp_(now.to(input.dtype), self.momentum or 0.1)
         scale = self.weight * (variance + self.eps).rsqrt()
         shift = self.bias - mean * scale

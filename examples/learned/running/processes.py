@@ -37,7 +37,10 @@ def cores() -> int:
 
 
 def run_in_processes(
-    items: Iterable[Any], prepare: Callable[[], Callable[[Any, Tell], None]], jobs: int, tell: Callable[..., None]
+    items: Iterable[Any],
+    prepare: Callable[[], Callable[[Any, Tell], None]],
+    jobs: int,
+    tell: Callable[..., None],
 ) -> None:
     """Process all items in parallel processes, which end when this function ends, however it ends.
 
@@ -45,7 +48,8 @@ def run_in_processes(
         items: the work, handed out as processes become free; pickled, like the rest.
         prepare: called once in each process; returns the function that processes one item.
         jobs: the number of processes.
-        tell: progress callback with the item, the arguments of ``Tell``, and whether the item is done.
+        tell: progress callback with the item, the arguments of ``Tell``, and whether the item is
+            done.
 
     Raises:
         Exception: the first that a process raised.
@@ -71,7 +75,9 @@ def run_in_processes(
                 try:
                     report: Word = parent.recv()
                 except EOFError:
-                    raise BadInput(f"{busy[parent]}: its process was killed (the same command goes on)") from None
+                    raise BadInput(
+                        f"{busy[parent]}: its process was killed (the same command goes on)"
+                    ) from None
                 if report.error is not None:
                     raise report.error
                 tell(busy[parent], report.done, report.steps, report.word, report.ended)
@@ -131,7 +137,9 @@ def _send(child: Connection, word: Word) -> None:
 
 @contextmanager
 def _ignoring_sigint() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C, which a terminal sends to all; the main process ends them."""
+    """Start processes that ignore Ctrl-C, which a terminal sends to all; the main process ends
+    them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,9 @@
-"""Writes the verified checker's input text (CheckText.v defines the format) from the raw numbers of both layers.
+"""Writes the verified checker's input text (CheckText.v defines the format) from the raw numbers of
+both layers.
 
-Every float is an integer times a power of two, so nothing is rounded here: a tensor becomes one exponent and integers.  Grids,
-shifts, taps and bounds are all derived inside Coq; this module only writes down the contents of the weight files.
+Every float is an integer times a power of two, so nothing is rounded here: a tensor becomes one
+exponent and integers.  Grids, shifts, taps and bounds are all derived inside Coq; this module only
+writes down the contents of the weight files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,16 +28,22 @@ def within(bound: float, most: float) -> str:
 
 
 def floats(emin: int, precision: int, bound: float, most: float) -> str:
-    """The question whether they are the same function and differ by at most ``most`` in this format, for |X| ≤ ``bound``."""
+    """The question whether they are the same function and differ by at most ``most`` in this
+    format, for |X| ≤ ``bound``.
+    """
     return f"2 {emin} {precision} {_dyadic(bound)} {_dyadic(most)}"
 
 
 def sharp(emin: int, precision: int) -> str:
-    """The question whether every head is one-hot in this format: floats m·2^e with |m| < 2^precision and e ≥ emin."""
+    """The question whether every head is one-hot in this format: floats m·2^e with
+    |m| < 2^precision and e ≥ emin.
+    """
     return f"3 {emin} {precision}"
 
 
-def refuted(grid: Sequence[int], output: Sequence[int], pixels: Mapping[tuple[int, ...], Fraction]) -> str:
+def refuted(
+    grid: Sequence[int], output: Sequence[int], pixels: Mapping[tuple[int, ...], Fraction]
+) -> str:
     """The question whether, in the limit, an output differs on the input with the given pixels.
 
     Args:
@@ -49,7 +57,9 @@ def refuted(grid: Sequence[int], output: Sequence[int], pixels: Mapping[tuple[in
     exponent = -max((x.denominator.bit_length() - 1 for x in pixels.values()), default=0)
     scaled = {index: x * 2**-exponent for index, x in pixels.items()}
     if any(x.denominator != 1 for x in scaled.values()):
-        raise ValueError("every number must be an integer times a power of two (the checker takes no other)")
+        raise ValueError(
+            "every number must be an integer times a power of two (the checker takes no other)"
+        )
     entries = [number for index, x in scaled.items() for number in (*index, x)]
     numbers = [4, len(grid), *grid, *output[1:], output[0], exponent, len(scaled), *entries]
     return " ".join(map(str, numbers))
@@ -68,7 +78,8 @@ def text(
     Args:
         digests: SHA-256 of both weight files, in hexadecimal; the checker repeats them as numbers.
         questions: the questions to ask.
-        geometries: the fields of the convolution and those that the attention layer states, under torch's names.
+        geometries: the fields of the convolution and those that the attention layer states, under
+            torch's names.
         weight: the kernel in torch's layout.
         bias: (D_out,); zeros if there is none.
         tensors: the eight tensors of the attention layer, heads first.
@@ -77,7 +88,11 @@ def text(
         ValueError: a number is not finite, or a geometry is invalid.
     """
     heads, _, _, head_dim = tensors["w_val"].shape
-    yield " ".join(str(int(digest, 16)) for digest in digests) + f"\n{len(questions)}\n" + "\n".join(questions)
+    yield (
+        " ".join(str(int(digest, 16)) for digest in digests)
+        + f"\n{len(questions)}\n"
+        + "\n".join(questions)
+    )
     yield from (_geometry(geometries[0]), *_tensor(weight), *_tensor(bias))
     yield from (_geometry(geometries[1]), f"\n{heads} {tensors['v'].shape[1]} {head_dim}")
     for name in TENSORS:

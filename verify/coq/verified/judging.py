@@ -1,4 +1,6 @@
-"""Runs the verified checker on a layer: the questions that a certificate raises, and the program's answer."""
+"""Runs the verified checker on a layer: the questions that a certificate raises, and the program's
+answer.
+"""
 
 import hashlib
 import subprocess
@@ -13,7 +15,12 @@ from verify.coq.verified import export
 from verify.recheck.layer_pair import LayerPair
 from verify.verdict import escaped, exactly, from_above
 
-ARITHMETIC = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+ARITHMETIC = {
+    "float16": "float32",
+    "bfloat16": "float32",
+    "float32": "float32",
+    "float64": "float64",
+}
 """The format in which sums are formed, before a final rounding to half precision."""
 
 FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
@@ -46,9 +53,10 @@ class Answer(NamedTuple):
 def questions_of(pair: LayerPair) -> list[Question]:
     """The certificate's claim about a pair, as questions that Coq defines.
 
-    "The same function" gives two: taps and biases are equal, so the layer tends to the convolution as α → ∞; and at its own α
-    every head is one-hot in floating point, so the layer is that limit.  The certified bound gives a third, for layers that
-    ``_judged_in_floats`` accepts.  "A difference within T" is asked over the reals.
+    "The same function" gives two: taps and biases are equal, so the layer tends to the convolution
+    as α → ∞; and at its own α every head is one-hot in floating point, so the layer is that limit.
+    The certified bound gives a third, for layers that ``_judged_in_floats`` accepts.  "A difference
+    within T" is asked over the reals.
     """
     stated, inputs = pair.stated, f"for |x| ≤ {exactly(pair.stated.input_bound)}"
     if stated.within is not None:
@@ -68,7 +76,9 @@ def questions_of(pair: LayerPair) -> list[Question]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _judged_in_floats(pair: LayerPair) -> bool:
-    """Whether to ask for the floating-point bound: every τ is an integer, and all heads share one α, a power of two."""
+    """Whether to ask for the floating-point bound: every τ is an integer, and all heads share one
+    α, a power of two.
+    """
     c = np.einsum("hk,hkp->hp", pair.a["v"], pair.a["w_key_pos"])[pair.carrying]  # −α(1, −2τ)
     if not len(c):
         return False
@@ -77,15 +87,27 @@ def _judged_in_floats(pair: LayerPair) -> bool:
 
 
 def refutation_of(pair: LayerPair) -> list[Question]:
-    """The certificate's counterexample to "the same function" as a question, if there is one with dyadic numbers."""
+    """The certificate's counterexample to "the same function" as a question, if there is one with
+    dyadic numbers.
+    """
     stated, counter = pair.stated, pair.stated.counterexample
-    if stated.verdict != "REFUTED" or stated.within is not None or counter is None or "shapes" in counter:
+    if (
+        stated.verdict != "REFUTED"
+        or stated.within is not None
+        or counter is None
+        or "shapes" in counter
+    ):
         return []
     try:
         question = export.refuted(stated.grid, counter["output"], counter["input"])
     except ValueError:
         return []
-    return [Question(question, f"not the same function in the limit α → ∞: output {counter['output']} differs")]
+    return [
+        Question(
+            question,
+            f"not the same function in the limit α → ∞: output {counter['output']} differs",
+        )
+    ]
 
 
 class Judge:
@@ -93,7 +115,8 @@ class Judge:
 
     Args:
         program: the program that ``python -m verify coq build`` built.
-        conv_path, mhsa_path: the weight files, whose digests are part of every text and every answer.
+        conv_path, mhsa_path: the weight files, whose digests are part of every text and every
+            answer.
 
     Attributes:
         answers: one for each layer asked about.
@@ -111,7 +134,9 @@ class Judge:
         """Ask about one layer."""
         refutation = refutation_of(pair)
         answer = self._answer(pair, refutation or questions_of(pair))
-        self.answers.append(answer._replace(accepted=False, refuted=answer.accepted) if refutation else answer)
+        self.answers.append(
+            answer._replace(accepted=False, refuted=answer.accepted) if refutation else answer
+        )
 
     @property
     def accepts(self) -> bool:
@@ -126,9 +151,18 @@ class Judge:
     def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
         name, stated = pair.stated.name, pair.stated
         if pair.radix is not None:
-            return Answer(name, False, "its encoding is the parabola, of which the verified checker knows nothing")
+            return Answer(
+                name,
+                False,
+                "its encoding is the parabola, of which the verified checker knows nothing",
+            )
         pieces = export.text(
-            self.digests, [q.numbers for q in questions], stated.geometries, pair.weight, pair.bias, pair.a
+            self.digests,
+            [q.numbers for q in questions],
+            stated.geometries,
+            pair.weight,
+            pair.bias,
+            pair.a,
         )
         with tempfile.TemporaryDirectory(prefix="verified-") as folder:
             path = Path(folder) / "layer.txt"
@@ -136,15 +170,23 @@ class Judge:
                 file.writelines(pieces)
             try:
                 done = subprocess.run(
-                    [self.program, path], capture_output=True, text=True, check=False, timeout=LONGEST
+                    [self.program, path],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=LONGEST,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 return Answer(name, False, f"the program gave no answer: {error}")
         verdict, *words = done.stdout.split() or [""]
-        if (done.returncode, verdict) == (0, "accepted") and words == [str(int(digest, 16)) for digest in self.digests]:
+        if (done.returncode, verdict) == (0, "accepted") and words == [
+            str(int(digest, 16)) for digest in self.digests
+        ]:
             return Answer(name, True, "; ".join(q.claim for q in questions))
         if (done.returncode, verdict) == (1, "rejected") and len(words) == len(questions):
             doubted = [q.claim for q, word in zip(questions, words, strict=True) if word != "true"]
             return Answer(name, False, f"not shown: {'; '.join(doubted)}")
         what = " ".join((done.stdout + done.stderr).split())[:200]
-        return Answer(name, False, f"the program gave no answer (exit code {done.returncode}): {what}")
+        return Answer(
+            name, False, f"the program gave no answer (exit code {done.returncode}): {what}"
+        )

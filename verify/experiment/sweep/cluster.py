@@ -1,7 +1,7 @@
 """Runs tasks on a Dask cluster, with a time limit, retries, and no result lost or counted twice.
 
-Handing work over takes some 0.05 s of processor time, so a worker receives short tasks in batches, one batch at a time, so that
-a worker that dies loses only one.
+Handing work over takes some 0.05 s of processor time, so a worker receives short tasks in batches,
+one batch at a time, so that a worker that dies loses only one.
 """
 
 import faulthandler
@@ -37,7 +37,8 @@ QUIET = {
     "distributed.comm.retry.count": 0,
     "distributed.worker.daemon": True,
     "distributed.admin.tick.limit": "1h",
-    # The system's default.  With Dask's 64 KiB every large tensor is new memory, a third of a large layer's time.
+    # The system's default.  With Dask's 64 KiB every large tensor is new memory, a third of a large
+    # layer's time.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": None,
 }
 Receive = Callable[["SweepTask", list[Any], str], Iterable["SweepTask"]]
@@ -55,7 +56,9 @@ class SweepTask(Protocol):
 
     @property
     def group(self) -> object:
-        """One worker runs the tasks of a group if possible, because it has already opened what they need."""
+        """One worker runs the tasks of a group if possible, because it has already opened what they
+        need.
+        """
         ...
 
     def run(self) -> Iterable["Row | SweepTask"]:
@@ -68,14 +71,18 @@ class SweepTask(Protocol):
 
 
 def dask_setup(worker: object) -> None:
-    """Hook that Dask calls in each process of a local cluster: only the command handles Ctrl-C, and ends the processes."""
+    """Hook that Dask calls in each process of a local cluster: only the command handles Ctrl-C, and
+    ends the processes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]], str, float]:
-    """Run a batch in a worker; return the results of each task, the worker's name, and the seconds it took.
+    """Run a batch in a worker; return the results of each task, the worker's name, and the seconds
+    it took.
 
-    A task that takes longer than ``seconds`` ends its process; a C thread does this, so no Python code can delay it.
+    A task that takes longer than ``seconds`` ends its process; a C thread does this, so no Python
+    code can delay it.
     """
     with suppress(ModuleNotFoundError):  # the task reports it
         import torch  # noqa: F401  slow, so outside a task's time limit
@@ -88,7 +95,9 @@ def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]]
             try:
                 results.append(list(task.run()))
             except Exception as error:  # fails only this task
-                results.append(task.failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]))
+                results.append(
+                    task.failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+                )
             finally:
                 faulthandler.cancel_dump_traceback_later()
     return results, f"{socket.gethostname()}:{os.getpid()}", time.monotonic() - start
@@ -96,7 +105,8 @@ def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]]
 
 @contextmanager
 def cluster(workers: int | None, scheduler: str | None, dashboard: bool) -> Iterator[Client]:
-    """A client of the scheduler at an address, or of a new local cluster on the loopback, by default one process per core.
+    """A client of the scheduler at an address, or of a new local cluster on the loopback, by
+    default one process per core.
 
     Raises:
         SchedulerLost: there is no scheduler at that address, or it has no worker.
@@ -108,10 +118,14 @@ def cluster(workers: int | None, scheduler: str | None, dashboard: bool) -> Iter
             try:
                 client = Client(scheduler, timeout=15)
             except (OSError, ValueError, TimeoutError) as error:
-                raise SchedulerLost(f"{scheduler}: no scheduler answers there ({type(error).__name__})") from error
+                raise SchedulerLost(
+                    f"{scheduler}: no scheduler answers there ({type(error).__name__})"
+                ) from error
             with client:
                 if not addresses_of(client):
-                    raise SchedulerLost(f"{scheduler}: the scheduler has no worker (start one with dask worker)")
+                    raise SchedulerLost(
+                        f"{scheduler}: the scheduler has no worker (start one with dask worker)"
+                    )
                 yield client
             return
         with (
@@ -151,8 +165,9 @@ def addresses_of(client: Any) -> set[str]:
 def run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Receive) -> None:
     """Run tasks, and those that follow from them, and pass on the results of each as they arrive.
 
-    A task is retried, in its own batch, if its worker dies or is killed for its memory, or if it takes longer than ``seconds``;
-    after three tries its rows say so.  ``receive`` gets a task, its results and the worker's name, and returns further tasks.
+    A task is retried, in its own batch, if its worker dies or is killed for its memory, or if it
+    takes longer than ``seconds``; after three tries its rows say so.  ``receive`` gets a task, its
+    results and the worker's name, and returns further tasks.
 
     Raises:
         SchedulerLost: the scheduler has gone.
@@ -166,18 +181,24 @@ def run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Rec
 def _next_batch(
     waiting: list[Try], size: int, workers: int, own: object, others: set[object]
 ) -> tuple[list[SweepTask], int]:
-    """Take tasks of the worker's ``own`` open group, else of none that a worker has open, else any; and the number of the try."""
+    """Take tasks of the worker's ``own`` open group, else of none that a worker has open, else any;
+    and the number of the try.
+    """
     if not waiting:
         return [], 0
     first, tries = min(waiting, key=lambda entry: (entry[0].group != own, entry[0].group in others))
-    alike = [n for n, (task, t) in enumerate(waiting) if task.group == first.group and t == tries == 1]
+    alike = [
+        n for n, (task, t) in enumerate(waiting) if task.group == first.group and t == tries == 1
+    ]
     places = alike[: min(size, ceil(len(alike) / workers))] or [waiting.index((first, tries))]
     batch = [waiting[n][0] for n in places]
     waiting[:] = [entry for n, entry in enumerate(waiting) if n not in places]
     return batch, tries
 
 
-def _again(batch: Sequence[SweepTask], tries: int, seconds: float, receive: Receive) -> Iterator[Try]:
+def _again(
+    batch: Sequence[SweepTask], tries: int, seconds: float, receive: Receive
+) -> Iterator[Try]:
     """The tasks of a batch that did not return, for another try; after the last, their rows say so."""
     for task in batch:
         if tries < TRIES:
@@ -198,11 +219,17 @@ def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Re
         for worker in workers - {busy for _, _, busy in running.values()}:
             if len(waiting) < size:
                 waiting.extend((task, 1) for task in islice(rest, size))
-            batch, tries = _next_batch(waiting, size, len(workers), opened.get(worker), set(opened.values()))
+            batch, tries = _next_batch(
+                waiting, size, len(workers), opened.get(worker), set(opened.values())
+            )
             if not batch:
                 break
             opened[worker] = batch[0].group
-            options: dict[str, Any] = {"workers": [worker], "allow_other_workers": True, "pure": False}
+            options: dict[str, Any] = {
+                "workers": [worker],
+                "allow_other_workers": True,
+                "pure": False,
+            }
             future = client.submit(execute, batch, seconds, key=f"batch-{next(numbers)}", **options)
             running[future] = batch, tries, worker
             done.add(future)
@@ -214,7 +241,9 @@ def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Re
                 results, name, spent = future.result()
                 for task, of_task in zip(batch, results, strict=True):
                     waiting.extend((follower, 1) for follower in receive(task, of_task, name))
-                size = max(1, min(2 * len(batch), int(len(batch) * BATCH_SECONDS / max(spent, 1e-3)), MOST))
+                size = max(
+                    1, min(2 * len(batch), int(len(batch) * BATCH_SECONDS / max(spent, 1e-3)), MOST)
+                )
             elif not died:
                 raise SchedulerLost("the scheduler has gone")
             else:

@@ -1,4 +1,6 @@
-"""``python -m verify sweep``: its arguments and its run, kept separate so that ``--help`` loads neither torch nor Dask."""
+"""``python -m verify sweep``: its arguments and its run, kept separate so that ``--help`` loads
+neither torch nor Dask.
+"""
 
 import argparse
 import glob
@@ -21,22 +23,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file, a glob, or a .txt file with a command line of construct.from_conv in each line: MODEL [options]",
     )
     what.add_argument(
-        "--arch", action="append", default=[], metavar="MODULE:NET", help="a network that this code makes; repeatable"
+        "--arch",
+        action="append",
+        default=[],
+        metavar="MODULE:NET",
+        help="a network that this code makes; repeatable",
     )
-    what.add_argument("--input-size", nargs="+", metavar="N", help="C S1 ... Sd, of every MODEL and factory")
     what.add_argument(
-        "--random", type=int, metavar="N", help="instead: N random layers, most of them also with a fault"
+        "--input-size", nargs="+", metavar="N", help="C S1 ... Sd, of every MODEL and factory"
     )
-    what.add_argument("--seed", type=int, default=0, metavar="S", help="of the first random layer (default: 0)")
+    what.add_argument(
+        "--random",
+        type=int,
+        metavar="N",
+        help="instead: N random layers, most of them also with a fault",
+    )
+    what.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of the first random layer (default: 0)"
+    )
     results = parser.add_argument_group("the results")
-    results.add_argument("--output", type=Path, metavar="DB", help="SQLite file; the same command goes on where it was")
-    results.add_argument("--report", type=Path, metavar="DB", help="print a summary of such a file, and draw it")
-    results.add_argument("--figure", type=Path, metavar="OUT", help="OUT.svg or OUT.png (default: DB.svg)")
+    results.add_argument(
+        "--output",
+        type=Path,
+        metavar="DB",
+        help="SQLite file; the same command goes on where it was",
+    )
+    results.add_argument(
+        "--report", type=Path, metavar="DB", help="print a summary of such a file, and draw it"
+    )
+    results.add_argument(
+        "--figure", type=Path, metavar="OUT", help="OUT.svg or OUT.png (default: DB.svg)"
+    )
     where = parser.add_argument_group("where it runs")
-    where.add_argument("--workers", type=int, metavar="N", help="processes of a local cluster (default: one a core)")
-    where.add_argument("--scheduler", metavar="ADDRESS", help="instead: of an existing cluster of Dask")
-    where.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for a task (default: 600)")
-    where.add_argument("--dashboard", action="store_true", help="serve Dask's dashboard, on the loopback")
+    where.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes of a local cluster (default: one a core)",
+    )
+    where.add_argument(
+        "--scheduler", metavar="ADDRESS", help="instead: of an existing cluster of Dask"
+    )
+    where.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="for a task (default: 600)"
+    )
+    where.add_argument(
+        "--dashboard", action="store_true", help="serve Dask's dashboard, on the loopback"
+    )
 
 
 def run(options: argparse.Namespace) -> tuple[str, int]:
@@ -56,7 +89,9 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
     try:
         from verify.experiment.sweep.sweeping import Sweep
     except ModuleNotFoundError as error:
-        raise ValueError('a sweep runs on Dask (pip install ".[cluster]" in the project\'s folder)') from error
+        raise ValueError(
+            'a sweep runs on Dask (pip install ".[cluster]" in the project\'s folder)'
+        ) from error
 
     seeds = range(options.seed, options.seed + (options.random or 0))
     networks = list(_networks(options))
@@ -71,7 +106,9 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse arguments that have no effect or contradict each other."""
-    sweeps = options.output is not None or options.random is not None or options.models or options.arch
+    sweeps = (
+        options.output is not None or options.random is not None or options.models or options.arch
+    )
     if options.report is not None:
         if sweeps:
             raise ValueError("--report runs no sweep (give it alone, after the sweep)")
@@ -80,18 +117,27 @@ def _check(options: argparse.Namespace) -> None:
     networks = bool(options.models or options.arch)
     refusals = (
         (options.figure is not None, "--figure goes with --report"),
-        (options.output is None, "a sweep writes its results to a file (give --output results.sqlite)"),
+        (
+            options.output is None,
+            "a sweep writes its results to a file (give --output results.sqlite)",
+        ),
         ((random is None) != networks, "give networks, or --random N"),
         (
             random is not None and (random < 1 or options.seed < 0),
             "--random takes a number from 1, and --seed one from 0",
         ),
-        (random is not None and options.input_size, "--input-size goes with networks, not with --random"),
+        (
+            random is not None and options.input_size,
+            "--input-size goes with networks, not with --random",
+        ),
         (
             options.workers is not None and options.workers < 1,
             f"--workers takes a number from 1, not {options.workers}",
         ),
-        (options.workers and options.scheduler, "--workers is of a local cluster (leave it out with --scheduler)"),
+        (
+            options.workers and options.scheduler,
+            "--workers is of a local cluster (leave it out with --scheduler)",
+        ),
         (not options.timeout > 0, f"--timeout takes a positive number, not {options.timeout:g}"),
     )
     for holds, what in refusals:

@@ -1,7 +1,8 @@
 """Literal exact evaluation of both layers: the ground truth for certificates.
 
-The attention is Eq. 3 with α → ∞: each head takes the key with the highest score, found by comparing all keys; scores are exact
-integers.  Tokens and queries are the certifier's (:mod:`verify.layers.reading`), which tests derive anew.
+The attention is Eq. 3 with α → ∞: each head takes the key with the highest score, found by
+comparing all keys; scores are exact integers.  Tokens and queries are the certifier's
+(:mod:`verify.layers.reading`), which tests derive anew.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,14 @@ import numpy as np
 from numpy import ndarray
 
 from verify.layers.fields import Geometry
-from verify.layers.reading import ZERO, GridRefused, output_size, query_places, token_length, tokens_along
+from verify.layers.reading import (
+    ZERO,
+    GridRefused,
+    output_size,
+    query_places,
+    token_length,
+    tokens_along,
+)
 from verify.oracle import Convolution, Vector, by_channel
 
 _fractions: Any = np.frompyfunc(Fraction, 1, 1)
@@ -26,7 +34,9 @@ class NoValue(Exception):
 
 
 def as_integers(array: Any) -> tuple[ndarray, int]:
-    """Floats, integers or dyadic fractions as integers over a common denominator: (object array, denominator)."""
+    """Floats, integers or dyadic fractions as integers over a common denominator:
+    (object array, denominator).
+    """
     array = np.asarray(array)
     ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
     denominator = max((d for _, d in ratios), default=1)
@@ -51,7 +61,9 @@ def attention(layer: Any, x: ndarray) -> ndarray:
     size = x.shape[1:]
     output, sources = attended_positions(layer, size)
     tokens, q = as_integers(x)
-    tokens = np.concatenate([np.zeros((len(x), 1), dtype=object), tokens.reshape(len(x), -1)], axis=1)  # 0 is a zero
+    tokens = np.concatenate(
+        [np.zeros((len(x), 1), dtype=object), tokens.reshape(len(x), -1)], axis=1
+    )  # 0 is a zero
     (w_val, r), (w_out, s) = as_integers(_numbers(layer.w_val)), as_integers(_numbers(layer.w_out))
     d_in, d_out = w_val.shape[2], w_out.shape[3]
     total = np.zeros((layer.groups, d_out, sources.shape[1]), dtype=object)
@@ -64,7 +76,8 @@ def attention(layer: Any, x: ndarray) -> ndarray:
 
 
 def exactly_differ(conv: Any, layer: Any, grid: Vector) -> bool:
-    """Whether the layers' exact outputs at α → ∞ differ on large random integers, or one layer has no output.
+    """Whether the layers' exact outputs at α → ∞ differ on large random integers, or one layer has
+    no output.
 
     Both functions are affine, so one such input distinguishes them.
     """
@@ -78,7 +91,8 @@ def exactly_differ(conv: Any, layer: Any, grid: Vector) -> bool:
 
 
 def attended_positions(layer: Any, size: Vector) -> tuple[Vector, ndarray]:
-    """The output's size, and where each head looks for each output: int (heads, outputs), 0 a zero, i + 1 input position i.
+    """The output's size, and where each head looks for each output: int (heads, outputs), 0 a zero,
+    i + 1 input position i.
 
     A head that carries nothing looks at a zero.
 
@@ -99,9 +113,12 @@ def attended_positions(layer: Any, size: Vector) -> tuple[Vector, ndarray]:
     r = np.concatenate([(delta**2).sum(axis=2, keepdims=True), delta], axis=2)
     sources = []
     idle = [
-        not (w_val @ w_out).any() for w_val, w_out in zip(_numbers(layer.w_val), _numbers(layer.w_out), strict=True)
+        not (w_val @ w_out).any()
+        for w_val, w_out in zip(_numbers(layer.w_val), _numbers(layer.w_out), strict=True)
     ]
-    for nothing, v, w_key_pos in zip(idle, _numbers(layer.v), _numbers(layer.w_key_pos), strict=True):
+    for nothing, v, w_key_pos in zip(
+        idle, _numbers(layer.v), _numbers(layer.w_key_pos), strict=True
+    ):
         if nothing:  # it adds 0, whatever it attends to
             sources.append(np.zeros(len(queries), dtype=int))
             continue
@@ -117,7 +134,9 @@ def attended_positions(layer: Any, size: Vector) -> tuple[Vector, ndarray]:
 
 
 def token_sources(layer: Any, size: Vector) -> ndarray:
-    """The content of each token of the padded grid: 0 a zero, i + 1 a copy of input position i; int (tokens,), row-major."""
+    """The content of each token of the padded grid: 0 a zero, i + 1 a copy of input position i; int
+    (tokens,), row-major.
+    """
     g = Geometry.read(layer)
     copies = _places(tokens_along(g, axis, n).tolist() for axis, n in enumerate(size))
     strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]

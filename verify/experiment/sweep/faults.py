@@ -1,6 +1,8 @@
-"""Planted faults in an attention layer: its values, its heads, where they look, and its stated geometry.
+"""Planted faults in an attention layer: its values, its heads, where they look, and its stated
+geometry.
 
-Each is a function of the convolution, its layer and a random generator; one that returns nothing changed the layer in place.
+Each is a function of the convolution, its layer and a random generator; one that returns nothing
+changed the layer in place.
 """
 
 import copy
@@ -26,7 +28,9 @@ class Inapplicable(Exception):
 def with_heads(layer: MHSA, order: list[int], **changes: Tensor) -> MHSA:
     """The layer with only these heads, in this order."""
     tensors = {name: getattr(layer, name).detach()[order].clone() for name in HEADED} | changes
-    return MHSA(layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), radix=layer.radix)
+    return MHSA(
+        layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), radix=layer.radix
+    )
 
 
 def two_heads(layer: MHSA, rng: np.random.Generator) -> tuple[int, int]:
@@ -86,7 +90,7 @@ def planted(change: Change, conv: Any, layer: MHSA, rng: np.random.Generator) ->
     return layer if other is None else other
 
 
-# ---- the kernel ------------------------------------------------------------------------------------------------------
+# ---- the kernel ----------------------------------------------------------------------------------
 
 
 def _kernel_flipped_on_every_axis(conv, layer, rng):
@@ -119,7 +123,9 @@ def _values_of_two_heads_swapped(conv, layer, rng):
 
 
 def _values_moved_on_by_one_head(conv, layer, rng):
-    return with_heads(layer, list(range(layer.heads)), w_val=layer.w_val.roll(1, 0), w_out=layer.w_out.roll(1, 0))
+    return with_heads(
+        layer, list(range(layer.heads)), w_val=layer.w_val.roll(1, 0), w_out=layer.w_out.roll(1, 0)
+    )
 
 
 def _a_tap_one_ulp_off(conv, layer, rng):
@@ -186,14 +192,16 @@ def _a_bias_one_ulp_off(conv, layer, rng):
 
 
 def _a_bias_twice_as_large(conv, layer, rng):
-    layer.b_out.data[0] += max(float(layer.b_out.data[0].abs()), torch.finfo(layer.b_out.dtype).tiny)
+    layer.b_out.data[0] += max(
+        float(layer.b_out.data[0].abs()), torch.finfo(layer.b_out.dtype).tiny
+    )
 
 
 def _a_bias_where_there_is_none(conv, layer, rng):
     layer.b_out.data[int(rng.integers(len(layer.b_out)))] = 2.0**-20
 
 
-# ---- heads -----------------------------------------------------------------------------------------------------------
+# ---- heads ---------------------------------------------------------------------------------------
 
 
 def _a_head_dropped(conv, layer, rng):
@@ -226,7 +234,7 @@ def _two_heads_that_cancel_at_two_shifts(conv, layer, rng):
     return other
 
 
-# ---- where heads look ------------------------------------------------------------------------------------------------
+# ---- where heads look ----------------------------------------------------------------------------
 
 
 def _one_head_looks_one_further(conv, layer, rng):
@@ -245,7 +253,9 @@ def _all_heads_look_one_further(conv, layer, rng):
 
 
 def _heads_one_anchor_off(conv, layer, rng):
-    """Every head looks one position further, as if from another query; heads of the last tap look off the kernel."""
+    """Every head looks one position further, as if from another query; heads of the last tap look
+    off the kernel.
+    """
     steps = 1.0 if layer.radix is None else float(layer.radix[-1])
     layer.v.data[:, -1] -= 2 * steps * layer.v.data[:, 0]
 
@@ -279,7 +289,7 @@ def _numbers_of_the_parabola_one_off(conv, layer, rng):
     return layer
 
 
-# ---- the stated geometry ---------------------------------------------------------------------------------------------
+# ---- the stated geometry -------------------------------------------------------------------------
 
 
 def _another(field: str, least: int) -> Change:
@@ -309,7 +319,9 @@ def _stride_and_padding_of_two_axes_swapped(conv, layer, rng):
 
 
 def _transposed_for_plain(conv, layer, rng):
-    return geometry(layer, transposed=not layer.transposed, output_padding=(0,) * len(layer.kernel_size))
+    return geometry(
+        layer, transposed=not layer.transposed, output_padding=(0,) * len(layer.kernel_size)
+    )
 
 
 FAULTS: dict[str, Change] = {

@@ -1,4 +1,5 @@
-"""Certifies the layers of networks: one task opens a network and lists its layers, and one task certifies each.
+"""Certifies the layers of networks: one task opens a network and lists its layers, and one task
+certifies each.
 
 Networks are passed by name: every worker reads the file itself.
 """
@@ -30,7 +31,14 @@ from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
 from verify.oracle import Vector, largest
 from verify.recheck.strict_input import Record, Rejected, opened
-from verify.samples.sampling import called, check_call, evaluating, generated_inputs, generated_shape, watching
+from verify.samples.sampling import (
+    called,
+    check_call,
+    evaluating,
+    generated_inputs,
+    generated_shape,
+    watching,
+)
 
 Given = tuple[Vector, float]
 """The largest grid that a layer received, and the power of two above its inputs."""
@@ -41,8 +49,10 @@ class Network:
     """A network to certify: a task that lists its layers.
 
     Attributes:
-        words: a command line of ``construct.from_conv``; for a factory, the first word names it as ``--arch`` does.
-        factory: whether the network comes from a factory alone, with the weights it creates after ``torch.manual_seed``.
+        words: a command line of ``construct.from_conv``; for a factory, the first word names it as
+            ``--arch`` does.
+        factory: whether the network comes from a factory alone, with the weights it creates after
+            ``torch.manual_seed``.
     """
 
     words: tuple[str, ...]
@@ -68,10 +78,14 @@ class Network:
             with isolated():
                 survey, given = _opened(self, self.state())
         except BadModelFile as error:
-            yield from self.failed(one_line(error.on_command_line.removeprefix(f"{printable(self.name)}: ")))
+            yield from self.failed(
+                one_line(error.on_command_line.removeprefix(f"{printable(self.name)}: "))
+            )
             return
         for refusal in survey.refused:
-            yield self._row(refusal.path, verdict="refused", error=one_line(f"{refusal.kind}: {refusal.reason}"))
+            yield self._row(
+                refusal.path, verdict="refused", error=one_line(f"{refusal.kind}: {refusal.reason}")
+            )
         for path, (grid, bound) in given.items():
             content = digest(survey.convertible[path], ("weight", "bias"))
             yield NetworkLayer(self, path, grid, bound, content)
@@ -97,7 +111,8 @@ class Network:
 
 @dataclass(frozen=True)
 class NetworkLayer:
-    """A task that certifies a layer of a network, on the largest grid that it receives there, for inputs up to a bound.
+    """A task that certifies a layer of a network, on the largest grid that it receives there, for
+    inputs up to a bound.
 
     ``bound`` is the power of two above its inputs, ``digest`` the convolution's.
     """
@@ -124,7 +139,9 @@ class NetworkLayer:
             survey, _ = _opened(self.network, self.network.state())
             conv = survey.convertible[self.path]
             if digest(conv, ("weight", "bias")) != self.digest:
-                raise ValueError("the network has changed since its layers were listed (run the sweep again)")
+                raise ValueError(
+                    "the network has changed since its layers were listed (run the sweep again)"
+                )
             yield self._judged(conv, self.network.options())
 
     def _judged(self, conv: Any, options: Namespace) -> Row:
@@ -134,7 +151,9 @@ class NetworkLayer:
             check = check_call(conv, layer, x, "generated inputs")
             chosen = options.alpha is not None or options.tolerance is not None
             bound = options.input_bound or max(self.bound, power_of_two_above(check.largest_input))
-            certificate, verdict = certify_layer(conv, layer, check, bound, within=options.within, leaking=chosen)
+            certificate, verdict = certify_layer(
+                conv, layer, check, bound, within=options.within, leaking=chosen
+            )
         facts: Record = {"verdict": verdict.name}
         if certificate is not None:
             facts = facts_of(certificate) | facts
@@ -156,7 +175,8 @@ class NetworkLayer:
 
 @lru_cache(maxsize=1)
 def _opened(network: Network, state: Vector) -> tuple[Survey, dict[str, Given]]:
-    """The convolutions of a network in this state, and the inputs (``Given``) of those that can be converted.
+    """The convolutions of a network in this state, and the inputs (``Given``) of those that can be
+    converted.
 
     Raises:
         BadModelFile: it cannot be read, has no convolution, or does not run on the named inputs.
@@ -174,7 +194,9 @@ def _opened(network: Network, state: Vector) -> tuple[Survey, dict[str, Given]]:
 
 
 def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Given]:
-    """The inputs of the layers in a run of the network; generated ones for layers not called, or for all without inputs."""
+    """The inputs of the layers in a run of the network; generated ones for layers not called, or
+    for all without inputs.
+    """
     given: dict[str, Given] = {}
     inputs = inputs_for(model, options)
     if inputs is not None:
@@ -182,14 +204,19 @@ def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Gi
         def note(path: str, x: torch.Tensor) -> None:
             dims = survey.convertible[path].weight.dim() - 2  # type: ignore[operator]
             grid, bound = given.get(path, ((0,) * dims, 0.0))
-            given[path] = tuple(map(max, grid, x.shape[-dims:])), max(bound, power_of_two_above(largest(x)))
+            given[path] = (
+                tuple(map(max, grid, x.shape[-dims:])),
+                max(bound, power_of_two_above(largest(x))),
+            )
 
         try:
             with evaluating(model), torch.no_grad(), watching(survey.convertible, note):
                 for x in inputs[0]:
                     called(model, x)
         except Exception as error:  # a network may raise anything on an unsuitable input
-            raise BadModelFile(f"the network does not run on {inputs[1]}: {type(error).__name__}: {error}") from error
+            raise BadModelFile(
+                f"the network does not run on {inputs[1]}: {type(error).__name__}: {error}"
+            ) from error
     for path, conv in survey.convertible.items():
         if path not in given:
             given[path] = generated_shape(conv, 1)[2:], 0.0

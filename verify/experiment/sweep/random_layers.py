@@ -1,8 +1,10 @@
-"""A search for false verdicts: random layers of every kind, certified as built and with a planted fault.
+"""A search for false verdicts: random layers of every kind, certified as built and with a planted
+fault.
 
-Geometries, channels, number formats, encodings and grids are random; sharpness ranges from the softest to the sharpest, weights
-and inputs from 1e−40 to 1e30.  A layer is determined by its seed.  Verdicts are compared with exact arithmetic on the layers'
-raw numbers (:mod:`verify.experiment.sweep.exact_layers`).
+Geometries, channels, number formats, encodings and grids are random; sharpness ranges from the
+softest to the sharpest, weights and inputs from 1e−40 to 1e30.  A layer is determined by its seed.
+Verdicts are compared with exact arithmetic on the layers' raw numbers
+(:mod:`verify.experiment.sweep.exact_layers`).
 """
 
 import math
@@ -120,7 +122,12 @@ def _convolution_and_grid(rng: random.Random) -> tuple[Any, Vector]:
             options["padding"] = rng.choice(["same", "valid", *[options["padding"]] * 3])
             options["padding_mode"] = rng.choice(["zeros", *PADDING_MODES])
             stride = (1,) * d if options["padding"] == "same" else stride
-        options |= {"stride": stride, "dilation": dilation, "groups": groups, "bias": rng.random() < 0.5}
+        options |= {
+            "stride": stride,
+            "dilation": dilation,
+            "groups": groups,
+            "bias": rng.random() < 0.5,
+        }
         kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{d}d")
         channels = groups * rng.randint(1, 3), groups * rng.randint(1, 3)
         conv = nn.utils.skip_init(kind, *channels, kernel, dtype=rng.choice(DTYPES), **options)
@@ -134,7 +141,8 @@ def _convolution_and_grid(rng: random.Random) -> tuple[Any, Vector]:
 
 
 def certify_seed(seed: int) -> list[Row]:
-    """Certify the layer of a seed as built, then with a fault; rows with an error report false verdicts.
+    """Certify the layer of a seed as built, then with a fault; rows with an error report false
+    verdicts.
 
     There is no second row if no drawn fault changes the function, or if its bound overflows.
     """
@@ -160,7 +168,9 @@ def certify_seed(seed: int) -> list[Row]:
 
 
 def _certified(case: RandomLayer, leaking: bool, fault: str = "") -> tuple[Row, Certificate | None]:
-    """The row of a layer, with the error not yet set, and its certificate; None if refused because numbers may overflow."""
+    """The row of a layer, with the error not yet set, and its certificate; None if refused because
+    numbers may overflow.
+    """
     row = Row(
         key=key_of("random", case.seed, fault),
         model="random",
@@ -199,7 +209,7 @@ def facts_of(certificate: Certificate) -> Record:
     }
 
 
-# ---- whether a verdict is true ---------------------------------------------------------------------------------------------
+# ---- whether a verdict is true -------------------------------------------------------------------
 
 
 def _error_of(case: RandomLayer, certificate: Certificate) -> str:
@@ -254,28 +264,43 @@ def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
         if counter.shapes is not None:
             return counter.shapes[0] != counter.shapes[1]
         x, place = counter.input(case.conv.in_channels, case.grid), counter.output
-        theirs, ours = exact_layers.convolution(case.conv, x)[place], exact_layers.attention(case.layer, x)[place]
+        theirs, ours = (
+            exact_layers.convolution(case.conv, x)[place],
+            exact_layers.attention(case.layer, x)[place],
+        )
         return (theirs, ours) == (counter.convolution, counter.attention) and theirs != ours
     if over is None:  # then a run on a smaller grid gave outputs of another size
-        grids = [tuple(probe["grid"]) for probe in certificate.probes if probe["note"] == "outputs differ in shape"]
+        grids = [
+            tuple(probe["grid"])
+            for probe in certificate.probes
+            if probe["note"] == "outputs differ in shape"
+        ]
         return any(_sizes_differ(case, grid) for grid in grids)
     truth = exact_layers.convolution(case.conv, over.input)[over.output]
-    return truth == over.convolution and (not math.isfinite(over.attention) or Fraction(over.attention) != truth)
+    return truth == over.convolution and (
+        not math.isfinite(over.attention) or Fraction(over.attention) != truth
+    )
 
 
 def _sizes_differ(case: RandomLayer, grid: Vector) -> bool:
-    expected = exact_layers.convolution(case.conv, np.zeros((case.conv.in_channels, *grid))).shape[1:]
+    expected = exact_layers.convolution(case.conv, np.zeros((case.conv.in_channels, *grid))).shape[
+        1:
+    ]
     return exact_layers.attended_positions(case.layer, grid)[0] != expected
 
 
-# ---- faults ------------------------------------------------------------------------------------------------------------------
+# ---- faults --------------------------------------------------------------------------------------
 
 
 def _plant(case: RandomLayer, names: tuple[str, ...]) -> str | None:
-    """Plant one of these faults in the layer and return its name; None if none of a few changes the function of sharp heads."""
+    """Plant one of these faults in the layer and return its name; None if none of a few changes the
+    function of sharp heads.
+    """
     for name in case.rng.sample(names, min(5, len(names))):
         try:
-            case.layer = planted(FAULTS[name], case.conv, case.built(), np.random.default_rng(case.seed))
+            case.layer = planted(
+                FAULTS[name], case.conv, case.built(), np.random.default_rng(case.seed)
+            )
         except (Inapplicable, ValueError):
             continue
         finite = all(tensor.isfinite().all() for tensor in case.layer.state_dict().values())
@@ -285,7 +310,9 @@ def _plant(case: RandomLayer, names: tuple[str, ...]) -> str | None:
 
 
 def _off_in_one_output(case: RandomLayer, row: Row, certificate: Certificate) -> Row:
-    """The row of an execution with an error slightly above the allowed one, in the last output of the last input."""
+    """The row of an execution with an error slightly above the allowed one, in the last output of
+    the last input.
+    """
     name = case.rng.choice(["dense", "axial", "auto"])
     right, off, start = EXECUTIONS[name], 2.5 * float(certificate.bound[-1]), time.perf_counter()
 
@@ -295,9 +322,16 @@ def _off_in_one_output(case: RandomLayer, row: Row, certificate: Certificate) ->
         return y.to(x.dtype)
 
     with patch.dict(EXECUTIONS, {name: replace(right, run=wrong)}):
-        faulty = certify(case.conv, case.layer, grid=case.grid, input_bound=case.bound, within=1e300)
+        faulty = certify(
+            case.conv, case.layer, grid=case.grid, input_bound=case.bound, within=1e300
+        )
     error = "" if faulty.verdict.name == "REFUTED" else f"not REFUTED: {faulty.verdict}"
     seconds = time.perf_counter() - start
     return replace(
-        row, key=key_of("random", case.seed, OFF), fault=OFF, **facts_of(faulty), seconds=seconds, error=error
+        row,
+        key=key_of("random", case.seed, OFF),
+        fault=OFF,
+        **facts_of(faulty),
+        seconds=seconds,
+        error=error,
     )

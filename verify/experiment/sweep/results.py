@@ -18,7 +18,8 @@ class Row:
     """One certificate, or the reason for its absence.
 
     Attributes:
-        key: primary key, a digest of all that the certificate depends on; equal for the same layer under the same options.
+        key: primary key, a digest of all that the certificate depends on; equal for the same layer
+            under the same options.
         model: the file or factory; "random" for random layers.
         layer: its path in the network; "seed N" for random layers.
         fault: the fault planted in it; "" for none.
@@ -27,7 +28,8 @@ class Row:
         dtype: the weights' dtype.
         alpha: the least sharpness of the heads.
         digest: the digest of the convolution's weights.
-        verdict: PROVED, UNDECIDED or REFUTED; "refused" if no certificate is possible; "" if ``error`` says why.
+        verdict: PROVED, UNDECIDED or REFUTED; "refused" if no certificate is possible; "" if
+            ``error`` says why.
         claim: the certificate's claim.
         bound: the bound on the difference.
         observed: the largest difference in the certificate's runs.
@@ -72,7 +74,8 @@ class Results:
     """The SQLite file of a sweep; created if missing and ``new`` allows it.
 
     Raises:
-        ValueError: the file is something else, or there is none; from its methods too: it cannot be read or written.
+        ValueError: the file is something else, or there is none; from its methods too: it cannot be
+            read or written.
     """
 
     def __init__(self, path: Path, new: bool = True):
@@ -118,21 +121,29 @@ class Results:
             ("run", "runs WHERE typeof(seconds) NOT IN ('real', 'integer')"),
         ):
             if self.select(f"SELECT 1 FROM {condition} LIMIT 1"):
-                raise ValueError(f"{self._path}: a {what} in it is none that a sweep writes (give another name)")
+                raise ValueError(
+                    f"{self._path}: a {what} in it is none that a sweep writes (give another name)"
+                )
 
     @contextmanager
     def _used(self) -> Iterator[None]:
-        """One line for a file that is damaged, locked, or on a full disk; damage may show only in a later query."""
+        """One line for a file that is damaged, locked, or on a full disk; damage may show only in a
+        later query.
+        """
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{self._path}: cannot be used ({error}; give another name)") from error
+            raise ValueError(
+                f"{self._path}: cannot be used ({error}; give another name)"
+            ) from error
 
     def add(self, rows: Iterable[Row]) -> None:
         """Write rows; they are on disk when this returns."""
         marks = ", ".join("?" * len(COLUMNS))
         with self._used(), self._file:
-            self._file.executemany(f"INSERT OR IGNORE INTO certificates VALUES ({marks})", map(astuple, rows))
+            self._file.executemany(
+                f"INSERT OR IGNORE INTO certificates VALUES ({marks})", map(astuple, rows)
+            )
 
     def add_run(self, *record: Any) -> None:
         """Record a run: its start, command, versions, number of workers, seconds and certificates."""

@@ -1,4 +1,6 @@
-"""Summarises a sweep's results: verdicts by geometry, tightness and time, as Markdown tables and as a figure."""
+"""Summarises a sweep's results: verdicts by geometry, tightness and time, as Markdown tables and as
+a figure.
+"""
 
 import math
 from collections import Counter
@@ -40,7 +42,9 @@ def report(path: Path, figure: Path) -> str:
         text = summary(results)
         target = require_writable(figure)
         if target.exists() and not is_figure(target):
-            raise ValueError(f"{target}: exists and is not a figure of ours (give another name with --figure)")
+            raise ValueError(
+                f"{target}: exists and is not a figure of ours (give another name with --figure)"
+            )
         try:
             require_matplotlib()
         except ImportError as error:
@@ -54,7 +58,10 @@ def report(path: Path, figure: Path) -> str:
 def summary(results: Results) -> str:
     """The summary as Markdown tables."""
     parts = [_runs(results)]
-    for column, name in (("kind", "layers as built"), ("dtype", "layers as built, by number format")):
+    for column, name in (
+        ("kind", "layers as built"),
+        ("dtype", "layers as built, by number format"),
+    ):
         parts.append(_verdicts(results, column, name, "fault = ''"))
     if results.select("SELECT 1 FROM certificates WHERE fault != '' LIMIT 1"):
         parts.append(_verdicts(results, "kind", "layers with a fault", "fault != ''"))
@@ -88,8 +95,13 @@ def _quantiles(results: Results) -> str:
     rows = []
     for claim in ("same sums", "within"):
         ratios = _tightness(results, claim)
-        rows.append((f"bound / observed, {claim}", len(ratios), *(f"{q:.3g}" for q in _deciles(ratios))))
-    times = [1000 * s for (s,) in results.select("SELECT seconds FROM certificates WHERE seconds IS NOT NULL")]
+        rows.append(
+            (f"bound / observed, {claim}", len(ratios), *(f"{q:.3g}" for q in _deciles(ratios)))
+        )
+    times = [
+        1000 * s
+        for (s,) in results.select("SELECT seconds FROM certificates WHERE seconds IS NOT NULL")
+    ]
     rows.append(("milliseconds a certificate", len(times), *(f"{q:.3g}" for q in _deciles(times))))
     return _table(("of PROVED layers, and of all", "number", "10 %", "median", "90 %"), rows)
 
@@ -100,7 +112,11 @@ def _tightness(results: Results, claim: str) -> list[float]:
         "SELECT bound / observed FROM certificates "
         "WHERE fault = '' AND verdict = 'PROVED' AND claim = ? AND observed > 0"
     )
-    return [ratio for (ratio,) in results.select(query, claim) if ratio is not None and math.isfinite(ratio)]
+    return [
+        ratio
+        for (ratio,) in results.select(query, claim)
+        if ratio is not None and math.isfinite(ratio)
+    ]
 
 
 def _deciles(values: Sequence[float]) -> list[float]:
@@ -112,13 +128,21 @@ def _deciles(values: Sequence[float]) -> list[float]:
 
 
 def _errors(results: Results) -> str:
-    wrong = results.select("SELECT model, layer, fault, error FROM certificates WHERE error != '' LIMIT 20")
-    return _table(("model", "layer", "fault", "what is wrong"), wrong) if wrong else "0 rows with an error"
+    wrong = results.select(
+        "SELECT model, layer, fault, error FROM certificates WHERE error != '' LIMIT 20"
+    )
+    return (
+        _table(("model", "layer", "fault", "what is wrong"), wrong)
+        if wrong
+        else "0 rows with an error"
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines
+    )
 
 
 def drawn(results: Results) -> Figure:
@@ -141,10 +165,21 @@ def drawn(results: Results) -> Figure:
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
         left.set_xlabel("certificates")
         left.tick_params(axis="y", length=0)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=len(COLOURS))
+        figure.legend(
+            *left.get_legend_handles_labels(), loc="outside upper left", ncols=len(COLOURS)
+        )
         for claim, colour in (("same sums", BLUE), ("within", ORANGE)):
-            ratios = [min(math.log10(ratio), WIDEST) for ratio in _tightness(results, claim) if ratio > 0]
-            right.hist(ratios, bins=4 * WIDEST, range=(0, WIDEST), histtype="step", color=colour, label=claim)
+            ratios = [
+                min(math.log10(ratio), WIDEST) for ratio in _tightness(results, claim) if ratio > 0
+            ]
+            right.hist(
+                ratios,
+                bins=4 * WIDEST,
+                range=(0, WIDEST),
+                histtype="step",
+                color=colour,
+                label=claim,
+            )
         right.legend()
         right.set_xlabel(f"log₁₀ of bound / observed ({WIDEST}: or more)")
         right.set_ylabel("layers PROVED")

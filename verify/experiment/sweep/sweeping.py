@@ -14,7 +14,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from verify.experiment.sweep.cluster import SchedulerLost, SweepTask, addresses_of, cluster
 from verify.experiment.sweep.cluster import run as run_tasks
@@ -51,19 +58,29 @@ class SeededLayer:
 
 
 class Sweep:
-    """A sweep over the random layers of these seeds and over networks; it adds its rows to those of an earlier run."""
+    """A sweep over the random layers of these seeds and over networks; it adds its rows to those of
+    an earlier run.
+    """
 
     def __init__(self, seeds: range, networks: "list[Network]", results: Results):
-        self._seeds, self._networks, self._results, self._done = seeds, networks, results, results.keys()
+        self._seeds, self._networks, self._results, self._done = (
+            seeds,
+            networks,
+            results,
+            results.keys(),
+        )
         self._keys = set[str]()  # of layers of networks
         self._new = 0
 
-    def run(self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool) -> tuple[str, int]:
-        """Run what is left, on a local cluster of ``workers`` (by default one per core) or on the scheduler at an address.
+    def run(
+        self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool
+    ) -> tuple[str, int]:
+        """Run what is left, on a local cluster of ``workers`` (by default one per core) or on the
+        scheduler at an address.
 
         Returns:
-            The conclusion, and the exit code: 0 if every layer of the networks is PROVED, or no verdict on random layers is
-            false; else 1.
+            The conclusion, and the exit code: 0 if every layer of the networks is PROVED, or no
+            verdict on random layers is false; else 1.
 
         Raises:
             SchedulerLost: there is no scheduler, or it has gone.
@@ -80,18 +97,28 @@ class Sweep:
                     self._new += len(rows)
                     self._keys.update(one.key for one in (*rows, *layers))
                     left = [layer for layer in layers if layer.key not in self._done]
-                    show(rows, len({row.layer for row in rows}) if self._seeds else len(rows), len(left))
+                    show(
+                        rows,
+                        len({row.layer for row in rows}) if self._seeds else len(rows),
+                        len(left),
+                    )
                     return left
 
                 places = len(addresses_of(client))
                 run_tasks(client, tasks, seconds, receive)
         except (KeyboardInterrupt, SchedulerLost) as error:
-            kept = f" ({self._new} new rows are kept, and the same command goes on)" if self._new else ""
+            kept = (
+                f" ({self._new} new rows are kept, and the same command goes on)"
+                if self._new
+                else ""
+            )
             raise type(error)(f"{error}{kept}".strip()) from error
         finally:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             command = shlex.join(["python", "-m", "verify", *sys.argv[1:]])
-            self._results.add_run(now, command, _versions(), places, time.monotonic() - start, self._new)
+            self._results.add_run(
+                now, command, _versions(), places, time.monotonic() - start, self._new
+            )
         return self._conclusion()
 
     def _conclusion(self) -> tuple[str, int]:
@@ -123,7 +150,9 @@ class Sweep:
 
 def _listed(counts: Counter[str]) -> str:
     """``2 PROVED, 1 refused``: verdicts in their order, those of faulty layers last."""
-    names = sorted(counts, key=lambda name: (" " in name, [*VERDICTS, "failed"].index(name.rpartition(" ")[2])))
+    names = sorted(
+        counts, key=lambda name: (" " in name, [*VERDICTS, "failed"].index(name.rpartition(" ")[2]))
+    )
     return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
@@ -134,20 +163,41 @@ def _versions() -> str:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
-    """Yield a function (new rows, steps done, further steps) that shows progress: a bar, or occasional lines."""
+    """Yield a function (new rows, steps done, further steps) that shows progress: a bar, or
+    occasional lines.
+    """
     console, verdicts, start = Console(stderr=True), Counter[str](), time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    times = (
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
     shown, steps = start, 0
-    with Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, *times, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("sweep", total=total, rate="")
 
         def show(rows: list[Row], done: int, more: int) -> None:
             nonlocal total, shown, steps
-            verdicts.update(("faulty " if row.fault else "") + (row.verdict or "failed") for row in rows)
+            verdicts.update(
+                ("faulty " if row.fault else "") + (row.verdict or "failed") for row in rows
+            )
             total, steps, now = total + more, steps + done, time.monotonic()
             rate = f"{steps / max(now - start, 1e-9):.1f}/s"
-            bar.update(task, completed=steps, total=max(total, steps), description=_listed(verdicts), rate=rate)
+            bar.update(
+                task,
+                completed=steps,
+                total=max(total, steps),
+                description=_listed(verdicts),
+                rate=rate,
+            )
             if not console.is_terminal and now > shown + EVERY:
                 left = (total - steps) * (now - start) / max(steps, 1)
                 line = f"{steps} of {total}, {rate}, {left:.0f} s left: {_listed(verdicts)}"

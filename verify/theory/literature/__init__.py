@@ -1,1 +1,3 @@
-"""The claims of the talk, the abstract, the slides, the blog and a review, each with checks that decide it."""
+"""The claims of the talk, the abstract, the slides, the blog and a review, each with checks that
+decide it.
+"""

@@ -1,6 +1,8 @@
-"""``verify.claims``: the claims of the talk, abstract, slides, blog and a review, and what we add, each with its verdict.
+"""``verify.claims``: the claims of the talk, abstract, slides, blog and a review, and what we add,
+each with its verdict.
 
-The evidence is in ``claims_*.py``, the rules for verdicts in :mod:`verify.theory.literature.judgement`.
+The evidence is in ``claims_*.py``, the rules for verdicts in
+:mod:`verify.theory.literature.judgement`.
 """
 
 import textwrap
@@ -61,7 +63,9 @@ class JudgedClaim(Statement, Judgement):
 
     @property
     def quotation(self) -> str:
-        """The source's sentence and where it stands; empty for a statement of ours that stands beside none."""
+        """The source's sentence and where it stands; empty for a statement of ours that stands
+        beside none.
+        """
         return f"“{self.quote}” ({self.source})" if self.quote else ""
 
     @property
@@ -86,7 +90,9 @@ class JudgedClaim(Statement, Judgement):
 
 
 class ClaimTable(tuple[JudgedClaim, ...]):
-    """The judged claims in order, printed as a table with two lines per row; printing one row shows its evidence."""
+    """The judged claims in order, printed as a table with two lines per row; printing one row shows
+    its evidence.
+    """
 
     @property
     def rows(self) -> tuple[JudgedClaim, ...]:
@@ -124,8 +130,21 @@ class ClaimTable(tuple[JudgedClaim, ...]):
     def markdown(self) -> str:
         """Both tables in Markdown, and the slips and fragments, as in docs/claims.md."""
         head = "| | claim | source | verdict | evidence |\n|---|---|---|---|---|"
-        parts = ["## The claims", "", head, *map(_markdown, self._of(False)), "", "## What we add", ""]
-        parts += [head.replace("source", "stands beside"), *map(_markdown, self._of(True)), "", self.summary + "."]
+        parts = [
+            "## The claims",
+            "",
+            head,
+            *map(_markdown, self._of(False)),
+            "",
+            "## What we add",
+            "",
+        ]
+        parts += [
+            head.replace("source", "stands beside"),
+            *map(_markdown, self._of(True)),
+            "",
+            self.summary + ".",
+        ]
         parts += ["", "## Slips and fragments", "", "| printed | where | meant |\n|---|---|---|"]
         parts += [_cells(_in_markdown(slip.printed), slip.place, slip.meant) for slip in SLIPS]
         return "\n".join(parts)
@@ -135,13 +154,15 @@ class ClaimTable(tuple[JudgedClaim, ...]):
 
 
 def claims(only: Iterable[str | int] | None = None) -> ClaimTable:
-    """Judge the claims of the talk, the abstract, the slides, the blog and a review, and what we add to them.
+    """Judge the claims of the talk, the abstract, the slides, the blog and a review, and what we
+    add to them.
 
     Args:
         only: the ids or the numbers of the claims to judge; all by default.
 
     Returns:
-        The table.  Each call recomputes every verdict; the row of a refuted claim says which part of it is true.
+        The table.  Each call recomputes every verdict; the row of a refuted claim says which part
+        of it is true.
 
     Raises:
         ValueError: there is no claim with that id or number.
@@ -172,7 +193,10 @@ def _with_method(verdict: str, by: str) -> str:
 
 def _counts(rows: Iterable[JudgedClaim]) -> dict[str, int]:
     counter = Counter(row.verdict for row in rows)
-    return {verdict: counter[verdict] for verdict in (PROVED, CHECKED, REFUTED, MEASURED, OPEN, UNDECIDED)}
+    return {
+        verdict: counter[verdict]
+        for verdict in (PROVED, CHECKED, REFUTED, MEASURED, OPEN, UNDECIDED)
+    }
 
 
 def _markdown(row: JudgedClaim) -> str:
@@ -185,7 +209,9 @@ def _markdown(row: JudgedClaim) -> str:
 
 
 def _in_markdown(quote: str) -> str:
-    return quote if "$" in quote or "\\" not in quote else f"`{quote}`"  # LaTeX without dollar signs
+    return (
+        quote if "$" in quote or "\\" not in quote else f"`{quote}`"
+    )  # LaTeX without dollar signs
 
 
 def _cells(*cells: str) -> str:

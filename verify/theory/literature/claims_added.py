@@ -1,4 +1,6 @@
-"""Our additions: our own results, each with the source's sentence that it extends but does not refute."""
+"""Our additions: our own results, each with the source's sentence that it extends but does not
+refute.
+"""
 
 from fractions import Fraction
 
@@ -10,8 +12,23 @@ from verify.rounding.leakage import leakage_on_lattice
 from verify.samples.comparison import compare
 from verify.theory.literature import equations
 from verify.theory.literature.claims_theorem import IMAGE, YIELDS
-from verify.theory.literature.judgement import Check, Judgement, added, by_coq, by_proof, by_steps, checked, proved
-from verify.theory.literature.shared_checks import PLANE, certified, compares, every_query, reads_the_same
+from verify.theory.literature.judgement import (
+    Check,
+    Judgement,
+    added,
+    by_coq,
+    by_proof,
+    by_steps,
+    checked,
+    proved,
+)
+from verify.theory.literature.shared_checks import (
+    PLANE,
+    certified,
+    compares,
+    every_query,
+    reads_the_same,
+)
 from verify.theory.literature.sharpness_table import DTYPES
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions
@@ -28,7 +45,9 @@ SPACE = Setting((2, 3, 2), (3, 3, 3), (0, 1, 0))
     "talk, Lemma 2",
 )
 def finite_never_exact() -> Judgement:
-    """Proved in Coq for any encoding; ``exact_by_accident`` says that the token that is no tap is needed."""
+    """Proved in Coq for any encoding; ``exact_by_accident`` says that the token that is no tap is
+    needed.
+    """
     return proved(by_coq("never_exact", "exact_by_accident"))
 
 
@@ -41,7 +60,8 @@ def finite_never_exact() -> Judgement:
 def finite_error() -> Judgement:
     """Proved in Coq; and the worst input of a head is compared with the code's bound."""
     return proved(
-        by_coq("theorem1_finite", "leak_theta", "leak_closed"), *(_within_bound(alpha) for alpha in (1, 2, 4))
+        by_coq("theorem1_finite", "leak_theta", "leak_closed"),
+        *(_within_bound(alpha) for alpha in (1, 2, 4)),
     )
 
 
@@ -49,11 +69,17 @@ def _within_bound(alpha: int) -> Check:
     """Compare the worst input for one head, and random signs for nine, with the bound."""
     setting = Setting((3, 3), (7, 7), (1, 1))
     heads = [
-        equations.softmax(proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(float))
+        equations.softmax(
+            proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(
+                float
+            )
+        )
         for tau in setting.shifts
     ]
     bound = 2 * leakage_on_lattice(alpha, 2)
-    worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(axis=1)  # −1 at the target, 1 elsewhere
+    worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(
+        axis=1
+    )  # −1 at the target, 1 elsewhere
     one = abs(equations.mix([heads[4]], worst[:, None], [np.eye(1)])[24, 0] + 1)
     rng = np.random.default_rng(0)
     weight, x = rng.standard_normal((2, 3, 3, 3)), rng.choice([-1.0, 1.0], (3, 7, 7))
@@ -85,11 +111,18 @@ def rounding_alone() -> Judgement:
         torch.float32: {"dilation": 2, "padding": 2, "padding_mode": "circular"},
         torch.float64: {},
     }
-    convs = {dtype: small_convolution((2, 3), (3, 3), dtype=dtype, **kinds[dtype]) for dtype in DTYPES}
+    convs = {
+        dtype: small_convolution((2, 3), (3, 3), dtype=dtype, **kinds[dtype]) for dtype in DTYPES
+    }
     return proved(
         by_coq("sharp_layer_rounding"),
         *(
-            certified(conv, attention_for(conv), (10**6, 10**6) if dtype == torch.float32 else (5, 6), str(dtype))
+            certified(
+                conv,
+                attention_for(conv),
+                (10**6, 10**6) if dtype == torch.float32 else (5, 6),
+                str(dtype),
+            )
             for dtype, conv in convs.items()
         ),
         Check(f"on integers the difference is {exact.max_abs:g}", exact.max_abs == 0),
@@ -104,10 +137,13 @@ def torch_exponential() -> Judgement:
     """Samples what the Coq theorems assume about exp."""
     inputs = -1024.0 * torch.logspace(0, 1.5, 1000, dtype=torch.float64)
     wrong = sum(
-        int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1) for dtype in DTYPES
+        int((inputs.to(dtype).exp() != 0).sum()) + int(torch.zeros(1, dtype=dtype).exp() != 1)
+        for dtype in DTYPES
     )
     samples = f"{len(inputs)} inputs in each of {len(DTYPES)} formats"
-    return checked(samples, Check(f"{wrong} of {len(DTYPES) * (len(inputs) + 1)} values are wrong", wrong == 0))
+    return checked(
+        samples, Check(f"{wrong} of {len(DTYPES) * (len(inputs) + 1)} values are wrong", wrong == 0)
+    )
 
 
 @added(
@@ -121,10 +157,15 @@ def borders_replicate() -> Judgement:
     read = np.array(every_query(IMAGE.size, IMAGE.shifts))
     zeros, replicate = (equations.read_by_taps(IMAGE, mode) for mode in ("zeros", "replicate"))
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, *IMAGE.size)
-    output = equations.mix(list(read), x.reshape(2, -1).T, equations.tap_matrices(weight)).T.reshape(3, *IMAGE.size)
+    output = equations.mix(
+        list(read), x.reshape(2, -1).T, equations.tap_matrices(weight)
+    ).T.reshape(3, *IMAGE.size)
     convolution = IMAGE.convolution(weight)
     expected = convolution(x[None])[0]
-    error, inside = np.abs(output - expected).max(axis=0), convolution.interior(IMAGE.size, IMAGE.size)
+    error, inside = (
+        np.abs(output - expected).max(axis=0),
+        convolution.interior(IMAGE.size, IMAGE.size),
+    )
     interior, border = int(error[inside].max()), int(error[~inside].max())
     apart, near = int((read != zeros).sum()), int((read != replicate).sum())
     return proved(
@@ -143,7 +184,9 @@ def borders_replicate() -> Judgement:
     "talk, Do Self-Attention Layers Actually Learn Convolutions?, Quadratic encoding",
 )
 def torch_fields() -> Judgement:
-    """Proved in Coq; the heads are compared with the oracle, where needed all of them after cropping; a layer is certified."""
+    """Proved in Coq; the heads are compared with the oracle, where needed all of them after
+    cropping; a layer is certified.
+    """
     cropped, strided = IMAGE, Setting((3, 3), (7, 6), (1, 1))
     kept, picked = np.zeros(cropped.padded, dtype=bool), np.zeros(strided.outputs, dtype=bool)
     kept[1:-1, 1:-1] = True
@@ -181,7 +224,10 @@ def two_components() -> Judgement:
 
 def _parabola_reads_the_same(setting: Setting) -> Check:
     radix = proof_positions.radix_for(setting.padded)
-    scores = [proof_positions.parabola_scores(setting.queries, setting.keys, tau, radix) for tau in setting.shifts]
+    scores = [
+        proof_positions.parabola_scores(setting.queries, setting.keys, tau, radix)
+        for tau in setting.shifts
+    ]
     return reads_the_same(setting, heads=[equations.sharp(score) for score in scores])
 
 
@@ -194,15 +240,20 @@ def _parabola_reads_the_same(setting: Setting) -> Check:
 def one_component_spread() -> Judgement:
     """r is the tap's number on the kernel and −β elsewhere; head h has v_h = ln x_h > 0.
 
-    For β → ∞ head h gives tap j the weight x_h^j/Σ_i x_h^i and other keys none: a scaled Vandermonde matrix, which can be solved
-    for every kernel's taps.
+    For β → ∞ head h gives tap j the weight x_h^j/Σ_i x_h^i and other keys none: a scaled
+    Vandermonde matrix, which can be solved for every kernel's taps.
     """
     nine, three = (_spread_weights(taps) for taps in (9, 3))
     line = Setting((3,), (6,), (1,))
     hits = equations.given_heads(line, line.shifts)
-    heads = [sum((share * hit for share, hit in zip(row, hits, strict=True)), start=0 * hits[0]) for row in three]
+    heads = [
+        sum((share * hit for share, hit in zip(row, hits, strict=True)), start=0 * hits[0])
+        for row in three
+    ]
     weight = equations.integers(5, 2, 2, 3)
-    values = equations.solve(three.T, np.array(equations.tap_matrices(weight)).reshape(3, -1)).reshape(3, 2, 2)
+    values = equations.solve(
+        three.T, np.array(equations.tap_matrices(weight)).reshape(3, -1)
+    ).reshape(3, 2, 2)
     r = np.where(sum(hits) == 1, sum(number * hit for number, hit in enumerate(hits)), -2000.0)
     soft = [equations.softmax(np.log(2.0 + head) * r) for head in range(3)]
     error = max(float(np.abs(a - b.astype(float)).max()) for a, b in zip(soft, heads, strict=True))
@@ -228,7 +279,9 @@ def _spread_limit() -> list[ProofStep]:
 def _spread_weights(taps: int) -> np.ndarray:
     """x_h^j/Σ_i x_h^i for x_h = 2, 3, 4, …: exact fractions (heads, taps)."""
     nodes = [Fraction(2 + head) for head in range(taps)]
-    return np.array([[x**j / sum(x**i for i in range(taps)) for j in range(taps)] for x in nodes], dtype=object)
+    return np.array(
+        [[x**j / sum(x**i for i in range(taps)) for j in range(taps)] for x in nodes], dtype=object
+    )
 
 
 @added(
@@ -236,7 +289,9 @@ def _spread_weights(taps: int) -> np.ndarray:
     "D_k = 1 is enough if every head has a Ŵ_key of its own.",
 )
 def key_width() -> Judgement:
-    """The head's vector moves into its key matrix: proved in Coq for any factors, and a layer with D_k = 1 is certified."""
+    """The head's vector moves into its key matrix: proved in Coq for any factors, and a layer with
+    D_k = 1 is certified.
+    """
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, key_dim=1)
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
@@ -255,4 +310,6 @@ def key_width() -> Judgement:
 )
 def axis_factorisation() -> Judgement:
     """Proved in Coq, and by sympy for the code's encoding."""
-    return proved(by_coq("factorisation_attention"), by_proof(lambda: lemmas.prove_factorisation(2)))
+    return proved(
+        by_coq("factorisation_attention"), by_proof(lambda: lemmas.prove_factorisation(2))
+    )

@@ -1,4 +1,6 @@
-"""Our additions on the number and the width of heads, each with the source's sentence that it extends."""
+"""Our additions on the number and the width of heads, each with the source's sentence that it
+extends.
+"""
 
 from fractions import Fraction
 from functools import reduce
@@ -9,7 +11,15 @@ from numpy import ndarray
 
 from verify.theory.literature import equations
 from verify.theory.literature.claims_heads import WIDTHS
-from verify.theory.literature.judgement import Check, Judgement, added, by_coq, by_proof, by_steps, proved
+from verify.theory.literature.judgement import (
+    Check,
+    Judgement,
+    added,
+    by_coq,
+    by_proof,
+    by_steps,
+    proved,
+)
 from verify.theory.literature.shared_checks import PLANE, compares
 from verify.theory.symbolic import lemmas, proofs_heads
 from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, gt
@@ -37,8 +47,16 @@ def head_count() -> Judgement:
         by_proof(lemmas.prove_head_count),
         Check(f"9 shift matrices on a padded 4×5 image have rank {shifts}", shifts == 9),
         Check(f"a random 3×3 kernel of 3 → 3 channels has rank {generic}", generic == 9),
-        compares(PLANE, [one], [9 * equations.tap_matrices(blur)[0]], blur, "a 3×3 blur of 2 → 3 channels, one head"),
-        compares(PLANE, two[0], two[1], weight, "a 3×3 kernel of one channel and both signs, two heads"),
+        compares(
+            PLANE,
+            [one],
+            [9 * equations.tap_matrices(blur)[0]],
+            blur,
+            "a 3×3 blur of 2 → 3 channels, one head",
+        ),
+        compares(
+            PLANE, two[0], two[1], weight, "a 3×3 kernel of one channel and both signs, two heads"
+        ),
     )
 
 
@@ -46,7 +64,10 @@ def _by_sign(weight: ndarray) -> tuple[list[ndarray], list[ndarray]]:
     """Two heads for a one-channel kernel: one for its positive taps, one for its negative taps."""
     flat = [int(x) for x in weight.reshape(-1)]
     parts = [[max(sign * x, 0) for x in flat] for sign in (1, -1)]
-    values = [np.array([[sign * sum(part)]], dtype=object) for sign, part in zip((1, -1), parts, strict=True)]
+    values = [
+        np.array([[sign * sum(part)]], dtype=object)
+        for sign, part in zip((1, -1), parts, strict=True)
+    ]
     return [spread_attention(PLANE, part) for part in parts], values
 
 
@@ -58,21 +79,33 @@ def unfolded(weight: ndarray) -> ndarray:
 def spread_attention(setting: Setting, shares: list[int]) -> ndarray:
     """The attention that gives tap j the fraction shares_j/Σ shares: fractions (Q, T).
 
-    It is the limit β → ∞ of a softmax over positions with score ln(share) at taps with nonzero share and −β elsewhere.
+    It is the limit β → ∞ of a softmax over positions with score ln(share) at taps with nonzero
+    share and −β elsewhere.
     """
     hits = equations.given_heads(setting, setting.shifts)
     total = sum(shares)
-    return sum((Fraction(s, total) * hit for s, hit in zip(shares, hits, strict=True)), start=0 * hits[0])
+    return sum(
+        (Fraction(s, total) * hit for s, hit in zip(shares, hits, strict=True)), start=0 * hits[0]
+    )
 
 
-@added("head-width", "D_h = min(D_in, D_out) is enough for every kernel.", WIDTHS, "talk, Lemma 1: Summary")
+@added(
+    "head-width",
+    "D_h = min(D_in, D_out) is enough for every kernel.",
+    WIDTHS,
+    "talk, Lemma 1: Summary",
+)
 def head_width() -> Judgement:
     """Proved in Coq: the layer is the same whether the tap is in W_val or in W_out."""
     layers = []
     for seed, (d_in, d_out) in enumerate(((2, 4), (4, 2), (3, 3))):
         weight = equations.integers(seed, d_out, d_in, 3, 3)
         what = f"{d_in} → {d_out} channels"
-        layers.append(compares(PLANE, equations.hard_heads(PLANE), equations.tap_matrices(weight), weight, what))
+        layers.append(
+            compares(
+                PLANE, equations.hard_heads(PLANE), equations.tap_matrices(weight), weight, what
+            )
+        )
     return proved(by_coq("narrow_heads"), *layers)
 
 
@@ -82,13 +115,21 @@ def head_width() -> Judgement:
 )
 def narrow_spread() -> Judgement:
     """Two heads of rank one, with attention (½, ½) and (¼, ¾): for symbols, and for integers."""
-    a, b = (np.multiply.outer(equations.integers(s, 2), equations.integers(s + 1, 2)) for s in (21, 23))
+    a, b = (
+        np.multiply.outer(equations.integers(s, 2), equations.integers(s + 1, 2)) for s in (21, 23)
+    )
     weight = np.stack([a + b, a + 3 * b], axis=-1).transpose(1, 0, 2)  # (D_out, D_in, 2)
-    ranks = [[equations.rank(m) for m in pair] for pair in (equations.tap_matrices(weight), (2 * a, 4 * b))]
+    ranks = [
+        [equations.rank(m) for m in pair]
+        for pair in (equations.tap_matrices(weight), (2 * a, 4 * b))
+    ]
     heads = [spread_attention(LINE, [1, 1]), spread_attention(LINE, [1, 3])]
     return proved(
         by_steps("for A and B of rank 1", proofs_heads.width_steps),
-        Check(f"of integers: the taps have ranks {ranks[0]}, the heads {ranks[1]}", ranks == [[2, 2], [1, 1]]),
+        Check(
+            f"of integers: the taps have ranks {ranks[0]}, the heads {ranks[1]}",
+            ranks == [[2, 2], [1, 1]],
+        ),
         compares(LINE, heads, [2 * a, 4 * b], weight, "attention (½, ½) on 2A and (¼, ¾) on 4B"),
     )
 
@@ -98,18 +139,32 @@ def narrow_spread() -> Judgement:
     "Heads uniform over windows of 2R + 1 > 1 pixels make blurred kernels, and no single tap on an unbounded grid.",
 )
 def blurred_windows() -> Judgement:
-    """A combination of windows is a window times a polynomial; in one and two dimensions, ranks confirm it."""
-    rank_pairs = {(radius, dims): _ranks_with_windows(radius, dims) for dims in (1, 2) for radius in (1, 2)}
-    listed = ", ".join(f"{alone} and {more} (R = {r}, d = {d})" for (r, d), (alone, more) in rank_pairs.items())
+    """A combination of windows is a window times a polynomial; in one and two dimensions, ranks
+    confirm it.
+    """
+    rank_pairs = {
+        (radius, dims): _ranks_with_windows(radius, dims) for dims in (1, 2) for radius in (1, 2)
+    }
+    listed = ", ".join(
+        f"{alone} and {more} (R = {r}, d = {d})" for (r, d), (alone, more) in rank_pairs.items()
+    )
     blur = np.ones((1, 1, 3, 3), dtype=int).astype(object)
     values = [np.array([[9]], dtype=object)]
     return proved(
-        by_steps("no finite combination of windows is a single tap", _not_a_unit_steps, "one unbounded axis"),
+        by_steps(
+            "no finite combination of windows is a single tap",
+            _not_a_unit_steps,
+            "one unbounded axis",
+        ),
         Check(
             f"the windows at the shifts of a kernel of width 3 have rank, without and with a single tap added: {listed}",
-            all(alone == 3**d and more == alone + 1 for (_, d), (alone, more) in rank_pairs.items()),
+            all(
+                alone == 3**d and more == alone + 1 for (_, d), (alone, more) in rank_pairs.items()
+            ),
         ),
-        compares(PLANE, [spread_attention(PLANE, [1] * 9)], values, blur, "one window is a 3×3 box blur"),
+        compares(
+            PLANE, [spread_attention(PLANE, [1] * 9)], values, blur, "one window is a 3×3 box blur"
+        ),
     )
 
 
@@ -120,7 +175,9 @@ def window(tau: Vector, radius: int, reach: int) -> ndarray:
 
 
 def _ranks_with_windows(radius: int, dims: int) -> tuple[int, int]:
-    """The rank of the windows at all shifts of a kernel of width 3, without and with a single tap added."""
+    """The rank of the windows at all shifts of a kernel of width 3, without and with a single tap
+    added.
+    """
     shifts = Setting((3,) * dims, (3,) * dims).shifts
     rows = [window(tau, radius, 1 + radius) for tau in shifts]
     tap = window((0,) * dims, 0, 1 + radius)
@@ -128,11 +185,16 @@ def _ranks_with_windows(radius: int, dims: int) -> tuple[int, int]:
 
 
 def _not_a_unit_steps() -> list[ProofStep]:
-    """A combination of windows is c(z)·(1 + z + … + z^2R): its lowest and highest terms are at least 2R apart."""
+    """A combination of windows is c(z)·(1 + z + … + z^2R): its lowest and highest terms are at
+    least 2R apart.
+    """
     low, length = sympy.Symbol("m", integer=True), sympy.Symbol("L", integer=True, nonnegative=True)
     radius = sympy.Symbol("R", integer=True, positive=True)
     apart = (low + length + 2 * radius) - low
     return [
-        argued("the lowest and the highest term of a product of polynomials are products of theirs, and not 0", apart),
+        argued(
+            "the lowest and the highest term of a product of polynomials are products of theirs, and not 0",
+            apart,
+        ),
         from_assumptions("m and m + L + 2R are two taps, not one", gt(apart, 0)),
     ]

@@ -1,4 +1,6 @@
-"""Claims about scores and positional encodings: dimension, the four terms, relative or absolute positions."""
+"""Claims about scores and positional encodings: dimension, the four terms, relative or absolute
+positions.
+"""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -57,7 +59,9 @@ def three_sufficient() -> Judgement:
     "talk, Lemma 1: Summary",
 )
 def relative_sufficient() -> Judgement:
-    """Heads of score s at q + τ_h and 0 elsewhere, as r_δ a unit vector for each tap allows, less a uniform head; on T tokens."""
+    """Heads of score s at q + τ_h and 0 elsewhere, as r_δ a unit vector for each tap allows, less a
+    uniform head; on T tokens.
+    """
     weight = equations.integers(4, 3, 2, 3, 3)
     hits, taps = equations.given_heads(PLANE, PLANE.shifts), equations.tap_matrices(weight)
     tokens = hits[0].shape[1]
@@ -70,7 +74,13 @@ def relative_sufficient() -> Judgement:
             "head give Eq. 8 at every finite s",
             _exact_steps,
         ),
-        compares(PLANE, [*heads, uniform], [*values, -tokens * sum(taps)], weight, "10 heads for K = 3, e^s = 2"),
+        compares(
+            PLANE,
+            [*heads, uniform],
+            [*values, -tokens * sum(taps)],
+            weight,
+            "10 heads for K = 3, e^s = 2",
+        ),
         by_coq("theorem1"),
         reads_the_same(PLANE),
     )
@@ -99,12 +109,16 @@ def one_score_a_shift() -> Check:
         for k, value in zip(keys, row, strict=True):
             by_shift.setdefault(tuple(k - q), set()).add(value)
     several = sum(len(values) > 1 for values in by_shift.values())
-    return Check(f"{several} of {len(by_shift)} relative positions have more than one score", several == 0)
+    return Check(
+        f"{several} of {len(by_shift)} relative positions have more than one score", several == 0
+    )
 
 
 def unmoved_steps(numbers: Callable[[str, int], Any] = integers) -> list[ProofStep]:
     """Scores do not change when query and key both move by s, in one, two and three dimensions."""
-    return [identity("score(k + s − (q + s)) = score(k − q)", *proofs_relative.moved_together(numbers))]
+    return [
+        identity("score(k + s − (q + s)) = score(k − q)", *proofs_relative.moved_together(numbers))
+    ]
 
 
 @claim(
@@ -114,7 +128,8 @@ def unmoved_steps(numbers: Callable[[str, int], Any] = integers) -> list[ProofSt
     RELATIVE,
 )
 def last_term() -> Judgement:
-    """Proved in Coq: with P_p = (p, ‖p‖², 1), P_q W_qry W_keyᵀ P_kᵀ gives the very attention of Lemma 2.
+    """Proved in Coq: with P_p = (p, ‖p‖², 1), P_q W_qry W_keyᵀ P_kᵀ gives the very attention of
+    Lemma 2.
 
     The code's features are checked by sympy, and torch's stock attention runs on them.
     """
@@ -141,30 +156,39 @@ def scores_and_shift() -> Judgement:
     tokens = {proofs_relative.image_token(q), proofs_relative.image_token(k)}
     by_content = sum(bool(term.atoms(sympy.MatrixSymbol) & tokens) for term in terms)
     return refuted(
-        Check(f"the pixels are in {by_content} of the {len(terms)} terms of Eq. 6", (by_content, len(terms)) == (3, 4)),
+        Check(
+            f"the pixels are in {by_content} of the {len(terms)} terms of Eq. 6",
+            (by_content, len(terms)) == (3, 4),
+        ),
         stands="the scores depend on positions through the shift alone, the last term on nothing else, and the layer is "
         "translation equivariant (translation-equivariance)",
         statement="v·r_δ depends on the shift alone",
         instead=proved(
-            by_steps("the score does not change when query and key move together", unmoved_steps), one_score_a_shift()
+            by_steps("the score does not change when query and key move together", unmoved_steps),
+            one_score_a_shift(),
         ),
     )
 
 
 def _stock_attention() -> Check:
-    """``scaled_dot_product_attention`` on the features, without a score bias; exact, because inputs are integers."""
+    """``scaled_dot_product_attention`` on the features, without a score bias; exact, because inputs
+    are integers.
+    """
     weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
     tokens = torch.tensor(PLANE.tokens(x).astype(np.float32))
     total = torch.zeros(len(PLANE.queries), 3)
     for tau, tap in zip(PLANE.shifts, equations.tap_matrices(weight), strict=True):
         pair = proof_positions.absolute_features(PLANE.queries, PLANE.keys, tau, alpha=1024)
         query, key = (torch.tensor(side.astype(np.float32)) for side in pair)
-        attended = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], tokens[None], scale=1.0)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query[None], key[None], tokens[None], scale=1.0
+        )
         total += attended[0] @ torch.tensor(tap.astype(np.float32))
     expected = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
     error = float((total - torch.tensor(expected)).abs().max())
     return Check(
-        f"torch's scaled_dot_product_attention on them differs from an integer convolution by {error:g}", error == 0
+        f"torch's scaled_dot_product_attention on them differs from an integer convolution by {error:g}",
+        error == 0,
     )
 
 

@@ -1,4 +1,6 @@
-"""Claims about the results of training: those on which runs of our own bear, and those of others that nothing here decides."""
+"""Claims about the results of training: those on which runs of our own bear, and those of others
+that nothing here decides.
+"""
 
 from functools import partial
 
@@ -16,10 +18,14 @@ CIFAR_HEADS = f"{DETAILS}, Heads on CIFAR-10 ({measured.CIFAR_RUNS})"
 DIGITS = f"docs/learned.md, On digits ({measured.DIGITS_RUNS})"
 DIGITS_HEADS = f"{DETAILS}, Heads on digits ({measured.DIGITS_RUNS})"
 EARLIER = f"{DETAILS}, Earlier runs (four epochs at × 1, Σ rate 1.8; not run since)"
-"""The page, the section and the seeds of the numbers that follow.  A test finds every number and quotation there."""
+"""The page, the section and the seeds of the numbers that follow.  A test finds every number and
+quotation there.
+"""
 PARTLY, SHORT = "agrees in part", "too short to tell"
 OUTCOMES = (PARTLY, SHORT)
-"""How a measurement of ours stands to a claim, written by hand; to refute one would take the setting of those who made it."""
+"""How a measurement of ours stands to a claim, written by hand; to refute one would take the
+setting of those who made it.
+"""
 
 _experiment = partial(open_claim, reason="an experiment of others")
 

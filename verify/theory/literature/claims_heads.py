@@ -1,4 +1,6 @@
-"""Claims about the number of heads, their widths, their sum, and heads that are translates of one another."""
+"""Claims about the number of heads, their widths, their sum, and heads that are translates of one
+another.
+"""
 
 import numpy as np
 import sympy
@@ -40,7 +42,10 @@ def heads_sufficient() -> Judgement:
     """Proved in Coq; and checked with one head per tap, K = 1 to 4, on random integers."""
     checks = []
     for k in (1, 2, 3, 4):
-        setting, weight = Setting((k, k), (5, 4), (k // 2, k // 2)), equations.integers(k, 3, 2, k, k)
+        setting, weight = (
+            Setting((k, k), (5, 4), (k // 2, k // 2)),
+            equations.integers(k, 3, 2, k, k),
+        )
         heads = equations.hard_heads(setting)
         checks.append(Check(f"{len(heads)} heads for K = {k}", len(heads) == k * k))
         checks.append(compares(setting, heads, equations.tap_matrices(weight), weight, f"K = {k}"))
@@ -54,7 +59,9 @@ def heads_sufficient() -> Judgement:
     "blog, last paragraph but two",
 )
 def multiple_heads() -> Judgement:
-    """Proved in Coq for any scores, including content; our addition head-count says how many heads are needed."""
+    """Proved in Coq for any scores, including content; our addition head-count says how many heads
+    are needed.
+    """
     return proved(by_coq("two_heads_needed"))
 
 
@@ -65,16 +72,23 @@ def multiple_heads() -> Judgement:
     "slides, Self-Attention on Images, Theorem 1",
 )
 def channels_sufficient() -> Judgement:
-    """Proved in Coq; and checked with W_val the tap and W_out a cut or padded identity, for narrower and wider heads."""
+    """Proved in Coq; and checked with W_val the tap and W_out a cut or padded identity, for
+    narrower and wider heads.
+    """
     checks = []
     for head_dim, d_out in ((2, 4), (4, 2), (3, 3)):
         channels = min(head_dim, d_out)
         weight = equations.integers(head_dim, channels, 5, 3, 3)
         eye = np.eye(head_dim, d_out, dtype=int)
-        w_val = [np.pad(tap, ((0, 0), (0, head_dim - channels))) for tap in equations.tap_matrices(weight)]
+        w_val = [
+            np.pad(tap, ((0, 0), (0, head_dim - channels)))
+            for tap in equations.tap_matrices(weight)
+        ]
         what = f"D_h = {head_dim}, D_out = {d_out}, {channels} channels"
         values = [tap @ eye for tap in w_val]
-        checks.append(compares(PLANE, equations.hard_heads(PLANE), values, weight, what, slice(channels)))
+        checks.append(
+            compares(PLANE, equations.hard_heads(PLANE), values, weight, what, slice(channels))
+        )
     return proved(by_coq("theorem1_paper"), *checks)
 
 
@@ -88,15 +102,25 @@ def channels_limit() -> Judgement:
     """With one input channel every tap has rank one, so D_h = 1 suffices for any number of outputs."""
     weight = equations.integers(4, 5, 1, 3, 3)
     filters = equations.rank(weight.reshape(5, -1))
-    generic = {equations.rank(tap) for tap in equations.tap_matrices(equations.integers(5, 4, 3, 3, 3))}
+    generic = {
+        equations.rank(tap) for tap in equations.tap_matrices(equations.integers(5, 4, 3, 3, 3))
+    }
     return refuted(
-        compares(PLANE, equations.hard_heads(PLANE), equations.tap_matrices(weight), weight, "1 → 5 channels, D_h = 1"),
+        compares(
+            PLANE,
+            equations.hard_heads(PLANE),
+            equations.tap_matrices(weight),
+            weight,
+            "1 → 5 channels, D_h = 1",
+        ),
         Check(f"the 5 filters have rank {filters}", filters == 5),
         stands="the rank of one head's W^(h) = W_val W_out is so limited",
         statement="D_h = D_in is enough for any number of filters",
         instead=proved(
             by_coq("narrow_heads", "theorem1_limit"),
-            Check(f"the 9 taps of a random 3 → 4 kernel have rank {generic}, D_in = 3", generic == {3}),
+            Check(
+                f"the 9 taps of a random 3 → 4 kernel have rank {generic}, D_in = 3", generic == {3}
+            ),
         ),
     )
 
@@ -128,7 +152,9 @@ def factoring() -> Judgement:
     LEARN,
 )
 def translates() -> Judgement:
-    """All heads whose attention depends on k − q alone qualify; three profiles on a wrapped grid, one on a bounded grid."""
+    """All heads whose attention depends on k − q alone qualify; three profiles on a wrapped grid,
+    one on a bounded grid.
+    """
     return proved(
         by_steps(ONE_SUM, _profile_steps, "d ≤ 3"),
         _on_a_wrapped_grid(),
@@ -144,9 +170,14 @@ def _profile_steps() -> list[ProofStep]:
         q, delta = integers("q", dims), integers("delta", dims)
         box = [(shift, -sympy.oo, sympy.oo) for shift in delta]
         share, token, matrix = p[(h, *delta)], x[(*plus(q, delta), c)], w[h, c, o]
-        sums.append((matrix * sympy.Sum(share * token, *box), sympy.Sum(token * (share * matrix), *box)))
+        sums.append(
+            (matrix * sympy.Sum(share * token, *box), sympy.Sum(token * (share * matrix), *box))
+        )
     return [
-        linear("W_h Σ_δ p_h(δ) X_(q+δ) = Σ_δ X_(q+δ) p_h(δ) W_h, for every head and every pair of channels", *sums),
+        linear(
+            "W_h Σ_δ p_h(δ) X_(q+δ) = Σ_δ X_(q+δ) p_h(δ) W_h, for every head and every pair of channels",
+            *sums,
+        ),
         argued(
             "over finitely many heads and channels the sums add up: Σ_δ p_h(δ) = 1, so for bounded X they converge",
             sums[0][0],
@@ -163,7 +194,10 @@ def _on_a_wrapped_grid() -> Check:
     kernel = np.tensordot(profiles.T, w, axes=1).transpose(2, 1, 0).reshape(2, 2, 3, 3)
     expected = PLANE.convolution(kernel, mode="circular")(x[None]).reshape(2, -1).T
     differing = int(np.not_equal(output, expected).sum())
-    return Check(f"3 profiles on a wrapped 4×5 grid: {differing} of {expected.size} outputs differ", differing == 0)
+    return Check(
+        f"3 profiles on a wrapped 4×5 grid: {differing} of {expected.size} outputs differ",
+        differing == 0,
+    )
 
 
 def _renormalised() -> Check:
@@ -172,7 +206,8 @@ def _renormalised() -> Check:
     rows = equations.softmax(-((tokens[None] - tokens[:, None]) ** 2).sum(axis=2).astype(float))
     inside, border = float(rows[1, 1]), float(rows[0, 0])
     return Check(
-        f"a Gaussian of 6 pixels peaks at {inside:.2f} inside and {border:.2f} at the border", border > inside + 0.1
+        f"a Gaussian of 6 pixels peaks at {inside:.2f} inside and {border:.2f} at the border",
+        border > inside + 0.1,
     )
 
 
@@ -196,7 +231,9 @@ def mixture() -> Judgement:
 def gaussians() -> Judgement:
     """Their scores depend on k − q alone, for any real centre and any α, so each has a profile."""
     what = "a Gaussian head attends by k − q alone, so these heads make one convolution"
-    return proved(by_steps(what, _gaussian_head_steps, "d ≤ 3"), _one_profile_each(), _on_a_wrapped_grid())
+    return proved(
+        by_steps(what, _gaussian_head_steps, "d ≤ 3"), _one_profile_each(), _on_a_wrapped_grid()
+    )
 
 
 def _one_profile_each() -> Check:
@@ -204,7 +241,10 @@ def _one_profile_each() -> Check:
     grid, positions = (4, 5), proof_positions.positions((4, 5))
     worst = 0.0
     for tau, alpha in (((0.3, -1.2), 0.5), ((-1.0, 0.7), 0.5), ((0.0, 0.0), 2.0)):
-        rows = [equations.softmax(proof_positions.wrapped_scores(q, grid, tau, alpha)).reshape(grid) for q in positions]
+        rows = [
+            equations.softmax(proof_positions.wrapped_scores(q, grid, tau, alpha)).reshape(grid)
+            for q in positions
+        ]
         moved = [np.roll(rows[0], tuple(q), axis=(0, 1)) for q in positions]
         worst = max(worst, float(np.abs(np.array(rows) - np.array(moved)).max()))
     finding = f"3 Gaussian heads on a wrapped 4×5 grid: every query has the first one's profile, within {worst:.0e}"
@@ -212,7 +252,5 @@ def _one_profile_each() -> Check:
 
 
 def _gaussian_head_steps() -> list[ProofStep]:
-    normaliser = (
-        "on an unbounded or wrapped grid Σ_k e^score runs over all k − q for every q, so it does not depend on q"
-    )
+    normaliser = "on an unbounded or wrapped grid Σ_k e^score runs over all k − q for every q, so it does not depend on q"
     return [*unmoved_steps(reals), argued(normaliser, sympy.Symbol("Z")), *_profile_steps()]

@@ -8,7 +8,15 @@ import sympy
 import torch
 
 from verify.theory.literature import equations
-from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
+from verify.theory.literature.judgement import (
+    Check,
+    Judgement,
+    by_coq,
+    by_steps,
+    claim,
+    proved,
+    refuted,
+)
 from verify.theory.literature.sharpness_table import DTYPES, SIDE
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import proof_positions
@@ -20,7 +28,9 @@ from verify.theory.symbolic.proofs_scores import minus, norm2, reals, score
 def middle_row(tau: tuple[Any, ...], alpha: Any, side: int = SIDE) -> np.ndarray:
     """The scores of a query in the middle of a square grid, for a head that looks at τ: (T,)."""
     middle = np.array([[side // 2] * len(tau)], dtype=object)
-    return proof_positions.quadratic_scores(middle, proof_positions.positions((side,) * len(tau)), tau, alpha)[0]
+    return proof_positions.quadratic_scores(
+        middle, proof_positions.positions((side,) * len(tau)), tau, alpha
+    )[0]
 
 
 @claim(
@@ -30,16 +40,25 @@ def middle_row(tau: tuple[Any, ...], alpha: Any, side: int = SIDE) -> np.ndarray
     "talk, Lemma 2: Summary",
 )
 def hard_in_floats() -> Judgement:
-    """Proved in Coq, from α by exact scores and their gap; torch's exponential and the actual layer are sampled."""
+    """Proved in Coq, from α by exact scores and their gap; torch's exponential and the actual layer
+    are sampled.
+    """
     layer = attention_for(small_convolution((2, 3), (3, 3), padding=1))
-    p = layer.attention_probabilities(torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1)))
+    p = layer.attention_probabilities(
+        torch.randn((2, 2, 6, 5), generator=torch.Generator().manual_seed(1))
+    )
     hard = float(((p == 0) | (p == 1)).double().mean())
     beside = [two_keys(1024, dtype)[1] for dtype in DTYPES]
     return proved(
         by_coq("softmax_one_hot", "correctly_rounded_exp", "quadratic_score_exact"),
         by_coq("score_gap", "faithful_exp_is_not_enough"),
-        Check(f"torch: a neighbour at α = 1024 weighs {max(beside):g} in all four formats", not any(beside)),
-        Check(f"{hard:.0%} of the {p.numel()} weights of a 3×3 layer are exactly 0 or 1", hard == 1),
+        Check(
+            f"torch: a neighbour at α = 1024 weighs {max(beside):g} in all four formats",
+            not any(beside),
+        ),
+        Check(
+            f"{hard:.0%} of the {p.numel()} weights of a 3×3 layer are exactly 0 or 1", hard == 1
+        ),
     )
 
 
@@ -81,7 +100,9 @@ def alpha_46() -> Judgement:
 
 
 def two_keys(alpha: float, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
-    """The weights of the target and its neighbour, the only two keys, in torch's softmax of the code's scores."""
+    """The weights of the target and its neighbour, the only two keys, in torch's softmax of the
+    code's scores.
+    """
     two = np.array([[0], [1]], dtype=object)
     scores = proof_positions.quadratic_scores(two[:1], two, (0,), alpha).astype(float)
     target, beside = torch.softmax(torch.tensor(scores[0], dtype=dtype), 0).tolist()
@@ -113,8 +134,15 @@ def centre_and_width() -> Judgement:
     gaussian = np.exp(-((shifts - tau) ** 2).sum(axis=1) / (2 * (1 / math.sqrt(2 * alpha)) ** 2))
     worst = float(np.abs(weights * gaussian.sum() / gaussian - 1).max())
     return proved(
-        by_steps("the ratio of two weights is that of a Gaussian around τ, for any real τ", _gaussian_steps, "d ≤ 3"),
-        Check(f"τ = {tau}, α = {alpha}: {len(weights)} weights agree with the Gaussian to {worst:.0e}", worst < 1e-11),
+        by_steps(
+            "the ratio of two weights is that of a Gaussian around τ, for any real τ",
+            _gaussian_steps,
+            "d ≤ 3",
+        ),
+        Check(
+            f"τ = {tau}, α = {alpha}: {len(weights)} weights agree with the Gaussian to {worst:.0e}",
+            worst < 1e-11,
+        ),
     )
 
 

@@ -1,4 +1,6 @@
-"""Claims about permutations and translations, the algebra of convolution, and what attention can do beyond it."""
+"""Claims about permutations and translations, the algebra of convolution, and what attention can do
+beyond it.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +10,15 @@ import sympy
 import torch
 
 from verify.theory.literature import equations
-from verify.theory.literature.judgement import Check, Judgement, by_coq, by_steps, claim, proved, refuted
+from verify.theory.literature.judgement import (
+    Check,
+    Judgement,
+    by_coq,
+    by_steps,
+    claim,
+    proved,
+    refuted,
+)
 from verify.theory.literature.shared_checks import every_query
 from verify.theory.literature.torch_layers import pointwise_layer, random_layer
 from verify.theory.symbolic import proof_positions, proofs_relative
@@ -29,13 +39,19 @@ HEADS = "blog, Multi-Head Self-Attention Layer"
     "talk, Self-Attention",
 )
 def permutation_equivariance() -> Judgement:
-    """Proved for any matrix Π in place of a permutation; the outputs are checked for a layer with content attention only."""
+    """Proved for any matrix Π in place of a permutation; the outputs are checked for a layer with
+    content attention only.
+    """
     tokens, d_in, d_k = sympy.symbols("T D_in D_k", integer=True, positive=True)
     x, turn = sympy.MatrixSymbol("X", tokens, d_in), sympy.MatrixSymbol("Pi", tokens, tokens)
     shuffled, scores = content_scores(turn * x, d_k), turn * content_scores(x, d_k) * turn.T
     moved = _largest_move(pointwise_layer(positions=False))
     return proved(
-        Check("A(Π X) = Π A(X) Πᵀ for A(X) = X W_qry W_keyᵀ Xᵀ", shuffled.doit() == scores.doit(), "sympy"),
+        Check(
+            "A(Π X) = Π A(X) Πᵀ for A(X) = X W_qry W_keyᵀ Xᵀ",
+            shuffled.doit() == scores.doit(),
+            "sympy",
+        ),
         Check(
             f"the outputs of a layer of content alone too: within {moved:.0e} for 20 permutations of 7 tokens",
             moved < 1e-12,
@@ -90,9 +106,13 @@ def permutation_invariance() -> Judgement:
     "talk, Self-Attention",
 )
 def translation_equivariance() -> Judgement:
-    """All four terms are unchanged when query, key and image move together; a sharp head is checked on a bounded grid."""
+    """All four terms are unchanged when query, key and image move together; a sharp head is checked
+    on a bounded grid.
+    """
     tau, moved = (1, -1), translations()
-    scores = np.array([proof_positions.wrapped_scores(q, RING, tau) for q in proof_positions.positions(RING)])
+    scores = np.array(
+        [proof_positions.wrapped_scores(q, RING, tau) for q in proof_positions.positions(RING)]
+    )
     wrong = sum(int((scores[to][:, to] != scores).sum()) for to in moved)
     inside, outside = _bounded(tau)
     positional = _largest_move(pointwise_layer(positions=True))
@@ -102,8 +122,14 @@ def translation_equivariance() -> Judgement:
             all(after == before for after, before in proofs_relative.scores_moved_together()),
             "sympy; d ≤ 3",
         ),
-        Check(f"on a wrapped 4×5 grid {wrong} of {len(moved) * scores.size} moved scores differ", wrong == 0),
-        Check(f"with positions a layer does not commute with 20 permutations, by {positional:.2g}", positional > 0.01),
+        Check(
+            f"on a wrapped 4×5 grid {wrong} of {len(moved) * scores.size} moved scores differ",
+            wrong == 0,
+        ),
+        Check(
+            f"with positions a layer does not commute with 20 permutations, by {positional:.2g}",
+            positional > 0.01,
+        ),
         Check(
             f"on a bounded image as it is a sharp head commutes inside (error {inside}), not beyond ({outside})",
             inside == 0 and outside > 0,
@@ -118,12 +144,19 @@ def translations() -> list[np.ndarray]:
 
 
 def _bounded(tau: Vector) -> tuple[int, int]:
-    """For a sharp head on a bounded grid and an image moved by one row: the error where both stay on the grid, and elsewhere."""
+    """For a sharp head on a bounded grid and an image moved by one row: the error where both stay
+    on the grid, and elsewhere.
+    """
     (head,), x = every_query(RING, [tau]), equations.integers(3, *RING)
-    before, after = ((head @ image.reshape(-1)).reshape(RING) for image in (x, np.roll(x, 1, axis=0)))
+    before, after = (
+        (head @ image.reshape(-1)).reshape(RING) for image in (x, np.roll(x, 1, axis=0))
+    )
     error = np.abs(after - np.roll(before, 1, axis=0))
     stays = np.zeros(RING, dtype=bool)
-    stays[1:-1, 1:] = True  # τ = (1, −1): the last row and the first column look off the grid; row 0 has wrapped around
+    stays[1:-1, 1:] = (
+        # τ = (1, −1): the last row and the first column look off the grid; row 0 has wrapped around
+        True
+    )
     return int(error[stays].max()), int(error[~stays].max())
 
 
@@ -134,7 +167,9 @@ def _bounded(tau: Vector) -> tuple[int, int]:
     "talk, Motivation",
 )
 def convolution_equivariance() -> Judgement:
-    """Proved symbolically on one axis; and checked on impulses for every tap and translation of a wrapped grid."""
+    """Proved symbolically on one axis; and checked on impulses for every tap and translation of a
+    wrapped grid.
+    """
     setting = Setting((3, 3), RING, (1, 1))
     read, moved = equations.read_by_taps(setting, "circular"), translations()
     wrong = sum(int((read[:, to][:, :, to] != read).sum()) for to in moved)
@@ -144,7 +179,10 @@ def convolution_equivariance() -> Judgement:
             _moved_steps,
             "d ≤ 3",
         ),
-        Check(f"{wrong} of {len(moved) * read.size} entries change when input and output move together", wrong == 0),
+        Check(
+            f"{wrong} of {len(moved) * read.size} entries change when input and output move together",
+            wrong == 0,
+        ),
     )
 
 
@@ -157,7 +195,9 @@ def _moved_steps() -> list[ProofStep]:
         o, t, j, first, last = (integers(name, dims) for name in ("o", "t", "j", "first", "last"))
         box = list(zip(j, first, last, strict=True))
         moved, matrix = x[(*minus(plus(plus(o, t), j), t), a)], w[(*j, a, b)]
-        sums.append((sympy.Sum(moved * matrix, *box), sympy.Sum(x[(*plus(o, j), a)] * matrix, *box)))
+        sums.append(
+            (sympy.Sum(moved * matrix, *box), sympy.Sum(x[(*plus(o, j), a)] * matrix, *box))
+        )
     return [linear("sum_j X'_(o + t + j) W_j = sum_j X_(o + j) W_j", *sums)]
 
 
@@ -173,13 +213,19 @@ EVERYWHERE = (-sympy.oo, sympy.oo)
 def convolution_associative() -> Judgement:
     """Proved for kernels of finite support, with any number of channels."""
     return proved(
-        by_steps("with i + j = m, for kernels of finite support and any channels", _associative_steps, "d ≤ 3"),
+        by_steps(
+            "with i + j = m, for kernels of finite support and any channels",
+            _associative_steps,
+            "d ≤ 3",
+        ),
         _by_sign(lambda conv, v, w, x: (conv(v, conv(w, x)), conv(conv(v, w), x))),
     )
 
 
 def _by_sign(law: Callable[..., tuple[Any, Any]]) -> Check:
-    """A law for Conv(W, X)_n = Σ_i W_i X_{n−i}, and for Eq. 8's Σ_i W_i X_{n+i}, on integers on one wrapped axis."""
+    """A law for Conv(W, X)_n = Σ_i W_i X_{n−i}, and for Eq. 8's Σ_i W_i X_{n+i}, on integers on one
+    wrapped axis.
+    """
     v, w, x = equations.integers(1, 3, 5)
 
     def differing(sign: int) -> int:
@@ -189,24 +235,35 @@ def _by_sign(law: Callable[..., tuple[Any, Any]]) -> Check:
         return int(np.not_equal(*law(conv, v, w, x)).sum())
 
     without, flipped = differing(-1), differing(1)
-    finding = f"of 5 wrapped pixels {without} differ with X_(n−i), {flipped} with the X_(q+δ) of Eq. 8"
+    finding = (
+        f"of 5 wrapped pixels {without} differ with X_(n−i), {flipped} with the X_(q+δ) of Eq. 8"
+    )
     return Check(finding, without == 0 and flipped > 0)
 
 
 def _associative_steps() -> list[ProofStep]:
-    """Σ_i W'_i (Σ_j W_j X_{n−i−j}) = Σ_m (Σ_i W'_i W_{m−i}) X_{n−m}: the inner sum moves by i, whose sum is outside of both."""
+    """Σ_i W'_i (Σ_j W_j X_{n−i−j}) = Σ_m (Σ_i W'_i W_{m−i}) X_{n−m}: the inner sum moves by i,
+    whose sum is outside of both.
+    """
     outer, inner, x = indexed("V"), indexed("W"), indexed("X")
     a, b, c = sympy.symbols("a b c", integer=True)
     sums = []
     for dims in (1, 2, 3):
         n, i, j = (integers(name, dims) for name in ("n", "i", "j"))
-        twice: Any = sympy.Sum(outer[(*i, c, b)] * inner[(*j, b, a)] * x[(*minus(minus(n, i), j), a)], *_all(j))
+        twice: Any = sympy.Sum(
+            outer[(*i, c, b)] * inner[(*j, b, a)] * x[(*minus(minus(n, i), j), a)], *_all(j)
+        )
         for at, by in zip(j, i, strict=True):
             twice = twice.change_index(at, at + by)
-        once = sympy.Sum(outer[(*i, c, b)] * inner[(*minus(j, i), b, a)] * x[(*minus(n, j), a)], *_all(j))
+        once = sympy.Sum(
+            outer[(*i, c, b)] * inner[(*minus(j, i), b, a)] * x[(*minus(n, j), a)], *_all(j)
+        )
         sums.append((twice, once))
     return [
-        linear("Σ_j V_i W_j X_(n−i−j) = Σ_m V_i W_(m−i) X_(n−m), for every i and every pair of channels", *sums),
+        linear(
+            "Σ_j V_i W_j X_(n−i−j) = Σ_m V_i W_(m−i) X_(n−m), for every i and every pair of channels",
+            *sums,
+        ),
         argued("sums over finite supports and over channels may be exchanged", sums[0][0]),
     ]
 
@@ -222,7 +279,9 @@ def _all(indices: tuple[Any, ...]) -> list[tuple[Any, Any, Any]]:
     "talk, Motivation",
 )
 def convolution_commutative() -> Judgement:
-    """Proved by reading one sum backwards; matrices do not commute, and a kernel of one tap is a matrix."""
+    """Proved by reading one sum backwards; matrices do not commute, and a kernel of one tap is a
+    matrix.
+    """
     f, g = (sympy.Matrix(2, 2, symbols(name, 4)) for name in "fg")
     many = sum(entry != 0 for entry in (f * g - g * f).expand())
     return proved(
@@ -251,16 +310,20 @@ def _commutative_steps() -> list[ProofStep]:
     "talk, Motivation",
 )
 def convolution_fourier() -> Judgement:
-    """Every wave is an eigenvector of every kernel, on one axis of any length; with zeros around it is none."""
+    """Every wave is an eigenvector of every kernel, on one axis of any length; with zeros around it
+    is none.
+    """
     setting, n = Setting((3,), (8,), (1,)), 8
     fourier = np.fft.fft(np.eye(n)) / np.sqrt(n)
     rest = {}
     for mode in ("circular", "zeros"):
-        inside = fourier @ np.tensordot([3, -1, 2], equations.read_by_taps(setting, mode), axes=1) @ fourier.conj().T
+        inside = (
+            fourier
+            @ np.tensordot([3, -1, 2], equations.read_by_taps(setting, mode), axes=1)
+            @ fourier.conj().T
+        )
         rest[mode] = float(np.abs(inside - np.diag(np.diag(inside))).max())
-    finding = (
-        f"(3, −1, 2) on 8 pixels: up to {rest['circular']:.0e} off the diagonal, with zeros around {rest['zeros']:.2f}"
-    )
+    finding = f"(3, −1, 2) on 8 pixels: up to {rest['circular']:.0e} off the diagonal, with zeros around {rest['zeros']:.2f}"
     return proved(
         by_steps("a kernel multiplies the wave e^(2πi·mx/n) by a number", _wave_steps, "one axis"),
         Check(finding, rest["circular"] < 1e-12 and rest["zeros"] > 0.1),
@@ -283,7 +346,8 @@ def _wave_steps() -> list[ProofStep]:
             (read, wave(x) * sympy.Sum(w[(tau,)] * wave(tau), (tau, first, last))),
         ),
         argued(
-            "the n waves are a basis: of two different ones the inner product is a geometric sum of value 0", wave(x)
+            "the n waves are a basis: of two different ones the inner product is a geometric sum of value 0",
+            wave(x),
         ),
     ]
 
@@ -299,7 +363,10 @@ def receptive_field() -> Judgement:
     p = random_layer().attention_probabilities(torch.ones(1, 2, 6, dtype=torch.float64))
     return proved(
         by_steps("a softmax weight is positive, whatever the scores", _positive_steps),
-        Check(f"the least of {p.numel()} weights of a random layer is {float(p.min()):.2g}", bool((p > 0).all())),
+        Check(
+            f"the least of {p.numel()} weights of a random layer is {float(p.min()):.2g}",
+            bool((p > 0).all()),
+        ),
     )
 
 
@@ -321,11 +388,15 @@ def generalisation() -> Judgement:
     different = never == 0 and bool(sympy.Gt(twice, 2 * once))
     theorem = by_coq("theorem1", "geometry_theorem1")
     finding = f"a head on the pixels 0 and 0 gives {never}, on 0 and 1 {once}, on 0 and 2 {twice}, more than twice that"
-    return proved(Check(f"{theorem}; {finding}", theorem.holds and different, f"{theorem.by}; exact example"))
+    return proved(
+        Check(f"{theorem}; {finding}", theorem.holds and different, f"{theorem.by}; exact example")
+    )
 
 
 def read_by_content(pixel: int) -> Any:
-    """The exact value that the query at ``pixel`` reads from the pixels 0 and ``pixel`` with the score X_q X_k."""
+    """The exact value that the query at ``pixel`` reads from the pixels 0 and ``pixel`` with the
+    score X_q X_k.
+    """
     weight = sympy.exp(pixel * pixel)
     return pixel * weight / (weight + 1)
 
@@ -339,9 +410,14 @@ def read_by_content(pixel: int) -> Any:
 def content() -> Judgement:
     """One exact example, and the layer on two inputs."""
     shares = [read_by_content(pixel) / pixel for pixel in (1, 2)]
-    layer, x = random_layer(), torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    layer, x = (
+        random_layer(),
+        torch.randn(1, 2, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64),
+    )
     with torch.no_grad():
-        moved = float((layer.attention_probabilities(x) - layer.attention_probabilities(-x)).abs().max())
+        moved = float(
+            (layer.attention_probabilities(x) - layer.attention_probabilities(-x)).abs().max()
+        )
     return proved(
         Check(f"of the pixels 0 and x the share of x is {shares[0]} at x = 1 and {shares[1]} at x = 2",
               bool(sympy.Gt(shares[1], shares[0])), "exact example"),
@@ -360,7 +436,8 @@ def quadratic_cost() -> Judgement:
     layer = pointwise_layer(positions=True)
     with torch.no_grad():
         counts = {
-            t: layer.attention_probabilities(torch.ones(1, 2, t, dtype=torch.float64))[0, 0].numel() for t in (4, 8, 16)
+            t: layer.attention_probabilities(torch.ones(1, 2, t, dtype=torch.float64))[0, 0].numel()
+            for t in (4, 8, 16)
         }
     listed = ", ".join(f"{count} for T = {t}" for t, count in counts.items())
     squares = all(count == t * t for t, count in counts.items())

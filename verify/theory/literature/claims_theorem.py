@@ -37,7 +37,9 @@ YIELDS = (
     "talk, Main Theorem",
 )
 def theorem_limit() -> Judgement:
-    """Proved in Coq, in the limit that the talk's own summary asks for; the code's encoding by sympy; and compared on grids."""
+    """Proved in Coq, in the limit that the talk's own summary asks for; the code's encoding by
+    sympy; and compared on grids.
+    """
     return proved(
         by_coq("theorem1_paper", "theorem1_limit"),
         by_proof(lambda: lemmas.prove_theorem(2)),
@@ -54,9 +56,15 @@ def theorem_limit() -> Judgement:
     "talk, Lemma 1",
 )
 def lemma_1() -> Judgement:
-    """Proved in Coq, with assumption (9) as hypothesis; and three bijections are checked on random integers."""
+    """Proved in Coq, with assumption (9) as hypothesis; and three bijections are checked on random
+    integers.
+    """
     setting, differing = Setting((3, 3), (5, 4), (1, 1)), 0
-    weight, bias, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 3), equations.integers(3, 2, 5, 4)
+    weight, bias, x = (
+        equations.integers(1, 3, 2, 3, 3),
+        equations.integers(2, 3),
+        equations.integers(3, 2, 5, 4),
+    )
     taps = equations.tap_matrices(weight)
     expected = setting.convolution(weight, bias)(x[None]).reshape(3, -1).T
     for seed in range(3):
@@ -68,7 +76,10 @@ def lemma_1() -> Judgement:
         by_coq("lemma1"),
         any_matrix_is_a_product(),
         by_proof(lambda: lemmas.prove_lemma1(2)),
-        Check(f"3 bijections on random integers: {differing} of {3 * expected.size} outputs differ", differing == 0),
+        Check(
+            f"3 bijections on random integers: {differing} of {3 * expected.size} outputs differ",
+            differing == 0,
+        ),
     )
 
 
@@ -79,7 +90,9 @@ def any_matrix_is_a_product() -> Check:
     w = sympy.MatrixSymbol("W", d_in, d_out)
     w_val = sympy.BlockMatrix([[w, sympy.ZeroMatrix(d_in, more)]])
     w_out = sympy.BlockMatrix([[sympy.Identity(d_out)], [sympy.ZeroMatrix(more, d_out)]])
-    return Check("W = [W, 0]·[I; 0] for every D_h ≥ D_out", sympy.block_collapse(w_val * w_out) == w, "sympy")
+    return Check(
+        "W = [W, 0]·[I; 0] for every D_h ≥ D_out", sympy.block_collapse(w_val * w_out) == w, "sympy"
+    )
 
 
 @claim(
@@ -89,15 +102,21 @@ def any_matrix_is_a_product() -> Check:
     "talk, Lemma 2",
 )
 def lemma_2() -> Judgement:
-    """No finite v does; the limit does, by Coq, by sympy for the code's encoding, and for every shift that stays on a grid."""
+    """No finite v does; the limit does, by Coq, by sympy for the code's encoding, and for every
+    shift that stays on a grid.
+    """
     beside = proof_positions.quadratic_scores(PLANE.queries, PLANE.keys, (0, 0), 1024)[7]
     least: Any = min(weight.a for weight in equations.enclosed_softmax(beside))
-    size = f"10^{float((equations.iv.log(least) / equations.iv.log(10)).a):.1f}" if least > 0 else "0"
+    size = (
+        f"10^{float((equations.iv.log(least) / equations.iv.log(10)).a):.1f}" if least > 0 else "0"
+    )
     setting = Setting((1, 1), (4, 4))
     keys, wrong, count = setting.keys, 0, 0
     for target in keys:
         for query in keys:
-            limit = equations.sharp(proof_positions.quadratic_scores(query[None], keys, tuple(target - query)))
+            limit = equations.sharp(
+                proof_positions.quadratic_scores(query[None], keys, tuple(target - query))
+            )
             wrong += int((limit[0] != (keys == target).all(axis=1)).sum())
             count += len(keys)
     return refuted(
@@ -108,7 +127,9 @@ def lemma_2() -> Judgement:
         instead=proved(
             by_coq("score_gap", "softmax_limit"),
             by_proof(lemmas.prove_lemma2_any_length),
-            Check(f"{wrong} of {count} limits on a 4×4 grid are not one-hot at query + τ", wrong == 0),
+            Check(
+                f"{wrong} of {count} limits on a 4×4 grid are not one-hot at query + τ", wrong == 0
+            ),
         ),
     )
 
@@ -120,7 +141,9 @@ def lemma_2() -> Judgement:
     "talk, Lemma 2: Summary",
 )
 def any_dimension() -> Judgement:
-    """Proved in Coq; the code's encoding by sympy for vectors of any length; and the oracle agrees in one to four dimensions."""
+    """Proved in Coq; the code's encoding by sympy for vectors of any length; and the oracle agrees
+    in one to four dimensions.
+    """
     settings = (
         Setting((3,), (5,), (1,)),
         Setting((3, 2), (3, 4), (1, 0)),
@@ -143,10 +166,13 @@ def any_dimension() -> Judgement:
     "talk, Self-Attention for Images, Convolution",
 )
 def flipped_kernel() -> Judgement:
-    """The sum is over a symmetric set; and heads at q − k = τ, as in the talk's Lemma 1, are compared with k − q = τ."""
+    """The sum is over a symmetric set; and heads at q − k = τ, as in the talk's Lemma 1, are
+    compared with k − q = τ.
+    """
     queries, keys = IMAGE.queries, IMAGE.keys
     behind = [
-        (queries[:, None] - keys[None] == np.array(tau, dtype=object)).all(axis=2).astype(int) for tau in IMAGE.shifts
+        (queries[:, None] - keys[None] == np.array(tau, dtype=object)).all(axis=2).astype(int)
+        for tau in IMAGE.shifts
     ]
     opposite = equations.hard_heads(IMAGE, [tuple(-x for x in tau) for tau in IMAGE.shifts])
     turned = sum(bool((a == b).all()) for a, b in zip(behind, opposite, strict=True))
@@ -184,7 +210,13 @@ def sparse() -> Judgement:
     kept = [1, 3, 4, 8]
     weight.reshape(3, 2, 9)[:, :, [j for j in range(9) if j not in kept]] = 0
     heads, taps = equations.hard_heads(PLANE), equations.tap_matrices(weight)
-    four = compares(PLANE, [heads[j] for j in kept], [taps[j] for j in kept], weight, "4 of 9 heads, 5 taps zero")
+    four = compares(
+        PLANE,
+        [heads[j] for j in kept],
+        [taps[j] for j in kept],
+        weight,
+        "4 of 9 heads, 5 taps zero",
+    )
     return proved(by_coq("theorem1"), four)
 
 

@@ -1,8 +1,9 @@
 """Eq. 3, its limit for α → ∞, and small convolutions, each in a few lines of numpy.
 
-``softmax`` is float64.  ``sharp`` is its exact limit: the keys with the highest score share the weight equally.  ``mix`` is Eq. 3
-on any numbers.  A convolution and an attention layer without content are both bilinear in input and kernel, so on a given grid
-they agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` is the oracle's impulse response,
+``softmax`` is float64.  ``sharp`` is its exact limit: the keys with the highest score share the
+weight equally.  ``mix`` is Eq. 3 on any numbers.  A convolution and an attention layer without
+content are both bilinear in input and kernel, so on a given grid they agree for *every* input and
+kernel if they agree on impulses: ``read_by_taps`` is the oracle's impulse response,
 ``read_by_heads`` the attention's.
 """
 
@@ -35,9 +36,11 @@ def enclosed_softmax(scores: ndarray) -> list[Any]:
 
 
 def sharp(scores: ndarray) -> ndarray:
-    """lim softmax(α·scores) for α → ∞, in integers or fractions: the keys with the highest score share the weight equally.
+    """lim softmax(α·scores) for α → ∞, in integers or fractions: the keys with the highest score
+    share the weight equally.
 
-    Any lower score has a finite distance from the highest, so its weight decays like e^{−α·distance}.
+    Any lower score has a finite distance from the highest, so its weight decays like
+    e^{−α·distance}.
     """
     highest = np.asarray(scores == scores.max(axis=-1, keepdims=True), dtype=bool)
     if (highest.sum(axis=-1) == 1).all():
@@ -46,7 +49,9 @@ def sharp(scores: ndarray) -> ndarray:
     return shares(highest, highest.sum(axis=-1, keepdims=True))
 
 
-def mix(attention: Sequence[ndarray], x: ndarray, weights: Sequence[ndarray], bias: ndarray | int = 0) -> ndarray:
+def mix(
+    attention: Sequence[ndarray], x: ndarray, weights: Sequence[ndarray], bias: ndarray | int = 0
+) -> ndarray:
     """Eq. 3: b + Σ_h P^h X W^h, with P^h (Q, T), X (T, D_in), W^h (D_in, D_out)."""
     total = bias
     for p, w in zip(attention, weights, strict=True):
@@ -55,7 +60,9 @@ def mix(attention: Sequence[ndarray], x: ndarray, weights: Sequence[ndarray], bi
 
 
 def read_by_taps(setting: Setting, mode: str = "zeros") -> ndarray:
-    """The impulse response of each tap of the oracle's convolution: integers (taps, outputs, inputs)."""
+    """The impulse response of each tap of the oracle's convolution: integers
+    (taps, outputs, inputs).
+    """
     taps, inputs = prod(setting.kernel), prod(setting.size)
     weight = np.eye(taps, dtype=int).reshape(taps, 1, *setting.kernel)
     impulses = np.eye(inputs, dtype=int).reshape(inputs, 1, *setting.size)
@@ -66,12 +73,16 @@ def read_by_taps(setting: Setting, mode: str = "zeros") -> ndarray:
 def read_by_heads(setting: Setting, attention: Sequence[ndarray]) -> ndarray:
     """P^h restricted to the unpadded input, (heads, outputs, inputs)."""
     inputs = prod(setting.size)
-    placed = setting.tokens(np.eye(inputs, dtype=int).reshape(inputs, *setting.size))  # (T, inputs), a token per input
+    placed = setting.tokens(
+        np.eye(inputs, dtype=int).reshape(inputs, *setting.size)
+    )  # (T, inputs), a token per input
     return np.array([p[:, placed.argmax(axis=0)] for p in attention])
 
 
 def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list[ndarray]:
-    """The attention for α → ∞ of heads with the code's quadratic encoding, one per shift, (Q, T) each."""
+    """The attention for α → ∞ of heads with the code's quadratic encoding, one per shift, (Q, T)
+    each.
+    """
     keys, queries = setting.keys, setting.queries
     return [sharp(quadratic_scores(queries, keys, tau)) for tau in shifts or setting.shifts]
 
@@ -102,11 +113,14 @@ def rank(rows: Any) -> int:
 
 def _exactly(rows: Any) -> sympy.Matrix:
     """A matrix of rationals; floats are converted exactly."""
-    return sympy.Matrix([[sympy.Rational(*Fraction(x).as_integer_ratio()) for x in row] for row in rows])
+    return sympy.Matrix(
+        [[sympy.Rational(*Fraction(x).as_integer_ratio()) for x in row] for row in rows]
+    )
 
 
 def solve(matrix: ndarray, right: ndarray) -> ndarray:
-    """The exact solution of matrix·y = right for a square matrix of rationals of full rank, in fractions.
+    """The exact solution of matrix·y = right for a square matrix of rationals of full rank, in
+    fractions.
 
     Raises:
         ValueError: the matrix does not have full rank.

@@ -1,8 +1,9 @@
 """Verdicts on claims of the literature, computed from checks.
 
-A check has a sentence with this run's numbers, a result, and, if it is a proof, the method of proof.  The first check of a claim
-states it, and its method appears with the verdict; the others support it.  If any check fails, the claim is UNDECIDED.  Only
-MEASURED HERE and OPEN are written by hand: the first with the numbers of a page, the second with a reason.
+A check has a sentence with this run's numbers, a result, and, if it is a proof, the method of
+proof.  The first check of a claim states it, and its method appears with the verdict; the others
+support it.  If any check fails, the claim is UNDECIDED.  Only MEASURED HERE and OPEN are written by
+hand: the first with the numbers of a page, the second with a reason.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,8 +40,8 @@ class Judgement:
     """A verdict and its evidence.
 
     Attributes:
-        verdict: PROVED, CHECKED (on samples), REFUTED, UNDECIDED (a check fails), MEASURED HERE (runs of our own bear on it)
-            or OPEN (nothing here decides it).
+        verdict: PROVED, CHECKED (on samples), REFUTED, UNDECIDED (a check fails), MEASURED HERE
+            (runs of our own bear on it) or OPEN (nothing here decides it).
         by: the method of the proof, the samples, "as printed", or whether our measurement agrees.
         evidence: the findings of the checks.
         stands: the part of a refuted claim that is true.
@@ -68,7 +69,8 @@ class Statement:
     Attributes:
         id: a short name.
         wording: the statement, in our own words.
-        quote: the source's sentence, verbatim; empty for a statement of ours that stands beside none.
+        quote: the source's sentence, verbatim; empty for a statement of ours that stands beside
+            none.
         source: the source and, where known, the place in it.
         ours: whether the statement is ours and the quotation only gives its context.
     """
@@ -91,11 +93,15 @@ def claim(
     id: str, wording: str, quote: str = "", source: str = "", *, ours: bool = False
 ) -> Callable[[Callable[[], Judgement]], Claim]:
     """Decorator that turns the function that judges a claim into a `Claim`."""
-    return lambda judge: Claim(id=id, wording=wording, quote=quote, source=source, judge=judge, ours=ours)
+    return lambda judge: Claim(
+        id=id, wording=wording, quote=quote, source=source, judge=judge, ours=ours
+    )
 
 
 added = partial(claim, ours=True)
-""":func:`claim` for a statement of our own, next to a source's sentence if one says something of it."""
+""":func:`claim` for a statement of our own, next to a source's sentence if one says something of
+it.
+"""
 
 
 def proved(*checks: Check) -> Judgement:
@@ -114,10 +120,13 @@ def checked(samples: str, *checks: Check) -> Judgement:
     return Judgement(*_verdict(CHECKED, samples, checks))
 
 
-def refuted(*checks: Check, stands: str, instead: Judgement | None = None, statement: str = "") -> Judgement:
+def refuted(
+    *checks: Check, stands: str, instead: Judgement | None = None, statement: str = ""
+) -> Judgement:
     """The claim as printed is contradicted by these checks: REFUTED if all hold.
 
-    ``stands`` is the part of it that is true; ``statement`` the true statement, and ``instead`` the judgement of that.
+    ``stands`` is the part of it that is true; ``statement`` the true statement, and ``instead`` the
+    judgement of that.
     """
     correction = instead and Correction(**vars(instead), statement=statement)
     return Judgement(*_verdict(REFUTED, "as printed", checks), stands, correction)
@@ -128,30 +137,46 @@ def open_claim(id: str, wording: str, quote: str, source: str, reason: str) -> C
     return claim(id, wording, quote, source)(lambda: Judgement(OPEN, "", reason))
 
 
-def measured_claim(id: str, wording: str, quote: str, source: str, outcome: str, runs: str) -> Claim:
-    """A claim about training on which runs of our own bear: the outcome in a few words, and the runs with what they gave."""
+def measured_claim(
+    id: str, wording: str, quote: str, source: str, outcome: str, runs: str
+) -> Claim:
+    """A claim about training on which runs of our own bear: the outcome in a few words, and the
+    runs with what they gave.
+    """
     return claim(id, wording, quote, source)(lambda: Judgement(MEASURED, outcome, runs))
 
 
 def by_coq(*names: str) -> Check:
-    """Headline theorems of ``verify/coq`` that state the fact; the check is only that they are among the headlines."""
+    """Headline theorems of ``verify/coq`` that state the fact; the check is only that they are
+    among the headlines.
+    """
     files = {theorem.name: theorem.file for theorem in statements.headlines()}
     cited = ", ".join(f"{name} ({files.get(name, 'no headline theorem')})" for name in names)
-    return Check(f"Coq: {cited}", bool(names) and all(name in files for name in names), f"Coq: {', '.join(names)}")
+    return Check(
+        f"Coq: {cited}",
+        bool(names) and all(name in files for name in names),
+        f"Coq: {', '.join(names)}",
+    )
 
 
 def by_proof(run: Callable[[], Proof], within: str = "") -> Check:
-    """A symbolic proof as a check, for the sizes ``within`` (empty for all): it holds unless a step fails."""
+    """A symbolic proof as a check, for the sizes ``within`` (empty for all): it holds unless a step
+    fails.
+    """
     try:
         proof = run()
     except ProofFailed as failure:
         return _broken(failure)
     name = proof.claim.split(":")[0]
-    return Check(f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps, within))
+    return Check(
+        f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps, within)
+    )
 
 
 def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: str = "") -> Check:
-    """Steps of a symbolic proof as a check: ``what`` is what they show together, for the sizes ``within`` (empty for all)."""
+    """Steps of a symbolic proof as a check: ``what`` is what they show together, for the sizes
+    ``within`` (empty for all).
+    """
     try:
         steps = [step for part in run() for step in part.steps]
     except ProofFailed as failure:

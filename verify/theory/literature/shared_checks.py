@@ -1,4 +1,6 @@
-"""Checks that several claims share: heads against taps on every input, a layer against a convolution, a certificate."""
+"""Checks that several claims share: heads against taps on every input, a layer against a
+convolution, a certificate.
+"""
 
 import numpy as np
 import torch
@@ -13,8 +15,12 @@ PLANE = Setting((3, 3), (4, 5), (1, 1))
 
 
 def reads_the_same(setting: Setting, heads: list[ndarray] | None = None) -> Check:
-    """Each tap's sharp head reads what the tap reads, so both layers agree for every input and kernel on this grid."""
-    read = equations.read_by_heads(setting, equations.hard_heads(setting) if heads is None else heads)
+    """Each tap's sharp head reads what the tap reads, so both layers agree for every input and
+    kernel on this grid.
+    """
+    read = equations.read_by_heads(
+        setting, equations.hard_heads(setting) if heads is None else heads
+    )
     expected = equations.read_by_taps(setting)
     same = read.shape == expected.shape and bool(np.equal(read, expected).all())
     finding = f"{len(read)} sharp heads read what the {len(expected)} taps read ({setting}; {expected.size} entries)"
@@ -29,13 +35,21 @@ def compares(
     what: str,
     channels: slice = slice(None),
 ) -> Check:
-    """Compare Eq. 3 with these heads to the oracle's convolution with ``weight``, on random integers without rounding."""
-    x, bias = equations.integers(11, weight.shape[1], *setting.size), equations.integers(12, len(weight))
+    """Compare Eq. 3 with these heads to the oracle's convolution with ``weight``, on random
+    integers without rounding.
+    """
+    x, bias = (
+        equations.integers(11, weight.shape[1], *setting.size),
+        equations.integers(12, len(weight)),
+    )
     expected = setting.convolution(weight, bias)(x[None]).reshape(len(weight), -1).T
     output = equations.mix(heads, setting.tokens(x), values)[:, channels] + bias
     same = output.shape == expected.shape
     differing = int(np.not_equal(output, expected).sum()) if same else expected.size
-    return Check(f"{what}: {differing} of {expected.size} outputs differ from the convolution", differing == 0)
+    return Check(
+        f"{what}: {differing} of {expected.size} outputs differ from the convolution",
+        differing == 0,
+    )
 
 
 def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what: str) -> Check:
@@ -47,5 +61,7 @@ def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what:
 
 
 def every_query(size: Vector, shifts: list[Vector]) -> list[ndarray]:
-    """Sharp heads with the code's encoding on an unpadded grid, where every token is query and key: (T, T) each."""
+    """Sharp heads with the code's encoding on an unpadded grid, where every token is query and key:
+    (T, T) each.
+    """
     return equations.hard_heads(Setting((1,) * len(size), size), shifts)

@@ -1,4 +1,6 @@
-"""The leakage of torch's softmax by sharpness α and dtype, with the bound: the table of docs/numerics.md."""
+"""The leakage of torch's softmax by sharpness α and dtype, with the bound: the table of
+docs/numerics.md.
+"""
 
 from dataclasses import dataclass
 
@@ -19,7 +21,8 @@ class SharpnessRow:
         alpha: the sharpness.
         bound: the largest leakage of a head over the reals, on any grid in ``dims`` dimensions.
         leaked: for each dtype, the sum of all softmax weights but the largest.
-        neighbour: for each dtype, the weight of a nearest neighbour; exactly 0 from the dtype's threshold on.
+        neighbour: for each dtype, the weight of a nearest neighbour; exactly 0 from the dtype's
+            threshold on.
     """
 
     alpha: float
@@ -29,7 +32,9 @@ class SharpnessRow:
 
 
 def other_weights(alpha: float, dtype: torch.dtype, dims: int, side: int = SIDE) -> torch.Tensor:
-    """The weights, except the largest, of a query in the middle of a grid of side ``side``, computed in ``dtype``, ascending."""
+    """The weights, except the largest, of a query in the middle of a grid of side ``side``,
+    computed in ``dtype``, ascending.
+    """
     axis = torch.arange(side, dtype=torch.float64) - side // 2
     squares = torch.cartesian_prod(*[axis.square()] * dims).reshape(-1, dims).sum(dim=1)
     scores = (-alpha * squares).clamp(min=torch.finfo(dtype).min / 2)  # float16 ends at −65504

@@ -1,4 +1,6 @@
-"""Slips of the sources, and fragments whose deciding words are not at hand.  They weigh less than claims, and get no verdict."""
+"""Slips of the sources, and fragments whose deciding words are not at hand.  They weigh less than
+claims, and get no verdict.
+"""
 
 from typing import NamedTuple
 
@@ -15,10 +17,22 @@ class Slip(NamedTuple):
 
 
 SLIPS = (
-    Slip(r"(\mathbf{X}_{q,:} + \mathbf{P}_{q,:})^T", SCORES, "the key's factor: k for q, as in the expansion below it"),
-    Slip(r"\mathbf{u}^T \mathbf{W}_{key} \mathbf{X}_{k,:}^T", SCORES, "W_keyᵀ, as W_key is D_in × D_k"),
+    Slip(
+        r"(\mathbf{X}_{q,:} + \mathbf{P}_{q,:})^T",
+        SCORES,
+        "the key's factor: k for q, as in the expansion below it",
+    ),
+    Slip(
+        r"\mathbf{u}^T \mathbf{W}_{key} \mathbf{X}_{k,:}^T",
+        SCORES,
+        "W_keyᵀ, as W_key is D_in × D_k",
+    ),
     Slip("X_qᵀ W_qry", SCORES, "X_q W_qry: tokens are rows, as in Eq. 5"),
-    Slip("Ŵ_key, on one slide transposed", SCORES, "one Ŵ_key of shape D_k × D_p, so that Ŵ_key r_δ is a key"),
+    Slip(
+        "Ŵ_key, on one slide transposed",
+        SCORES,
+        "one Ŵ_key of shape D_k × D_p, so that Ŵ_key r_δ is a key",
+    ),
     Slip("SA(A)", "talk, Eq. 7", "SA(X): the layer takes the tokens"),
     Slip("W", "talk, Lemma 1, below Eq. 10", "W_out"),
     Slip("X̂_key", "talk, Lemma 2", "Ŵ_key"),
@@ -58,7 +72,9 @@ SLIPS = (
         "its two items are not at hand; on heads see multiple-heads, on positions last-term",
     ),
     Slip(
-        "the first layers (1-3) … deeper layers (4-6)", "blog", "what sets them apart is not at hand; see local-first"
+        "the first layers (1-3) … deeper layers (4-6)",
+        "blog",
+        "what sets them apart is not at hand; see local-first",
     ),
     Slip(
         "why multi-head attention works better than single-head",

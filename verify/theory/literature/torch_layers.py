@@ -1,6 +1,7 @@
 """Torch convolutions and attention layers whose tensors are filled by hand, without the builder.
 
-The claims are thus about ``construct.attention`` as it runs, with v from the code's encoding functions.
+The claims are thus about ``construct.attention`` as it runs, with v from the code's encoding
+functions.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from verify.theory.symbolic.proof_positions import Setting, head_vector
 
 
 def small_convolution(
-    channels: tuple[int, int], kernel: Sequence[int], dtype: torch.dtype = torch.float32, **options: Any
+    channels: tuple[int, int],
+    kernel: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> Any:
     """A torch convolution in 1, 2 or 3 dimensions with seeded random weights."""
     kind: Any = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[len(kernel) - 1]
@@ -29,10 +33,11 @@ def small_convolution(
 def attention_for(
     conv: Any, alpha: float = 1024.0, radix: Sequence[int] | None = None, key_dim: int | None = None
 ) -> Any:
-    """An attention layer with one head per tap of an ungrouped convolution, W_val = W_j and W_out = I.
+    """An attention layer with one head per tap of an ungrouped convolution, W_val = W_j and
+    W_out = I.
 
-    The encoding is quadratic, or the parabola if ``radix`` is given.  By default D_k = D_p and Ŵ_key = I; with D_k = 1,
-    v = 1 and Ŵ_key is the row v.
+    The encoding is quadratic, or the parabola if ``radix`` is given.  By default D_k = D_p and
+    Ŵ_key = I; with D_k = 1, v = 1 and Ŵ_key is the row v.
     """
     geometry = layers.ConvGeometry(**{name: getattr(conv, name) for name in GEOMETRY})
     shifts = Setting(conv.kernel_size, conv.kernel_size, dilation=conv.dilation).shifts
@@ -53,13 +58,17 @@ def attention_for(
         v=v,
         w_val=taps[:, None].clone(),
         w_out=torch.eye(conv.out_channels, dtype=taps.dtype).repeat(heads, 1, 1, 1),
-        b_out=taps.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().clone(),
+        b_out=taps.new_zeros(conv.out_channels)
+        if conv.bias is None
+        else conv.bias.detach().clone(),
     )
     return layers.MHSA(geometry, weights, "dense", None if radix is None else tuple(radix))
 
 
 def random_layer(width: int = 3) -> Any:
-    """A one-dimensional float64 layer of 3 heads, 2 → 2 channels, with random numbers in all eight tensors."""
+    """A one-dimensional float64 layer of 3 heads, 2 → 2 channels, with random numbers in all eight
+    tensors.
+    """
     generator = torch.Generator().manual_seed(7)
     shapes = {
         "w_qry": (3, 2, 4),
@@ -71,13 +80,18 @@ def random_layer(width: int = 3) -> Any:
         "w_out": (3, 1, 2, 2),
         "b_out": (2,),
     }
-    drawn = {name: 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    drawn = {
+        name: 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
     geometry = layers.ConvGeometry(2, 2, (width,), (1,), (0,), "zeros", (1,), 1)
     return layers.MHSA(geometry, layers.MHSAWeights(**drawn), "dense")
 
 
 def pointwise_layer(positions: bool) -> Any:
-    """A random layer of kernel size 1 that attends by content, and by position too if ``positions``."""
+    """A random layer of kernel size 1 that attends by content, and by position too if
+    ``positions``.
+    """
     layer = random_layer(width=1)
     if not positions:
         with torch.no_grad():

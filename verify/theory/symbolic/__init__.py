@@ -1,1 +1,3 @@
-"""The lemmas, Theorem 1 and stronger forms of them, proved by sympy; r, v and other encodings are the code that runs."""
+"""The lemmas, Theorem 1 and stronger forms of them, proved by sympy; r, v and other encodings are
+the code that runs.
+"""

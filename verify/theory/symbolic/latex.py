@@ -1,22 +1,41 @@
 """Renders proof statements as LaTeX: words as text, mathematics in math mode.
 
-The statements are plain Unicode for a terminal: "score(τ) − score(δ) = α‖n‖² for all δ".  A word is mathematics if it contains
-a symbol, a digit or a single letter; neighbouring words form one formula, so that ``e^(−α (N + 1))`` becomes one exponent.
+The statements are plain Unicode for a terminal: "score(τ) − score(δ) = α‖n‖² for all δ".  A word is
+mathematics if it contains a symbol, a digit or a single letter; neighbouring words form one
+formula, so that ``e^(−α (N + 1))`` becomes one exponent.
 """
 
 import re
 from itertools import zip_longest
 
 _SYMBOLS = {
-    **dict(zip("αβδεϑπστω", "alpha beta delta varepsilon vartheta pi sigma tau omega".split(), strict=True)),
+    **dict(
+        zip(
+            "αβδεϑπστω",
+            "alpha beta delta varepsilon vartheta pi sigma tau omega".split(),
+            strict=True,
+        )
+    ),
     **dict(zip("ΔΠΣ", ("Delta", "prod", "sum"), strict=True)),
-    **dict(zip("≤≥≠±·×⊗→…∞∈‖", "le ge ne pm cdot times otimes to dots infty in |".split(), strict=True)),
+    **dict(
+        zip("≤≥≠±·×⊗→…∞∈‖", "le ge ne pm cdot times otimes to dots infty in |".split(), strict=True)
+    ),
 }
 _NAMES = {name: name for name in "alpha tau delta sum prod ln max".split()}
 _NAMES |= {"theta": "vartheta", "epsilon": "varepsilon"}
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
-_IN_MATH = _SPECIAL | {"Ŵ": r"\hat{W}", "−": "-", "^": r"\hat{}", "~": r"\sim ", "\\": r"\backslash "}
-_IN_WORDS = _SPECIAL | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_IN_MATH = _SPECIAL | {
+    "Ŵ": r"\hat{W}",
+    "−": "-",
+    "^": r"\hat{}",
+    "~": r"\sim ",
+    "\\": r"\backslash ",
+}
+_IN_WORDS = _SPECIAL | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
 _IN_WORDS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "“": "``", "”": "''"}
 _SHARP = re.compile(r"[=+^_/<>|²−Ŵ]|[^\W\d_]\(|\d|" + "|".join(map(re.escape, _SYMBOLS)))
 _OPERATOR = re.compile(r"[=+≤≥≠<>∈]|:=|−$")
@@ -40,7 +59,9 @@ def text(statement: str) -> str:
 
 def _ends(span: str) -> bool:
     """Whether a formula ends here: at a comma or colon outside brackets."""
-    return span[-1] in _ENDS and all(span.count(left) == span.count(right) for left, right in ("()", "[]", "{}"))
+    return span[-1] in _ENDS and all(
+        span.count(left) == span.count(right) for left, right in ("()", "[]", "{}")
+    )
 
 
 def escaped(words: str) -> str:
@@ -65,7 +86,9 @@ def _set(span: str) -> str:
 
 
 def _math(formula: str) -> str:
-    """Plain Unicode mathematics as LaTeX; an exponent or index is a word or text in brackets or braces."""
+    """Plain Unicode mathematics as LaTeX; an exponent or index is a word or text in brackets or
+    braces.
+    """
     words = _WORD.findall(formula)
     parts: list[str] = []
     scripts: set[str] = set()  # scripts of the last base: TeX allows one of each
@@ -73,7 +96,12 @@ def _math(formula: str) -> str:
     while place < len(words):
         word = words[place]
         place += 1
-        if word in "^_" and place < len(words) and not words[place].isspace() and words[place] not in "^_²'":
+        if (
+            word in "^_"
+            and place < len(words)
+            and not words[place].isspace()
+            and words[place] not in "^_²'"
+        ):
             script, place = _script(words, place)
         elif word in "²'":
             word, script = "^", "2" if word == "²" else r"\prime"
@@ -92,7 +120,10 @@ def _math(formula: str) -> str:
 
 def _apart(words: list[str], place: int) -> bool:
     """Whether the space before this place denotes a product, rather than adjoining an operator."""
-    return not any(word in "=+−≤≥≠<>∈→±·×⊗:,;" for word in (words[place - 2 : place - 1] + words[place : place + 1]))
+    return not any(
+        word in "=+−≤≥≠<>∈→±·×⊗:,;"
+        for word in (words[place - 2 : place - 1] + words[place : place + 1])
+    )
 
 
 def _script(words: list[str], place: int) -> tuple[str, int]:
@@ -111,4 +142,8 @@ def _symbol(word: str, shortest: int = 3) -> str:
     name = _SYMBOLS.get(word) or _NAMES.get(word)
     if name:
         return f"\\{name} "
-    return f"\\mathrm{{{word}}}" if len(word) >= shortest and word.isalpha() else _IN_MATH.get(word, word)
+    return (
+        f"\\mathrm{{{word}}}"
+        if len(word) >= shortest and word.isalpha()
+        else _IN_MATH.get(word, word)
+    )

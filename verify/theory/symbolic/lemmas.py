@@ -1,13 +1,14 @@
 """``verify.prove_lemma1``, ``prove_lemma2``, ``prove_theorem`` and more proofs by sympy.
 
-The encoding is the code that runs: sympy calls the functions of ``construct.encoding.quadratic`` on symbols, at call time, and
-reasons about the results.  Break a sign there and the proofs that rest on it raise `ProofFailed`.  Shifts, taps and Eq. 3 are
-restated here; tests and certificates compare them with the code.
+The encoding is the code that runs: sympy calls the functions of ``construct.encoding.quadratic`` on
+symbols, at call time, and reasons about the results.  Break a sign there and the proofs that rest
+on it raise `ProofFailed`.  Shifts, taps and Eq. 3 are restated here; tests and certificates compare
+them with the code.
 
-Each step is discharged by sympy, cited from ``verify/coq`` (what a headline theorem there states is not repeated) or *argued*; a
-proof counts all three.  The steps are in ``proofs_*.py``.  Every function here
-raises `ProofFailed` if a step does not hold, and ValueError if ``dims``, the number of spatial dimensions, is not an integer from 1
-to ``MOST_DIMS``.
+Each step is discharged by sympy, cited from ``verify/coq`` (what a headline theorem there states is
+not repeated) or *argued*; a proof counts all three.  The steps are in ``proofs_*.py``.  Every
+function here raises `ProofFailed` if a step does not hold, and ValueError if ``dims``, the number
+of spatial dimensions, is not an integer from 1 to ``MOST_DIMS``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,20 +21,29 @@ from verify.theory.symbolic.proofs_factorisation import factorisation_steps, no_
 from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
-from verify.theory.symbolic.proofs_lemma2 import any_length_steps, gap_steps, grid_steps, score_steps, squeeze_steps
+from verify.theory.symbolic.proofs_lemma2 import (
+    any_length_steps,
+    gap_steps,
+    grid_steps,
+    score_steps,
+    squeeze_steps,
+)
 from verify.theory.symbolic.proofs_relative import relative_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
 MOST_DIMS = 62
-"""The most dimensions of a convolution that exists: its kernel has d + 2 axes, numpy's arrays have 64."""
+"""The most dimensions of a convolution that exists: its kernel has d + 2 axes, numpy's arrays have
+64.
+"""
 
 
 def prove_lemma1(dims: int) -> Proof:
-    """Prove Lemma 1: hard attention given by any bijection from heads to shifts equals the convolution.
+    """Prove Lemma 1: hard attention given by any bijection from heads to shifts equals the
+    convolution.
 
-    One-hot attention is the hypothesis.  Kernel, bias and every token of the padded grid are symbols; with W_val^h W_out^h the
-    tap of head h, b + Σ_h P^h X W_val^h W_out^h is compared with the definition entry by entry on small grids; for all grids
-    and heads the step cites Coq.
+    One-hot attention is the hypothesis.  Kernel, bias and every token of the padded grid are
+    symbols; with W_val^h W_out^h the tap of head h, b + Σ_h P^h X W_val^h W_out^h is compared with
+    the definition entry by entry on small grids; for all grids and heads the step cites Coq.
 
     Args:
         dims: the number d of spatial dimensions, from 1 to 62.
@@ -58,10 +68,12 @@ def prove_lemma1(dims: int) -> Proof:
 
 
 def prove_lemma2(dims: int) -> Proof:
-    """Prove Lemma 2 for the code's encoding in d = dims dimensions, for every integer shift τ and every α > 0.
+    """Prove Lemma 2 for the code's encoding in d = dims dimensions, for every integer shift τ and
+    every α > 0.
 
-    Lemma 2: v·r_δ = −α(‖δ−τ‖² − ‖τ‖²), so among integer shifts the score has its only maximum at δ = τ, with a gap of exactly
-    α, and as α → ∞ the softmax over the keys puts weight 1 on the key at q + τ.
+    Lemma 2: v·r_δ = −α(‖δ−τ‖² − ‖τ‖²), so among integer shifts the score has its only maximum at
+    δ = τ, with a gap of exactly α, and as α → ∞ the softmax over the keys puts weight 1 on the key
+    at q + τ.
 
     Args:
         dims: the number d of spatial dimensions, from 1 to 62.
@@ -83,7 +95,9 @@ def prove_lemma2(dims: int) -> Proof:
         f"Lemma 2 (d = {dims}): for all integer shifts τ, on all grids, attention with the code's r and v tends to "
         "one-hot on the key at query + τ as α grows."
     )
-    return Proof(claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims)))
+    return Proof(
+        claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims))
+    )
 
 
 def prove_lemma2_any_length() -> Proof:
@@ -96,10 +110,12 @@ def prove_lemma2_any_length() -> Proof:
 
 
 def prove_theorem(dims: int) -> Proof:
-    """Prove Theorem 1 by composition: Lemma 2's steps, then Lemma 1 with the attention that they yield.
+    """Prove Theorem 1 by composition: Lemma 2's steps, then Lemma 1 with the attention that they
+    yield.
 
-    On a small grid, sympy computes the limits of the softmax of the code's scores, and these are the P^h of the layer compared
-    with the convolution.  The error at finite α, at most 2ε·max|X|·Σ|W| where heads leak ε, is cited from Coq.
+    On a small grid, sympy computes the limits of the softmax of the code's scores, and these are
+    the P^h of the layer compared with the convolution.  The error at finite α, at most
+    2ε·max|X|·Σ|W| where heads leak ε, is cited from Coq.
 
     Args:
         dims: the number d of spatial dimensions, from 1 to 62.
@@ -127,9 +143,11 @@ def prove_theorem(dims: int) -> Proof:
 
 
 def prove_leakage_on_lattice() -> Proof:
-    """Prove the leakage of a head that looks at an integer shift: at most 1 − ϑ(α)^{−d}, on any grid (d = 1, 2, 3).
+    """Prove the leakage of a head that looks at an integer shift: at most 1 − ϑ(α)^{−d}, on any
+    grid (d = 1, 2, 3).
 
-    This includes the tail bound of ``verify.rounding.leakage`` and the tolerance by which ``construct.encoding.sharpness`` sets α.
+    This includes the tail bound of ``verify.rounding.leakage`` and the tolerance by which
+    ``construct.encoding.sharpness`` sets α.
     """
     claim = (
         "Leakage on the lattice: for all grids and integer shifts τ, at most 1 − ϑ^(−d) of the weight leaks past the key at "
@@ -139,10 +157,11 @@ def prove_leakage_on_lattice() -> Proof:
 
 
 def prove_leakage_off_lattice() -> Proof:
-    """Prove the leakage of a head at offset f = τ − round(τ) from its nearest key, on any grid with that key (d = 1, 2, 3).
+    """Prove the leakage of a head at offset f = τ − round(τ) from its nearest key, on any grid with
+    that key (d = 1, 2, 3).
 
-    The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½ for every α,
-    if both nearest keys are on the grid.
+    The gap is α(1 − 2 max|f_i|), the leakage at most 1 − Π_i 1/(1 + s(α, f_i)); at f = ½ it stays ½
+    for every α, if both nearest keys are on the grid.
     """
     claim = (
         "Leakage off the lattice: for all real τ = t + f, t the nearest key, at most 1 − Π_i 1/(1 + s(f_i)) leaks past it, "
@@ -153,7 +172,9 @@ def prove_leakage_off_lattice() -> Proof:
 
 
 def prove_factorisation(dims: int) -> Proof:
-    """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not factorise."""
+    """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not
+    factorise.
+    """
     dims = _checked(dims)
     claim = (
         f"Axis factorisation (d = {dims}): for all rectangular grids, α and real τ, attention is the Kronecker product "
@@ -163,7 +184,9 @@ def prove_factorisation(dims: int) -> Proof:
 
 
 def prove_relative_from_absolute() -> Proof:
-    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, and say which steps are identities."""
+    """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, and say which
+    steps are identities.
+    """
     claim = (
         "From absolute to relative (Eq. 4, 5, 6): four terms by an identity, relative positions by substitution, and what the "
         "construction keeps of Eq. 6 is Lemma 2's score; matrices for d = 1, 2, 3."
@@ -172,7 +195,9 @@ def prove_relative_from_absolute() -> Proof:
 
 
 def prove_absolute_encoding(dims: int) -> Proof:
-    """Prove that a dot product of d + 1 positional features of query and key has the softmax of Lemma 2."""
+    """Prove that a dot product of d + 1 positional features of query and key has the softmax of
+    Lemma 2.
+    """
     dims = _checked(dims)
     claim = (
         f"Absolute encoding (d = {dims}): for all q and τ, α(2(q + τ)·k − ‖k‖²), a dot product of d + 1 features, has "
@@ -182,7 +207,9 @@ def prove_absolute_encoding(dims: int) -> Proof:
 
 
 def prove_parabola(dims: int) -> Proof:
-    """Prove that D_p = 2 suffices: a mixed radix numbers the shifts of a bounded box, and Lemma 2 in 1-D applies to the numbers."""
+    """Prove that D_p = 2 suffices: a mixed radix numbers the shifts of a bounded box, and Lemma 2
+    in 1-D applies to the numbers.
+    """
     dims = _checked(dims)
     claim = (
         f"The parabola (d = {dims}): for all shifts of a box of sides m_i, numbered by the code's n(δ), D_p = 2 is "
@@ -192,7 +219,9 @@ def prove_parabola(dims: int) -> Proof:
 
 
 def prove_head_count() -> Proof:
-    """Prove the lower bound on the number of heads for input-independent attention: the rank of the unfolded taps."""
+    """Prove the lower bound on the number of heads for input-independent attention: the rank of the
+    unfolded taps.
+    """
     claim = (
         "The least number of heads: for all attention that ignores its input, N_h ≥ the rank of the taps, unfolded as taps × "
         "(D_in D_out), counting taps of independent shift matrices; sometimes more."
@@ -201,7 +230,9 @@ def prove_head_count() -> Proof:
 
 
 def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
-    """Every proof in the order of the argument, computed lazily; those that take a dimension, for each of ``dims``."""
+    """Every proof in the order of the argument, computed lazily; those that take a dimension, for
+    each of ``dims``.
+    """
     if not dims:
         raise ValueError("dims must hold at least one number of dimensions")
     numbers = [_checked(number) for number in dims]
@@ -225,5 +256,7 @@ def _checked(dims: int) -> int:
     if isinstance(dims, bool) or not hasattr(dims, "__index__") or index(dims) < 1:
         raise ValueError(f"dims must be an integer of at least 1, got {dims!r}")
     if index(dims) > MOST_DIMS:
-        raise ValueError(f"dims must be at most {MOST_DIMS}, as an array has at most 64 axes, got {dims}")
+        raise ValueError(
+            f"dims must be at most {MOST_DIMS}, as an array has at most 64 axes, got {dims}"
+        )
     return index(dims)

@@ -1,9 +1,11 @@
-"""Proofs as values: a step has a statement, the method that discharged it, and the expressions that were checked.
+"""Proofs as values: a step has a statement, the method that discharged it, and the expressions that
+were checked.
 
-The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.  Two kinds of steps are counted
-separately: `cited` rests on headline theorems of ``verify/coq``, and only `argued` relies on the author.  No step is vacuous:
-empty lists, equations without symbols, contradictory premises, limits in absent variables, substitutions of absent symbols,
-linearity without a sum and empty matrices are refused.  Sums, ranks and substitutions are in
+The functions below return a step only if sympy discharges it; otherwise they raise `ProofFailed`.
+Two kinds of steps are counted separately: `cited` rests on headline theorems of ``verify/coq``, and
+only `argued` relies on the author.  No step is vacuous: empty lists, equations without symbols,
+contradictory premises, limits in absent variables, substitutions of absent symbols, linearity
+without a sum and empty matrices are refused.  Sums, ranks and substitutions are in
 `verify.theory.symbolic.proof_algebra`.
 """
 
@@ -27,11 +29,20 @@ from sympy.logic.inference import satisfiable
 from verify.coq import statements
 from verify.theory.symbolic import latex
 
-_SIGNS = {sympy.Ge: "nonnegative", sympy.Gt: "positive", sympy.Le: "nonnegative", sympy.Lt: "positive"}
+_SIGNS = {
+    sympy.Ge: "nonnegative",
+    sympy.Gt: "positive",
+    sympy.Le: "nonnegative",
+    sympy.Lt: "positive",
+}
 """The sign of the greater side minus the smaller, as a sympy assumption."""
 
-ge, gt, le, lt = (partial(relation, evaluate=False) for relation in (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt))
-"""Unevaluated inequalities, for facts to be shown: sympy would reduce some to True or False at once."""
+ge, gt, le, lt = (
+    partial(relation, evaluate=False) for relation in (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
+)
+"""Unevaluated inequalities, for facts to be shown: sympy would reduce some to True or False at
+once.
+"""
 
 _DIMENSION = re.compile(r"d = \d+")
 _WIDTH = 100
@@ -61,7 +72,8 @@ class ProofFailed(Exception):
 
     Attributes:
         step: the statement of the step.
-        expression: the offending remainder, such as a difference that did not vanish or a quantity of unknown sign.
+        expression: the offending remainder, such as a difference that did not vanish or a quantity
+            of unknown sign.
         reason: what it should have been.
     """
 
@@ -93,7 +105,11 @@ class ProofStep:
     @property
     def reason(self) -> str:
         """The method, with the theorems that a cited step names."""
-        return f"Coq: {', '.join(map(str, self.expressions))}" if self.how is How.CITED else str(self.how)
+        return (
+            f"Coq: {', '.join(map(str, self.expressions))}"
+            if self.how is How.CITED
+            else str(self.how)
+        )
 
     @property
     def steps(self) -> "tuple[ProofStep]":
@@ -121,7 +137,8 @@ class Proof:
     Attributes:
         claim: the statement.
         parts: steps and subproofs, one line each in brief.
-        name: the reason given by a line that rests on this proof; by default the methods of its steps.
+        name: the reason given by a line that rests on this proof; by default the methods of its
+            steps.
     """
 
     claim: str
@@ -155,7 +172,10 @@ class Proof:
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The proof in brief: (statement, reason) of every part."""
-        return [(part.claim if isinstance(part, Proof) else part.statement, part.reason) for part in self.parts]
+        return [
+            (part.claim if isinstance(part, Proof) else part.statement, part.reason)
+            for part in self.parts
+        ]
 
     @property
     def reason(self) -> str:
@@ -168,33 +188,55 @@ class Proof:
         for number, part in enumerate(self.parts, 1):
             if isinstance(part, Proof):
                 lines.append(f"{number:3}. {part.claim}")
-                lines += (_indented(f"{number:3}.{place} {step.full()}") for place, step in enumerate(part.steps, 1))
+                lines += (
+                    _indented(f"{number:3}.{place} {step.full()}")
+                    for place, step in enumerate(part.steps, 1)
+                )
             else:
                 lines.append(_indented(f"{number:3}. {part.full()}"))
-        checks = sum(len(step.expressions) for step in self.steps if step.how not in (How.CITED, How.ARGUED))
+        checks = sum(
+            len(step.expressions) for step in self.steps if step.how not in (How.CITED, How.ARGUED)
+        )
         counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {_others(self.steps)}."
         return "\n".join((*lines, counts))
 
     def brief(self) -> str:
-        """The claim, and one line per part with its reason; ``full`` shows every step and its expressions."""
-        lines = (f"{number:3}. {statement} [{reason}]" for number, (statement, reason) in enumerate(self.lines, 1))
-        return "\n".join((textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts))
+        """The claim, and one line per part with its reason; ``full`` shows every step and its
+        expressions.
+        """
+        lines = (
+            f"{number:3}. {statement} [{reason}]"
+            for number, (statement, reason) in enumerate(self.lines, 1)
+        )
+        return "\n".join(
+            (textwrap.fill(self.claim, _WIDTH, break_on_hyphens=False), *lines, self.counts)
+        )
 
     __str__ = brief
 
     def _repr_html_(self) -> str:
-        items = "".join(f"<li>{escape(statement)} <i>[{escape(reason)}]</i></li>" for statement, reason in self.lines)
+        items = "".join(
+            f"<li>{escape(statement)} <i>[{escape(reason)}]</i></li>"
+            for statement, reason in self.lines
+        )
         return f"<b>{escape(self.claim)}</b><ol>{items}</ol>{self.counts}"
 
     def _repr_latex_(self) -> str:
         name, _, claim = self.claim.partition(":")
-        items = (f"\\item {latex.text(statement)} [{latex.escaped(reason)}]" for statement, reason in self.lines)
-        heading = f"\\paragraph{{{latex.text(name)}.}} {latex.text(claim)}" if claim else latex.text(name)
+        items = (
+            f"\\item {latex.text(statement)} [{latex.escaped(reason)}]"
+            for statement, reason in self.lines
+        )
+        heading = (
+            f"\\paragraph{{{latex.text(name)}.}} {latex.text(claim)}" if claim else latex.text(name)
+        )
         return "\n".join((heading, "\\begin{enumerate}", *items, "\\end{enumerate}", self.counts))
 
     @property
     def counts(self) -> str:
-        """How many steps sympy discharged, how many are cited from Coq and how many are argued, in words."""
+        """How many steps sympy discharged, how many are cited from Coq and how many are argued, in
+        words.
+        """
         return f"{self.discharged} steps by sympy, {_others(self.steps)}"
 
 
@@ -206,24 +248,37 @@ def _others(steps: Iterable[ProofStep]) -> str:
 
 
 def in_brief(proofs: Iterable[Proof]) -> str:
-    """Proofs in brief; of those that differ only in the dimension, one is shown, with the step counts of the others."""
-    return "\n\n".join(shown.brief() + _also(shown, others) for shown, others in one_dimension_each(proofs))
+    """Proofs in brief; of those that differ only in the dimension, one is shown, with the step
+    counts of the others.
+    """
+    return "\n\n".join(
+        shown.brief() + _also(shown, others) for shown, others in one_dimension_each(proofs)
+    )
 
 
 def in_latex(proofs: Iterable[Proof]) -> str:
     """Proofs in brief as a LaTeX document that uses amsmath and amssymb."""
-    parts = [r"\documentclass{article}", r"\usepackage[a4paper,margin=25mm]{geometry}", r"\usepackage{amsmath,amssymb}"]
+    parts = [
+        r"\documentclass{article}",
+        r"\usepackage[a4paper,margin=25mm]{geometry}",
+        r"\usepackage{amsmath,amssymb}",
+    ]
     parts += [
         r"\setlength{\parindent}{0pt}",
         r"\begin{document}",
         r"\section*{Proofs by sympy; the encoding is the code that runs}",
     ]
-    parts += (shown._repr_latex_() + latex.text(_also(shown, others)) for shown, others in one_dimension_each(proofs))
+    parts += (
+        shown._repr_latex_() + latex.text(_also(shown, others))
+        for shown, others in one_dimension_each(proofs)
+    )
     return "\n".join((*parts, r"\end{document}"))
 
 
 def one_dimension_each(proofs: Iterable[Proof]) -> list[tuple[Proof, list[Proof]]]:
-    """Group proofs that differ only in the dimension: one of each group, with d = 2 if possible, and the others."""
+    """Group proofs that differ only in the dimension: one of each group, with d = 2 if possible,
+    and the others.
+    """
     groups: dict[str, list[Proof]] = {}
     for proof in proofs:
         groups.setdefault(_DIMENSION.sub("", proof.claim, count=1), []).append(proof)
@@ -247,12 +302,16 @@ def identity(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
     """Show that both sides of each (left, right) are equal: their difference expands to zero."""
     for left, right in equations:
         if not (sympy.sympify(left).free_symbols | sympy.sympify(right).free_symbols):
-            raise ProofFailed(statement, equation(left, right), "an identity between constants shows nothing")
+            raise ProofFailed(
+                statement, equation(left, right), "an identity between constants shows nothing"
+            )
         rest = sympy.expand(left - right)
         if rest != 0:  # fractions cancel only over a common denominator
             rest = sympy.expand(sympy.numer(sympy.together(rest)))
         if rest != 0:
-            raise ProofFailed(statement, rest, "both sides should be equal, but their difference is")
+            raise ProofFailed(
+                statement, rest, "both sides should be equal, but their difference is"
+            )
     return ProofStep(statement, How.IDENTITY, tuple(equation(*sides) for sides in equations))
 
 
@@ -266,12 +325,18 @@ def from_assumptions(statement: str, *facts: Any) -> ProofStep:
     return ProofStep(statement, How.ASSUMPTIONS, facts)
 
 
-def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tuple[Boolean, Any]]) -> ProofStep:
-    """Show the fact of each case (condition, fact), and that the premises imply one of the conditions."""
+def case_split(
+    statement: str, premises: Sequence[Boolean], cases: Sequence[tuple[Boolean, Any]]
+) -> ProofStep:
+    """Show the fact of each case (condition, fact), and that the premises imply one of the
+    conditions.
+    """
     possible = sympy.And(*premises)
     uncovered = sympy.And(possible, sympy.Not(sympy.Or(*(condition for condition, _ in cases))))
     if satisfiable(possible) is False:
-        raise ProofFailed(statement, possible, "anything follows from premises that contradict each other")
+        raise ProofFailed(
+            statement, possible, "anything follows from premises that contradict each other"
+        )
     if satisfiable(uncovered) is not False:
         raise ProofFailed(statement, uncovered, "the cases should cover everything, but leave")
     for _, fact in cases:
@@ -280,7 +345,9 @@ def case_split(statement: str, premises: Sequence[Boolean], cases: Sequence[tupl
 
 
 def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> ProofStep:
-    """Show by induction that a sum of ``count`` terms like ``term`` is at most ``bound``, a function of ``count``."""
+    """Show by induction that a sum of ``count`` terms like ``term`` is at most ``bound``, a
+    function of ``count``.
+    """
     no_terms = ge(bound.subs(count, 0), 0)
     one_more = ge(bound.subs(count, count + 1) - bound, term)
     for fact in (one_more, no_terms):
@@ -288,7 +355,9 @@ def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> P
     return ProofStep(statement, How.INDUCTION, (one_more, no_terms))
 
 
-def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: sympy.Set, value: Any) -> ProofStep:
+def least_value(
+    statement: str, function: Any, variable: sympy.Symbol, domain: sympy.Set, value: Any
+) -> ProofStep:
     """Show by calculus that the infimum of a function over a real interval is ``value``."""
     real = sympy.Symbol(variable.name, real=True)  # a sign assumption would hide part of the domain
     try:
@@ -297,41 +366,61 @@ def least_value(statement: str, function: Any, variable: sympy.Symbol, domain: s
         raise ProofFailed(statement, function, f"sympy finds no minimum ({error}) of") from error
     if infimum != value:
         raise ProofFailed(statement, infimum, f"the minimum should be {value}, but is")
-    return ProofStep(statement, How.MINIMUM, (equation(sympy.Function("minimum")(function, domain), value),))
+    return ProofStep(
+        statement, How.MINIMUM, (equation(sympy.Function("minimum")(function, domain), value),)
+    )
 
 
-def limits(statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.Symbol) -> ProofStep:
-    """Show that each expression of (expression, value) tends to its value as the variable grows without bound."""
+def limits(
+    statement: str, expected: Iterable[tuple[Any, Any]], variable: sympy.Symbol
+) -> ProofStep:
+    """Show that each expression of (expression, value) tends to its value as the variable grows
+    without bound.
+    """
     shown: dict[tuple[Any, Any], Any] = {}
     for expression, value in expected:
         if (expression, value) in shown:
             continue
         if variable not in sympy.sympify(expression).free_symbols:
-            raise ProofFailed(statement, expression, f"no limit to take, {variable} does not occur in")
+            raise ProofFailed(
+                statement, expression, f"no limit to take, {variable} does not occur in"
+            )
         try:
             limit = _limit(expression, variable, sympy.oo)
         except NotImplementedError as error:
-            raise ProofFailed(statement, expression, f"sympy cannot take the limit ({error}) of") from error
+            raise ProofFailed(
+                statement, expression, f"sympy cannot take the limit ({error}) of"
+            ) from error
         if limit != value:
-            raise ProofFailed(statement, expression, f"the limit should be {value}, but is {limit}, of")
+            raise ProofFailed(
+                statement, expression, f"the limit should be {value}, but is {limit}, of"
+            )
         shown[expression, value] = equation(sympy.Limit(expression, variable, sympy.oo, "-"), value)
     return ProofStep(statement, How.LIMIT, tuple(shown.values()))
 
 
-_limit = lru_cache(maxsize=4096)(sympy.limit)  # the slowest sympy operation, and several proofs share limits
+_limit = lru_cache(maxsize=4096)(
+    sympy.limit
+)  # the slowest sympy operation, and several proofs share limits
 
 
 def cited(statement: str, *names: str) -> ProofStep:
-    """A step that headline theorems of ``verify/coq`` state; it shows no more than that they are among the headlines."""
+    """A step that headline theorems of ``verify/coq`` state; it shows no more than that they are
+    among the headlines.
+    """
     headlines = {theorem.name for theorem in statements.headlines()}
     for name in names:
         if name not in headlines:
-            raise ProofFailed(statement, sympy.Symbol(name), "this should be a headline theorem in Coq")
+            raise ProofFailed(
+                statement, sympy.Symbol(name), "this should be a headline theorem in Coq"
+            )
     return ProofStep(statement, How.CITED, tuple(map(sympy.Symbol, names)))
 
 
 def argued(statement: str, expression: Any) -> ProofStep:
-    """A step that sympy does not discharge; its statement is the argument, and it is counted separately."""
+    """A step that sympy does not discharge; its statement is the argument, and it is counted
+    separately.
+    """
     return ProofStep(statement, How.ARGUED, (expression,))
 
 
@@ -341,7 +430,9 @@ def equation(left: Any, right: Any) -> Any:
 
 
 def _require(statement: str, fact: Any) -> None:
-    """Raise `ProofFailed` unless sympy derives True from the assumptions; None ("unknown") is a failure."""
+    """Raise `ProofFailed` unless sympy derives True from the assumptions; None ("unknown") is a
+    failure.
+    """
     if isinstance(fact, sympy.AppliedPredicate):
         name, quantity = _predicate(fact), fact.arg
     elif type(fact) in _SIGNS:

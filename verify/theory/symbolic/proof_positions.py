@@ -1,7 +1,9 @@
-"""Small convolutions with the attention's token grid, and exact scores on it from the code's own encoding.
+"""Small convolutions with the attention's token grid, and exact scores on it from the code's own
+encoding.
 
-The scores are the numeric counterpart of :mod:`verify.theory.symbolic.proofs_scores`.  The functions of
-``construct.encoding.quadratic`` are looked up at call time, so replacements of them are judged too.
+The scores are the numeric counterpart of :mod:`verify.theory.symbolic.proofs_scores`.  The
+functions of ``construct.encoding.quadratic`` are looked up at call time, so replacements of them
+are judged too.
 """
 
 from collections.abc import Sequence
@@ -21,15 +23,17 @@ from verify.oracle import Convolution, Vector, padding_pairs
 
 def positions(shape: Sequence[int]) -> ndarray:
     """Every position of a grid in row-major order, as Python integers, (T, d)."""
-    return np.array(list(product(*map(range, shape))), dtype=object).reshape(prod(shape), len(shape))
+    return np.array(list(product(*map(range, shape))), dtype=object).reshape(
+        prod(shape), len(shape)
+    )
 
 
 @dataclass(frozen=True)
 class Setting:
     """A convolution's geometry on an input of fixed size, with the attention's token grid.
 
-    ``padding`` counts zeros before and after each axis; ``stride`` and ``dilation`` have one number per axis; None means 0 or
-    1.
+    ``padding`` counts zeros before and after each axis; ``stride`` and ``dilation`` have one number
+    per axis; None means 0 or 1.
     """
 
     kernel: Vector
@@ -57,7 +61,9 @@ class Setting:
     def geometry(self) -> Geometry:
         """The certifier's geometry, of one channel."""
         pads = padding_pairs(self.padding or (0,) * self.dims, ())
-        return Geometry(1, 1, self.kernel, self.s, pads, "zeros", self.dil, 1, False, (0,) * self.dims)
+        return Geometry(
+            1, 1, self.kernel, self.s, pads, "zeros", self.dil, 1, False, (0,) * self.dims
+        )
 
     @property
     def padded(self) -> Vector:
@@ -77,7 +83,9 @@ class Setting:
     @property
     def queries(self) -> ndarray:
         """s·o + a for every output o, (Q, d)."""
-        return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(self.geometry.anchor, dtype=object)
+        return positions(self.outputs) * np.array(self.s, dtype=object) + np.array(
+            self.geometry.anchor, dtype=object
+        )
 
     @property
     def taps(self) -> list[Vector]:
@@ -95,14 +103,20 @@ class Setting:
         widths: Any = [(0, 0), *self.geometry.pads]
         return np.pad(x, widths).reshape(len(x), -1).T
 
-    def convolution(self, weight: ndarray, bias: ndarray | None = None, mode: str = "zeros") -> Convolution:
+    def convolution(
+        self, weight: ndarray, bias: ndarray | None = None, mode: str = "zeros"
+    ) -> Convolution:
         """The oracle convolution with this geometry; weight (D_out, D_in, *kernel)."""
-        return Convolution(weight, bias, self.s, self.padding or (0,) * self.dims, self.dil, 1, mode)
+        return Convolution(
+            weight, bias, self.s, self.padding or (0,) * self.dims, self.dil, 1, mode
+        )
 
     def __str__(self) -> str:
         parts = ["×".join(map(str, self.kernel)), "on", "×".join(map(str, self.size))]
         named = (("padding", self.padding), ("stride", self.stride), ("dilation", self.dilation))
-        parts += [f"{name} {'×'.join(map(str, value))}" for name, value in named if value is not None]
+        parts += [
+            f"{name} {'×'.join(map(str, value))}" for name, value in named if value is not None
+        ]
         return " ".join(parts)
 
 
@@ -111,20 +125,30 @@ def differences(queries: ndarray, keys: ndarray) -> list[ndarray]:
     return [keys[None, :, axis] - queries[:, None, axis] for axis in range(keys.shape[1])]
 
 
-def quadratic_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1) -> ndarray:
+def quadratic_scores(
+    queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1
+) -> ndarray:
     """v·r_δ with the quadratic encoding, (Q, T)."""
     return _dot(quadratic.v(tau, alpha), quadratic.r(differences(queries, keys)))
 
 
-def wrapped_scores(query: ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1) -> ndarray:
-    """The quadratic scores of one query on a wrapped grid, with every δ_i starting at −⌊n_i/2⌋: (T,)."""
+def wrapped_scores(
+    query: ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1
+) -> ndarray:
+    """The quadratic scores of one query on a wrapped grid, with every δ_i starting at −⌊n_i/2⌋:
+    (T,).
+    """
     half = np.array([n // 2 for n in sides], dtype=object)
     delta = (positions(sides) - query + half) % np.array(sides, dtype=object) - half
     return quadratic_scores(np.zeros((1, len(sides)), dtype=object), delta, tau, alpha)[0]
 
 
-def parabola_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any], radix: Sequence[int]) -> ndarray:
-    """The parabola's scores v·r_n at α = 1, with n = n(δ) the number of the shift, so D_p = 2: (Q, T)."""
+def parabola_scores(
+    queries: ndarray, keys: ndarray, tau: Sequence[Any], radix: Sequence[int]
+) -> ndarray:
+    """The parabola's scores v·r_n at α = 1, with n = n(δ) the number of the shift, so D_p = 2:
+    (Q, T).
+    """
     number = quadratic.number(differences(queries, keys), radix)
     return _dot(quadratic.v((quadratic.number(tau, radix),), 1), quadratic.r((number,)))
 
@@ -135,19 +159,29 @@ def absolute_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any]) -> ndar
     return left @ right.T
 
 
-def absolute_features(queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1) -> tuple[ndarray, ndarray]:
+def absolute_features(
+    queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1
+) -> tuple[ndarray, ndarray]:
     """The d + 1 features of each query, (Q, d + 1), and of each key, (T, d + 1)."""
     left = [quadratic.absolute_query(tuple(q), tau, alpha) for q in queries]
-    return np.array(left, dtype=object), np.array([quadratic.absolute_key(tuple(k)) for k in keys], dtype=object)
+    return np.array(left, dtype=object), np.array(
+        [quadratic.absolute_key(tuple(k)) for k in keys], dtype=object
+    )
 
 
 def radix_for(sides: Sequence[int]) -> Vector:
-    """The mixed radix that numbers all shifts between positions of a grid: side m has 2m − 1 of them, −(m − 1) to m − 1."""
+    """The mixed radix that numbers all shifts between positions of a grid: side m has 2m − 1 of
+    them, −(m − 1) to m − 1.
+    """
     return tuple(prod(2 * m - 1 for m in sides[axis + 1 :]) for axis in range(len(sides)))
 
 
-def head_vector(tau: Sequence[Any], alpha: float, radix: Sequence[int] | None = None) -> list[float]:
-    """v of a head that looks at τ, for the quadratic encoding, or the parabola if ``radix`` is given."""
+def head_vector(
+    tau: Sequence[Any], alpha: float, radix: Sequence[int] | None = None
+) -> list[float]:
+    """v of a head that looks at τ, for the quadratic encoding, or the parabola if ``radix`` is
+    given.
+    """
     centre = tuple(tau) if radix is None else (quadratic.number(tau, radix),)
     return [float(component) for component in quadratic.v(centre, alpha)]
 

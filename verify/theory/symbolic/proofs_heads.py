@@ -1,9 +1,11 @@
-"""Proof steps of the lower bound on the number of heads: input-independent attention is Σ_h P_h ⊗ W_h, of rank ≤ N_h.
+"""Proof steps of the lower bound on the number of heads: input-independent attention is Σ_h P_h ⊗
+W_h, of rank ≤ N_h.
 
 Coq has it for independent taps (``heads_needed``); here for any taps, by their rank.
 
-Unfolded as (query, key) × (input channel, output channel), the layer is Σ_h vec(P_h) vec(W_h)ᵀ and the convolution
-Σ_j vec(S_j) vec(W_j)ᵀ, with S_j the shift matrix of tap j.  Layers equal for all inputs are equal as matrices, so equal in rank.
+Unfolded as (query, key) × (input channel, output channel), the layer is Σ_h vec(P_h) vec(W_h)ᵀ and
+the convolution Σ_j vec(S_j) vec(W_j)ᵀ, with S_j the shift matrix of tap j.  Layers equal for all
+inputs are equal as matrices, so equal in rank.
 """
 
 from collections.abc import Sequence
@@ -17,10 +19,13 @@ from verify.theory.symbolic.proofs_scores import symbols
 
 
 def head_count_steps() -> list[ProofStep | Proof]:
-    """The bound, taps that count less, kernels that need more heads, and what narrower heads can do."""
+    """The bound, taps that count less, kernels that need more heads, and what narrower heads can
+    do.
+    """
     return [
         Proof(
-            "unfolded, the layer is Σ_h vec(P_h) vec(W_h)^T, here 2 heads, 2 queries, 3 keys", tuple(_unfolding_steps())
+            "unfolded, the layer is Σ_h vec(P_h) vec(W_h)^T, here 2 heads, 2 queries, 3 keys",
+            tuple(_unfolding_steps()),
         ),
         argued(
             "for all sizes its rank is ≤ N_h, and, for independent shift matrices, the taps'",
@@ -33,7 +38,10 @@ def head_count_steps() -> list[ProofStep | Proof]:
             (_shift_columns([[tau if tau == 0 else None for tau in (-1, 0, 1)]], 1), 1),
         ),
         cited("for all kernels of both signs at one pair of channels, two are", "two_heads_needed"),
-        Proof("for all A, B of rank 1: A + B, A + 3B need D_h = 2 one-hot, D_h = 1 spread", tuple(width_steps())),
+        Proof(
+            "for all A, B of rank 1: A + B, A + 3B need D_h = 2 one-hot, D_h = 1 spread",
+            tuple(width_steps()),
+        ),
     ]
 
 
@@ -47,7 +55,9 @@ def _unfolding_steps() -> list[ProofStep]:
         output += attention * x * tap
         flat += sympy.kronecker_product(attention, tap.T)
     unfolded = [
-        flat[2 * q + o, 2 * k + i] for q, k in product(range(2), range(3)) for i, o in product(range(2), repeat=2)
+        flat[2 * q + o, 2 * k + i]
+        for q, k in product(range(2), range(3))
+        for i, o in product(range(2), repeat=2)
     ]
     columns = sympy.Matrix.hstack(*(sympy.Matrix(attention.flat()) for attention in p))
     rows = sympy.Matrix.vstack(*(sympy.Matrix([tap.flat()]) for tap in w))
@@ -77,12 +87,18 @@ def width_steps() -> list[ProofStep]:
         ),
         identity(
             "heads that spread do with less: 2A with attention (1/2, 1/2) and 4B with (1/4, 3/4), both of rank 1, make both taps",
-            *zip([*taps[0].flat(), *taps[1].flat()], [*(a + b).flat(), *(a + 3 * b).flat()], strict=True),
+            *zip(
+                [*taps[0].flat(), *taps[1].flat()],
+                [*(a + b).flat(), *(a + 3 * b).flat()],
+                strict=True,
+            ),
         ),
     ]
 
 
 def _shift_columns(read: Sequence[Sequence[int | None]], tokens: int) -> sympy.Matrix:
-    """vec(S_j) as columns: ``read[q][j]`` is the token that tap j reads for query q, None where it reads padding."""
+    """vec(S_j) as columns: ``read[q][j]`` is the token that tap j reads for query q, None where it
+    reads padding.
+    """
     taps = range(len(read[0]))
     return sympy.Matrix([[int(row[j] == k) for j in taps] for row in read for k in range(tokens)])

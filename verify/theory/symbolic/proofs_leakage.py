@@ -1,10 +1,12 @@
-"""Proof steps of the two leakage bounds: the weight outside the nearest key, on and off the integer lattice.
+"""Proof steps of the two leakage bounds: the weight outside the nearest key, on and off the integer
+lattice.
 
     on the lattice:   leaked = 1 − ϑ(α)^{−d},                      ϑ(α) = 1 + 2 Σ_{n≥1} e^{−αn²}
     off the lattice:  leaked ≤ 1 − Π_i 1/(1 + s(α, f_i)),          s(α, f) = Σ_{n≥1} (e^{−α(n²−2nf)} + e^{−α(n²+2nf)})
 
-The scores are the code's own, `construct.encoding.quadratic`; the bounds follow from them by Coq.  Here is also what Coq does
-not have: the tail bound by which `verify.rounding.leakage` encloses the sums, and the α of `construct.encoding.sharpness`.
+The scores are the code's own, `construct.encoding.quadratic`; the bounds follow from them by Coq.
+Here is also what Coq does not have: the tail bound by which `verify.rounding.leakage` encloses the
+sums, and the α of `construct.encoding.sharpness`.
 """
 
 import sympy
@@ -27,7 +29,9 @@ def on_lattice_steps() -> list[ProofStep | Proof]:
     dims, tolerance = sympy.symbols("d epsilon", positive=True)
     derived = sympy.log(16 * dims / (7 * tolerance))
     return [
-        identity("the key at τ + n scores α‖n‖² lower than the key at τ, for all n, d = 1, 2, 3", *gaps),
+        identity(
+            "the key at τ + n scores α‖n‖² lower than the key at τ, for all n, d = 1, 2, 3", *gaps
+        ),
         cited("so for all grids at most 1 − ϑ^(−d) leaks", "leak_theta"),
         from_assumptions("n² ≥ n(n − 1) for all n ≥ 1", ge(_n**2, _n * (_n - 1))),
         *tail_steps(),
@@ -45,10 +49,14 @@ def off_lattice_steps() -> list[ProofStep | Proof]:
     for dims in _DIMS:
         t, n, f = integers("t", dims), integers("n", dims), reals("f", dims)
         tau = plus(t, f)
-        gaps.append((score(t, tau) - score(plus(t, n), tau), alpha * (norm2(minus(n, f)) - norm2(f))))
+        gaps.append(
+            (score(t, tau) - score(plus(t, n), tau), alpha * (norm2(minus(n, f)) - norm2(f)))
+        )
     less, other = sympy.symbols("g p", nonnegative=True)
     return [
-        identity("the key t + n scores α(‖n − f‖² − ‖f‖²) lower than the key t, for all n and f", *gaps),
+        identity(
+            "the key t + n scores α(‖n − f‖² − ‖f‖²) lower than the key t, for all n and f", *gaps
+        ),
         cited("so by at least α(1 − 2 max|f_i|), for all n ≠ 0", "off_lattice_gap"),
         cited("so for all grids at most 1 − Π_i 1/(1 + s(f_i)) leaks", "off_lattice_leak"),
         from_assumptions(

@@ -1,7 +1,8 @@
 """Proof steps of Lemma 1: heads that each attend one key compute the convolution tap by tap.
 
-One-hot attention is assumed here; `verify.theory.symbolic.proofs_theorem` derives it from the code's encoding.  The convolution is
-its definition with symbols for kernel, bias and every token of the padded grid, for any padding mode.
+One-hot attention is assumed here; `verify.theory.symbolic.proofs_theorem` derives it from the
+code's encoding.  The convolution is its definition with symbols for kernel, bias and every token of
+the padded grid, for any padding mode.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ CHANNELS = (2, 2)
 
 
 class SymbolicConvolution(Setting):
-    """A small symbolic convolution, Y[o] = b + Σ_j X̃[s·o + dil·j] W_j; ``size`` is the size of the padded input X̃."""
+    """A small symbolic convolution, Y[o] = b + Σ_j X̃[s·o + dil·j] W_j; ``size`` is the size of the
+    padded input X̃.
+    """
 
     @property
     def x(self) -> sympy.Matrix:
@@ -50,7 +53,9 @@ def _sides(lengths: Vector) -> str:
 
 
 def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
-    """A plain convolution in d dimensions, and one with stride and dilation; axes beyond the third have length 1."""
+    """A plain convolution in d dimensions, and one with stride and dilation; axes beyond the third
+    have length 1.
+    """
     kernel, size = small(dims, (3,), (3, 2), (2, 2, 2)), small(dims, (5,), (3, 3), (3, 2, 2))
     far, wide = small(dims, (3,), (2, 2), (3, 1, 2)), small(dims, (7,), (5, 4), (7, 2, 3))
     dilation = small(dims, (2,), (2, 3), (2, 3, 2))
@@ -65,7 +70,9 @@ def convolution(case: SymbolicConvolution, kernel: Sequence[sympy.Matrix]) -> sy
     for o in positions(case.outputs):
         y = case.b
         for j, w in zip(case.taps, kernel, strict=True):
-            read = tuple(s * x + dil * t for s, x, dil, t in zip(case.s, o, case.dil, j, strict=True))
+            read = tuple(
+                s * x + dil * t for s, x, dil, t in zip(case.s, o, case.dil, j, strict=True)
+            )
             y += row[read] * w
         rows.append(y)
     return sympy.Matrix.vstack(*rows)
@@ -87,16 +94,22 @@ def attention(
 
 def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
     """The attention of a head that attends only the key at query + shift, (queries, tokens)."""
-    return sympy.Matrix([[int(tuple(key) == plus(query, shift)) for key in case.keys] for query in case.queries])
+    return sympy.Matrix(
+        [[int(tuple(key) == plus(query, shift)) for key in case.keys] for query in case.queries]
+    )
 
 
 def place_steps(dims: int) -> list[ProofStep | Proof]:
-    """The position that a head reads on any grid, with symbols for all sizes: per axis, then for all axes together."""
+    """The position that a head reads on any grid, with symbols for all sizes: per axis, then for
+    all axes together.
+    """
     s, dil = sympy.symbols("s dil", integer=True, positive=True)
     o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
     anchor = dil * sympy.floor(sympy.Rational(1, 2) * (j + j_rest))  # K = j + j' + 1
     query, shift = s * o + anchor, dil * j - anchor
-    last = s * (o + o_rest) + dil * (j + j_rest) + extra  # the last token, where o + o' is the last output
+    last = (
+        s * (o + o_rest) + dil * (j + j_rest) + extra
+    )  # the last token, where o + o' is the last output
     read = [
         identity(
             "the query of output o is s o + a and tau_j = dil j - a: query + tau_j = s o + dil j",
@@ -109,17 +122,28 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
         ),
     ]
     return [
-        Proof("query + τ_j = s·o + dil·j, for all outputs o and taps j: a padded token", tuple(read)),
-        cited("so for all bijections f and grids, if W_val W_out = W_j", "lemma1", "attend_concatenated"),
+        Proof(
+            "query + τ_j = s·o + dil·j, for all outputs o and taps j: a padded token", tuple(read)
+        ),
+        cited(
+            "so for all bijections f and grids, if W_val W_out = W_j",
+            "lemma1",
+            "attend_concatenated",
+        ),
     ]
 
 
 def lemma1_steps(dims: int) -> list[ProofStep | Proof]:
-    """Lemma 1 on small grids, entry by entry: hard attention by any bijection, both factorisations, stride, dilation."""
+    """Lemma 1 on small grids, entry by entry: hard attention by any bijection, both factorisations,
+    stride, dilation.
+    """
     plain, strided = cases(dims)
     return [
         *place_steps(dims),
-        Proof(f"{plain.sides}: MHSA(X) = Conv(X), each entry, for all X, W, b", tuple(_equality_steps(plain))),
+        Proof(
+            f"{plain.sides}: MHSA(X) = Conv(X), each entry, for all X, W, b",
+            tuple(_equality_steps(plain)),
+        ),
         Proof(f"and {strided}", tuple(_equality_steps(strided))),
     ]
 
@@ -135,7 +159,9 @@ def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
     return [
         identity(
             f"{case}: with W_val = W_j and W_out = I, one-hot attention (given) is the convolution, entry by entry",
-            *zip(attention(case, given, w, [eye_out] * len(w)).flat(), expected.flat(), strict=True),
+            *zip(
+                attention(case, given, w, [eye_out] * len(w)).flat(), expected.flat(), strict=True
+            ),
         ),
         identity(
             f"{case}: the same with W_val = I and W_out = W_j, heads in the order {order}",

@@ -1,4 +1,5 @@
-"""Proof steps of Lemma 2: a quadratic score, a unique maximum with gap α, and a softmax squeezed onto it.
+"""Proof steps of Lemma 2: a quadratic score, a unique maximum with gap α, and a softmax squeezed
+onto it.
 
 First in d = dims dimensions, then for vectors of symbolic length d.
 """
@@ -50,14 +51,20 @@ def score_steps(dims: int) -> list[ProofStep]:
 
 
 def gap_steps(dims: int) -> list[ProofStep | Proof]:
-    """Lemma 2, second part: δ = τ is the only maximum among integer shifts, with a gap of exactly α."""
+    """Lemma 2, second part: δ = τ is the only maximum among integer shifts, with a gap of exactly
+    α.
+    """
     delta, tau, n = (integers(name, dims) for name in ("delta", "tau", "n"))
     shift = minus(delta, tau)
     cases = _cases_of_nonzero(n)
     premises = [*every_sign(n), sympy.Not(sympy.And(*signs(n)[1]))]
-    units = [tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)]
+    units = [
+        tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)
+    ]
     nonzero = [
-        from_assumptions("n = delta - tau is an integer vector", *(sympy.Q.integer(x) for x in shift)),
+        from_assumptions(
+            "n = delta - tau is an integer vector", *(sympy.Q.integer(x) for x in shift)
+        ),
         _integer_step(),
         case_split(
             "every other integer shift tau + n scores lower than tau: the maximum is unique",
@@ -69,7 +76,10 @@ def gap_steps(dims: int) -> list[ProofStep | Proof]:
             premises,
             [(condition, ge(_gap(case, tau), alpha)) for condition, case in cases],
         ),
-        identity("the gap alpha is attained, at each unit vector n", *((_gap(unit, tau), alpha) for unit in units)),
+        identity(
+            "the gap alpha is attained, at each unit vector n",
+            *((_gap(unit, tau), alpha) for unit in units),
+        ),
     ]
     return [
         identity(
@@ -94,10 +104,12 @@ def _integer_step() -> ProofStep:
 
 
 def squeeze_steps(dims: int) -> list[ProofStep | Proof]:
-    """Lemma 2, third part, on any grid of T keys: a squeeze argument, with limit 1 at τ and 0 elsewhere.
+    """Lemma 2, third part, on any grid of T keys: a squeeze argument, with limit 1 at τ and 0
+    elsewhere.
 
-    After dividing by the target's exponential, the target's weight is 1/(1+S) and another key's is e^{−g}/(1+S), where S sums
-    e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α by the second part.
+    After dividing by the target's exponential, the target's weight is 1/(1+S) and another key's is
+    e^{−g}/(1+S), where S sums e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α
+    by the second part.
     """
     tau, n = integers("tau", dims), integers("n", dims)
     top = sympy.exp(score(tau, tau))
@@ -111,7 +123,9 @@ def squeeze_steps(dims: int) -> list[ProofStep | Proof]:
 
 
 def _weight_steps(top: Any) -> list[ProofStep | Proof]:
-    """Gaps of at least α imply the limit of the weights, in any dimension; ``top`` is the target's exponential."""
+    """Gaps of at least α imply the limit of the weights, in any dimension; ``top`` is the target's
+    exponential.
+    """
     others = sympy.Symbol("T", integer=True, positive=True) - 1
     count = sympy.Symbol("N", integer=True, nonnegative=True)
     excess, loss, total, slack = sympy.symbols("s b S c", nonnegative=True)
@@ -129,7 +143,13 @@ def _weight_steps(top: Any) -> list[ProofStep | Proof]:
         )
     ]
     add_up = [
-        least_value("b = 1 - e^(-s) is never negative", 1 - sympy.exp(-excess), excess, sympy.Interval(0, sympy.oo), 0),
+        least_value(
+            "b = 1 - e^(-s) is never negative",
+            1 - sympy.exp(-excess),
+            excess,
+            sympy.Interval(0, sympy.oo),
+            0,
+        ),
         sum_at_most(
             "N keys of gap >= alpha, with e^(-alpha - s) = e^(-alpha) (1 - b), add up to at most N e^(-alpha)",
             *(weight_by_loss, bound, count),
@@ -156,22 +176,34 @@ def _weight_steps(top: Any) -> list[ProofStep | Proof]:
         limits("the upper bound of every other weight tends to 0", [(sympy.exp(-alpha), 0)], alpha),
     ]
     return [
-        Proof("the weight is 1/(1 + S) at τ, else e^(−gap)/(1 + S), S = Σ e^(−gap) but at τ", tuple(weigh)),
-        Proof("for all grids, of T keys, S ≤ (T − 1) e^(−α), as every gap is at least α", tuple(add_up)),
-        Proof("so 1/(1 + (T − 1) e^(−α)) ≤ weight ≤ 1 at τ, else 0 < weight ≤ e^(−α)", tuple(squeeze)),
+        Proof(
+            "the weight is 1/(1 + S) at τ, else e^(−gap)/(1 + S), S = Σ e^(−gap) but at τ",
+            tuple(weigh),
+        ),
+        Proof(
+            "for all grids, of T keys, S ≤ (T − 1) e^(−α), as every gap is at least α",
+            tuple(add_up),
+        ),
+        Proof(
+            "so 1/(1 + (T − 1) e^(−α)) ≤ weight ≤ 1 at τ, else 0 < weight ≤ e^(−α)", tuple(squeeze)
+        ),
         Proof("so for all grids the weight tends to 1 at τ, and to 0 elsewhere", tuple(tend)),
     ]
 
 
 def grid_steps(dims: int) -> list[ProofStep]:
-    """Lemma 2, third part, directly: the limits of all softmax weights over the keys of one small grid."""
+    """Lemma 2, third part, directly: the limits of all softmax weights over the keys of one small
+    grid.
+    """
     shape = small(dims, (4,), (3, 3), (2, 2, 2))  # each limit takes sympy about 0.2 s
     positions = list(product(*map(range, shape)))
     expected = []
     for query, target in product(positions, positions):
         tau = minus(target, query)
         soft = weights([score(minus(key, query), tau) for key in positions])
-        expected += [(weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)]
+        expected += [
+            (weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)
+        ]
     statement = f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0"
     return [limits(statement, expected, alpha)]
 
@@ -179,8 +211,8 @@ def grid_steps(dims: int) -> list[ProofStep]:
 class SymbolicVector:
     """A vector of symbolic length d that acts as one component in the code's functions.
 
-    It supports the encoding's operations on a component: addition, negation, multiplication by a number, and the product
-    with another vector, x·y = Σ_i x_i y_i as a sympy Sum.
+    It supports the encoding's operations on a component: addition, negation, multiplication by a
+    number, and the product with another vector, x·y = Σ_i x_i y_i as a sympy Sum.
     """
 
     length = sympy.Symbol("d", integer=True, positive=True)
@@ -195,7 +227,11 @@ class SymbolicVector:
         return cls(indexed(name, integer=True)[cls.index])
 
     def __add__(self, other: "SymbolicVector") -> "SymbolicVector":
-        return SymbolicVector(self.component + other.component) if isinstance(other, SymbolicVector) else NotImplemented
+        return (
+            SymbolicVector(self.component + other.component)
+            if isinstance(other, SymbolicVector)
+            else NotImplemented
+        )
 
     def __neg__(self) -> "SymbolicVector":
         return SymbolicVector(-self.component)
@@ -212,16 +248,25 @@ class SymbolicVector:
 
 
 def any_length_steps() -> list[ProofStep]:
-    """Lemma 2 for vectors of symbolic length d: the code's r and v, called with whole vectors as `SymbolicVector`."""
+    """Lemma 2 for vectors of symbolic length d: the code's r and v, called with whole vectors as
+    `SymbolicVector`.
+    """
     delta, tau, n = (SymbolicVector.named(name) for name in ("delta", "tau", "n"))
-    at, below, beyond = (refusing_other_types(lambda s=s: score((s,), (tau,))) for s in (tau, delta, tau + n))
+    at, below, beyond = (
+        refusing_other_types(lambda s=s: score((s,), (tau,))) for s in (tau, delta, tau + n)
+    )
     shift = delta - tau
     return [
         *_reading_steps(),
-        linear("v·r_δ = −α(Σ_i (δ_i − τ_i)² − Σ_i τ_i²) for all d", (below, -alpha * (shift * shift - tau * tau))),
+        linear(
+            "v·r_δ = −α(Σ_i (δ_i − τ_i)² − Σ_i τ_i²) for all d",
+            (below, -alpha * (shift * shift - tau * tau)),
+        ),
         linear("score(τ) − score(τ + n) = α Σ_i n_i² for all d", (at - beyond, alpha * (n * n))),
         cited("so for all n ≠ 0 the gap is at least α, for all d", "score_gap"),
-        cited("so for all grids the weights tend to 1 at the target, to 0 elsewhere", "softmax_limit"),
+        cited(
+            "so for all grids the weights tend to 1 at the target, to 0 elsewhere", "softmax_limit"
+        ),
     ]
 
 
@@ -231,11 +276,18 @@ def _reading_steps() -> list[ProofStep]:
     whole = refusing_other_types(lambda: score((delta,), (tau,)))
     written = []
     for dims in (1, 2, 3, 4):
-        components = [[indexed(name, integer=True)[i] for i in range(1, dims + 1)] for name in ("delta", "tau")]
+        components = [
+            [indexed(name, integer=True)[i] for i in range(1, dims + 1)]
+            for name in ("delta", "tau")
+        ]
         written.append((whole.subs(SymbolicVector.length, dims).doit(), score(*components)))
     return [
-        identity("r and v of a whole vector are those of its components, for d = 1, 2, 3, 4", *written),
-        argued("and so for all d: r and v treat each component alike, and their product adds up", whole),
+        identity(
+            "r and v of a whole vector are those of its components, for d = 1, 2, 3, 4", *written
+        ),
+        argued(
+            "and so for all d: r and v treat each component alike, and their product adds up", whole
+        ),
     ]
 
 

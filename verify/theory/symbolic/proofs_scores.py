@@ -1,6 +1,8 @@
-"""Symbolic positional scores from the code's own encoding, their softmax, and helpers for sympy symbols.
+"""Symbolic positional scores from the code's own encoding, their softmax, and helpers for sympy
+symbols.
 
-The functions of ``construct.encoding.quadratic`` are looked up at call time, so the proofs also judge replacements of them.
+The functions of ``construct.encoding.quadratic`` are looked up at call time, so the proofs also
+judge replacements of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +34,9 @@ def number(delta: Sequence[Any], sizes: Sequence[Any]) -> Any:
 
 
 def parabola_score(delta: Sequence[Any], tau: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    """The score with D_p = 2: the quadratic encoding in one dimension, applied to the numbers n(δ) of the shifts."""
+    """The score with D_p = 2: the quadratic encoding in one dimension, applied to the numbers n(δ)
+    of the shifts.
+    """
     return score((number(delta, sizes),), (number(tau, sizes),))
 
 
@@ -40,13 +44,18 @@ def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any])
     """The absolute encoding's score: the dot product of a query's and a key's d + 1 features."""
     left, right = quadratic.absolute_query(query, tau, alpha), quadratic.absolute_key(key)
     if not len(left) == len(right) == len(key) + 1:
-        raise ProofFailed("query and key have d + 1 features", (len(left), len(right)), "but they have")
+        raise ProofFailed(
+            "query and key have d + 1 features", (len(left), len(right)), "but they have"
+        )
     return dot(left, right)
 
 
 def weights(scores: Sequence[Any]) -> list[Any]:
     """The softmax of scores, e^own / Σ_j e^score_j, divided through by the numerator."""
-    return [1 / reduce(add, (sympy.exp(sympy.expand(other - own)) for other in scores)) for own in scores]
+    return [
+        1 / reduce(add, (sympy.exp(sympy.expand(other - own)) for other in scores))
+        for own in scores
+    ]
 
 
 def symbols(name: str, dims: int, **assumptions: bool) -> tuple[sympy.Symbol, ...]:
@@ -65,13 +74,17 @@ def reals(name: str, dims: int) -> tuple[sympy.Symbol, ...]:
 
 
 def small(dims: int, *sides: Vector) -> Vector:
-    """Side lengths small enough for sympy, given for one, two and three dimensions; further axes have length 1."""
+    """Side lengths small enough for sympy, given for one, two and three dimensions; further axes
+    have length 1.
+    """
     return sides[min(dims, 3) - 1] + (1,) * (dims - 3)
 
 
 def on_grid(shape: Sequence[int]) -> str:
     """The grid of an instance in words: "on a 3×3 grid"."""
-    return f"on a {'×'.join(map(str, shape))} grid" if len(shape) > 1 else f"on a grid of {shape[0]}"
+    return (
+        f"on a {'×'.join(map(str, shape))} grid" if len(shape) > 1 else f"on a grid of {shape[0]}"
+    )
 
 
 def indexed(name: str, **assumptions: Any) -> Any:
@@ -115,4 +128,6 @@ def refusing_other_types(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except TypeError as error:
-        raise ProofFailed("the encoding uses +, - and * only", str(error), "but sympy meets") from error
+        raise ProofFailed(
+            "the encoding uses +, - and * only", str(error), "but sympy meets"
+        ) from error

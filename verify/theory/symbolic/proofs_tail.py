@@ -1,4 +1,5 @@
-"""Proof steps of the tail bound in `verify.rounding.leakage`: e^{−αn²}, or e^{−α(n²−2nf)} with |f| ≤ ½, by a geometric series.
+"""Proof steps of the tail bound in `verify.rounding.leakage`: e^{−αn²}, or e^{−α(n²−2nf)} with
+|f| ≤ ½, by a geometric series.
 
 Beyond N, n(n − 1) grows by at least 2(N + 1) per step.
 """
@@ -23,7 +24,9 @@ _k, _m = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("k", "
 
 
 def tail_steps() -> list[ProofStep | Proof]:
-    """With exponents of at least n(n − 1), the terms beyond N sum to at most 2e^{−αN(N+1)}/(1 − e^{−2α(N+1)})."""
+    """With exponents of at least n(n − 1), the terms beyond N sum to at most 2e^{−αN(N+1)}/(1 −
+    e^{−2α(N+1)}).
+    """
     n = count + 1 + _m
     exponent = count * (count + 1) + 2 * (count + 1) * _m
     beyond = 2 * sympy.exp(-alpha * count * (count + 1)) / (1 - sympy.exp(-2 * alpha * (count + 1)))
@@ -40,7 +43,10 @@ def tail_steps() -> list[ProofStep | Proof]:
         case_split(
             "with m (m - 1) >= 0 for every integer m >= 0",
             [zero | above],
-            [(zero, ge((_m * (_m - 1)).subs(_m, 0), 0)), (above, ge((_m * (_m - 1)).subs(_m, 1 + _k), 0))],
+            [
+                (zero, ge((_m * (_m - 1)).subs(_m, 0), 0)),
+                (above, ge((_m * (_m - 1)).subs(_m, 1 + _k), 0)),
+            ],
         ),
     ]
     terms = [
@@ -62,8 +68,19 @@ def tail_steps() -> list[ProofStep | Proof]:
         sum_value("all of them to 1/(1 - x)", (sympy.Sum(x**_m, (_m, 0, sympy.oo)), 1 / (1 - x))),
     ]
     return [
-        Proof("n(n − 1) ≥ N(N + 1) + 2(N + 1)m for all N and m ≥ 0, at n = N + 1 + m", tuple(exponents)),
-        Proof("so e^(−αn(n−1)) ≤ e^(−αN(N+1)) x^m for all N and m, with x = e^(−2α(N+1)) < 1", tuple(terms)),
-        Proof("for all x < 1: 1 + x + x² + … = 1/(1 − x), and no partial sum is more", tuple(series)),
-        argued("growing, bounded sums have limits: for all N beyond N lie ≤ 2e^(−αN(N+1))/(1 − x)", beyond),
+        Proof(
+            "n(n − 1) ≥ N(N + 1) + 2(N + 1)m for all N and m ≥ 0, at n = N + 1 + m",
+            tuple(exponents),
+        ),
+        Proof(
+            "so e^(−αn(n−1)) ≤ e^(−αN(N+1)) x^m for all N and m, with x = e^(−2α(N+1)) < 1",
+            tuple(terms),
+        ),
+        Proof(
+            "for all x < 1: 1 + x + x² + … = 1/(1 − x), and no partial sum is more", tuple(series)
+        ),
+        argued(
+            "growing, bounded sums have limits: for all N beyond N lie ≤ 2e^(−αN(N+1))/(1 − x)",
+            beyond,
+        ),
     ]

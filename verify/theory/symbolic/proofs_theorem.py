@@ -22,8 +22,12 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
         for shift in case.shifts
     ]
     hot = [entry for shift in case.shifts for entry in one_hot(case, shift).flat()]
-    expected = list(zip((weight for head in soft for row in head for weight in row), hot, strict=True))
-    limit_step = limits(f"{case.sides}: {len(expected)} weights of the code tend to one-hot", expected, alpha)
+    expected = list(
+        zip((weight for head in soft for row in head for weight in row), hot, strict=True)
+    )
+    limit_step = limits(
+        f"{case.sides}: {len(expected)} weights of the code tend to one-hot", expected, alpha
+    )
     value = {line.lhs.args[0]: line.rhs for line in limit_step.expressions}
     tends_to = [sympy.Matrix([[value[w] for w in row] for row in head]) for head in soft]
     eye, w = sympy.eye(CHANNELS[1]), case.w
