@@ -58,3 +58,7 @@ def __getattr__(name: str) -> Any:
         if name in globals():
             return globals()[name]
     raise AttributeError(f"module 'construct' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

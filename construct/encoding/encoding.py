@@ -36,7 +36,8 @@ class Encoding(ABC):
             # What it may inherit from one of ours speaks of another r_δ.
             cls.attributes = Encoding.attributes
             cls.record = Encoding.record
-            cls.products = Encoding.products
+            if "products" not in vars(cls):
+                cls.products = Encoding.products
 
     @abstractmethod
     def pos_dim(self, dims: int) -> int:

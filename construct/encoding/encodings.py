@@ -103,8 +103,10 @@ class Parabola(Encoding):
     name = "parabola"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.radix, tuple) or whole_numbers(self.radix) is None:
+        radix = whole_numbers(self.radix) if isinstance(self.radix, tuple) else None
+        if radix is None:
             raise ValueError(f"the radix must be a tuple of whole numbers, not {self.radix!r}")
+        object.__setattr__(self, "radix", radix)
 
     def pos_dim(self, dims: int) -> int:
         """2, in every dimension."""

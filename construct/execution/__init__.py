@@ -1,5 +1,6 @@
 """How Eq. 3 is evaluated: one file per execution, loaded by its name on first use."""
 
+from importlib import import_module
 from typing import Any
 
 NAMES = ("dense", "axial", "auto")
@@ -12,6 +13,4 @@ def __getattr__(name: str) -> Any:
     """
     if name != "call":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import construct.execution.call as module
-
-    return module
+    return import_module("construct.execution.call")

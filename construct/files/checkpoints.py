@@ -32,6 +32,9 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 WRAPPERS = ("module", "_orig_mod")
 """Path components that they insert where parts of a network are wrapped."""
 
+AVERAGED = "n_averaged"
+"""The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
+
 
 def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[str, ...]]:
     """The module or state dict in a checkpoint, and notes on what was done.
@@ -197,14 +200,14 @@ def model_paths(content: object) -> str:
         return ""
     models: list[str] = []
     level: list[tuple[str, Any]] = [("its entry ", content)]
-    for _ in range(4):
+    for _ in range(3):
         deeper = [
             (path + key, value)
             for path, container in level[:1000]
             for key, value in _entries(container)
         ]
         level = []
-        for path, value in deeper:
+        for path, value in deeper[:1000]:
             kind = _kind_of(value)
             if kind:
                 models.append(f"{path} holds a {kind}")
@@ -247,6 +250,12 @@ def renamings(
     old = {name: name for name in names}
     yield old, ()
     notes: tuple[str, ...] = ()
+    if AVERAGED not in wanted and AVERAGED in old:
+        averages = {key: name for key, name in old.items() if key != AVERAGED}
+        if _common_prefix(averages) == "module.":
+            old = averages
+            notes = (f"ignored: {AVERAGED!r}, the counter of an average",)
+    ignored = notes
     removed = ""
     while not _first_parts(old) & _first_parts(wanted):
         prefix = _common_prefix(old)
@@ -254,7 +263,7 @@ def renamings(
             break
         old = {key.removeprefix(prefix): name for key, name in old.items()}
         removed += prefix
-        notes = (f"the prefix {removed!r} was removed from every name",)
+        notes = (*ignored, f"the prefix {removed!r} was removed from every name")
         yield old, notes
     bare = {
         ".".join(part for part in key.split(".") if part not in WRAPPERS): name

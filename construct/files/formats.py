@@ -1,11 +1,12 @@
 """Detects a model file's format from its first bytes, and says what a file is that holds no model."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from construct.errors import BadModelFile, describe, one_line
+from construct.errors import BadModelFile, describe, one_line, printable
 from construct.files.archives import ZIP
 
 _FOREIGN = {
@@ -31,6 +32,7 @@ def kind_of(file: BinaryIO, path: Path) -> str:
     Raises:
         BadModelFile: another format, which is named.
     """
+    _whole(path)
     file.seek(0)
     start = file.read(512)
     file.seek(0)
@@ -52,6 +54,42 @@ def kind_of(file: BinaryIO, path: Path) -> str:
     raise BadModelFile(
         f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote"
     )
+
+
+def _whole(path: Path) -> None:
+    """Refuse the index of shards, one shard of several, and a part of a distributed checkpoint, with the way to one file.
+
+    Raises:
+        BadModelFile: it is one of these.
+    """
+    name = path.name
+    if name.endswith(".distcp"):
+        way = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch ITS_FOLDER model.pt"
+        raise BadModelFile(
+            "a part of a distributed checkpoint", f"make one file of its folder: {way}"
+        )
+    shard = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)
+    index = re.fullmatch(r"(.+)(\.\w+)\.index\.json", name)
+    if index is not None:
+        what, pattern, suffix = (
+            "the index of a model in shards",
+            f"{index[1]}-*-of-*{index[2]}",
+            index[2],
+        )
+    elif shard is not None and int(shard[3]) > 1:
+        what, suffix = f"shard {int(shard[2])} of {int(shard[3])} of a model", shard[4]
+        pattern = f"{shard[1]}-*-of-{shard[3]}{suffix}"
+    else:
+        return
+    merged = "{k: v for f in glob.glob('%s') for k, v in s.load%s(f).items()}"
+    code = "import glob, torch as s; s.save(" + merged % (pattern, "") + ", 'model.pt')"
+    if suffix == ".safetensors":
+        code = (
+            "import glob, safetensors.torch as s; s.save_file("
+            + merged % (pattern, "_file")
+            + f", 'model{suffix}')"
+        )
+    raise BadModelFile(what, f'make one file in its folder: python -c "{printable(code)}"')
 
 
 def _refuse_foreign(start: bytes) -> None:

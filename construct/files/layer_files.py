@@ -116,4 +116,4 @@ def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _key(path: str, name: str) -> str:
-    return f"{path}.{name}".removeprefix(".")
+    return f"{path}.{name}" if path else name

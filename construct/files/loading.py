@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -25,6 +25,25 @@ from construct.weights.record import GEOMETRY
 log = logging.getLogger(__name__)
 
 
+@overload
+def load(
+    path: FilePath,
+    *,
+    model: nn.Module | None = None,
+    layers: Literal[False] = False,
+    allow: Iterable[str] = (),
+    trust: bool = False,
+    key: str | None = None,
+) -> nn.Module: ...
+@overload
+def load(
+    path: FilePath,
+    *,
+    layers: Literal[True],
+    allow: Iterable[str] = (),
+    trust: bool = False,
+    key: str | None = None,
+) -> dict[str, MHSA]: ...
 def load(
     path: FilePath,
     *,
@@ -33,7 +52,7 @@ def load(
     allow: Iterable[str] = (),
     trust: bool = False,
     key: str | None = None,
-) -> Any:
+) -> nn.Module | dict[str, MHSA]:
     """Read a module from a file: this project's output, or any module made of torch.nn classes.  No
     code in the file is run.
 

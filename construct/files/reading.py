@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from construct.attention import MHSA
 from construct.encoding.encodings import encoding_named
 from construct.errors import BadModelFile, describe, naming, one_line, printable
+from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
 from construct.files.archives import check_archive
 from construct.files.checkpoints import model_paths, unwrap
@@ -373,16 +374,9 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
     _check_tensors(tensors, loaded.most_bytes)
     model.state_dict()
     known = {id(module) for _, module in reached}
-    if any(is_module(module) and id(module) not in known for module in loaded.modules):
-        _refuse_lossy(model)
-
-
-def _refuse_lossy(model: nn.Module) -> None:
-    """Refuse a network that does not reach all modules in its file, if a stand-in in it may hold
-    one of these.
-    """
-    for path, module in model.named_modules():
-        if isinstance(module, StandIn) and module.lost:
+    lost = any(is_module(module) and id(module) not in known for module in loaded.modules)
+    for path, module in model.named_modules():  # which raises if the file has replaced it
+        if lost and isinstance(module, StandIn) and module.lost:
             what = f"{path or 'the model'}: a {type(module).__name__} is stored in a way of its own"
             raise BadModelFile(f"{what}, and may hold modules", "allow its class")
 
@@ -463,6 +457,8 @@ def _check_attention(layer: MHSA, path: str) -> None:
     Raises:
         ValueError: a part is missing or does not fit.
     """
+    if FROZEN in vars(layer):
+        raise ValueError(f"{path}: a file cannot say where heads look but by v and w_key_pos")
     stated = {field.name: vars(layer.geometry)[field.name] for field in fields(ConvGeometry)}
     parts = {name: getattr(layer, name) for name in NAMES}
     for name, part in parts.items():
@@ -476,5 +472,7 @@ def _check_attention(layer: MHSA, path: str) -> None:
     rebuilt = MHSA(
         ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, layer.radix, encoding
     )
+    if layer.radix is not None and any(type(weight) is not int for weight in layer.radix):
+        raise ValueError(f"{path}: its radix is {layer.radix!r}, not whole numbers")
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

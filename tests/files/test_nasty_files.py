@@ -20,7 +20,8 @@ from torch.torch_version import TorchVersion
 
 import construct
 from archives import EMPTY_ORDERED, called, named, number, packed, program, row, saved, storage, with_pickle
-from commands import Command, names
+from commands import Command, bounded, names
+from construct.errors import BadModelFile
 from construct.files.reading import read
 from verify.checker import check
 
@@ -418,3 +419,33 @@ def test_row_58_threads_flags_and_random_state_are_as_they_were(from_conv: Comma
     out = from_conv.prints("m.pt", "--seed", 7)
     assert state() == before
     assert "seed: 7" in out
+
+
+def test_lists_of_lists_of_sets_are_refused_soon(tmp_path: Path) -> None:
+    torch.save([[{*range(2000)}] * 1000] * 1000, tmp_path / "lists.pt")
+    with bounded(60), pytest.raises(BadModelFile):
+        construct.load(tmp_path / "lists.pt")
+
+
+def test_a_file_cannot_say_where_heads_look_beside_v(tmp_path: Path) -> None:
+    layer = construct.conv_to_mhsa(torch.nn.Conv2d(1, 2, 3))
+    layer.__dict__["_frozen_heads"] = (((0, 0),) * 9, "w_val")
+    torch.save(layer, tmp_path / "layer.pt")
+    with pytest.raises(BadModelFile, match="cannot say where heads look"):
+        construct.load(tmp_path / "layer.pt")
+
+
+def test_a_radix_of_tensors_is_refused(tmp_path: Path) -> None:
+    layer = construct.conv_to_mhsa(torch.nn.Conv2d(1, 2, 3), encoding="parabola")
+    layer.radix = tuple(map(torch.tensor, layer.radix))
+    torch.save(layer, tmp_path / "layer.pt")
+    with pytest.raises(BadModelFile, match="not whole numbers"):
+        construct.load(tmp_path / "layer.pt")
+
+
+def test_a_method_of_the_model_replaced_by_a_function_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3))
+    model.__dict__["named_modules"] = torch.relu
+    torch.save(model, tmp_path / "model.pt")
+    with pytest.raises(BadModelFile):
+        construct.load(tmp_path / "model.pt")

@@ -8,6 +8,7 @@ import enum
 import functools
 import pathlib
 import re
+import subprocess
 import sys
 import time
 import warnings
@@ -395,6 +396,27 @@ def test_row_75_a_network_with_classes_of_its_own_is_saved(place: Path) -> None:
     construct.save(stock, place, allow=allow)
     x = torch.rand(1, 1, 4, 4)
     assert torch.equal(construct.load(place, allow=allow)(x), stock(x))
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_row_75_shards_are_made_one_file_as_the_line_says(form: str, from_conv: Command) -> None:
+    state = Net().state_dict()
+    store: Any = save_file if form == "safetensors" else torch.save
+    for n, part in enumerate((list(state)[:3], list(state)[3:]), start=1):
+        store({key: state[key] for key in part}, f"model-0000{n}-of-00002.{form}")
+    Path(f"model.{form}.index.json").write_text('{"metadata": {}, "weight_map": {}}')
+    index, shard = from_conv.refuses(f"model.{form}.index.json"), from_conv.refuses(f"model-00002-of-00002.{form}")
+    assert "the index of a model in shards (make one file" in index
+    assert "shard 2 of 2 of a model (make one file" in shard
+    for line in (index, shard):
+        command = re.search(r'python -c "(.*)"\)$', line)
+        assert command
+        subprocess.run([sys.executable, "-c", command[1]], check=True)
+        path = Path("model.safetensors" if form == "safetensors" else "model.pt")
+        assert {*construct.load(path, model=Net()).state_dict()} == {*state}
+        path.unlink()
+    Path("__0_0.distcp").write_bytes(b"\0")
+    assert "format_utils dcp_to_torch" in from_conv.refuses("__0_0.distcp")
 
 
 def test_files_of_earlier_versions_of_ours(place: Path) -> None:

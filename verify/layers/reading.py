@@ -161,11 +161,10 @@ def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
     held = input_at(g, axis, n, np.arange(len(tokens)) - lead) == tokens
     if held.all():
         return None
-    return next(
-        tap
-        for tap in range(g.kernel_size[axis])
-        if not held[queries + shift_of_tap(g, axis, tap)].all()
-    )
+    for tap in range(g.kernel_size[axis]):
+        if not held[queries + shift_of_tap(g, axis, tap)].all():
+            return tap
+    return None  # no tap reads the tokens that are wrong
 
 
 def tap_of_shift(g: Geometry, shift: Vector) -> Vector | None:

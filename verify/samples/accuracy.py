@@ -76,7 +76,8 @@ def accuracy(
     rows: list[tuple[float, ...]] = []
     difference = 0.0
     broken = other = agree = predictions = 0
-    for a, b, c in zip(original, converted, reference or original, strict=True):
+    truth = original if reference is None else reference
+    for a, b, c in zip(original, converted, truth, strict=True):
         if not (a.is_floating_point() or a.is_complex()):
             other += int((a != b).sum())
             continue
