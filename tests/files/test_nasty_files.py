@@ -437,7 +437,7 @@ def test_a_file_cannot_say_where_heads_look_beside_v(tmp_path: Path) -> None:
 
 def test_a_radix_of_tensors_is_refused(tmp_path: Path) -> None:
     layer = construct.conv_to_mhsa(torch.nn.Conv2d(1, 2, 3), encoding="parabola")
-    layer.radix = tuple(map(torch.tensor, layer.radix))
+    layer.__dict__["radix"] = tuple(map(torch.tensor, layer.radix or ()))
     torch.save(layer, tmp_path / "layer.pt")
     with pytest.raises(BadModelFile, match="not whole numbers"):
         construct.load(tmp_path / "layer.pt")

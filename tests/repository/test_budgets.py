@@ -10,7 +10,7 @@ from code_tokens import lines_of, tokens_of_code
 ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
-    "construct": {"tokens": 79_600, "tokens a line": 9.1, "conditional expressions": 17, "branching functions": 0.02},
+    "construct": {"tokens": 80_000, "tokens a line": 9.1, "conditional expressions": 17, "branching functions": 0.02},
     "verify": {"tokens": 130_900, "tokens a line": 9.1, "conditional expressions": 17.2, "branching functions": 0.03},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
