@@ -361,7 +361,7 @@ def test_what_cannot_be_drawn_says_why() -> None:
     layer = construct.conv_to_mhsa(conv)
     with pytest.raises(NoPicture, match="too many to draw"):
         picture(ReportLayer("", conv, layer))
-    with pytest.raises(NoPicture, match="no attention layer"):
+    with pytest.raises(NoPicture, match="must be an attention layer"):
         picture(ReportLayer("", conv, conv))
 
 

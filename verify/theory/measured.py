@@ -1,6 +1,4 @@
-"""What claims quote of docs/learned.md: written by
-``python -m examples.learned.results.published write``.
-"""
+"""What claims quote of docs/learned.md; ``python -m examples.learned.results.published write`` writes it."""
 
 CIFAR_RUNS = "seeds 0, 1, 2"
 DIGITS_RUNS = "seeds 0 to 4"

@@ -46,7 +46,7 @@ def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
 def module(cifar: rows.Results, digits: rows.Results) -> str:
     """The text of a module of these constants."""
     lines = [
-        '"""What claims quote of docs/learned.md: written by ``python -m examples.learned.results.published write``."""',
+        '"""What claims quote of docs/learned.md; ``python -m examples.learned.results.published write`` writes it."""',
         "",
     ]
     for name, value in constants(cifar, digits).items():
