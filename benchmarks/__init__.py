@@ -2,6 +2,5 @@
 
 import os
 
-os.environ.setdefault(
-    "KINETO_LOG_LEVEL", "99"
-)  # of torch.profiler, which otherwise prints a line for each thread
+# of torch.profiler, which otherwise prints a line for each thread
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")

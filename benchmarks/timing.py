@@ -152,9 +152,8 @@ def captured(call: Call) -> Call:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(
-            3
-        ):  # libraries initialise themselves in their first calls, which cannot be captured
+        # libraries initialise themselves in their first calls, which cannot be captured
+        for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

@@ -423,9 +423,8 @@ def row(name: str, certify: bool = False) -> Result:
         )
     kinds = {type(module) for _, module in every_module(net)}
     rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
-    substitutes, _ = layers_from_rules(
-        net, rules, None
-    )  # samples test each rule against its module
+    # samples test each rule against its module
+    substitutes, _ = layers_from_rules(net, rules, None)
     net = substitute(net, substitutes)
     convs = survey(net)
     result = Result(

@@ -380,9 +380,8 @@ class MHSA(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         from construct.weights.record import GEOMETRY, record_of
 
-        metadata = getattr(
-            destination, "_metadata", None
-        )  # absent from a dict that the caller passed
+        # absent from a dict that the caller passed
+        metadata = getattr(destination, "_metadata", None)
         if metadata is not None:
             metadata.setdefault(prefix[:-1], {})[GEOMETRY] = record_of(self)
 

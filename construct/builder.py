@@ -202,7 +202,6 @@ def _require_memory(geometry: ConvGeometry, weight: Tensor, pieces: int) -> None
     d_out = geometry.out_channels // geometry.groups
     factors = geometry.groups * min(d_in, d_out) * (d_in + d_out)
     content = 2 * pieces * geometry.in_channels * (geometry.dims + 1)
-    needed = (
-        geometry.taps * (2 * factors + content) * weight.element_size()
-    )  # 2: the taps are copied once
+    # 2: the taps are copied once
+    needed = geometry.taps * (2 * factors + content) * weight.element_size()
     require(needed, weight.device, f"the weights of {pieces * geometry.taps} heads")

@@ -128,9 +128,8 @@ def layers_from_rules(
     methods = [(module, name_of(method)) for _, module, method in every_method(model)]
     layers_of: dict[nn.Module, nn.Module] = {}
     refused: dict[nn.Module, tuple[Refusal, ...]] = {}
-    for path, mark in every_module(
-        model, marks
-    ):  # does not descend below the marks, so it visits the outermost only
+    # does not descend below the marks, so it visits the outermost only
+    for path, mark in every_module(model, marks):
         if mark not in marked:
             continue
         module = marked[mark]

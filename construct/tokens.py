@@ -167,9 +167,8 @@ class TokenGrid:
         """The padded input: (B, C, *size) → (B, C, *shape)."""
         if self.affine is not None and set(self.stuffing) == {1}:
             pads = [n for pair in reversed(self.pads) for n in pair]
-            return (
-                constant_pad_nd(x, pads) if any(pads) else x
-            )  # torch would copy even without padding
+            # torch would copy even without padding
+            return constant_pad_nd(x, pads) if any(pads) else x
         for axis, (n, stuff, pads) in enumerate(
             zip(self.size, self.stuffing, self.pads, strict=True), start=2
         ):

@@ -35,9 +35,8 @@ measured, rounded, shown = {}, {}, {}
 print("    α   leaked weight   at most   in float32    beside a pixel of 1e30, where 1 is right")
 for alpha in (0.5, 1.0, 4.0, 16.0, 46.0, 103.0, 104.0, 1024.0):
     layer = construct.conv_to_mhsa(conv, alpha=alpha)
-    attention = layer.attention_probabilities(image)[
-        0, 4
-    ]  # the middle head, (queries, keys), float64
+    # the middle head, (queries, keys), float64
+    attention = layer.attention_probabilities(image)[0, 4]
     others = attention.scatter(1, attention.argmax(dim=1, keepdim=True), 0.0)
     measured[alpha] = float(others.sum(dim=1).max())  # for the query that leaks most
     rounded[alpha] = float(others.float().sum(dim=1).max())

@@ -397,9 +397,8 @@ if write:
     drawn, marks = Image.open(write), PngInfo()
     for key in ("Source", "Software"):
         marks.add_text(key, drawn.info[key])
-    drawn.convert("RGB").quantize(128).save(
-        write, optimize=True, pnginfo=marks
-    )  # a quarter of the size
+    # a quarter of the size
+    drawn.convert("RGB").quantize(128).save(write, optimize=True, pnginfo=marks)
     print(f"wrote {write}")
 assert len(after.boxes) == 1
 assert off["boxes"] < 1e-3

@@ -69,9 +69,8 @@ for seed in range(3):
     for parameter in (layer.w_qry, layer.w_key, layer.u, layer.v):
         parameter.requires_grad_()
     torch.manual_seed(seed)
-    nn.init.normal_(
-        layer.w_key, std=0.01
-    )  # 0 · 0 has no gradient: one factor has to start elsewhere
+    # 0 · 0 has no gradient: one factor has to start elsewhere
+    nn.init.normal_(layer.w_key, std=0.01)
     before, softened = layer.centres()[1].clone(), accuracy(net, upright)
     seconds = train(net, seed), train(baseline, seed)
     moved = float((layer.centres()[1] - before).detach().norm(dim=1).max())

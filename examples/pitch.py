@@ -53,9 +53,8 @@ class Pitch(nn.Module):
         x = (frames - frames.mean(1, keepdim=True)) / frames.std(1, keepdim=True)
         x = x[:, None]
         for k in range(1, 7):
-            x = nn.functional.pad(
-                x, (254, 254) if k == 1 else (31, 32)
-            )  # as many outputs as inputs, over the stride
+            # as many outputs as inputs, over the stride
+            x = nn.functional.pad(x, (254, 254) if k == 1 else (31, 32))
             x = self.get_submodule(f"conv{k}_BN")(self.get_submodule(f"conv{k}")(x).relu())
             x = nn.functional.max_pool1d(x, 2)
         return self.classifier(x.mT.flatten(1)).sigmoid()
@@ -78,9 +77,8 @@ def hertz(heard: Tensor) -> Tensor:
 # %%
 RATE, SIZE, HOP = 16_000, 1024, 640
 time = torch.arange(2 * RATE, dtype=torch.float64) / RATE
-rise = (
-    math.log(880 / 110) / 2
-)  # the pitch is 110 · exp(rise · time), and its phase the integral of that
+# the pitch is 110 · exp(rise · time), and its phase the integral of that
+rise = math.log(880 / 110) / 2
 phase = 2 * math.pi * 110 * torch.expm1(rise * time) / rise
 sound = torch.stack([torch.sin(k * phase) / k for k in (1, 2, 3, 4)]).sum(0).float()
 frames = sound.unfold(0, SIZE, HOP)

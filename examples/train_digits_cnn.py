@@ -38,13 +38,11 @@ def digits_cnn() -> nn.Sequential:
     """The untrained network, (N, 1, 8, 8) → (N, 10). No nn.Linear: the classifier is a convolution
     too.
     """
+    # (N, 16, 8, 8)
+    # (N, 16, 8, 8), bias and norm
     layers = {
-        "stem": block(
-            nn.Conv2d(1, 16, 3, padding=1, padding_mode="replicate", bias=False)
-        ),  # (N, 16, 8, 8)
-        "context": block(
-            nn.Conv2d(16, 16, 3, padding="same", dilation=2)
-        ),  # (N, 16, 8, 8), bias and norm
+        "stem": block(nn.Conv2d(1, 16, 3, padding=1, padding_mode="replicate", bias=False)),
+        "context": block(nn.Conv2d(16, 16, 3, padding="same", dilation=2)),
         "shrink": block(nn.Conv2d(16, 24, 2, stride=2), norm=False),  # (N, 24, 4, 4), even kernel
         "depthwise": nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False),  # (N, 24, 4, 4)
         "mix": block(nn.Conv2d(24, 24, 1, bias=False)),  # (N, 24, 4, 4)

@@ -32,9 +32,8 @@ NOT_RECHECKED = (
     "each layer is judged by itself: what runs of the whole network showed is not repeated",
 )
 Checker = Callable[[LayerPair], None]
-WIDEN = (
-    1 + 2.0**-24
-)  # exceeds float64's relative error in a few nested sums of fewer than 2^26 nonnegative numbers
+# exceeds float64's relative error in a few nested sums of fewer than 2^26 nonnegative numbers
+WIDEN = 1 + 2.0**-24
 
 
 class Result(NamedTuple):
@@ -172,9 +171,8 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
 
 def _require_parts(stated: LayerCertificate, parts: dict[str, ndarray], prefix: str) -> None:
     """Refuse a stated bound below the one computed here, or far above it."""
-    tolerance = 2.0 ** (
-        80 - FORMATS[stated.dtype].log_eta
-    )  # the certifier may count more underflows (η each)
+    # the certifier may count more underflows (η each)
+    tolerance = 2.0 ** (80 - FORMATS[stated.dtype].log_eta)
     for name, own in parts.items():
         claimed = stated.parts[name]
         if claimed.shape != own.shape or (claimed < own).any():

@@ -288,9 +288,8 @@ def flushes_to_zero(like: Tensor) -> bool:
         return False
     info = torch.finfo(like.dtype)
     smallest = torch.full((16,), info.tiny * info.eps, dtype=like.dtype, device=like.device)
-    return not bool(
-        (smallest * 1).view(torch.uint8).any()
-    )  # its bits: comparing it as a number might flush it again
+    # its bits: comparing it as a number might flush it again
+    return not bool((smallest * 1).view(torch.uint8).any())
 
 
 def winograd_may_run(conv: Any) -> bool:
@@ -298,9 +297,8 @@ def winograd_may_run(conv: Any) -> bool:
     more than sums do.
     """
     weight, backends = conv.weight, torch.backends
-    taken = (
-        weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() in (3, 4)
-    )  # 1-D as 2-D
+    # 1-D as 2-D
+    taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() in (3, 4)
     instead = backends.mkldnn.is_available() and backends.mkldnn.enabled
     return (
         taken and not instead and backends.nnpack.is_available() and torch._C._get_nnpack_enabled()

@@ -126,9 +126,8 @@ def convolutions(
         options["padding"] = draw(_per_axis(d, 0, _MOST[d]))
     elif padding != "none":
         options["padding"] = padding
-    stride = draw(
-        _per_axis(d, 1, _MOST[d])
-    )  # always drawn: hypothesis regards fewer draws as simpler
+    # always drawn: hypothesis regards fewer draws as simpler
+    stride = draw(_per_axis(d, 1, _MOST[d]))
     if padding != "same":
         options["stride"] = stride
     if flip:
@@ -255,9 +254,8 @@ def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> Vector:
     lengths = [token_length(g, axis, n) for axis, n in enumerate(size)]
     room = (TOKENS[len(size)] if tokens is None else tokens) / prod(lengths)
     for i, least in enumerate(lengths):
-        share = 1.5 * max(1.0, room) ** (
-            1 / (len(size) - i)
-        )  # more than an even share, so that long sides occur
+        # more than an even share, so that long sides occur
+        share = 1.5 * max(1.0, room) ** (1 / (len(size) - i))
         size[i] = draw(
             st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // g.input_steps[i]))
         )

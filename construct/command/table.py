@@ -52,9 +52,8 @@ def print_table(report: Report, out: TextIO) -> None:
             console.width = max(width, NARROWEST)
             console.print(_table(report, unicode, narrow=width < 110), soft_wrap=True)
         for line in _lines(report):
-            if (
-                terminal
-            ):  # a word longer than a line, such as a path, stays whole so that it can be copied
+            # a word longer than a line, such as a path, stays whole so that it can be copied
+            if terminal:
                 line = fill(line, width, break_long_words=False, break_on_hyphens=False)
             console.print(Text(line), soft_wrap=True)
     text = "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n") + "\n"

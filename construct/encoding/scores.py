@@ -45,9 +45,8 @@ class Scores:
         query = query[:, :, queries]
         total = self.of_positions(queries, query)
         total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
-        return (
-            total + torch.einsum("hk,bhtk->bht", self.u.to(key.dtype), key)[:, :, None, :]
-        )  # uᵀ W_keyᵀ X_kᵀ
+        # uᵀ W_keyᵀ X_kᵀ
+        return total + torch.einsum("hk,bhtk->bht", self.u.to(key.dtype), key)[:, :, None, :]
 
     def projected(self) -> tuple[Tensor, Tensor]:
         """X_q W_qry (B, heads, queries, D_k) and X_k W_key (B, heads, T, D_k), in the working type."""
@@ -62,9 +61,8 @@ class Scores:
         ``query`` is X_q W_qry of the block, (B, heads, queries, D_k); without it, the term that
         depends on it is left out.
         """
-        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(
-            self.table.device
-        )  # (queries, T)
+        # (queries, T)
+        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)
         total = self.table[None, :, delta]  # vᵀ Ŵ_key r_δ
         if query is None:
             return total

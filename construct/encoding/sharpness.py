@@ -53,9 +53,8 @@ def alpha_for(
             raise TypeError(f"dtype must be a torch.dtype, not {dtype!r}")
         if not dtype.is_floating_point:
             raise ValueError(f"{dtype} is not a floating-point format")
-        smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(
-            torch.finfo(dtype).eps
-        )  # η = 2^smallest, exactly
+        # η = 2^smallest, exactly
+        smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)
         return _rounded_up((1 - smallest) * math.log(2))
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
         raise TypeError(f"a tolerance is a number, not {tolerance!r}")

@@ -59,9 +59,8 @@ class PreparedCalls:
             self.states = [reads.state_of(tensor) for tensor in self.read]
         else:
             *positional, matrices = (shared_array(tensor.detach()) for tensor in self.read)
-            pairs = [
-                (bytearray(view), view) for view in positional
-            ]  # a bytearray compares itself with memory
+            # a bytearray compares itself with memory
+            pairs = [(bytearray(view), view) for view in positional]
             self.kept, self.views = zip(*pairs, *identity_parts(matrices), strict=True)
 
     def valid(self, layer: Any) -> bool:

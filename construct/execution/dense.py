@@ -18,9 +18,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     what = f"dense attention of {layer.heads} heads, {grid.query_count} queries and {grid.token_count} keys"
     require(memory(layer, len(x), grid), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
-    probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(
-        tokens.dtype
-    )  # (b or 1, h, q, t)
+    # (b or 1, h, q, t)
+    probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)
     attended = averaged(probabilities, values_of(tokens, layer.w_val))
     y = layer.b_out.to(tokens.dtype) + added_up(attended, layer.w_out)
     return y.transpose(1, 2).unflatten(2, grid.query_shape)

@@ -77,9 +77,8 @@ class Merge(torch.autograd.Function):
         """
         ctx.save_for_backward(w_val, w_out)
         ctx.whole = whole
-        return (
-            w_val if whole == "w_val" else w_out
-        )  # torch turns an input that is returned unchanged into a view
+        # torch turns an input that is returned unchanged into a view
+        return w_val if whole == "w_val" else w_out
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]

@@ -156,9 +156,8 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
         places, sure = zip(*axes, strict=True)
         certain = np.logical_and.reduce(sure)
     elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, grid.box):
-        places = [np.zeros(len(c), dtype=np.int64)] * len(
-            shape
-        )  # its numbers may be too large for float64
+        # its numbers may be too large for float64
+        places = [np.zeros(len(c), dtype=np.int64)] * len(shape)
         certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
         at, certain = _peak_of_parabola(

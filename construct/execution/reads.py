@@ -56,9 +56,8 @@ def state_of(tensor: Tensor) -> Any:
         return None
     _watch_optimizers()
     _IDS.add(id(tensor))
-    storage = StorageWeakRef(
-        tensor.untyped_storage()
-    )  # while it exists, no other storage gets this number
+    # while it exists, no other storage gets this number
+    storage = StorageWeakRef(tensor.untyped_storage())
     layout = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg()
     return _STEPS[0], id(tensor), storage, tensor._version, layout
 

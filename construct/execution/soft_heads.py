@@ -39,9 +39,8 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
         for axis, (heads, _) in zip(others, numbers_of[1:], strict=True)
     ]
     which = [number for _, number in numbers_of]
-    tokens = x.permute(
-        first + 2, 0, *(axis + 2 for axis in others), 1
-    )  # (n_1, B, n_2, …, n_d, D_in)
+    # (n_1, B, n_2, …, n_d, D_in)
+    tokens = x.permute(first + 2, 0, *(axis + 2 for axis in others), 1)
     rows = queries_per_block(_fitting(grid, len(w), x.shape[0] * x.shape[1], x.element_size()))
     leading = c[numbers_of[0][0]]
     blocks = [
@@ -84,9 +83,8 @@ def _block(
             )
             leading *= factor.shape[1]
         columns.append(read.reshape(leading, groups, channels))
-    by_group = (
-        torch.stack(columns, 2).movedim(1, 0).flatten(2)
-    )  # the heads' tokens side by side: one product sums over them
+    # the heads' tokens side by side: one product sums over them
+    by_group = torch.stack(columns, 2).movedim(1, 0).flatten(2)
     matrices = w.movedim(0, 1).flatten(1, 2)
     y = _product(by_group[0], matrices[0])[None] if groups == 1 else torch.bmm(by_group, matrices)
     return (

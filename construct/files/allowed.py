@@ -72,13 +72,11 @@ class Allowed:
         for name in names:
             module, _, last = name.rpartition(".")
             inside = any(f"{module}.".startswith(f"{package}.") for package in self.packages)
-            if (
-                name in allowed or not inside or "__main__" in module.split(".")
-            ):  # importing __main__ would run it
+            # importing __main__ would run it
+            if name in allowed or not inside or "__main__" in module.split("."):
                 continue
-            with contextlib.suppress(
-                Exception, SystemExit
-            ):  # a module that cannot be imported has no class
+            # a module that cannot be imported has no class
+            with contextlib.suppress(Exception, SystemExit):
                 kind = vars(import_module(module)).get(last)
                 # Functions are excluded, and so is whatever the package imports from elsewhere.
                 if isinstance(kind, type) and _name(kind) == name:

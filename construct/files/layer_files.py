@@ -22,9 +22,8 @@ def to_safetensors(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
     # Tied tensors are written once per name: the format cannot share them.
-    state = {
-        name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)
-    }  # no extra state
+    # no extra state
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
     records = {path: record_of(layer) for path, layer in attention_in(model).items()}
     return save(tensors, {GEOMETRY: json.dumps(records)})

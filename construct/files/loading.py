@@ -246,9 +246,8 @@ def _replacements(
     replacements: dict[nn.Module, MHSA] = {}
     for path in _attention_paths(state):
         module = modules.get(path)
-        if module is not None and not isinstance(
-            module, MHSA
-        ):  # strict loading reports unknown paths
+        # strict loading reports unknown paths
+        if module is not None and not isinstance(module, MHSA):
             replacements[module] = _replacement(module, path, state, records)
     share_tied(replacements)
     return replacements

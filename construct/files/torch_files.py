@@ -354,9 +354,8 @@ class _Attempt:
         if issubclass(kind, nn.RNNBase):
 
             def restore(thing: Any, state: dict[str, Any]) -> None:
-                if state.get("num_layers", 0) > len(
-                    state["_parameters"]
-                ):  # torch would name the weights of each
+                # torch would name the weights of each
+                if state.get("num_layers", 0) > len(state["_parameters"]):
                     raise BadModelFile("it holds recurrent layers without their weights", RESAVE)
                 kind.__setstate__(thing, state)
 

@@ -81,9 +81,8 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
     try:
         exact = in_float64(module)
         own = in_float64(layers)
-        torch.set_default_dtype(
-            torch.float64
-        )  # new layers of a rule keep float64 weights unrounded
+        # new layers of a rule keep float64 weights unrounded
+        torch.set_default_dtype(torch.float64)
         exact_layers = in_float64(rule(in_float64(module)))
     except Exception as error:  # a user's code may raise anything
         return f"its rule fails on a float64 copy of it: {describe(error)}"

@@ -190,9 +190,8 @@ def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
     if size is None or len(size) != geometry.dims:
         raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
     lengths = [*map(abs, geometry.token_shape(size)), *map(abs, geometry.output_size(size))]
-    tokens = (
-        8 * (6 + 3 * geometry.dims) * prod(lengths[: geometry.dims])
-    )  # positions, sources, intermediate tensors
+    # positions, sources, intermediate tensors
+    tokens = 8 * (6 + 3 * geometry.dims) * prod(lengths[: geometry.dims])
     require(
         32 * sum(lengths) + tokens,
         torch.device("cpu"),

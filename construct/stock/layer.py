@@ -241,9 +241,8 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
     device = layer.w_val.device
     centres = tuple(centre.sharpened(dtype) for centre in _centres(layer, tokens))
     heads, groups, _, d_h = layer.w_val.shape
-    carries_bias = not bias and bool(
-        layer.b_out.any()
-    )  # one value of head 0 is the constant 1, times b_out
+    # one value of head 0 is the constant 1, times b_out
+    carries_bias = not bias and bool(layer.b_out.any())
     channels = g.in_channels + g.dims + (1 if bias else 2)
     least = max(groups * d_h + carries_bias, g.dims + 1, -(-max(channels, g.out_channels) // heads))
     head_dim = head_size(centres, tokens, dtype, least)

@@ -160,9 +160,8 @@ def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
     matrices = []
     for group in range(groups):
         rows = slice(group * d_in // groups, (group + 1) * d_in // groups)
-        used = (blocks[group] != 0).any(0)[:, :, None] & (
-            tensors.value[:, :, :d_in] != 0
-        )  # (heads, D, D_in)
+        # (heads, D, D_in)
+        used = (blocks[group] != 0).any(0)[:, :, None] & (tensors.value[:, :, :d_in] != 0)
         used[:, :, rows] = False
         if bool(used.any()):
             raise NoKernel(f"group {group} of {groups} hears channels of another")
@@ -201,9 +200,8 @@ def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int) -> HeadCentre
     module's form.
     """
     content = slice(d_in)
-    positional = slice(
-        d_in, d_in + dims + 1
-    )  # (p, ‖p‖²); the key's constant adds the same to every key
+    # (p, ‖p‖²); the key's constant adds the same to every key
+    positional = slice(d_in, d_in + dims + 1)
     if bool((_rows(query) & _rows(key[:, content])).any()) or bool(
         (_rows(query[:, content]) & _rows(key[:, positional])).any()
     ):

@@ -54,10 +54,8 @@ def write_kernel(layer: Any, kernel: Tensor) -> None:
         layer.w_val.shape,
         layer.w_out.shape[3],
     )
-    stored = {"w_val", "w_out"} <= {
-        *layer._parameters,
-        *layer._buffers,
-    }  # else computed from other tensors
+    # else computed from other tensors
+    stored = {"w_val", "w_out"} <= {*layer._parameters, *layer._buffers}
     if (
         not stored
         or sorted(order) != list(range(layer.geometry.taps))
@@ -95,10 +93,8 @@ class Kernel(Tensor):
     def of(cls, layer: Any) -> "Kernel":
         """The kernel of a layer's heads; raises as :func:`taps_of_heads`."""
         recorded = torch.is_grad_enabled()
-        with (
-            torch.inference_mode(False),
-            torch.set_grad_enabled(recorded),
-        ):  # tensors of that mode count no versions
+        # tensors of that mode count no versions
+        with torch.inference_mode(False), torch.set_grad_enabled(recorded):
             kernel = kernel_of_heads(layer).clone()  # no view: a write renews the history of views
         return cls.over(layer, kernel, kernel)
 

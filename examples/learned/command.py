@@ -279,9 +279,8 @@ def suited(runs: Sequence[Settings], pictures: Pictures) -> None:
     parts_of(pictures, runs[0].how.validation)
     with torch.random.fork_rng(devices=[]):
         for settings in {settings.variant: settings for settings in runs}.values():
-            one_layer = replace(
-                settings.how, shape=replace(settings.how.shape, layers=1)
-            )  # all layers have the same sizes
+            # all layers have the same sizes
+            one_layer = replace(settings.how, shape=replace(settings.how.shape, layers=1))
             network_of(replace(settings, how=one_layer), pictures)
 
 

@@ -56,19 +56,16 @@ def by_axes(layer: MHSA, x: Tensor) -> Tensor:
     for axis, (n, (before, _)) in enumerate(zip(x.shape[2:], layer.geometry.pads, strict=True)):
         keys = torch.arange(grid.shape[axis], device=x.device, dtype=torch.float64)
         delta = keys - grid.queries[axis].to(keys)[:, None]
-        p = torch.softmax(layer.encoding.along(c, delta, axis), dim=2)[
-            ..., before : before + n
-        ]  # padding is zero
+        # padding is zero
+        p = torch.softmax(layer.encoding.along(c, delta, axis), dim=2)[..., before : before + n]
         factors.append(p.masked_fill(p < torch.finfo(x.dtype).eps ** 2, 0).to(x.dtype))
     down, across = factors  # (heads, queries, keys)
     tokens = x.permute(2, 3, 0, 1).flatten(0, 2)
     weights = merged(layer)[:, 0]
-    values = torch.bmm(
-        tokens.expand(len(weights), -1, -1), weights
-    )  # (heads, rows · columns · B, D_out)
-    attended = across[:, None] @ values.view(
-        len(across), *x.shape[2:], -1
-    )  # (heads, rows, columns, B · D_out)
+    # (heads, rows · columns · B, D_out)
+    values = torch.bmm(tokens.expand(len(weights), -1, -1), weights)
+    # (heads, rows, columns, B · D_out)
+    attended = across[:, None] @ values.view(len(across), *x.shape[2:], -1)
     y = down.movedim(0, 1).flatten(1) @ attended.flatten(0, 1).flatten(1)
     return (
         y.view(down.shape[1], across.shape[1], len(x), -1).permute(2, 3, 0, 1)
@@ -84,12 +81,10 @@ def by_map(layer: MHSA, x: Tensor) -> Tensor:
     tokens = grid.gather(x)  # (B, T, D_in)
     p = torch.softmax(Scores(layer, tokens, grid)()[0], 2).to(x.dtype)  # (heads, queries, T)
     weights = merged(layer)[:, 0]
-    values = torch.bmm(
-        tokens.movedim(0, 1).flatten(0, 1).expand(len(p), -1, -1), weights
-    )  # (heads, T · B, D_out)
-    y = p.movedim(0, 1).flatten(1) @ values.view(
-        p.shape[0] * p.shape[2], -1
-    )  # (queries, B · D_out)
+    # (heads, T · B, D_out)
+    values = torch.bmm(tokens.movedim(0, 1).flatten(0, 1).expand(len(p), -1, -1), weights)
+    # (queries, B · D_out)
+    y = p.movedim(0, 1).flatten(1) @ values.view(p.shape[0] * p.shape[2], -1)
     return y.view(*x.shape[2:], len(x), -1).permute(2, 3, 0, 1) + layer.b_out[:, None, None]
 
 
@@ -107,9 +102,8 @@ def with_content(layer: MHSA, x: Tensor) -> Tensor:
         for table, part, at, n in zip(
             tables, scored.split([t.shape[1] for t in tables], 3), places, grid, strict=True
         ):
-            rows = table[
-                torch.arange(n, device=x.device) - at[:, None] + len(table) // 2
-            ]  # (queries, n, width)
+            # (queries, n, width)
+            rows = table[torch.arange(n, device=x.device) - at[:, None] + len(table) // 2]
             queries.append(torch.einsum("bhtw,tnw->bhtn", part, rows))
             keys.append(one_hot(at, n).to(x.dtype).expand(*key.shape[:3], n))
     values = torch.einsum("bti,hie->bhte", tokens, layer.w_val[:, 0])

@@ -151,9 +151,8 @@ class Run:
         return self.settings.how.epochs * self.batches
 
     def _go_on(self, state: dict[str, Any]) -> None:
-        if (
-            state.get("epoch") == self.settings.how.epochs
-        ):  # once trained, its device no longer matters
+        # once trained, its device no longer matters
+        if state.get("epoch") == self.settings.how.epochs:
             self.settings = replace(self.settings, device=state["settings"].get("device"))
         changes = self.settings.differences(state["settings"])
         if changes:
@@ -327,9 +326,8 @@ class Run:
             group.part(pictures).split(500), group.part(labels).split(500), strict=True
         ):
             logits = self.network(x.to(self.device))
-            broken += int(
-                not logits.isfinite().all()
-            )  # the last step's loss was computed before that step
+            # the last step's loss was computed before that step
+            broken += int(not logits.isfinite().all())
             right += int((logits.argmax(1).cpu() == answers).sum())
         self.network.train()
         right, broken = group.total([right, broken], self.device)

@@ -229,9 +229,8 @@ def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str,
         )
         p = layer.attention_probabilities(given)
         alpha, tau = layer.centres()
-        moved = (tau - torch.tensor(tap_shifts(layer.geometry)).to(tau)).norm(
-            dim=1
-        )  # heads start in the order of the taps
+        # heads start in the order of the taps
+        moved = (tau - torch.tensor(tap_shifts(layer.geometry)).to(tau)).norm(dim=1)
         rows.append(
             {
                 "layer": name.removesuffix(".conv"),

@@ -19,9 +19,8 @@ def trained_cnn(seed: int, epochs: int) -> tuple[nn.Sequential, list[Tensor]]:
     """The demo network, trained as in ``examples/train_digits_cnn.py``, and its data: train and
     test pictures and labels.
     """
-    from examples import (
-        train_digits_cnn,
-    )  # imports scikit-learn, which processes that teach on noise do not need
+    # imports scikit-learn, which processes that teach on noise do not need
+    from examples import train_digits_cnn
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -122,9 +122,8 @@ class Students:
         self.setting, self.seeds = setting, seeds
         alone = []
         for seed in seeds:
-            generator = torch.Generator().manual_seed(
-                10_000 + seed
-            )  # not the teacher's random numbers
+            # not the teacher's random numbers
+            generator = torch.Generator().manual_seed(10_000 + seed)
             try:
                 student = attention_to_learn(
                     CHANNELS,
@@ -177,9 +176,8 @@ class Students:
         k, heads = self.setting.kernel, self.setting.heads
         if heads < k**2:
             raise ValueError(f"{heads} heads cannot stand on {k**2} shifts")
-        weight = teachers.get_parameter("weight").unflatten(
-            0, (len(self.seeds), -1)
-        )  # (seeds, D_out, 3, K, K)
+        # (seeds, D_out, 3, K, K)
+        weight = teachers.get_parameter("weight").unflatten(0, (len(self.seeds), -1))
         taps = weight.flatten(3).permute(0, 3, 2, 1)  # (seeds, K², 3, D_out)
         spare = heads - k**2  # heads that add nothing
         taps = nn.functional.pad(taps, (0, 0, 0, 0, 0, spare))

@@ -112,9 +112,8 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
     """
     seeds, parts = [*dict.fromkeys(options.seeds)], []
     for setting in settings_of(options):
-        Students(
-            setting, seeds[:1]
-        )  # refuses heads that do not suit the start, before any long work
+        # refuses heads that do not suit the start, before any long work
+        Students(setting, seeds[:1])
         patches(setting.data, setting.side)
         about = {"command": "teacher", "setting": asdict(setting), "seeds": seeds}
         parts.append(Part(setting.label, setting.steps, about))

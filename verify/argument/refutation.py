@@ -244,9 +244,8 @@ def _confirmed(
     what = "the zero input"
     entries: dict[Vector, Fraction] = {}
     if entry:
-        amplitude = problem.fmt.below(
-            problem.bound
-        )  # the largest number of the layers' format that is at most B
+        # the largest number of the layers' format that is at most B
+        amplitude = problem.fmt.below(problem.bound)
         what = f"the input that is {amplitude!r} at {entry}, else 0"
         entries[entry] = value = Fraction(amplitude)
         i = entry[0] % attention.w_val.shape[2]

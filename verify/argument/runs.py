@@ -194,9 +194,8 @@ def run_executions(
             layer.execution = name
             try:
                 multiplications = layer.multiplications(x.shape, name)
-                if multiplications == layer.multiplications(
-                    x.shape, "dense"
-                ):  # a score for each query and key
+                # a score for each query and key
+                if multiplications == layer.multiplications(x.shape, "dense"):
                     multiplications += SOFTMAX_COST * pairs
                 if multiplications > MOST_MULTIPLICATIONS:
                     raise MemoryError(f"{multiplications:.2g} multiplications are too many to run")
@@ -370,12 +369,10 @@ def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: Vector) -> 
     (D_in, *grid).
     """
     group, o = divmod(channel, len(conv.sizes) // conv.groups)
-    inputs = slice(
-        group * conv.contraction, (group + 1) * conv.contraction
-    )  # which the channel reads
-    kernel = (
-        conv.weight[inputs, o] if conv.transposed else conv.weight[channel]
-    )  # (D_in/groups, *K)
+    # which the channel reads
+    inputs = slice(group * conv.contraction, (group + 1) * conv.contraction)
+    # (D_in/groups, *K)
+    kernel = conv.weight[inputs, o] if conv.transposed else conv.weight[channel]
     x = np.ones((conv.in_channels, *grid))
     for tap, place in taps_at(g, grid, [o // 2 for o in output_size(g, grid)]):
         x[(inputs, *place)] = np.where(kernel[(..., *tap)] < 0, -1.0, 1.0)

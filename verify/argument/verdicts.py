@@ -68,15 +68,13 @@ def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
                 f"in output channel {channel} the samples differ by {check.by_channel[channel]:.3g}"
             )
             beyond += f", beyond the certificate's {limit}"
-            excused = check.convolution_off and not (
-                refuted and within is None
-            )  # the error may be torch's own
+            # the error may be torch's own
+            excused = check.convolution_off and not (refuted and within is None)
             return Verdict(
                 "UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}"
             )
-        if (
-            refuted and within is None
-        ):  # at another output, where less is allowed than at the largest difference
+        # at another output, where less is allowed than at the largest difference
+        if refuted and within is None:
             return check.verdict
     elif name == "UNDECIDED" and refuted:
         if within is None or not (check.discrepancy.max_abs <= within or check.convolution_off):

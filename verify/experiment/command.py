@@ -60,9 +60,8 @@ def run(options: argparse.Namespace) -> "Audit":
     kernel = options.kernel
     if kernel is not None and len(kernel) == 1:
         kernel = kernel[0]
-    grid = options.grid or getattr(
-        layer, "grid", None
-    )  # a stock attention takes inputs of one size
+    # a stock attention takes inputs of one size
+    grid = options.grid or getattr(layer, "grid", None)
     if grid is None:
         geometry = getattr(layer, "geometry", None)
         if geometry is None:

@@ -189,9 +189,8 @@ def regression(field: ReceptiveField, x: ndarray, y: ndarray) -> tuple[ndarray, 
     interior = field.interior_or_all()
     rows = im2col(field, x, "zeros")[:, interior].reshape(len(x) * int(interior.sum()), -1)
     rows = np.hstack([rows, np.ones((len(rows), 1))])
-    solution = np.linalg.lstsq(rows, y[:, interior].reshape(len(rows), -1), rcond=None)[
-        0
-    ]  # (taps·C + 1, D)
+    # (taps·C + 1, D)
+    solution = np.linalg.lstsq(rows, y[:, interior].reshape(len(rows), -1), rcond=None)[0]
     kernel = solution[:-1].reshape(field.taps, x.shape[1], y.shape[2]).transpose(2, 1, 0)
     return kernel.reshape(y.shape[2], x.shape[1], *field.kernel), solution[-1]
 

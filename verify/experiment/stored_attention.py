@@ -26,9 +26,8 @@ def attention_in(path: AnyPath, name: str | None = None) -> nn.Module:
     content = read(path, inert=True).content
     if name is None and isinstance(content, nn.MultiheadAttention):
         return content
-    if (
-        name is None and type(content).__name__ == StockAttention.__name__
-    ):  # a stand-in with the fields of one
+    # a stand-in with the fields of one
+    if name is None and type(content).__name__ == StockAttention.__name__:
         inner, geometry = (getattr(content, part, None) for part in ("attention", "geometry"))
         if type(inner) is not nn.MultiheadAttention or type(geometry) is not ConvGeometry:
             raise ValueError(

@@ -182,8 +182,7 @@ def exact_array(tensor: Tensor, what: str) -> np.ndarray:
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise Unreadable(f"{what} is {tensor.dtype}")
     stored = tensor.detach().cpu().resolve_neg()
-    if stored.numel() and not all(
-        map(math.isfinite, stored.aminmax())
-    ):  # aminmax returns a NaN as both
+    # aminmax returns a NaN as both
+    if stored.numel() and not all(map(math.isfinite, stored.aminmax())):
         raise Unreadable(f"{what} has numbers that are not finite")
     return stored.double().contiguous().numpy()

@@ -65,9 +65,8 @@ def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
             return False
     if any(hasattr(kind, own) for own in vars(hook)):  # an overridden method
         return False
-    name = vars(hook).get(
-        "_tensor_name" if issubclass(kind, BasePruningMethod) else "name"
-    )  # a property may tell any
+    # a property may tell any
+    name = vars(hook).get("_tensor_name" if issubclass(kind, BasePruningMethod) else "name")
     return isinstance(name, str) and name not in COPIED and not hasattr(type(conv), name)
 
 

@@ -78,9 +78,8 @@ def _leaves_one(g: Geometry, axis: int, n: int) -> bool:
 
 def _reads_padding_alone(g: Geometry, axis: int, n: int) -> bool:
     """Whether no output reads any of ``n`` inputs along an axis, but padded or stuffed zeros alone."""
-    n = min(
-        n, sum(g.pads[axis]) + g.spans[axis] + g.stride[axis] + 2
-    )  # on longer inputs, some output reads an input
+    # on longer inputs, some output reads an input
+    n = min(n, sum(g.pads[axis]) + g.spans[axis] + g.stride[axis] + 2)
     outputs = np.arange(output_length(g, axis, n))
     places = tap_place(g, axis, np.arange(g.kernel_size[axis])[:, None], outputs)
     return bool((input_at(g, axis, n, places) == ZERO).all())

@@ -111,9 +111,8 @@ def _panel(ax: Axes, dims: int, alphas: np.ndarray, limits: tuple[float, float])
         )  # fmt: skip
         edge = threshold(dtype)
         if 0.13 * alphas[-1] < edge < alphas[-1]:
-            height, side = (
-                (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")
-            )  # away from the curve
+            # away from the curve
+            height, side = (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")
             ax.axvline(edge, color=colour, ls=":", lw=1.2)
             ax.text(
                 edge, height, f"{name}: 0 from {math.ceil(10 * edge) / 10}", rotation=90, fontsize=8.5, color=colour,

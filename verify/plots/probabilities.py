@@ -141,9 +141,8 @@ def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> Vector:
             size.append(max(-(-(tokens - 2 * tokens_before(g, axis)) // s), 3))
         else:
             room = span + 1 + 4 * s
-            if (
-                room > 2 * tokens
-            ):  # for example a patch embedding, whose tokens would be too small to see
+            # for example a patch embedding, whose tokens would be too small to see
+            if room > 2 * tokens:
                 room = span + 1 + s
             size.append(max(max(tokens, room) - sum(pads), *(p + 1 for p in pads), 3))
     return (

@@ -59,9 +59,8 @@ class LayerCertificate(NamedTuple):
     holds: bool  # every step is present and holds, and no run exceeds the bound
     geometries: tuple[Record, Record]  # of the convolution and of the attention layer, as stated
     digests: tuple[dict[str, str], dict[str, str]]  # of their tensors, by name
-    counterexample: (
-        Record | None
-    )  # exact input {index: value}, output, convolution, attention; or only shapes
+    # exact input {index: value}, output, convolution, attention; or only shapes
+    counterexample: Record | None
 
 
 Document = tuple[tuple[LayerCertificate, ...], tuple[str | None, ...]]

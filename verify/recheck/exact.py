@@ -180,9 +180,8 @@ def exponential(x: Fraction, bits: int) -> int:
     k, work = max(0, math.ceil(x * 8).bit_length()), bits + 64
     y = math.floor(x * 2**work / 2**k)
     total, most, least = 0, 1 << work, 1 << work
-    for n in range(
-        1, 2 * work
-    ):  # alternating series: addends round up, subtrahends down, and the last is an addend
+    # alternating series: addends round up, subtrahends down, and the last is an addend
+    for n in range(1, 2 * work):
         total += most if n % 2 else -least
         if n % 2 and most <= 1:
             break
@@ -259,9 +258,8 @@ def limbs(x: ndarray) -> list[tuple[ndarray, int]]:
     top, rest, parts = int(np.frexp(np.abs(x).max(initial=0.0))[1]), x, []
     while rest.any():
         top -= LIMB
-        part = np.trunc(
-            np.ldexp(rest, -top)
-        )  # what is too small to be exact here is below 1: left for a later limb
+        # what is too small to be exact here is below 1: left for a later limb
+        part = np.trunc(np.ldexp(rest, -top))
         rest = rest - np.ldexp(part, top)
         parts += [(part, top)] if part.any() else []
     return parts

@@ -22,10 +22,8 @@ from numpy import ndarray
 
 from verify.recheck.strict_input import Record, Rejected
 
-LONGEST, MOST = (
-    2**26,
-    2**32,
-)  # limits on an axis' tokens and on tokens times taps: about ten seconds of work
+# limits on an axis' tokens and on tokens times taps: about ten seconds of work
+LONGEST, MOST = (2**26, 2**32)
 GEOMETRY = {
     *(
         "in_channels",

@@ -12,13 +12,8 @@ from verify.recheck.grids import StatedGeometry, geometry_of
 from verify.recheck.stored_layers import BYTES, TENSORS, StoredLayer
 from verify.recheck.strict_input import Record, Rejected
 
-SCORES = (
-    "w_qry",
-    "w_key",
-    "w_key_pos",
-    "u",
-    "v",
-)  # of at least float32, so not always of the values' type
+# of at least float32, so not always of the values' type
+SCORES = ("w_qry", "w_key", "w_key_pos", "u", "v")
 NOT_PLAIN = "what is folded, or of a class of its own, is not rechecked (a state dict with the plain weights is)"
 
 

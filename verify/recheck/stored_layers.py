@@ -200,9 +200,8 @@ def _of_safetensors(path: AnyPath) -> tuple[dict[str, Record], Record]:
         dtype = _SAFETENSORS.get(tensor["dtype"], tensor["dtype"])
         groups.setdefault(of, {})[last] = (dtype, tuple(tensor["shape"]), tensor["data"])
     length = int.from_bytes(data[:8], "little")
-    header = strict_json(
-        data[8 : 8 + length], "the header"
-    )  # the library takes a key that stands twice
+    # the library takes a key that stands twice
+    header = strict_json(data[8 : 8 + length], "the header")
     stated = strict_json(
         header.get("__metadata__", {}).get("geometry", "{}").encode(), "the metadata's geometry"
     )

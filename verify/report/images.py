@@ -181,9 +181,8 @@ def _coloured(shade: ndarray, stops: tuple[tuple[int, int, int], ...]) -> ndarra
 def png(pixels: ndarray) -> str:
     """Encode (height, width, 3) bytes as a PNG data URI."""
     height, width, _ = pixels.shape
-    rows = np.concatenate(
-        [np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1
-    )  # 0: no filter
+    # 0: no filter
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")]
     content = b"\x89PNG\r\n\x1a\n"
@@ -225,9 +224,8 @@ def photograph(shape: Vector, dtype: torch.dtype) -> tuple[Tensor, str] | None:
         image = torch.tensor(load_sample_image("flower.jpg").copy(), device="cpu")
     except (ImportError, OSError):  # reading it needs pillow
         return None
-    square = (
-        image.permute(2, 0, 1)[None, :, :, 106:533].double() / 255
-    )  # 427 × 427, the flower in the middle
+    # 427 × 427, the flower in the middle
+    square = image.permute(2, 0, 1)[None, :, :, 106:533].double() / 255
     small = nn.functional.interpolate(square, size=shape[1:], mode="area")
     return (2 * small - 1).to(dtype), "a photograph of scikit-learn's, pixels from −1 to 1"
 

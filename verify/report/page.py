@@ -115,9 +115,8 @@ def require_jinja2() -> Any:
 
 def in_script(value: Any) -> str:
     """JSON escaped for a script element: it cannot end the element or a line of an old script."""
-    text = json.dumps(
-        value, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )  # U+2028 and U+2029 escaped too
+    # U+2028 and U+2029 escaped too
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 

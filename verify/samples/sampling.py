@@ -280,14 +280,12 @@ def comparing(
             x, where = call.pop("input"), what
             if is_transformed(x):
                 return
-            if torch.is_autocast_enabled(
-                x.device.type
-            ):  # a claim about a layer holds in its own format
+            # a claim about a layer holds in its own format
+            if torch.is_autocast_enabled(x.device.type):
                 x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
             with uncounted(), torch.autocast(x.device.type, enabled=False):
-                expected = (conv.forward if conv is module else conv)(
-                    x, **call
-                )  # a call would compare again
+                # a call would compare again
+                expected = (conv.forward if conv is module else conv)(x, **call)
                 check = check_outputs(conv, layer, x, expected, layer(x, **call), where)
             checks[path] = checks[path].merged(check) if path in checks else check
             progress(path)

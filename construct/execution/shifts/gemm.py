@@ -50,14 +50,12 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         and a.numel() * b.shape[1] >= MIN_ONEDNN
     )
     if not (usable and ONEDNN_IS_FASTER and torch._C._get_mkldnn_enabled()):
-        return (
-            torch.mm(a, b) if bias is None else torch.mm(a, b).add_(bias)
-        )  # addmm would first copy the bias
+        # addmm would first copy the bias
+        return torch.mm(a, b) if bias is None else torch.mm(a, b).add_(bias)
     assert INNER is not None
     a, b = _whole(a), _whole(b)
-    if (
-        bias is None and not a.is_contiguous() and a.numel() > b.numel()
-    ):  # which oneDNN would transpose
+    # which oneDNN would transpose
+    if bias is None and not a.is_contiguous() and a.numel() > b.numel():
         return INNER(b.mT, a, None, "none", [], "").mT
     return INNER(a, b.mT, None if bias is None else bias.contiguous(), "none", [], "")
 

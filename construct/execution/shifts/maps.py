@@ -74,9 +74,8 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
                 _times(_columns(window, block, part, shifts, at), matrix, bias, at), part, at
             )
             if len(y) == len(x) and y.shape[2:] == shifts.output and last == (at == 1):
-                return (
-                    y.data
-                )  # torch forbids in-place changes of a view that an autograd function returns
+                # torch forbids in-place changes of a view that an autograd function returns
+                return y.data
             if out is None:
                 out = new_images(x, groups * width, shifts.output, last)
             out[(few, slice(None), *part)] = y

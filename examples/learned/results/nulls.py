@@ -73,10 +73,11 @@ def gaussian_attention(
     Returns:
         From queries to keys, (heads, tokens, tokens).
     """
+    # (heads, queries, keys) of an axis
     down, right = (
         np.arange(-before, n + after) - np.arange(n)[:, None] - tau[:, None, None]
         for n, (before, after), tau in zip(grid, pads, heads.tau.T, strict=True)
-    )  # (heads, queries, keys) of an axis
+    )
     (a, b), (_, d) = heads.forms[..., None, None].transpose(1, 2, 0, 3, 4)
     scores = -(a * down**2)[:, :, None, :, None] - (d * right**2)[:, None, :, None, :]
     scores -= (2 * b * down)[:, :, None, :, None] * right[:, None, :, None, :]

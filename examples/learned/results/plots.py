@@ -171,10 +171,8 @@ def paths(summary: Summary, variant: str) -> "Figure":
     """
     looks = summary["variants"][variant]["looks"]
     path = looks["path"]
-    tau, alpha = (
-        np.array(path["tau"]),
-        np.exp(path["log_alpha"]),
-    )  # (steps, heads, 2), (steps, heads)
+    # (steps, heads, 2), (steps, heads)
+    tau, alpha = (np.array(path["tau"]), np.exp(path["log_alpha"]))
     with style():
         figure = new_figure(8.0, 3.6)
         plane, sharpness = figure.subplots(1, 2)
@@ -208,9 +206,8 @@ def maps(summary: Summary, variant: str, reach: int | None = None) -> "Figure":
     """
     looks = summary["variants"][variant]["looks"]
     rows, columns = looks["grid"]
-    weights = _scaled(
-        np.array([layer["map"] for layer in looks["layers"]])
-    )  # (layers, heads, rows, columns)
+    # (layers, heads, rows, columns)
+    weights = _scaled(np.array([layer["map"] for layer in looks["layers"]]))
     query = (rows // 2, columns // 2)
     if reach is not None:
         around = np.pad(
@@ -274,9 +271,8 @@ def _tiles(ax: Any, weights: Any, queries: list[tuple[int, int]], labels: list[s
     each.
     """
     rows, columns = weights.shape[2:]
-    tiles = np.pad(
-        weights, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan
-    )  # a gap after each
+    # a gap after each
+    tiles = np.pad(weights, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
     wide = tiles.transpose(0, 2, 1, 3).reshape(len(weights) * (rows + 1), -1)[:-1, :-1]
     image = ax.imshow(wide, cmap="Blues", vmin=0, vmax=1, interpolation="none")
     across, down = (columns + 1) * np.arange(weights.shape[1]), (rows + 1) * np.arange(len(weights))

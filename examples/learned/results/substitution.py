@@ -41,9 +41,8 @@ def explained_variance(network: AttentionNet, x: Tensor) -> list[list[float]]:
     largest = max(KERNELS)
     for block, state in zip(network.blocks, network.states(x), strict=False):
         assert isinstance(block, Block)
-        outputs = (
-            block.attended(state).flatten(2)[:, :, inside].movedim(1, 2).double()
-        )  # (B, queries, D)
+        # (B, queries, D)
+        outputs = block.attended(state).flatten(2)[:, :, inside].movedim(1, 2).double()
         windows = unfold(_around_the_middle(state, largest // 2), largest).movedim(1, 2).double()
         (fit, test), (fit_y, test_y) = (
             [half.flatten(0, 1) for half in t.chunk(2)] for t in (windows, outputs)
@@ -54,13 +53,11 @@ def explained_variance(network: AttentionNet, x: Tensor) -> list[list[float]]:
         about, total = test - centre, (test_y - test_y.mean(0)).square().sum()
         scores = []
         for size in KERNELS:
-            taps = _taps_within(
-                size, largest, state.shape[1]
-            )  # the smaller windows are parts of the largest
+            # the smaller windows are parts of the largest
+            taps = _taps_within(size, largest, state.shape[1])
             part = gram[taps][:, taps]
-            part.diagonal().add_(
-                1e-9 * part.diagonal().mean()
-            )  # neighbouring tokens may be nearly dependent
+            # neighbouring tokens may be nearly dependent
+            part.diagonal().add_(1e-9 * part.diagonal().mean())
             left = (
                 test_y
                 - mean

@@ -118,9 +118,8 @@ def gaussians(layer: MHSA) -> dict[str, np.ndarray]:
         alpha, tau = layer.centres()
         return {"alpha": alpha.numpy(), "tau": tau.numpy()}
     if layer.encoding.name == Covariance.name:
-        form, _ = Covariance.form(
-            layer.position_vector().detach()
-        )  # of the score δᵀAδ + b·δ: A is −Σ⁻¹/2
+        # of the score δᵀAδ + b·δ: A is −Σ⁻¹/2
+        form, _ = Covariance.form(layer.position_vector().detach())
         return {"sigma": torch.linalg.inv(-2 * form).numpy(), "tau": layer.centres()[1].numpy()}
     return {}
 

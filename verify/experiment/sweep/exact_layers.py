@@ -61,9 +61,10 @@ def attention(layer: Any, x: ndarray) -> ndarray:
     size = x.shape[1:]
     output, sources = attended_positions(layer, size)
     tokens, q = as_integers(x)
+    # 0 is a zero
     tokens = np.concatenate(
         [np.zeros((len(x), 1), dtype=object), tokens.reshape(len(x), -1)], axis=1
-    )  # 0 is a zero
+    )
     (w_val, r), (w_out, s) = as_integers(_numbers(layer.w_val)), as_integers(_numbers(layer.w_out))
     d_in, d_out = w_val.shape[2], w_out.shape[3]
     total = np.zeros((layer.groups, d_out, sources.shape[1]), dtype=object)

@@ -209,9 +209,8 @@ def _markdown(row: JudgedClaim) -> str:
 
 
 def _in_markdown(quote: str) -> str:
-    return (
-        quote if "$" in quote or "\\" not in quote else f"`{quote}`"
-    )  # LaTeX without dollar signs
+    # LaTeX without dollar signs
+    return quote if "$" in quote or "\\" not in quote else f"`{quote}`"
 
 
 def _cells(*cells: str) -> str:

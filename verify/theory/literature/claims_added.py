@@ -77,9 +77,8 @@ def _within_bound(alpha: int) -> Check:
         for tau in setting.shifts
     ]
     bound = 2 * leakage_on_lattice(alpha, 2)
-    worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(
-        axis=1
-    )  # −1 at the target, 1 elsewhere
+    # −1 at the target, 1 elsewhere
+    worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(axis=1)
     one = abs(equations.mix([heads[4]], worst[:, None], [np.eye(1)])[24, 0] + 1)
     rng = np.random.default_rng(0)
     weight, x = rng.standard_normal((2, 3, 3, 3)), rng.choice([-1.0, 1.0], (3, 7, 7))

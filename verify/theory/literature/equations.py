@@ -73,9 +73,8 @@ def read_by_taps(setting: Setting, mode: str = "zeros") -> ndarray:
 def read_by_heads(setting: Setting, attention: Sequence[ndarray]) -> ndarray:
     """P^h restricted to the unpadded input, (heads, outputs, inputs)."""
     inputs = prod(setting.size)
-    placed = setting.tokens(
-        np.eye(inputs, dtype=int).reshape(inputs, *setting.size)
-    )  # (T, inputs), a token per input
+    # (T, inputs), a token per input
+    placed = setting.tokens(np.eye(inputs, dtype=int).reshape(inputs, *setting.size))
     return np.array([p[:, placed.argmax(axis=0)] for p in attention])
 
 

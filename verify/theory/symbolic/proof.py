@@ -399,9 +399,8 @@ def limits(
     return ProofStep(statement, How.LIMIT, tuple(shown.values()))
 
 
-_limit = lru_cache(maxsize=4096)(
-    sympy.limit
-)  # the slowest sympy operation, and several proofs share limits
+# the slowest sympy operation, and several proofs share limits
+_limit = lru_cache(maxsize=4096)(sympy.limit)
 
 
 def cited(statement: str, *names: str) -> ProofStep:

@@ -107,9 +107,8 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
     o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
     anchor = dil * sympy.floor(sympy.Rational(1, 2) * (j + j_rest))  # K = j + j' + 1
     query, shift = s * o + anchor, dil * j - anchor
-    last = (
-        s * (o + o_rest) + dil * (j + j_rest) + extra
-    )  # the last token, where o + o' is the last output
+    # the last token, where o + o' is the last output
+    last = s * (o + o_rest) + dil * (j + j_rest) + extra
     read = [
         identity(
             "the query of output o is s o + a and tau_j = dil j - a: query + tau_j = s o + dil j",
