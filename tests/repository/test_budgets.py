@@ -10,8 +10,13 @@ from code_tokens import lines_of, tokens_of_code
 ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
-    "construct": {"tokens": 80_000, "tokens a line": 9.1, "conditional expressions": 17, "branching functions": 0.022},
-    "verify": {"tokens": 130_900, "tokens a line": 9.1, "conditional expressions": 17.2, "branching functions": 0.03},
+    "construct": {
+        "tokens": 80_000,
+        "tokens a line": 9.2,
+        "conditional expressions": 17.3,
+        "branching functions": 0.022,
+    },
+    "verify": {"tokens": 130_900, "tokens a line": 9.2, "conditional expressions": 17.5, "branching functions": 0.03},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""
