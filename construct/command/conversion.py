@@ -14,7 +14,7 @@ from construct.command.bare_kernels import geometry_flags
 from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
 from construct.command.load_network import converted_layer, network_of, source_of, surveyed
-from construct.command.output import OtherBits, not_rechecked, prepare, write_outputs
+from construct.command.output import OtherBits, Prepared, not_rechecked, prepare, write_outputs
 from construct.command.report import LayerRow, NetworkRow, Pairs, Report, judged, with_meaning
 from construct.command.terminal import Phases, isolated, phases
 from construct.errors import BadModelFile, printable
@@ -65,8 +65,10 @@ def convert_file(options: Namespace, output: Path, document: Path) -> Report:
         hindrance = ""
         if writable:
             progress.begin(f"writing {output.name}")
+            prepared = prepare(conversion.converted, _is_whole(conversion.source, options), options)
+            notes += prepared.notes
             try:
-                notes += _write(conversion, layers, network, output, document, options)
+                notes += _write(conversion, prepared, layers, network, output, document, options)
             except OtherBits as error:
                 good = False
                 writable = False
@@ -127,8 +129,19 @@ def _require_storable(model: nn.Module, options: Namespace) -> None:
         raise BadModelFile(what, "--format pt2 can")
 
 
+def _is_whole(source: ModelFile, options: Namespace) -> bool:
+    """Whether the output is a whole module: bare kernels, too, as a state dict would lose their
+    geometry again.
+    """
+    if geometry_flags(options):
+        return True
+    own_code = options.arch or options.model_file
+    return isinstance(source.content, nn.Module) and not own_code
+
+
 def _write(
     conversion: Conversion,
+    prepared: Prepared,
     layers: tuple[LayerRow, ...],
     network: NetworkRow | None,
     output: Path,
@@ -140,15 +153,7 @@ def _write(
     Raises:
         OtherBits: other numbers would be written than those that were certified.
     """
-    source = conversion.source
     model = conversion.model
-    converted = conversion.converted
-    # Bare kernels are written as modules: a state dict would lose their geometry again.
-    own_code = options.arch or options.model_file
-    whole = bool(geometry_flags(options)) or (
-        isinstance(source.content, nn.Module) and not own_code
-    )
-    prepared = prepare(converted, whole, options)
     certificates = None
     if layers and not options.no_certify:
         # A shared module is in the state dict once per name, and a recheck looks for it under each.
@@ -158,10 +163,9 @@ def _write(
             if row.certificate is not None
             for name in paths_of(model, row.path, row.conv)
         ]
-    notes = write_outputs(
-        prepared, (model, converted), output, source, document, certificates, network
-    )
-    notes = (*prepared.notes, *notes)
+    networks = (model, conversion.converted)
+    source = conversion.source
+    notes = write_outputs(prepared, networks, output, source, document, certificates, network)
     if isinstance(prepared.content, nn.Module) and (names := unlisted_names_in(output)):
         notes += (
             f"the output still names {printable(', '.join(names))}: --allow that to read it back",

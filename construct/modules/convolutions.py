@@ -73,6 +73,7 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
         base = _checked_class(conv)
         with with_effective_weight(conv) as plain:
             _check_values(plain)
+            _check_settled(plain)
             return _read_geometry(
                 plain, BASES.index(base) % 3 + 1, transposed=issubclass(base, _ConvTransposeNd)
             )
@@ -178,6 +179,21 @@ def _check_values(conv: Any) -> None:
         _check_tensor(f"its {name}", tensor)
         if tensor.dtype != conv.weight.dtype or tensor.device != conv.weight.device:
             raise ValueError("its bias and its weight differ in type or device")
+
+
+def _check_settled(conv: Any) -> None:
+    """Refuse a convolution whose next call would compute with another weight: of a pruned
+    ``weight_v``, weight_norm reads what the pruning wrote in the call before.
+    """
+    with with_effective_weight(conv) as again:
+        for name in ("weight", "bias"):
+            own = getattr(conv, name)
+            other = getattr(again, name)
+            if own is not other and not torch.equal(own, other):
+                what = f"its {name} is another one at each of its next two calls"
+                raise ValueError(
+                    f"{what}; call it once, or make its parameters plain (torch.nn.utils.prune.remove)"
+                )
 
 
 def _check_tensor(name: str, tensor: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from construct import MHSA, conv_to_mhsa, convert
+from construct import MHSA, UnsupportedLayer, conv_to_mhsa, convert
 from construct.modules.folding import plain_convolution as plain
 from verify.argument.certification import certify
 from verify.layers.fields import digests
@@ -157,6 +157,26 @@ def test_what_convert_takes_certify_takes(way: str, kind: Any):
     with torch.no_grad():
         layer.b_out[0] += 1e-3
     assert certify(conv, layer, grid=(5, 5)).verdict.name == "REFUTED"
+
+
+@pytest.mark.nasty(26)
+@pytest.mark.parametrize("remedy", ["call it once", "make its parameters plain"])
+def test_a_weight_that_the_next_call_changes_is_refused_and_the_remedy_works(remedy: str):
+    """weight_norm reads weight_v before the pruning writes it: after a training step the first call is a step late."""
+    conv = prune.random_unstructured(old("weight_norm")(nn.Conv2d(3, 4, 3)), "weight_v", 0.3)
+    with torch.no_grad():
+        conv.weight_v_orig.mul_(torch.rand(4, 3, 3, 3))
+    with pytest.raises(UnsupportedLayer, match=f"its weight is another one at each of its next two calls.*{remedy}"):
+        convert(conv)
+    x = torch.randn(1, 3, 5, 5)
+    if remedy == "call it once":
+        conv(x)
+    else:
+        prune.remove(conv, "weight_v")
+    layer: Any = convert(conv)
+    for _ in range(2):
+        assert certify(conv, layer, grid=(5, 5)).verdict.name == "PROVED"
+        conv(x)
 
 
 # ---- lies ------------------------------------------------------------------------------------------------------------------

@@ -308,6 +308,7 @@ def test_other_numbers_in_what_is_saved_are_named_and_nothing_is_written(
         r"written: nothing, because as saved (conv|linear)\.\w+ has other bits than it was certified with", out
     )
     assert "same sums  PROVED" in out, "the row says what is so of the layer"
+    assert ("note: the program, run from its file" in out) == (form == "pt2")
     assert names() == before
 
 

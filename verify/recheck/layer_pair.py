@@ -120,7 +120,9 @@ def _certified(
     for name, digest in digests.items():
         if layer.tensors[name].sha256() != digest:
             what = f"{name} of the {layer.kind} is not the tensor that was certified"
-            raise Rejected(f"{prefix}{what} (of the networks in a checkpoint, --key chooses one)")
+            raise Rejected(
+                f"{prefix}{what} (of the networks in a checkpoint, the option key chooses one)"
+            )
         if layer.tensors[name].dtype not in BYTES:
             raise Rejected(f"{prefix}{name} is of {layer.tensors[name].dtype}")
         arrays[name] = layer.tensors[name].numbers()
