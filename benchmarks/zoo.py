@@ -35,8 +35,9 @@ from benchmarks.timing import medians
 from construct.attention import MHSA
 from construct.command.arguments import parse
 from construct.command.runs import run_both
-from construct.command.terminal import isolated, phases
+from construct.command.terminal import phases
 from construct.errors import BadModelFile
+from construct.files.isolation import isolated
 from construct.modules.traversal import every_module
 from construct.network import layers_from_rules, substitute, survey
 from verify.argument.verdicts import certify_layer

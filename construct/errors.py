@@ -31,6 +31,13 @@ def one_line(text: object, limit: int = 600) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 layer``, ``2 layers``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
+
+
 def describe(error: BaseException) -> str:
     """The class and message of an error, on one line."""
     return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)

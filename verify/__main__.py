@@ -177,7 +177,9 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    text, code = sweep_command.run(options)
+    from construct.command.arguments import parse
+
+    text, code = sweep_command.run(options, parse)
     print(text)
     return code
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from construct.attention import MHSA
 from construct.command.report import LayerRow, NetworkRow, Pairs
-from construct.command.runs import Runs, inputs_for, refusing_large_outputs, run_both
+from construct.command.runs import Runs, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
+from construct.files.load_network import inputs_for
 from verify.argument.verdicts import certify_layer, same_expression
 from verify.samples.network import compare_numbers
 from verify.samples.sampling import (

@@ -10,14 +10,15 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.command.bare_kernels import geometry_flags
 from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
-from construct.command.load_network import converted_layer, network_of, source_of, surveyed
 from construct.command.output import OtherBits, Prepared, not_rechecked, prepare, write_outputs
 from construct.command.report import LayerRow, NetworkRow, Pairs, Report, judged, with_meaning
-from construct.command.terminal import Phases, isolated, phases
+from construct.command.terminal import Phases, phases
 from construct.errors import BadModelFile, printable
+from construct.files.bare_kernels import geometry_flags
+from construct.files.isolation import isolated
+from construct.files.load_network import converted_layer, network_of, source_of, surveyed
 from construct.files.reading import ModelFile
 from construct.files.writing import unlisted_names_in
 from construct.modules.tied_weights import paths_of, share_tied, untied_parameters

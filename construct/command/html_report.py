@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import nn
 
 from construct.command.report import IDLE, Report, network_dict
-from construct.command.runs import inputs_for
 from construct.errors import BadModelFile, one_line, printable
+from construct.files.load_network import inputs_for
 from construct.files.writing import write
 from construct.modules.folding import plain_convolution
 from construct.modules.traversal import every_module

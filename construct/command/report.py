@@ -207,13 +207,6 @@ def _unusual(letter: str, values: tuple[int, ...], usual: int) -> str:
     return letter + "x".join(map(str, values))
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things: ``1 layer``, ``2 layers``."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}s"
-
-
 def checked_layers(report: Report) -> int:
     """How many layers are CHECKED on samples; a layer that the network did not call does not count."""
     return sum(

@@ -17,40 +17,11 @@ from construct.attention import MHSA
 from construct.command.report import Pairs
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
-from construct.files.reading import read_inputs
 from construct.modules.traversal import deep_copy, every_module
 from construct.network import substitute
 from verify.samples.comparison import same_bits
 from verify.samples.network import CallComparison, Run, compare_calls, in_float64, runs
 from verify.samples.sampling import LayerCheck, comparing, evaluating
-
-
-def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
-    """The inputs of a network, one per call, and their description; None if the command line gives
-    none.
-
-    They are read from a file, or normal, seeded, in the dtype of the network.
-    """
-    if options.example_inputs is not None:
-        return [
-            read_inputs(options.example_inputs)
-        ], f"the example inputs in {printable(options.example_inputs)}"
-    if options.input_size is None:
-        return None
-    what = f"{options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
-    shape = (1, *options.input_size)
-    generator = torch.Generator().manual_seed(options.seed)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    # All inputs in float32, and for one at a time a copy and, for the bound, two in float64.
-    require(
-        (4 * options.samples + 20) * prod(shape), torch.device("cpu"), f"a run on {what}", who=""
-    )
-    x = [
-        torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
-        for _ in range(options.samples)
-    ]
-    return x, what
-
 
 PER_OUTPUT = 64
 """Bytes for comparing one output of a layer, mostly float64 arrays; measured: 50 to 70."""

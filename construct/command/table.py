@@ -18,10 +18,9 @@ from construct.command.report import (
     Report,
     checked_layers,
     convolution_text,
-    counted,
     percent,
 )
-from construct.errors import printable
+from construct.errors import counted, printable
 from verify.samples.accuracy import Accuracy
 from verify.verdict import from_above
 

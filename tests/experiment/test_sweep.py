@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from commands import Command, python
+from construct.command.arguments import parse
 from verify.__main__ import main
 from verify.experiment.sweep import cluster, sweeping
 from verify.experiment.sweep.models import Network
@@ -199,8 +200,12 @@ main(["sweep", "--random", "3", "--output", {str(tmp_path / "r.sqlite")!r}])
     assert python("-c", code).stdout.strip() == "False"
 
 
+def network_of(*words: str) -> Network:
+    return Network(words, parse(words))
+
+
 def test_a_network_is_a_task_for_each_layer(network: Path):
-    tasks: list[Any] = list(Network((str(network), "--input-size", "3", "9", "8")).run())
+    tasks: list[Any] = list(network_of(str(network), "--input-size", "3", "9", "8").run())
     first, second, third = tasks
     assert [task.path for task in (first, second, third)] == ["0", "2", "4"]
     assert [task.grid for task in (first, second, third)] == [(9, 8), (9, 8), (12,)]
@@ -259,7 +264,7 @@ def test_a_layer_that_is_not_converted_is_said(sweep: Command):
 
 
 def test_a_network_that_changes_meanwhile_is_not_certified(network: Path):
-    first: Any = next(iter(Network((str(network),)).run()))
+    first: Any = next(iter(network_of(str(network)).run()))
     model: Any = torch.load(network, weights_only=False)
     torch.save(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *model[1:]), network)
     with pytest.raises(ValueError, match="has changed since"):

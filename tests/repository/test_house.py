@@ -240,7 +240,10 @@ MAY_IMPORT = {
     "verify.experiment.stored_attention": ("construct.attention", "construct.files", "construct.stock"),
     "verify.theory": ("construct.attention",),
     "verify.theory.symbolic": ("construct.attention", "construct.encoding.quadratic"),  # the code that runs is proved
-    "verify.experiment.sweep": ("construct",),  # it converts what it has certified
+    "verify.__main__": ("construct.command.arguments",),  # a sweep certifies command lines of construct.from_conv
+    "verify.experiment.sweep": (
+        *(f"construct.{name}" for name in ("attention", "builder", "errors", "files", "modules", "network", "weights")),
+    ),  # it converts what it has certified
     "construct": (),
     "construct.command": ("verify",),
 }

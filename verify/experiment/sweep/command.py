@@ -5,12 +5,14 @@ neither torch nor Dask.
 import argparse
 import glob
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from verify.experiment.sweep.models import Network
+
+Parse = Callable[[Sequence[str]], argparse.Namespace]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> tuple[str, int]:
+def run(options: argparse.Namespace, parse: Parse) -> tuple[str, int]:
     """Run a sweep, or report on one; return its conclusion and the exit code.
+
+    ``parse`` parses a command line of ``construct.from_conv``.
 
     Raises:
         ValueError: an argument is wrong, Dask is missing, or the scheduler has gone.
@@ -94,7 +98,7 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
         ) from error
 
     seeds = range(options.seed, options.seed + (options.random or 0))
-    networks = list(_networks(options))
+    networks = list(_networks(options, parse))
     results = Results(options.output)
     try:
         return Sweep(seeds, networks, results).run(
@@ -145,7 +149,7 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(what)
 
 
-def _networks(options: argparse.Namespace) -> Iterator["Network"]:
+def _networks(options: argparse.Namespace, parse: Parse) -> Iterator["Network"]:
     """The networks of the command line, each with its options checked."""
     if not (options.models or options.arch):
         return
@@ -160,16 +164,13 @@ def _networks(options: argparse.Namespace) -> Iterator["Network"]:
         if {"--input-size", "--example-inputs"} & set(words):
             own = ()
         for file in _files(pattern, shown):
-            network = Network((file, *words, *own))
+            whole = (file, *words, *own)
             try:
-                network.options()
+                yield Network(whole, parse(whole))
             except ValueError as error:
                 raise ValueError(f"{shown}: {error}") from error
-            yield network
     for spec in options.arch:
-        network = Network((spec, *size), factory=True)
-        network.options()
-        yield network
+        yield Network((spec, *size), parse((spec, *size)), factory=True)
 
 
 def _lines(models: list[str]) -> list[tuple[str, str]]:

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from construct import MHSA, MHSAWeights, conv_to_mhsa
+from construct.attention import MHSA
+from construct.builder import conv_to_mhsa
+from construct.weights import MHSAWeights
 from verify.oracle import PADDING_MODES, Vector
 
 HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")

@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from construct.command.architecture import named_module
-from construct.command.arguments import parse
-from construct.command.load_network import converted_layer, network_of, source_of, surveyed
-from construct.command.runs import inputs_for
-from construct.command.terminal import isolated
 from construct.errors import BadModelFile, one_line, printable
+from construct.files.architecture import named_module
+from construct.files.isolation import isolated
+from construct.files.load_network import (
+    converted_layer,
+    inputs_for,
+    network_of,
+    source_of,
+    surveyed,
+)
 from construct.modules.wrappers import unwrapped
 from construct.network import Survey
 from verify.argument.verdicts import certify_layer, power_of_two_above
@@ -51,11 +55,13 @@ class Network:
     Attributes:
         words: a command line of ``construct.from_conv``; for a factory, the first word names it as
             ``--arch`` does.
+        options: the words, parsed.
         factory: whether the network comes from a factory alone, with the weights it creates after
             ``torch.manual_seed``.
     """
 
     words: tuple[str, ...]
+    options: Namespace = field(compare=False)
     factory: bool = False
 
     @property
@@ -67,10 +73,6 @@ class Network:
     def group(self) -> "Network":
         """The group of its layers."""
         return self
-
-    def options(self) -> Namespace:
-        """The words as parsed by the command; `BadModelFile` if they are wrong."""
-        return parse(self.words)
 
     def run(self) -> Iterator["Row | NetworkLayer"]:
         """A task for each layer, and a row for each convolution that is refused."""
@@ -142,7 +144,7 @@ class NetworkLayer:
                 raise ValueError(
                     "the network has changed since its layers were listed (run the sweep again)"
                 )
-            yield self._judged(conv, self.network.options())
+            yield self._judged(conv, self.network.options)
 
     def _judged(self, conv: Any, options: Namespace) -> Row:
         layer, start = converted_layer(conv, options), time.perf_counter()
@@ -181,7 +183,7 @@ def _opened(network: Network, state: Vector) -> tuple[Survey, dict[str, Given]]:
     Raises:
         BadModelFile: it cannot be read, has no convolution, or does not run on the named inputs.
     """
-    options = network.options()
+    options = network.options
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         if network.factory:

@@ -1,20 +1,22 @@
-"""The network of the command line: read from a file, built if the file has none, its convolutions
-listed and converted.
+"""The network of a command line and its inputs: read from a file, built if the file has none, its
+convolutions listed and converted.
 """
 
 from argparse import Namespace
+from math import prod
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
-from construct.command.architecture import module_from_file, named_module
-from construct.command.bare_kernels import from_kernels, geometry_flags
-from construct.command.report import counted
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import BadModelFile, naming, one_line, printable
+from construct.errors import BadModelFile, counted, naming, one_line, printable, require
+from construct.files.architecture import module_from_file, named_module
+from construct.files.bare_kernels import from_kernels, geometry_flags
 from construct.files.loading import loaded_into
-from construct.files.reading import ModelFile, read
+from construct.files.reading import ModelFile, read, read_inputs
 from construct.modules.convolutions import geometry_of
 from construct.modules.traversal import every_module
 from construct.network import Survey, survey
@@ -72,6 +74,33 @@ def _without_architecture(state: dict[str, Tensor]) -> BadModelFile:
             f"{what} (it holds {counted(earlier, 'attention layer')} of an earlier conversion)"
         )
     return BadModelFile(f"{what}, or --stride and --padding to convert its kernels alone")
+
+
+def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
+    """The inputs of a network, one per call, and their description; None if the command line gives
+    none.
+
+    They are read from a file, or normal, seeded, in the dtype of the network.
+    """
+    if options.example_inputs is not None:
+        return [
+            read_inputs(options.example_inputs)
+        ], f"the example inputs in {printable(options.example_inputs)}"
+    if options.input_size is None:
+        return None
+    what = f"{options.samples} random inputs of {'x'.join(map(str, options.input_size))}"
+    shape = (1, *options.input_size)
+    generator = torch.Generator().manual_seed(options.seed)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    # All inputs in float32, and for one at a time a copy and, for the bound, two in float64.
+    require(
+        (4 * options.samples + 20) * prod(shape), torch.device("cpu"), f"a run on {what}", who=""
+    )
+    x = [
+        torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+        for _ in range(options.samples)
+    ]
+    return x, what
 
 
 def surveyed(model: nn.Module, name: object) -> Survey:

@@ -1,0 +1,52 @@
+"""Isolates the process from a user's network while it is read, built and run."""
+
+import contextlib
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Isolate the process from a user's network within the block.
+
+    Its prints go to stderr, ``sys.argv`` has no arguments of ours, torch's warnings are silenced,
+    torch's random state is restored, and SIGTERM raises KeyboardInterrupt, so that temporary files
+    are removed.  NNPACK's Winograd kernels are off, because certificates do not cover them.
+    """
+    with (
+        _sigterm_as_sigint(),
+        _without_arguments(),
+        contextlib.redirect_stdout(sys.stderr),
+        torch.random.fork_rng(devices=[]),
+        torch.backends.nnpack.flags(enabled=False),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+@contextlib.contextmanager
+def _without_arguments() -> Iterator[None]:
+    before = sys.argv
+    sys.argv = before[:1]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextlib.contextmanager
+def _sigterm_as_sigint() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signal handlers belong to the main thread
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
