@@ -12,19 +12,9 @@ from construct.files.torch_files import is_module
 from construct.weights import NAMES
 
 KEYS = (
-    *(
-        "state_dict",
-        "model_state_dict",
-        "model",
-        "net",
-        "network",
-        "module",
-        "params",
-        "weights",
-        "generator",
-    ),
-    *("model_ema", "ema_state_dict", "state_dict_ema", "params_ema", "ema"),
-)
+    "state_dict model_state_dict model net network module params weights generator "
+    "model_ema ema_state_dict state_dict_ema params_ema ema"
+).split()
 """Keys of the model in a checkpoint; the first one present is used, unless the user names one."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
@@ -50,12 +40,11 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[st
     keys = _chosen_keys(content, chosen)
     while isinstance(content, dict) and content and len(path) < 4:
         items = dict(dict.items(content))  # attributes of an OrderedDict may hide its methods
-        if not keys and _is_state(items):
+        tensors = all(isinstance(k, str) and isinstance(v, Tensor) for k, v in items.items())
+        if tensors and not keys:
             break
-        key = _key_of(items)
-        if keys:
-            key = keys.pop(0)
-        elif key is None:
+        key = keys.pop(0) if keys else _key_of(items)
+        if key is None:
             content, others = _tensors_in(content, items)
             notes.append(
                 f"no tensors, and so read only if a network's own loading asks for them: {others}"
@@ -69,12 +58,8 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[st
 
 def _beside(key: str, items: Mapping[Any, Any]) -> str:
     """What a checkpoint holds beside the model that was taken, in words."""
-    models = [
-        other
-        for other in items
-        if other != key and isinstance(other, str) and _holds_model(items[other])
-    ]
-    others = [other for other in items if other != key and other not in models]
+    models = [other for other in _models_in(items) if other != key]
+    others = [other for other in items if other not in (key, *models)]
     text = ""
     if models:
         text = f", and not {_listed(models)} (the option key chooses)"
@@ -164,32 +149,24 @@ def _is_plain(key: object) -> bool:
     return key is None or type(key) in (str, int, float, bool)
 
 
-def _is_state(items: Mapping[Any, Any]) -> bool:
-    return all(isinstance(key, str) and isinstance(value, Tensor) for key, value in items.items())
-
-
 def _key_of(items: Mapping[Any, Any]) -> str | None:
     """The key of the model: the first of ``KEYS``, or the only one."""
-    models = [key for key, value in items.items() if isinstance(key, str) and _holds_model(value)]
+    models = _models_in(items)
     known = [key for key in KEYS if key in models]
-    if known:
-        return known[0]
-    if len(models) == 1:
-        return models[0]
+    if known or len(models) == 1:
+        return [*known, *models][0]
     return None
 
 
+def _models_in(items: Mapping[Any, Any]) -> list[str]:
+    """The keys of a checkpoint's models."""
+    return [key for key, value in items.items() if isinstance(key, str) and _holds_model(value)]
+
+
 def _holds_model(value: object, depth: int = 3) -> bool:
-    if is_module(value):
-        return True
-    if not isinstance(value, dict) or not value:
-        return False
-    items = dict(dict.items(value))
-    if any(isinstance(inner, Tensor) for inner in items.values()) and all(
-        isinstance(key, str) for key in items
-    ):
-        return True
-    return depth > 0 and any(key in items and _holds_model(items[key], depth - 1) for key in KEYS)
+    """Whether a value is a model, or has one under one of ``KEYS``."""
+    inner = [dict.get(value, key) for key in KEYS] if isinstance(value, dict) and depth else []
+    return bool(_kind_of(value)) or any(_holds_model(model, depth - 1) for model in inner)
 
 
 def model_paths(content: object) -> str:
@@ -200,29 +177,25 @@ def model_paths(content: object) -> str:
         return ""
     models: list[str] = []
     level: list[tuple[str, Any]] = [("its entry ", content)]
-    for _ in range(3):
-        deeper = [
-            (path + key, value)
-            for path, container in level[:1000]
-            for key, value in _entries(container)
-        ]
-        level = []
-        for path, value in deeper[:1000]:
+    for path, container in level:  # grows on the way
+        for key, value in _entries(container):
             kind = _kind_of(value)
             if kind:
-                models.append(f"{path} holds a {kind}")
-            else:
-                level.append((path, value))
+                models.append(f"{path}{key} holds a {kind}")
+            # not deeper: an optimizer's moments of one parameter are a dict of tensors, too
+            elif container is content and len(level) < 1000:
+                level.append((path + key, value))
     return one_line("; ".join(models[:3]))
 
 
 def _entries(container: object) -> list[tuple[str, object]]:
     """The values in a dict, list or tuple, with their keys in brackets."""
+    items: list[tuple[Any, Any]] = []
     if isinstance(container, dict):
-        return [(f"[{key!r:.60}]", value) for key, value in dict.items(container) if _is_plain(key)]
-    if isinstance(container, tuple | list):
-        return [(f"[{n}]", value) for n, value in enumerate(container[:1000])]
-    return []
+        items = list(dict.items(container))
+    elif isinstance(container, tuple | list):
+        items = list(enumerate(container))
+    return [(f"[{key!r:.60}]", value) for key, value in items[:1000] if _is_plain(key)]
 
 
 def _kind_of(value: object) -> str:
@@ -231,12 +204,7 @@ def _kind_of(value: object) -> str:
         return f"module of class {type(value).__name__}"
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in dict.keys(value)):
         return ""
-    # Judged by names, as an optimizer's moments of one parameter are a dict of tensors, too.
-    names = [key for key, inner in dict.items(value) if isinstance(inner, Tensor)]
-    weights = [
-        name.rpartition(".")[2].startswith(("weight", "original", "w_key_pos")) for name in names
-    ]
-    return "state dict" if any("." in name for name in names) or any(weights) else ""
+    return "state dict" if any(isinstance(v, Tensor) for v in dict.values(value)) else ""
 
 
 def renamings(
