@@ -12,11 +12,11 @@ from construct.encoding import quadratic
 from verify.theory.symbolic import proof, proof_algebra
 from verify.theory.symbolic.lemmas import prove_lemma2
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
-from verify.theory.symbolic.proofs_lemma2 import gap_steps, grid_steps, score_steps, squeeze_steps
+from verify.theory.symbolic.proofs_lemma2 import gap_steps, grid_steps, score_steps
 
 right_r, right_v = quadratic.r, quadratic.v
 
-PARTS = {"score": score_steps, "gap": gap_steps, "squeeze": squeeze_steps, "grid": grid_steps}
+PARTS = {"score": score_steps, "gap": gap_steps, "grid": grid_steps}
 
 
 EACH_WRONG_ONCE = [pytest.param(1, functions, id=name) for name, functions in WRONG_ENCODINGS.items()]
@@ -43,9 +43,9 @@ def test_a_wrong_encoding_fails_every_part_on_its_own(dims, functions, part, mon
         # A constant added to every score changes the identity, but neither the gaps nor the softmax.
         ({"r": lambda delta: (right_r(delta)[0] + 1, *delta)}, {"score"}),
         # Twice the sharpness is also one-hot in the limit, but the gap is not alpha.
-        ({"v": lambda tau, alpha: right_v(tau, 2 * alpha)}, {"score", "gap", "squeeze"}),
-        # With half of it all inequalities but one still hold: the gap is positive, but smaller than alpha.
-        ({"v": lambda tau, alpha: right_v(tau, alpha / 2)}, {"score", "gap", "squeeze"}),
+        ({"v": lambda tau, alpha: right_v(tau, 2 * alpha)}, {"score", "gap"}),
+        # With half of it the gap is positive, but smaller than alpha.
+        ({"v": lambda tau, alpha: right_v(tau, alpha / 2)}, {"score", "gap"}),
         ({}, set()),
     ],
     ids=["offset", "twice as sharp", "half as sharp", "as coded"],
@@ -103,10 +103,6 @@ FALSE_OR_EMPTY = {
     "strict at equality": lambda: proof.from_assumptions("", proof.gt(x, 0)),
     "upper bound": lambda: proof.from_assumptions("", proof.le(x + 1, 1)),
     "no integer": lambda: proof.from_assumptions("", sympy.Q.integer(x)),
-    "case left out": lambda: proof.case_split("", [A | B], [(A, proof.ge(x, 0))]),
-    "case wrong": lambda: proof.case_split("", [A], [(A, proof.ge(x, 1))]),
-    "no cases": lambda: proof.case_split("", [A | B], []),
-    "impossible premises": lambda: proof.case_split("", [A, ~A], [(B, proof.ge(x, 0))]),
     "term too large": lambda: proof.sum_at_most("", 1 + x, n, n),
     "start too large": lambda: proof.sum_at_most("", 1 - x, n - 1, n),
     "another minimum": lambda: proof.least_value("", 1 - sympy.exp(-x), x, sympy.Interval(0, sympy.oo), 1),

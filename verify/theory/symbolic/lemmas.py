@@ -26,7 +26,6 @@ from verify.theory.symbolic.proofs_lemma2 import (
     gap_steps,
     grid_steps,
     score_steps,
-    squeeze_steps,
 )
 from verify.theory.symbolic.proofs_relative import relative_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
@@ -95,9 +94,7 @@ def prove_lemma2(dims: int) -> Proof:
         f"Lemma 2 (d = {dims}): for all integer shifts τ, on all grids, attention with the code's r and v tends to "
         "one-hot on the key at query + τ as α grows."
     )
-    return Proof(
-        claim, (*score_steps(dims), *gap_steps(dims), *squeeze_steps(dims), *grid_steps(dims))
-    )
+    return Proof(claim, (*score_steps(dims), *gap_steps(dims), *grid_steps(dims)))
 
 
 def prove_lemma2_any_length() -> Proof:

@@ -12,7 +12,7 @@ without a sum and empty matrices are refused.  Sums, ranks and substitutions are
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -23,8 +23,6 @@ import sympy
 from sympy.calculus.util import minimum
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
-from sympy.logic.boolalg import Boolean
-from sympy.logic.inference import satisfiable
 
 from verify.coq import statements
 from verify.theory.symbolic import latex
@@ -56,7 +54,6 @@ class How(StrEnum):
 
     IDENTITY = "identity"
     ASSUMPTIONS = "assumptions"
-    CASES = "cases"
     INDUCTION = "induction"
     MINIMUM = "minimum"
     LIMIT = "limit"
@@ -323,25 +320,6 @@ def from_assumptions(statement: str, *facts: Any) -> ProofStep:
     for fact in facts:
         _require(statement, fact)
     return ProofStep(statement, How.ASSUMPTIONS, facts)
-
-
-def case_split(
-    statement: str, premises: Sequence[Boolean], cases: Sequence[tuple[Boolean, Any]]
-) -> ProofStep:
-    """Show the fact of each case (condition, fact), and that the premises imply one of the
-    conditions.
-    """
-    possible = sympy.And(*premises)
-    uncovered = sympy.And(possible, sympy.Not(sympy.Or(*(condition for condition, _ in cases))))
-    if satisfiable(possible) is False:
-        raise ProofFailed(
-            statement, possible, "anything follows from premises that contradict each other"
-        )
-    if satisfiable(uncovered) is not False:
-        raise ProofFailed(statement, uncovered, "the cases should cover everything, but leave")
-    for _, fact in cases:
-        _require(statement, fact)
-    return ProofStep(statement, How.CASES, (*(fact for _, fact in cases), sympy.Not(uncovered)))
 
 
 def sum_at_most(statement: str, term: Any, bound: Any, count: sympy.Symbol) -> ProofStep:

@@ -1,10 +1,10 @@
-"""Proof steps of Lemma 2: a quadratic score, a unique maximum with gap α, and a softmax squeezed
-onto it.
+"""Proof steps of Lemma 2: a quadratic score, and a unique maximum with gap α.
+
+What follows from the gap is cited from Coq.
 
 First in d = dims dimensions, then for vectors of symbolic length d.
 """
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -14,21 +14,13 @@ from verify.theory.symbolic.proof import (
     Proof,
     ProofStep,
     argued,
-    case_split,
     cited,
-    from_assumptions,
-    ge,
-    gt,
     identity,
-    le,
-    least_value,
     limits,
-    sum_at_most,
 )
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proofs_scores import (
     alpha,
-    every_sign,
     indexed,
     integers,
     minus,
@@ -37,7 +29,6 @@ from verify.theory.symbolic.proofs_scores import (
     plus,
     refusing_other_types,
     score,
-    signs,
     small,
     weights,
 )
@@ -52,142 +43,26 @@ def score_steps(dims: int) -> list[ProofStep]:
 
 def gap_steps(dims: int) -> list[ProofStep | Proof]:
     """Lemma 2, second part: δ = τ is the only maximum among integer shifts, with a gap of exactly
-    α.
+    α; so the softmax tends to one-hot.
     """
-    delta, tau, n = (integers(name, dims) for name in ("delta", "tau", "n"))
-    shift = minus(delta, tau)
-    cases = _cases_of_nonzero(n)
-    premises = [*every_sign(n), sympy.Not(sympy.And(*signs(n)[1]))]
+    delta, tau = integers("delta", dims), integers("tau", dims)
     units = [
         tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)
     ]
-    nonzero = [
-        from_assumptions(
-            "n = delta - tau is an integer vector", *(sympy.Q.integer(x) for x in shift)
-        ),
-        _integer_step(),
-        case_split(
-            "every other integer shift tau + n scores lower than tau: the maximum is unique",
-            premises,
-            [(condition, gt(_gap(case, tau), 0)) for condition, case in cases],
-        ),
-        case_split(
-            "every other integer shift scores lower by at least alpha",
-            premises,
-            [(condition, ge(_gap(case, tau), alpha)) for condition, case in cases],
-        ),
-        identity(
-            "the gap alpha is attained, at each unit vector n",
-            *((_gap(unit, tau), alpha) for unit in units),
-        ),
-    ]
+    at_target = score(tau, tau)
     return [
         identity(
             "score(τ) − score(δ) = α‖n‖² for all δ and τ, with n = δ − τ",
-            (score(tau, tau) - score(delta, tau), alpha * norm2(shift)),
+            (at_target - score(delta, tau), alpha * norm2(minus(delta, tau))),
         ),
-        Proof("so for all n ≠ 0 the gap is ≥ α, and α at unit vectors", tuple(nonzero)),
-    ]
-
-
-def _integer_step() -> ProofStep:
-    """The case split: every integer is positive, zero or negative."""
-    above = sympy.Symbol("m", integer=True, positive=True)
-    below = sympy.Symbol("m", integer=True, negative=True)
-    neither = sympy.Symbol("m", integer=True, positive=False, negative=False)
-    return from_assumptions(
-        "an integer m is 1 + k, 0 or -(1 + k) with an integer k >= 0",
-        *(sympy.Q.nonnegative(above - 1), sympy.Q.integer(above - 1)),
-        *(sympy.Q.nonnegative(-below - 1), sympy.Q.integer(-below - 1)),
-        sympy.Q.zero(neither),
-    )
-
-
-def squeeze_steps(dims: int) -> list[ProofStep | Proof]:
-    """Lemma 2, third part, on any grid of T keys: a squeeze argument, with limit 1 at τ and 0
-    elsewhere.
-
-    After dividing by the target's exponential, the target's weight is 1/(1+S) and another key's is
-    e^{−g}/(1+S), where S sums e^{−g} over the T − 1 other keys, whose gaps g = α‖n‖² are at least α
-    by the second part.
-    """
-    tau, n = integers("tau", dims), integers("n", dims)
-    top = sympy.exp(score(tau, tau))
-    return [
         identity(
-            "the exponential at τ + n is e^(−α‖n‖²) times that at τ, for all n and τ",
-            (sympy.exp(score(plus(tau, n), tau)) / top, sympy.exp(-alpha * norm2(n))),
+            "the gap is α at each unit vector n",
+            *((at_target - score(plus(tau, unit), tau), alpha) for unit in units),
         ),
-        *_weight_steps(top),
-    ]
-
-
-def _weight_steps(top: Any) -> list[ProofStep | Proof]:
-    """Gaps of at least α imply the limit of the weights, in any dimension; ``top`` is the target's
-    exponential.
-    """
-    others = sympy.Symbol("T", integer=True, positive=True) - 1
-    count = sympy.Symbol("N", integer=True, nonnegative=True)
-    excess, loss, total, slack = sympy.symbols("s b S c", nonnegative=True)
-    # The gap is alpha + s with s >= 0, and e^{-s} = 1 - b with b >= 0 by the step that says so.
-    weight = sympy.expand(sympy.exp(-(alpha + excess)))
-    weight_by_loss = weight.subs(sympy.exp(-excess), 1 - loss)
-    bound = count * sympy.exp(-alpha)
-    at_target, least = 1 / (1 + total), 1 / (1 + total + slack)
-    lower = least.subs(slack, bound.subs(count, others) - total)
-    weigh = [
-        identity(
-            "so the softmax weight is 1/(1 + S) at the target and e^(-alpha - s)/(1 + S) at a key of gap alpha + s",
-            (top / (top + top * total), at_target),
-            (top * weight / (top + top * total), weight * at_target),
-        )
-    ]
-    add_up = [
-        least_value(
-            "b = 1 - e^(-s) is never negative",
-            1 - sympy.exp(-excess),
-            excess,
-            sympy.Interval(0, sympy.oo),
-            0,
+        cited("and for all other n ≠ 0 at least α", "score_gap"),
+        cited(
+            "so for all grids the weights tend to 1 at the target, to 0 elsewhere", "softmax_limit"
         ),
-        sum_at_most(
-            "N keys of gap >= alpha, with e^(-alpha - s) = e^(-alpha) (1 - b), add up to at most N e^(-alpha)",
-            *(weight_by_loss, bound, count),
-        ),
-    ]
-    squeeze = [
-        from_assumptions(
-            "S adds up positive terms, so the target's weight is at most 1, and at least 1/(1 + S + c) for any c >= 0",
-            ge(at_target, least),
-            le(at_target, 1),
-            gt(weight, 0),
-        ),
-        from_assumptions(
-            "every other weight lies between 0 and e^(-alpha)",
-            le(weight_by_loss * at_target, sympy.exp(-alpha)),
-            gt(weight * at_target, 0),
-        ),
-    ]
-    tend = [
-        limits(
-            "with S + c = (T - 1) e^(-alpha), the bound over the T - 1 others, the target's lower bound tends to 1",
-            *([(lower, 1)], alpha),
-        ),
-        limits("the upper bound of every other weight tends to 0", [(sympy.exp(-alpha), 0)], alpha),
-    ]
-    return [
-        Proof(
-            "the weight is 1/(1 + S) at τ, else e^(−gap)/(1 + S), S = Σ e^(−gap) but at τ",
-            tuple(weigh),
-        ),
-        Proof(
-            "for all grids, of T keys, S ≤ (T − 1) e^(−α), as every gap is at least α",
-            tuple(add_up),
-        ),
-        Proof(
-            "so 1/(1 + (T − 1) e^(−α)) ≤ weight ≤ 1 at τ, else 0 < weight ≤ e^(−α)", tuple(squeeze)
-        ),
-        Proof("so for all grids the weight tends to 1 at τ, and to 0 elsewhere", tuple(tend)),
     ]
 
 
@@ -289,18 +164,3 @@ def _reading_steps() -> list[ProofStep]:
             "and so for all d: r and v treat each component alike, and their product adds up", whole
         ),
     ]
-
-
-def _gap(n: Sequence[Any], tau: Sequence[Any]) -> Any:
-    return score(tau, tau) - score(plus(tau, n), tau)
-
-
-def _cases_of_nonzero(n: Sequence[Any]) -> list[tuple[Any, tuple[Any, ...]]]:
-    """The cases of n ≠ 0: some component is 1 + k or −(1 + k); the others are any integers."""
-    k = sympy.Symbol("k", integer=True, nonnegative=True)
-    below, _, above = signs(n)
-    cases = []
-    for i in range(len(n)):
-        cases.append((above[i], (*n[:i], 1 + k, *n[i + 1 :])))
-        cases.append((below[i], (*n[:i], -(1 + k), *n[i + 1 :])))
-    return cases

@@ -92,17 +92,6 @@ def indexed(name: str, **assumptions: Any) -> Any:
     return sympy.IndexedBase(name, **assumptions)
 
 
-def signs(n: Sequence[Any]) -> tuple[list[sympy.Symbol], ...]:
-    """Three propositions per component: it is below, at, or above zero."""
-    below, at, above = ([sympy.Symbol(f"{x} {sign} 0") for x in n] for sign in ("<", "=", ">"))
-    return below, at, above
-
-
-def every_sign(n: Sequence[Any]) -> list[Any]:
-    """The premises that each component of n is below, at or above zero."""
-    return [sympy.Or(*branches) for branches in zip(*signs(n), strict=True)]
-
-
 def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
     """a·b."""
     return sympy.sympify(sum(x * y for x, y in zip(a, b, strict=True)))

@@ -10,7 +10,7 @@ from verify.theory.symbolic.proof import (
     Proof,
     ProofStep,
     argued,
-    case_split,
+    from_assumptions,
     ge,
     identity,
     least_value,
@@ -34,19 +34,14 @@ def tail_steps() -> list[ProofStep | Proof]:
     ratio, x = sympy.Symbol("x", positive=True), 1 / (1 + y)
     place, p = sympy.Symbol("M", integer=True, nonnegative=True), sympy.Symbol("p", real=True)
     excess = sympy.Symbol("s", nonnegative=True)
-    zero, above = sympy.symbols("m=0,m>0")
     exponents = [
         identity(
             "beyond N, at n = N + 1 + m, n (n - 1) = N (N + 1) + 2 (N + 1) m + m (m - 1)",
             (n * (n - 1), exponent + _m * (_m - 1)),
         ),
-        case_split(
-            "with m (m - 1) >= 0 for every integer m >= 0",
-            [zero | above],
-            [
-                (zero, ge((_m * (_m - 1)).subs(_m, 0), 0)),
-                (above, ge((_m * (_m - 1)).subs(_m, 1 + _k), 0)),
-            ],
+        from_assumptions(
+            "with m (m - 1) >= 0 at m = 0 and at m = 1 + k: for every integer m >= 0",
+            *(ge((_m * (_m - 1)).subs(_m, value), 0) for value in (0, 1 + _k)),
         ),
     ]
     terms = [
