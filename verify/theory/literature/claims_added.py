@@ -8,7 +8,6 @@ import numpy as np
 import sympy
 import torch
 
-from verify.rounding.leakage import leakage_on_lattice
 from verify.samples.comparison import compare
 from verify.theory.literature import equations
 from verify.theory.literature.claims_theorem import IMAGE, YIELDS
@@ -23,19 +22,15 @@ from verify.theory.literature.judgement import (
     proved,
 )
 from verify.theory.literature.shared_checks import (
-    PLANE,
     certified,
     compares,
     every_query,
-    reads_the_same,
 )
 from verify.theory.literature.sharpness_table import DTYPES
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions
 from verify.theory.symbolic.proof import ProofStep, identity
 from verify.theory.symbolic.proof_positions import Setting
-
-SPACE = Setting((2, 3, 2), (3, 3, 3), (0, 1, 0))
 
 
 @added(
@@ -51,43 +46,12 @@ def finite_never_exact() -> Judgement:
     return proved(by_coq("never_exact", "exact_by_accident"))
 
 
-@added(
+finite_error = added(
     "finite-error",
     "At finite α the layer is off by at most 2·leak·max|X|·Σ|W|; leak ≤ 1 − ϑ(α)^−d ≤ 2d·e^−α on a grid of any size.",
     r"Although the proof requires $\alpha \rightarrow \infty$ to satisfy the assumption (9) of Lemma 1",
     "talk, Lemma 2: Summary",
-)
-def finite_error() -> Judgement:
-    """Proved in Coq; and the worst input of a head is compared with the code's bound."""
-    return proved(
-        by_coq("theorem1_finite", "leak_theta", "leak_closed"),
-        *(_within_bound(alpha) for alpha in (1, 2, 4)),
-    )
-
-
-def _within_bound(alpha: int) -> Check:
-    """Compare the worst input for one head, and random signs for nine, with the bound."""
-    setting = Setting((3, 3), (7, 7), (1, 1))
-    heads = [
-        equations.softmax(
-            proof_positions.quadratic_scores(setting.queries, setting.keys, tau, alpha).astype(
-                float
-            )
-        )
-        for tau in setting.shifts
-    ]
-    bound = 2 * leakage_on_lattice(alpha, 2)
-    # −1 at the target, 1 elsewhere
-    worst = 1.0 - 2.0 * (setting.queries[24] == setting.keys).all(axis=1)
-    one = abs(equations.mix([heads[4]], worst[:, None], [np.eye(1)])[24, 0] + 1)
-    rng = np.random.default_rng(0)
-    weight, x = rng.standard_normal((2, 3, 3, 3)), rng.choice([-1.0, 1.0], (3, 7, 7))
-    soft = equations.mix(heads, setting.tokens(x), equations.tap_matrices(weight))
-    exact = setting.convolution(weight)(x[None]).reshape(2, -1).T
-    many = (np.abs(soft - exact).max(axis=0) / np.abs(weight).sum(axis=(1, 2, 3))).max()
-    slack = 1 + 1e-9  # far above float64's rounding here, far below the bound's own slack
-    finding = f"α = {alpha}: {one:.3g} on the worst input of a head, {many:.3g}·Σ|W| on random signs, bound {bound:.3g}"
-    return Check(finding, bound / 2 < one <= bound * slack and many <= bound * slack)
+)(lambda: proved(by_coq("theorem1_finite", "leak_theta", "leak_closed")))
 
 
 @added(
@@ -183,21 +147,10 @@ def borders_replicate() -> Judgement:
     "talk, Do Self-Attention Layers Actually Learn Convolutions?, Quadratic encoding",
 )
 def torch_fields() -> Judgement:
-    """Proved in Coq; the heads are compared with the oracle, where needed all of them after
-    cropping; a layer is certified.
-    """
-    cropped, strided = IMAGE, Setting((3, 3), (7, 6), (1, 1))
-    kept, picked = np.zeros(cropped.padded, dtype=bool), np.zeros(strided.outputs, dtype=bool)
-    kept[1:-1, 1:-1] = True
-    picked[::2, ::2] = True
-    heads = [head[kept.reshape(-1)] for head in every_query(cropped.padded, cropped.shifts)]
-    every_other = [head[picked.reshape(-1)] for head in equations.hard_heads(strided)]
+    """Proved in Coq; and a layer is certified."""
     conv = small_convolution((2, 3), (3, 3), padding=2, dilation=2, stride=2)
     return proved(
         by_coq("geometry_theorem1", "conv_targets", "conv_shifts", "paper_shifts"),
-        reads_the_same(cropped, heads=heads),
-        reads_the_same(Setting((3, 3), (7, 6), (1, 1), (2, 2)), heads=every_other),
-        reads_the_same(Setting((2, 3), (6, 9), None, None, (3, 4))),
         certified(conv, attention_for(conv), (7, 6), "padding, stride and dilation 2"),
     )
 
@@ -217,17 +170,7 @@ def two_components() -> Judgement:
         by_proof(lambda: lemmas.prove_parabola(2)),
         Check(f"a layer with D_p = {layer.w_key_pos.shape[2]}", layer.w_key_pos.shape[2] == 2),
         certified(conv, layer, (6, 5), "it computes a 3×3 convolution"),
-        *map(_parabola_reads_the_same, (PLANE, SPACE)),
     )
-
-
-def _parabola_reads_the_same(setting: Setting) -> Check:
-    radix = proof_positions.radix_for(setting.padded)
-    scores = [
-        proof_positions.parabola_scores(setting.queries, setting.keys, tau, radix)
-        for tau in setting.shifts
-    ]
-    return reads_the_same(setting, heads=[equations.sharp(score) for score in scores])
 
 
 @added(

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import sympy
-import torch
 
 from verify.theory.literature import equations
 from verify.theory.literature.judgement import (
@@ -46,7 +44,6 @@ def three_sufficient() -> Judgement:
     coded, stored = proof_positions.code_length(2), layer.w_key_pos.shape[2]
     return proved(
         by_coq("score_gap", "softmax_limit"),
-        reads_the_same(PLANE),
         Check(f"D_p is {coded} in the encoding and {stored} in the layer", coded == stored == 3),
         certified(conv, layer, (6, 5), "the layer of D_p = 3"),
     )
@@ -131,7 +128,7 @@ def last_term() -> Judgement:
     """Proved in Coq: with P_p = (p, ‖p‖², 1), P_q W_qry W_keyᵀ P_kᵀ gives the very attention of
     Lemma 2.
 
-    The code's features are checked by sympy, and torch's stock attention runs on them.
+    The code's features are checked by sympy, and on a grid.
     """
     queries, keys, shifts = PLANE.queries, PLANE.keys, PLANE.shifts
     scores = [proof_positions.absolute_scores(queries, keys, tau) for tau in shifts]
@@ -139,7 +136,6 @@ def last_term() -> Judgement:
         by_coq("absolute_attention", "theorem1_limit"),
         by_proof(lambda: lemmas.prove_absolute_encoding(2)),
         reads_the_same(PLANE, heads=[equations.sharp(score) for score in scores]),
-        _stock_attention(),
     )
 
 
@@ -167,28 +163,6 @@ def scores_and_shift() -> Judgement:
             by_steps("the score does not change when query and key move together", unmoved_steps),
             one_score_a_shift(),
         ),
-    )
-
-
-def _stock_attention() -> Check:
-    """``scaled_dot_product_attention`` on the features, without a score bias; exact, because inputs
-    are integers.
-    """
-    weight, x = equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
-    tokens = torch.tensor(PLANE.tokens(x).astype(np.float32))
-    total = torch.zeros(len(PLANE.queries), 3)
-    for tau, tap in zip(PLANE.shifts, equations.tap_matrices(weight), strict=True):
-        pair = proof_positions.absolute_features(PLANE.queries, PLANE.keys, tau, alpha=1024)
-        query, key = (torch.tensor(side.astype(np.float32)) for side in pair)
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            query[None], key[None], tokens[None], scale=1.0
-        )
-        total += attended[0] @ torch.tensor(tap.astype(np.float32))
-    expected = PLANE.convolution(weight)(x[None]).reshape(3, -1).T.astype(np.float32)
-    error = float((total - torch.tensor(expected)).abs().max())
-    return Check(
-        f"torch's scaled_dot_product_attention on them differs from an integer convolution by {error:g}",
-        error == 0,
     )
 
 

@@ -25,11 +25,11 @@ from verify.theory.symbolic.proofs_scores import alpha as symbolic_alpha
 from verify.theory.symbolic.proofs_scores import minus, norm2, reals, score
 
 
-def middle_row(tau: tuple[Any, ...], alpha: Any, side: int = SIDE) -> np.ndarray:
+def middle_row(tau: tuple[Any, ...], alpha: Any) -> np.ndarray:
     """The scores of a query in the middle of a square grid, for a head that looks at τ: (T,)."""
-    middle = np.array([[side // 2] * len(tau)], dtype=object)
+    middle = np.array([[SIDE // 2] * len(tau)], dtype=object)
     return proof_positions.quadratic_scores(
-        middle, proof_positions.positions((side,) * len(tau)), tau, alpha
+        middle, proof_positions.positions((SIDE,) * len(tau)), tau, alpha
     )[0]
 
 

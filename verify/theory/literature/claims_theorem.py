@@ -56,30 +56,9 @@ def theorem_limit() -> Judgement:
     "talk, Lemma 1",
 )
 def lemma_1() -> Judgement:
-    """Proved in Coq, with assumption (9) as hypothesis; and three bijections are checked on random
-    integers.
-    """
-    setting, differing = Setting((3, 3), (5, 4), (1, 1)), 0
-    weight, bias, x = (
-        equations.integers(1, 3, 2, 3, 3),
-        equations.integers(2, 3),
-        equations.integers(3, 2, 5, 4),
-    )
-    taps = equations.tap_matrices(weight)
-    expected = setting.convolution(weight, bias)(x[None]).reshape(3, -1).T
-    for seed in range(3):
-        order = np.random.default_rng(seed).permutation(9)
-        heads = equations.given_heads(setting, [setting.shifts[j] for j in order])
-        output = equations.mix(heads, setting.tokens(x), [taps[j] for j in order], bias)
-        differing += int(np.not_equal(output, expected).sum())
+    """Proved in Coq, with assumption (9) as hypothesis; and by sympy on small grids, entry by entry."""
     return proved(
-        by_coq("lemma1"),
-        any_matrix_is_a_product(),
-        by_proof(lambda: lemmas.prove_lemma1(2)),
-        Check(
-            f"3 bijections on random integers: {differing} of {3 * expected.size} outputs differ",
-            differing == 0,
-        ),
+        by_coq("lemma1"), any_matrix_is_a_product(), by_proof(lambda: lemmas.prove_lemma1(2))
     )
 
 
@@ -102,34 +81,19 @@ def any_matrix_is_a_product() -> Check:
     "talk, Lemma 2",
 )
 def lemma_2() -> Judgement:
-    """No finite v does; the limit does, by Coq, by sympy for the code's encoding, and for every
-    shift that stays on a grid.
-    """
+    """No finite v does; the limit does, by Coq, and by sympy for the code's encoding."""
     beside = proof_positions.quadratic_scores(PLANE.queries, PLANE.keys, (0, 0), 1024)[7]
     least: Any = min(weight.a for weight in equations.enclosed_softmax(beside))
     size = (
         f"10^{float((equations.iv.log(least) / equations.iv.log(10)).a):.1f}" if least > 0 else "0"
     )
-    setting = Setting((1, 1), (4, 4))
-    keys, wrong, count = setting.keys, 0, 0
-    for target in keys:
-        for query in keys:
-            limit = equations.sharp(
-                proof_positions.quadratic_scores(query[None], keys, tuple(target - query))
-            )
-            wrong += int((limit[0] != (keys == target).all(axis=1)).sum())
-            count += len(keys)
     return refuted(
         by_coq("never_one_hot"),
         Check(f"α = 1024: the least weight on a 6×7 grid is {size}, not 0", bool(least > 0)),
         stands="the limit for α → ∞, which the lemma's own proof takes, wherever q + τ is a pixel",
         statement="as α → ∞ the softmax tends to 1 on the key at q + τ and to 0 on all others, wherever q + τ is a pixel",
         instead=proved(
-            by_coq("score_gap", "softmax_limit"),
-            by_proof(lemmas.prove_lemma2_any_length),
-            Check(
-                f"{wrong} of {count} limits on a 4×4 grid are not one-hot at query + τ", wrong == 0
-            ),
+            by_coq("score_gap", "softmax_limit"), by_proof(lemmas.prove_lemma2_any_length)
         ),
     )
 
@@ -198,28 +162,12 @@ def _flipping_steps() -> list[ProofStep]:
     return [linear("with −τ for τ, which the set allows", *sums)]
 
 
-@claim(
+sparse = claim(
     "sparse",
     "Leaving pixels out of Δ_K gives the sparse convolution without these taps.",
     r"Expresses “sparse convolution” if we remove some pixels from being attended to in $\Delta_K$",
     "talk, Do Self-Attention Layers Actually Learn Convolutions?",
-)
-def sparse() -> Judgement:
-    """Theorem 1 holds for any finite set of shifts; here four of the nine of a 3×3 kernel."""
-    weight = equations.integers(1, 3, 2, 3, 3)
-    kept = [1, 3, 4, 8]
-    weight.reshape(3, 2, 9)[:, :, [j for j in range(9) if j not in kept]] = 0
-    heads, taps = equations.hard_heads(PLANE), equations.tap_matrices(weight)
-    four = compares(
-        PLANE,
-        [heads[j] for j in kept],
-        [taps[j] for j in kept],
-        weight,
-        "4 of 9 heads, 5 taps zero",
-    )
-    return proved(by_coq("theorem1"), four)
-
-
+)(lambda: proved(by_coq("theorem1")))  # for any finite set of shifts
 as_expressive = claim(
     "as-expressive",
     "With enough heads, one a tap, a layer on padded tokens expresses whatever a convolutional layer does, as α → ∞.",

@@ -49,14 +49,9 @@ def sharp(scores: ndarray) -> ndarray:
     return shares(highest, highest.sum(axis=-1, keepdims=True))
 
 
-def mix(
-    attention: Sequence[ndarray], x: ndarray, weights: Sequence[ndarray], bias: ndarray | int = 0
-) -> ndarray:
-    """Eq. 3: b + Σ_h P^h X W^h, with P^h (Q, T), X (T, D_in), W^h (D_in, D_out)."""
-    total = bias
-    for p, w in zip(attention, weights, strict=True):
-        total = total + p @ x @ w
-    return np.asarray(total)
+def mix(attention: Sequence[ndarray], x: ndarray, weights: Sequence[ndarray]) -> ndarray:
+    """Eq. 3 without the bias: Σ_h P^h X W^h, with P^h (Q, T), X (T, D_in), W^h (D_in, D_out)."""
+    return np.sum([p @ x @ w for p, w in zip(attention, weights, strict=True)], axis=0)
 
 
 def read_by_taps(setting: Setting, mode: str = "zeros") -> ndarray:

@@ -159,17 +159,15 @@ def by_coq(*names: str) -> Check:
     )
 
 
-def by_proof(run: Callable[[], Proof], within: str = "") -> Check:
-    """A symbolic proof as a check, for the sizes ``within`` (empty for all): it holds unless a step
-    fails.
-    """
+def by_proof(run: Callable[[], Proof]) -> Check:
+    """A symbolic proof as a check: it holds unless a step fails."""
     try:
         proof = run()
     except ProofFailed as failure:
         return _broken(failure)
     name = proof.claim.split(":")[0]
     return Check(
-        f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps, within)
+        f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps, "")
     )
 
 

@@ -33,17 +33,13 @@ def compares(
     values: list[ndarray],
     weight: ndarray,
     what: str,
-    channels: slice = slice(None),
 ) -> Check:
     """Compare Eq. 3 with these heads to the oracle's convolution with ``weight``, on random
     integers without rounding.
     """
-    x, bias = (
-        equations.integers(11, weight.shape[1], *setting.size),
-        equations.integers(12, len(weight)),
-    )
-    expected = setting.convolution(weight, bias)(x[None]).reshape(len(weight), -1).T
-    output = equations.mix(heads, setting.tokens(x), values)[:, channels] + bias
+    x = equations.integers(11, weight.shape[1], *setting.size)
+    expected = setting.convolution(weight)(x[None]).reshape(len(weight), -1).T
+    output = equations.mix(heads, setting.tokens(x), values)
     same = output.shape == expected.shape
     differing = int(np.not_equal(output, expected).sum()) if same else expected.size
     return Check(

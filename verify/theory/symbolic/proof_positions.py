@@ -103,12 +103,10 @@ class Setting:
         widths: Any = [(0, 0), *self.geometry.pads]
         return np.pad(x, widths).reshape(len(x), -1).T
 
-    def convolution(
-        self, weight: ndarray, bias: ndarray | None = None, mode: str = "zeros"
-    ) -> Convolution:
+    def convolution(self, weight: ndarray, mode: str = "zeros") -> Convolution:
         """The oracle convolution with this geometry; weight (D_out, D_in, *kernel)."""
         return Convolution(
-            weight, bias, self.s, self.padding or (0,) * self.dims, self.dil, 1, mode
+            weight, None, self.s, self.padding or (0,) * self.dims, self.dil, 1, mode
         )
 
     def __str__(self) -> str:
@@ -143,30 +141,11 @@ def wrapped_scores(
     return quadratic_scores(np.zeros((1, len(sides)), dtype=object), delta, tau, alpha)[0]
 
 
-def parabola_scores(
-    queries: ndarray, keys: ndarray, tau: Sequence[Any], radix: Sequence[int]
-) -> ndarray:
-    """The parabola's scores v·r_n at α = 1, with n = n(δ) the number of the shift, so D_p = 2:
-    (Q, T).
-    """
-    number = quadratic.number(differences(queries, keys), radix)
-    return _dot(quadratic.v((quadratic.number(tau, radix),), 1), quadratic.r((number,)))
-
-
 def absolute_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any]) -> ndarray:
     """The dot products of absolute query and key features at α = 1, (Q, T)."""
-    left, right = absolute_features(queries, keys, tau)
-    return left @ right.T
-
-
-def absolute_features(
-    queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1
-) -> tuple[ndarray, ndarray]:
-    """The d + 1 features of each query, (Q, d + 1), and of each key, (T, d + 1)."""
-    left = [quadratic.absolute_query(tuple(q), tau, alpha) for q in queries]
-    return np.array(left, dtype=object), np.array(
-        [quadratic.absolute_key(tuple(k)) for k in keys], dtype=object
-    )
+    left = [quadratic.absolute_query(tuple(q), tau, 1) for q in queries]
+    right = [quadratic.absolute_key(tuple(k)) for k in keys]
+    return np.array(left, dtype=object) @ np.array(right, dtype=object).T
 
 
 def radix_for(sides: Sequence[int]) -> Vector:
