@@ -425,7 +425,7 @@ def row(name: str, certify: bool = False) -> Result:
     kinds = {type(module) for _, module in every_module(net)}
     rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
     # samples test each rule against its module
-    substitutes, _ = layers_from_rules(net, rules, None)
+    substitutes, _ = layers_from_rules(net, rules)
     net = substitute(net, substitutes)
     convs = survey(net)
     result = Result(

@@ -4,7 +4,7 @@ layer.
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -22,8 +22,6 @@ from construct.modules.folding import parametrization_names
 from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.traversal import (
-    NONE,
-    Substitutes,
     deep_copy,
     deepcopy_memo,
     every_closure,
@@ -39,6 +37,12 @@ from construct.modules.wrappers import sharding_reason, unwrapped
 log = logging.getLogger(__name__)
 
 Filter = Callable[[nn.Module, str], bool]
+
+
+def _every_one(module: nn.Module, path: str) -> bool:
+    return True
+
+
 HIDDEN = "held by an object that is not a module, where it is not replaced (make it a submodule, or hold it in a list)"
 
 
@@ -64,24 +68,28 @@ class Survey:
 
 
 def survey(
-    model: nn.Module, filter_fn: Filter | None = None, substitutes: Substitutes = NONE
+    model: nn.Module,
+    filter_fn: Filter = _every_one,
+    *,
+    exempt: Container[nn.Module] = (),
+    closed: Container[int] = (),
 ) -> Survey:
     """List every convolution of a network that ``filter_fn`` accepts.
 
-    Modules in ``substitutes`` are replaced by their values, to which ``filter_fn`` does not apply.
+    It is not asked of modules that are ``exempt``; modules whose ids are in ``closed`` are left
+    out, with all that is in them.
     """
-    exempt = {part for layers in substitutes.values() for _, part in every_module(layers)}
 
     def wanted(module: nn.Module, path: str, owner: nn.Module) -> bool:
-        return is_convolution(module) and (
-            filter_fn is None or owner in exempt or filter_fn(module, path)
-        )
+        if id(module) in closed or not is_convolution(module):
+            return False
+        return owner in exempt or filter_fn(module, path)
 
-    stored = _stored_methods(model, substitutes)
+    stored = _stored_methods(model)
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
     late: list[Refusal] = []
-    for path, module in every_module(model, substitutes):
+    for path, module in every_module(model, closed):
         kind = type(module).__name__
         reason = sharding_reason(module)
         if reason is not None:
@@ -97,25 +105,25 @@ def survey(
             late.append(Refusal(path, kind, stored[module]))
         else:
             convertible[path] = module
-    for path, holder, module in hidden_modules(model, substitutes):
+    for path, holder, module in hidden_modules(model, closed):
         if wanted(module, path, holder):
             refused.append(Refusal(path, type(module).__name__, HIDDEN))
     return Survey(convertible, (*refused, *late))
 
 
-def _stored_methods(model: nn.Module, substitutes: Substitutes) -> dict[nn.Module, str]:
+def _stored_methods(model: nn.Module) -> dict[nn.Module, str]:
     """Why modules cannot become attention layers: the network stores methods of theirs that these
     lack.
     """
     return {
         module: f"{path} is its method {name_of(method)}, which attention layers lack"
-        for path, module, method in every_method(model, substitutes)
+        for path, module, method in every_method(model)
         if not hasattr(MHSA, name_of(method))
     }
 
 
 def layers_from_rules(
-    model: nn.Module, rules: Rules, filter_fn: Filter | None
+    model: nn.Module, rules: Rules, filter_fn: Filter = _every_one
 ) -> tuple[dict[nn.Module, nn.Module], dict[nn.Module, tuple[Refusal, ...]]]:
     """Apply the rules to a network: the layers that replace its modules, and the refusals of
     modules whose rule fails.
@@ -123,16 +131,12 @@ def layers_from_rules(
     Of nested modules with rules, only the outermost is replaced.
     """
     rule_of = _rules_of(model, rules, filter_fn)
-    marks = {module: nn.Identity() for module in rule_of}
-    marked: dict[nn.Module, nn.Module] = {mark: module for module, mark in marks.items()}
     methods = [(module, name_of(method)) for _, module, method in every_method(model)]
     layers_of: dict[nn.Module, nn.Module] = {}
     refused: dict[nn.Module, tuple[Refusal, ...]] = {}
-    # does not descend below the marks, so it visits the outermost only
-    for path, mark in every_module(model, marks):
-        if mark not in marked:
+    for path, module in every_module(model, set(map(id, rule_of))):
+        if module not in rule_of:
             continue
-        module = marked[mark]
         try:
             names = [name for holder, name in methods if holder is module]
             layers_of[module] = _layers_from_rule(path, module, rule_of[module], names)
@@ -143,12 +147,12 @@ def layers_from_rules(
     return layers_of, refused
 
 
-def _rules_of(model: nn.Module, rules: Rules, filter_fn: Filter | None) -> dict[nn.Module, Rule]:
+def _rules_of(model: nn.Module, rules: Rules, filter_fn: Filter) -> dict[nn.Module, Rule]:
     """The rule of each module: that of its class, or of its nearest base."""
     rule_of: dict[nn.Module, Rule] = {}
     for path, module in every_module(model):
         own = [rules[kind] for kind in type(module).__mro__ if kind in rules]
-        if own and (filter_fn is None or filter_fn(module, path)):
+        if own and filter_fn(module, path):
             rule_of[module] = own[0]
     return rule_of
 
@@ -182,7 +186,7 @@ def _layers_from_rule(path: str, module: nn.Module, rule: Rule, methods: list[st
 def substitute(
     model: nn.Module,
     replacements: Mapping[nn.Module, nn.Module],
-    substitutes: Substitutes = NONE,
+    memo: dict[int, object] | None = None,
 ) -> nn.Module:
     """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its
     value.
@@ -190,29 +194,21 @@ def substitute(
     The deepcopy memo maps each convolution to its replacement, so a module used twice, or stored in
     a plain list, is replaced everywhere and stays one module.  A stored bound method
     (``self.step = self.conv.forward``) becomes the replacement's; closures over modules are rebuilt
-    over the copies.  A key of ``substitutes`` becomes a copy of its value, in which
-    ``replacements`` apply too.
+    over the copies.  ``memo`` may be shared by copies of networks with parts in common.
     """
-    memo = deepcopy_memo(model, substitutes) | {
-        id(conv): layer for conv, layer in replacements.items()
-    }
-    methods = [(module, method) for _, module, method in every_method(model, substitutes)]
-    for module, method in methods:
+    memo = {} if memo is None else memo
+    memo |= deepcopy_memo(model) | memo | {id(conv): layer for conv, layer in replacements.items()}
+    for _, module, method in every_method(model):
         if module in replacements:
-            memo[id(method)] = getattr(replacements[module], method.__func__.__name__)
-    functions = {id(function): function for function in every_closure(model, substitutes)}
+            memo[id(method)] = getattr(replacements[module], name_of(method))
+    functions = {id(function): function for function in every_closure(model)}
     # deepcopy copies functions by reference, with the original modules in their cells.
     for key, function in functions.items():
         cells = tuple(CellType() for _ in function.__closure__ or ())
         memo[key] = FunctionType(
             function.__code__, function.__globals__, function.__name__, None, cells
         )
-    for module, layers in substitutes.items():
-        memo[id(module)] = deep_copy(layers, memo)
-    for module, method in methods:
-        if module in substitutes:
-            memo[id(method)] = getattr(memo[id(module)], method.__func__.__name__)
-    converted = deep_copy(model, memo, substitutes)
+    converted = deep_copy(model, memo)
     for key, function in functions.items():
         _fill(memo[key], function, memo)
     return converted
@@ -306,11 +302,18 @@ def convert(
         )
     if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
         raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
+    filter_fn = filter_fn or _every_one
     model, wrappers = unwrapped(model)
-    substitutes, failed = layers_from_rules(model, rules, filter_fn)
-    convolutions = survey(
-        model, filter_fn, substitutes | {module: nn.Identity() for module in failed}
-    )
+    layers_of, failed = layers_from_rules(model, rules, filter_fn)
+    closed = {id(module) for module in failed}
+    exempt: set[nn.Module] = set()
+    if layers_of:
+        memo: dict[int, object] = {}
+        copies = {module: substitute(layers, {}, memo) for module, layers in layers_of.items()}
+        model = substitute(model, copies, memo)
+        exempt = {part for layers in copies.values() for _, part in every_module(layers)}
+        closed = {id(memo[key]) for key in closed}
+    convolutions = survey(model, filter_fn, exempt=exempt, closed=closed)
     refused = (*convolutions.refused, *chain(*failed.values()))
     if refused and strict:
         raise UnsupportedLayer(refused)
@@ -325,10 +328,10 @@ def convert(
     for path, remark in [
         *removed,
         *convolutions.remarks(),
-        *untied_parameters(model, replacements, substitutes),
+        *untied_parameters(model, replacements),
     ]:
         log.warning("%s", f"{path}: {remark}" if path else remark)
-    return substitute(model, replacements, substitutes)
+    return substitute(model, replacements)
 
 
 def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from construct.attention import MHSA
 from construct.modules.folding import parametrization_names
-from construct.modules.traversal import NONE, Substitutes, every_module, joined
+from construct.modules.traversal import every_module, joined
 
 
 def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
@@ -43,7 +43,7 @@ def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
 
 
 def untied_parameters(
-    model: nn.Module, replacements: Mapping[nn.Module, MHSA], substitutes: Substitutes = NONE
+    model: nn.Module, replacements: Mapping[nn.Module, MHSA]
 ) -> list[tuple[str, str]]:
     """(path, remark) for every parameter that was tied in the original and is not after conversion
     and :func:`share_tied`.
@@ -57,7 +57,7 @@ def untied_parameters(
     """Parametrizations, and what else is inside a parametrized convolution, which is walked with
     it.
     """
-    for path, module in every_module(model, substitutes):
+    for path, module in every_module(model):
         layer = replacements.get(module)
         if layer is None and id(module) in folded:
             continue

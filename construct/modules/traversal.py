@@ -9,10 +9,10 @@ import copy
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
-from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -27,46 +27,38 @@ compiled call, and hooks on a state dict take no part in a call.
 """
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
-Substitutes = Mapping[nn.Module, nn.Module]
-"""Module → the module that is walked in its place."""
-NONE: Substitutes = MappingProxyType({})
 
-
-def every_module(
-    model: nn.Module, substitutes: Substitutes = NONE
-) -> Iterator[tuple[str, nn.Module]]:
+def every_module(model: nn.Module, closed: Container[int] = ()) -> Iterator[tuple[str, nn.Module]]:
     """Every module with its first path: first the registered ones, then those reached in other
     ways.
+
+    Modules whose ids are in ``closed`` are not entered.
     """
     visited: set[int] = set()
-    queue = list(_registered("", model, substitutes, visited))
-    for path, module, inner_substitutes in queue:  # grows on the way
+    queue = list(_registered("", model, closed, visited))
+    for path, module in queue:  # grows on the way
         yield path, module
         for inner_path, inner in _references(path, module):
-            if isinstance(inner, nn.Module):
-                queue += _registered(inner_path, inner, inner_substitutes, visited)
+            if isinstance(inner, nn.Module) and id(module) not in closed:
+                queue += _registered(inner_path, inner, closed, visited)
 
 
 def _registered(
-    path: str, module: nn.Module, substitutes: Substitutes, visited: set[int]
-) -> Iterator[tuple[str, nn.Module, Substitutes]]:
-    """The modules of ``named_modules`` that were not visited before, each with the substitutes that
-    apply inside it.
-    """
-    stack = [(path, module, substitutes)]
+    path: str, module: nn.Module, closed: Container[int], visited: set[int]
+) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of ``named_modules`` that were not visited before."""
+    stack = [(path, module)]
     while stack:  # no recursion: modules may be nested deep
-        path, module, substitutes = stack.pop()
-        if module in substitutes:  # no substitution inside a substitute
-            module, substitutes = substitutes[module], {}
-        if id(module) not in visited:
-            visited.add(id(module))
-            yield path, module, substitutes
+        path, module = stack.pop()
+        if id(module) in visited:
+            continue
+        visited.add(id(module))
+        yield path, module
+        if id(module) not in closed:
             children = [
                 (name, child) for name, child in module._modules.items() if child is not None
             ]
-            stack += [
-                (joined(path, name), child, substitutes) for name, child in reversed(children)
-            ]
+            stack += [(joined(path, name), child) for name, child in reversed(children)]
 
 
 def joined(path: str, name: str) -> str:
@@ -132,14 +124,14 @@ def _wrong_name(module: nn.Module) -> str:
     return ""
 
 
-def deepcopy_memo(model: nn.Module, substitutes: Substitutes = NONE) -> dict[int, object]:
+def deepcopy_memo(model: nn.Module) -> dict[int, object]:
     """A ``copy.deepcopy`` memo with copies of tensors that torch refuses to copy: non-leaf ones,
     detached, and lazy buffers.
 
     The older weight_norm leaves a non-leaf tensor behind as ``weight``.
     """
     memo: dict[int, object] = {}
-    for _, module in every_module(model, substitutes):
+    for _, module in every_module(model):
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
@@ -149,11 +141,9 @@ def deepcopy_memo(model: nn.Module, substitutes: Substitutes = NONE) -> dict[int
     return memo
 
 
-def deep_copy(
-    model: nn.Module, memo: dict[int, object] | None = None, substitutes: Substitutes = NONE
-) -> nn.Module:
+def deep_copy(model: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:
     """A deep copy of a network, with ``memo`` (by default :func:`deepcopy_memo`'s) for
-    ``copy.deepcopy``.
+    ``copy.deepcopy``; what is in it is not copied.
 
     Inner modules are copied before outer ones, so that deep nesting needs no deep recursion.
 
@@ -162,7 +152,7 @@ def deep_copy(
             the message has its path.
     """
     memo = deepcopy_memo(model) if memo is None else memo
-    for path, module in reversed(list(every_module(model, substitutes))):
+    for path, module in reversed(list(every_module(model, memo))):
         try:
             copied = copy.deepcopy(module, memo)
         except MemoryError:
@@ -196,23 +186,23 @@ def _not_copied(path: str, module: nn.Module) -> tuple[str, str]:
 
 
 def hidden_modules(
-    model: nn.Module, substitutes: Substitutes = NONE
+    model: nn.Module, closed: Container[int] = ()
 ) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """The modules that :func:`every_module` does not find but ``copy.deepcopy`` does, inside
     objects of any class.
 
     Yields the path of an attribute, the module that has it, and the hidden module.
     """
-    walked = list(every_module(model, substitutes))
-    known = [*(module for _, module in walked), *substitutes]
+    walked = list(every_module(model, closed))
+    known = [module for _, module in walked]
     tensors = [
         t for module in known for t in (*module._parameters.values(), *module._buffers.values())
     ]
-    memo = deepcopy_memo(model, substitutes) | {id(value): value for value in (*known, *tensors)}
+    memo = deepcopy_memo(model) | {id(value): value for value in (*known, *tensors)}
     memo[id(memo)] = copied = list[Any]()  # where deepcopy keeps alive what it copies
     for path, holder in walked:
         for name, value in vars(holder).items():
-            if name in _REGISTERS:
+            if name in _REGISTERS or id(holder) in closed:
                 continue
             before = len(copied)
             with suppress(Exception):  # the network's own copy fails too, or leaves this out
@@ -222,13 +212,11 @@ def hidden_modules(
                     yield joined(path, name), holder, module
 
 
-def every_method(
-    model: nn.Module, substitutes: Substitutes = NONE
-) -> Iterator[tuple[str, nn.Module, MethodType]]:
+def every_method(model: nn.Module) -> Iterator[tuple[str, nn.Module, MethodType]]:
     """Every bound method that the network stores (``self.step = self.conv.forward``), with its path
     and its module.
     """
-    for path, module in every_module(model, substitutes):
+    for path, module in every_module(model):
         for inner_path, inner in _references(path, module):
             if isinstance(inner, MethodType) and isinstance(inner.__self__, nn.Module):
                 yield inner_path, inner.__self__, inner
@@ -239,11 +227,11 @@ def name_of(method: MethodType) -> str:
     return getattr(method.__func__, "__name__", type(method.__func__).__name__)
 
 
-def every_closure(model: nn.Module, substitutes: Substitutes = NONE) -> Iterator[FunctionType]:
+def every_closure(model: nn.Module) -> Iterator[FunctionType]:
     """Every function that the network stores and that closes over modules
     (``self.act = lambda x: self.scale * x``).
     """
-    for _, module in every_module(model, substitutes):
+    for _, module in every_module(model):
         for _, inner in _references("", module):
             if isinstance(inner, FunctionType) and holds_modules(_closure_values("", inner)):
                 yield inner
