@@ -50,16 +50,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line, and fill in defaults that depend on other options.
 
     Returns:
-        The options; ``model`` and ``output`` are paths, ``input_size`` is a tuple or None,
-        ``alpha`` a number or None for the default; ``copy`` says whether a network with nothing to
-        convert is written.
+        The options; ``model``, ``output`` and ``document``, the certificate's, are paths,
+        ``input_size`` is a tuple or None, ``alpha`` a number or None for the default; ``copy`` says
+        whether a network with nothing to convert is written.
 
     Raises:
         BadModelFile: the options are wrong.
         SystemExit: after ``--help``.
     """
     options = _parser().parse_args(argv)
-    options.copy = options.output is not None or options.format is not None
+    options.copy = {options.output, options.format} != {None}
     if options.model is None:
         _take_demo(options)
     else:
@@ -73,6 +73,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.input_size is not None:
         options.input_size = tuple(options.input_size)
     options.format = _format(options)
+    options.document = certificate_beside(options.output, options.format)
     return options
 
 

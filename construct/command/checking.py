@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.command.report import LayerRow, NetworkRow, Pairs
+from construct.command.report import Conversion, LayerRow, NetworkRow, Pairs
 from construct.command.runs import Runs, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
@@ -28,23 +28,21 @@ from verify.samples.sampling import (
 
 
 def check_conversion(
-    model: nn.Module,
-    converted: nn.Module,
-    pairs: Pairs,
-    options: Namespace,
-    progress: Phases,
+    conversion: Conversion, options: Namespace, progress: Phases
 ) -> tuple[tuple[LayerRow, ...], NetworkRow | None]:
     """Check and certify every layer (on the network's activations if its input size is known), and
     compare the whole networks.
 
-    No run changes ``model`` or ``converted``.
+    No run changes the networks.
     """
-    inputs = inputs_for(model, options)
+    pairs = conversion.pairs
+    inputs = inputs_for(conversion.model, options)
     if inputs is None:
         checks = _checked_alone(pairs, pairs, options, progress)
         rows = [_row(path, *pairs[path], checks[path], None) for path in pairs]
         return _certified(rows, options, progress), None
-    runs = run_both(model, converted, pairs, *inputs, options, progress)
+    networks = (conversion.model, conversion.converted)
+    runs = run_both(*networks, pairs, *inputs, options, progress)
     uncalled = [path for path in pairs if path not in runs.checks]
     checks = runs.checks | _checked_alone(
         pairs, uncalled, options, progress, "; not exercised by the network"

@@ -2,13 +2,12 @@
 
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-
-from torch import nn
 
 from construct.command.report import IDLE, Report, network_dict
 from construct.errors import BadModelFile, one_line, printable
+from construct.files.destination import not_written
 from construct.files.load_network import inputs_for
 from construct.files.writing import write
 from construct.modules.folding import plain_convolution
@@ -33,16 +32,16 @@ def require_template(options: Namespace) -> None:
             raise BadModelFile(f"--report: {one_line(error)}") from error
 
 
-def write_page(report: Report, model: nn.Module, unchecked: Sequence[tuple[str, str]]) -> None:
-    """Write the page on a network's conversion atomically; ``unchecked`` has (path, why) for what
-    cannot be rechecked.
+def write_page(report: Report) -> None:
+    """Write the page on a network's conversion atomically.
 
     Raises:
         BadModelFile: it cannot be written.
     """
     options = report.options
-    inputs = inputs_for(model, options)
-    copied = substitute(model, {})  # a run may change the network
+    conversion = report.conversion
+    inputs = inputs_for(conversion.model, options)
+    copied = substitute(conversion.model, {})  # a run may change the network
     modules = dict(every_module(copied))
     convolutions = {row.path: modules[row.path] for row in report.layers}
     x = inputs and inputs[0][0]
@@ -65,32 +64,29 @@ def write_page(report: Report, model: nn.Module, unchecked: Sequence[tuple[str, 
     if report.network is not None:
         network = network_sentences(network_dict(report.network))
     if report.document is not None:
-        hindered = tuple(_with_path(printable(path), why) for path, why in unchecked)
+        hindered = tuple(_with_path(printable(path), why) for path, why in conversion.unchecked)
     facts = Facts(
-        title=f"{report.source.path.name} as attention",
+        title=f"{conversion.source.path.name} as attention",
         lede=LEDE,
         network=network,
         input_caption=input_caption,
-        recheck=None if unchecked else _recheck(report),
+        recheck=None if conversion.unchecked else _recheck(report),
         hindered=hindered,
         notes=tuple(_notes(report)),
     )
     try:
         write(page(layers, facts), options.report)
     except OSError as error:
-        what = one_line(error.strerror or error)
-        raise BadModelFile(
-            f"{printable(options.report)}: cannot be written: {what} (nothing was changed)"
-        ) from error
+        raise not_written(options.report, error, "nothing was changed") from error
 
 
 def _notes(report: Report) -> Iterator[str]:
-    for row in report.refused:
+    for row in report.conversion.survey.refused:
         yield f"Left unconverted: {row.path or '(the model)'}, a {row.kind}: {row.reason}"
     for row in report.layers:
         if row.exercised is False:
             yield _with_path(row.path, IDLE)
-    for path, remark in report.remarks:
+    for path, remark in report.conversion.remarks:
         yield _with_path(path, remark)
     yield from report.notes
 
@@ -106,7 +102,7 @@ def _recheck(report: Report) -> str | None:
     """The command that rechecks the certificate; None without one."""
     if report.output is None or report.document is None:
         return None
-    files = (report.document, report.source.path, report.output)
+    files = (report.document, report.conversion.source.path, report.output)
     return "python -m verify check {} --conv {} --mhsa {}".format(*map(_as_argument, files))
 
 

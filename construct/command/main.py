@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from construct.command.arguments import certificate_beside, parse
+from construct.command.arguments import parse
 from construct.command.startup import INTERRUPTED, require_torch, restore_signals
 from construct.errors import BadModelFile, describe, one_line, out_of_memory_error, printable
-from construct.files.destination import check_destination, regular_file
+from construct.files.destination import check_destination, not_written, regular_file
 from verify.argument.documents import is_document, names_file
 from verify.report.seal import is_page
 
@@ -68,14 +68,14 @@ def _run(argv: Sequence[str] | None, stdout: TextIO) -> int:
             _discard(stdout)
             return 0
     with _explained(f"{printable(options.model)}: "):
-        output, document = _destinations(options)
+        _check_files(options)
         require_torch()
         from construct.command.conversion import convert_file
         from construct.command.report import print_json
         from construct.command.table import print_table
 
         restore_signals()
-        report = convert_file(options, output, document)
+        report = convert_file(options)
         print_report = print_table
         if options.json:
             print_report = print_json
@@ -101,9 +101,8 @@ def _explained(name: str) -> Iterator[None]:
         raise BadModelFile(f"{name}{describe(error)}", "--debug shows where") from error
 
 
-def _destinations(options: Namespace) -> tuple[Path, Path]:
-    """The paths of the output and its certificate, after checking that the inputs are files, and
-    that nothing foreign is replaced.
+def _check_files(options: Namespace) -> None:
+    """Check that the inputs are files, and that nothing foreign is replaced.
 
     An output is ours if the certificate beside it names its digest; a certificate or a page, if it
     is as it was written.
@@ -117,7 +116,7 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
     for path in inputs:
         regular_file(path)
     output = options.output
-    document = certificate_beside(output, options.format)
+    document = options.document
     unnamed = "no certificate beside it names its digest"
     check_destination(output, inputs, options.force, partial(names_file, document), unnamed)
     if not options.no_certify:
@@ -134,7 +133,6 @@ def _destinations(options: Namespace) -> tuple[Path, Path]:
         reason = "it is not the page of a report, or was changed"
         taken = (output, document)
         check_destination(options.report, inputs, options.force, is_page, reason, "--report", taken)
-    return output, document
 
 
 def _print(
@@ -156,9 +154,7 @@ def _print(
         written = "nothing else was written"
         if report.output is not None:
             written = f"{printable(report.output)} is written"
-        raise BadModelFile(
-            f"stdout: cannot be written: {one_line(error.strerror or error)} ({written})"
-        ) from error
+        raise not_written("stdout", error, written) from error
 
 
 def _discard(stream: TextIO) -> None:

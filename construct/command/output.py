@@ -1,7 +1,8 @@
 """Writes the converted network and its certificate, both or neither."""
 
+import contextlib
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,15 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from construct.command.report import NetworkRow, network_dict
+from construct.command.report import Conversion, LayerRow, NetworkRow, network_dict
 from construct.errors import BadModelFile, one_line, printable
+from construct.files.bare_kernels import geometry_flags
+from construct.files.destination import not_written
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import attention_in, to_safetensors
 from construct.files.reading import ModelFile, read_inputs
-from construct.files.writing import staged
+from construct.files.writing import staged, unlisted_names_in, write
 from construct.modules.convolutions import BASES
+from construct.modules.tied_weights import paths_of
 from construct.network import Survey, substitute
 from construct.weights import NAMES
+from verify.argument.certificate import Certificate
 from verify.argument.documents import document as certificate_document
 from verify.argument.documents import is_document
 from verify.samples.comparison import same_bits
@@ -50,8 +55,9 @@ class Prepared(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def prepare(converted: nn.Module, whole: bool, options: Namespace) -> Prepared:
-    """The output in the chosen format; with ``whole``, a .pt file holds the whole module.
+def prepare(conversion: Conversion, options: Namespace) -> Prepared:
+    """The output in the chosen format: in a .pt file a whole module, if the input was one, or bare
+    kernels, as a state dict would lose their geometry again.
 
     It is made from a copy of the network, whose ``state_dict`` may be the user's and change
     numbers.
@@ -59,10 +65,12 @@ def prepare(converted: nn.Module, whole: bool, options: Namespace) -> Prepared:
     Raises:
         BadModelFile: the format does not support the network.
     """
-    copied = substitute(converted, {})
-    if options.format == "pt" and whole:
-        return Prepared(copied, None)
+    copied = substitute(conversion.converted, {})
     if options.format == "pt":
+        own_code = options.arch or options.model_file
+        module = isinstance(conversion.source.content, nn.Module) and not own_code
+        if module or geometry_flags(options):
+            return Prepared(copied, None)
         state = copied.state_dict()
         return Prepared(state, state)
     if options.format == "safetensors":
@@ -143,28 +151,22 @@ def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list
 
 def write_outputs(
     prepared: Prepared,
-    networks: tuple[nn.Module, nn.Module],
-    output: Path,
-    source: ModelFile,
-    document: Path,
-    certificates: list[Any] | None,
+    conversion: Conversion,
+    layers: Sequence[LayerRow],
     network: NetworkRow | None,
+    options: Namespace,
 ) -> tuple[str, ...]:
     """Write network and certificate to temporary files, then rename both, so that no network has
-    another's certificate.
-
-    ``networks`` are the one that was read and its conversion, whose numbers are to be written.
-    ``certificates`` are (path, certificate) of the layers; None writes none, and deletes that of an
-    earlier run.  Returns notes.
+    another's certificate; without one, that of an earlier run is deleted.  Returns notes.
 
     Raises:
         OtherBits: other numbers would be written; nothing was changed.
         BadModelFile: they cannot be written; the message says what was changed, if anything.
     """
-    earlier = (
-        certificates is None and document != output and document.is_file() and is_document(document)
-    )
-    writing = output
+    output = options.output
+    document = options.document
+    source = conversion.source
+    notes: tuple[str, ...] = ()
     changed = "nothing was changed"
     try:
         with staged(output, prepared.content, source.allowed) as written:
@@ -173,31 +175,49 @@ def write_outputs(
                 tensors = dict(
                     tensors_of(torch.load(written, map_location="cpu", weights_only=False))
                 )
-            check_bits(tensors, *networks)
-            if certificates is not None:
-                writing = document
-                figures = network and network_dict(network)
+            check_bits(tensors, conversion.model, conversion.converted)
+            if layers and not options.no_certify:
                 record = certificate_document(
-                    certificates,
+                    _certificates(conversion.model, layers),
                     source.path,
                     written,
-                    figures,
+                    network and network_dict(network),
                     mhsa_name=output.name,
                     conv_sha256=source.sha256,
                 )
-                with staged(document, record):
-                    writing = output
+                with _blaming(document):
+                    write(record, document)
                 changed = f"{printable(document)} is written"
-            elif earlier:
-                writing = document
-                document.unlink()
-                writing = output
+            elif document != output and document.is_file() and is_document(document):
+                with _blaming(document):
+                    document.unlink()
                 changed = f"{printable(document)} is deleted"
+                notes = (f"{printable(document)} was deleted: the certificate of an earlier run",)
     except OSError as error:
-        what = one_line(error.strerror or error)
-        raise BadModelFile(
-            f"{printable(writing)}: cannot be written: {what} ({changed})"
-        ) from error
-    if earlier:
-        return (f"{printable(document)} was deleted: the certificate of an earlier run",)
-    return ()
+        raise not_written(output, error, changed) from error
+    if prepared.tensors is None and (names := unlisted_names_in(output)):
+        notes += (
+            f"the output still names {printable(', '.join(names))}: --allow that to read it back",
+        )
+    return notes
+
+
+def _certificates(model: nn.Module, layers: Sequence[LayerRow]) -> list[tuple[str, Certificate]]:
+    """(path, certificate) of the layers, a shared one under each of its paths, where the state dict
+    has it and a recheck looks for it.
+    """
+    return [
+        (name, row.certificate)
+        for row in layers
+        if row.certificate is not None
+        for name in paths_of(model, row.path, row.conv)
+    ]
+
+
+@contextlib.contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Name this file in errors of the system within the block."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(path, error, "nothing was changed") from error

@@ -17,6 +17,8 @@ from construct.errors import Refusal
 from construct.files.reading import ModelFile
 from construct.geometry import ConvGeometry
 from construct.modules.folding import parametrization_names
+from construct.modules.traversal import every_module
+from construct.network import Survey
 from verify.argument.certificate import Certificate
 from verify.samples.accuracy import Accuracy
 from verify.samples.network import CallComparison
@@ -28,6 +30,35 @@ IDLE = "not exercised by the check (the network did not call it, or only within 
 
 Pairs = Mapping[str, tuple[nn.Module, MHSA]]
 """Path → a convolution of the network, and its attention layer."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A network that was read from a file, and its conversion.
+
+    Attributes:
+        model: the network, without wrappers.
+        survey: its convolutions.
+        pairs: path → the convolution in ``model``, and its attention layer in ``converted``.
+        notes: what was assumed or ignored in reading.
+        remarks: (path, remark) on the conversion.
+        unchecked: (path, remark) on why the output will not be rechecked; they are among the
+            remarks.
+    """
+
+    source: ModelFile
+    model: nn.Module
+    survey: Survey
+    pairs: Pairs
+    converted: nn.Module
+    notes: tuple[str, ...]
+    remarks: tuple[tuple[str, str], ...]
+    unchecked: tuple[tuple[str, str], ...]
+
+    @property
+    def earlier(self) -> int:
+        """How many attention layers the network had already."""
+        return sum(isinstance(module, MHSA) for _, module in every_module(self.model))
 
 
 @dataclass(frozen=True)
@@ -106,23 +137,17 @@ class Report:
 
     Attributes:
         options: the command line's options.
-        source: the file that was read.
         network: None if it was not run.
-        remarks: (path, remark) on the conversion.
-        earlier: how many attention layers the input already had.
-        notes: what was assumed or ignored in reading.
+        notes: what was assumed or ignored, in reading and in writing.
         hindrance: why what was ready to be written was not; else empty.
         output: ``output``, ``document`` (the certificate) and ``page`` (the report) are the files
             that were written.
     """
 
     options: Namespace
-    source: ModelFile
+    conversion: Conversion
     layers: tuple[LayerRow, ...]
     network: NetworkRow | None
-    refused: tuple[Refusal, ...]
-    remarks: tuple[tuple[str, str], ...]
-    earlier: int
     notes: tuple[str, ...]
     hindrance: str
     output: Path | None
@@ -216,17 +241,19 @@ def checked_layers(report: Report) -> int:
 
 def print_json(report: Report, out: TextIO) -> None:
     """Print the report as one JSON document; non-finite numbers become strings."""
+    conversion = report.conversion
     network = report.network
     document = {
-        "input": str(report.source.path),
-        "sha256": report.source.sha256,
+        "input": str(conversion.source.path),
+        "sha256": conversion.source.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
         "network": network and network_dict(network),
-        "already_converted": report.earlier,
+        "already_converted": conversion.earlier,
         "left_unconverted": [
-            {"path": row.path, "class": row.kind, "reason": row.reason} for row in report.refused
+            {"path": row.path, "class": row.kind, "reason": row.reason}
+            for row in conversion.survey.refused
         ],
-        "remarks": [{"path": path, "remark": remark} for path, remark in report.remarks],
+        "remarks": [{"path": path, "remark": remark} for path, remark in conversion.remarks],
         "checked": checked_layers(report),
         "samples": report.options.samples,
         "seed": report.options.seed,

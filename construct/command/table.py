@@ -104,16 +104,17 @@ def _figures(row: LayerRow) -> tuple[str, ...]:
 
 def _lines(report: Report) -> list[str]:
     """The lines below the table."""
+    source = report.conversion.source
     return [
         *_layer_lines(report),
         *_claim_lines(report),
         *_run_lines(report),
         *_unconverted_lines(report),
-        *(f"{_label(path)}: {printable(remark)}" for path, remark in report.remarks),
-        *_earlier_lines(report),
+        *(f"{_label(path)}: {printable(remark)}" for path, remark in report.conversion.remarks),
+        *_earlier_lines(report.conversion.earlier),
         *(f"note: {printable(note)}" for note in report.notes),
         f"seed: {report.options.seed}   torch: {torch.__version__}",
-        f"input: {printable(report.source.path)}   SHA-256: {report.source.sha256}",
+        f"input: {printable(source.path)}   SHA-256: {source.sha256}",
         *_written_lines(report),
         *_explanations(report),
     ]
@@ -153,15 +154,16 @@ def _run_lines(report: Report) -> Iterator[str]:
 
 
 def _unconverted_lines(report: Report) -> Iterator[str]:
-    if report.network is not None and report.network.calls.left and not report.refused:
+    refused = report.conversion.survey.refused
+    if report.network is not None and report.network.calls.left and not refused:
         yield "left unconverted: convolutions that the network calls as functions, outside of any module"
-    for row in report.refused:
+    for row in refused:
         yield f"left unconverted: {_label(row.path)}: {printable(row.kind)}: {printable(row.reason)}"
 
 
-def _earlier_lines(report: Report) -> Iterator[str]:
-    if report.earlier:
-        yield f"already converted: {counted(report.earlier, 'attention layer')}"
+def _earlier_lines(earlier: int) -> Iterator[str]:
+    if earlier:
+        yield f"already converted: {counted(earlier, 'attention layer')}"
 
 
 def _written_lines(report: Report) -> Iterator[str]:

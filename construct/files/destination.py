@@ -26,9 +26,7 @@ def regular_file(path: FilePath) -> Path:
         except FileNotFoundError:
             raise BadModelFile("no such file", "check the path") from None
         except (OSError, ValueError) as error:
-            raise BadModelFile(
-                one_line(getattr(error, "strerror", None) or error), "check the path"
-            ) from None
+            raise BadModelFile(_reason(error), "check the path") from None
         if stat.S_ISDIR(mode):
             raise BadModelFile("is a directory, not a model file", "give the file in it")
         if not stat.S_ISREG(mode):
@@ -61,9 +59,9 @@ def check_destination(
         BadModelFile: it cannot be written, or would replace an input, another file or other output.
     """
     another = f"give another name with {flag}"
-    with naming(path):
-        try:
-            path = Path(path)
+    path = Path(path)
+    try:
+        with naming(path):
             if any(path.resolve() == other.resolve() for other in taken):
                 raise BadModelFile("is where other output goes", another)
             if path.exists():
@@ -77,12 +75,20 @@ def check_destination(
                         what, option=f"{another.removesuffix(' with -o')}, or --force"
                     )
             _check_writable(path)
-        except BadModelFile:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
-            what = f"cannot be written: {one_line(getattr(error, 'strerror', None) or error)}"
-            raise BadModelFile(what, f"give another place with {flag}") from error
+    except BadModelFile:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
+        raise not_written(path, error, f"give another place with {flag}") from error
     return path
+
+
+def not_written(path: object, error: Exception, then: str) -> BadModelFile:
+    """The error for a file that cannot be written; ``then`` says what to do, or what was changed."""
+    return BadModelFile(f"{printable(path)}: cannot be written: {_reason(error)}", then)
+
+
+def _reason(error: Exception) -> str:
+    return one_line(getattr(error, "strerror", None) or error)
 
 
 def _check_writable(path: Path) -> None:

@@ -15,6 +15,7 @@ import construct
 import verify
 from code_tokens import lines_of, tokens_of_code
 from commands import ROOT, python
+from construct.from_conv import main
 
 PACKAGES = ("construct", "verify")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -482,7 +483,7 @@ def test_the_command_line_page_tells_of_the_report_and_the_plots():
     assert 'pip install ".[viz]"' in text
 
 
-# ---- the two roads of docs/roads.md --------------------------------------------------------------------------------------
+# ---- the roads of docs/roads.md --------------------------------------------------------------------------------------
 
 
 def functions_called(function):
@@ -502,14 +503,17 @@ def functions_called(function):
     return list(calls)
 
 
-def test_the_roads_are_those_that_a_call_and_a_certificate_take():
+def test_the_roads_are_those_that_a_call_a_certificate_and_the_command_take(tmp_path, capsys):
     """Uses a shape that no other test uses, so that nothing is cached."""
     conv = torch.nn.Conv2d(3, 11, (3, 2))
     layer = construct.conv_to_mhsa(conv)
+    torch.save(conv, tmp_path / "m.pt")
     walks = (
         functions_called(lambda: layer(torch.ones(1, 3, 7, 9))),
         functions_called(lambda: verify.certify(conv, layer, grid=(7, 9), input_bound=1.0)),
+        functions_called(lambda: main([str(tmp_path / "m.pt"), "--input-size", "3", "7", "9"])),
     )
+    assert "same sums  PROVED" in capsys.readouterr().out
     roads = (ROOT / "docs/roads.md").read_text(encoding="utf-8").split("\n## ")[1:]
     for road, walk in zip(roads, walks, strict=True):
         stops = re.findall(r"^\d\. `([\w/]+\.py)`: `(\w+)`", road, flags=re.M)
