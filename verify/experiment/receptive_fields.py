@@ -4,7 +4,8 @@ Padding acts on each axis separately.  Along one axis, a row's energy lies where
 all rows inside the grid are equal.  Candidates for which both hold come first.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial, reduce
 from itertools import product
 from math import gcd, prod
@@ -130,33 +131,25 @@ def candidates(
     )
     floor = (rounding * greatest(np.abs(matrix))) ** 2
     largest = half_of(grid) if most is None else tuple(map(min, most, grid))
-    dims = len(grid)
-    axes, misfit, unread = [], [], []
-    for axis, (n, m) in enumerate(zip(grid, output, strict=True)):
-        others = tuple(a for a in range(2 * dims) if a not in (axis, axis + dims))
+    axes: list[dict[ReceptiveField, tuple[float, ...]]] = []
+    limits = most or (None,) * len(grid)
+    sides = zip(grid, output, limits, largest, strict=True)
+    for axis, (n, m, limit, k) in enumerate(sides):
+        others = tuple(a for a in range(2 * len(grid)) if a not in (axis, axis + len(grid)))
         flat = energy.sum(axis=others)  # (m, n)
         usual = _usual_stride(n, m)
         strides = dict.fromkeys([*_strides(matrix, grid, output, axis), usual])
-        limit = None if most is None else most[axis]
-        parts = {part for s in strides for part in _axis_candidates(flat, n, m, s, floor, limit)}
-        repeating = [part for part in parts if _repeats(flat, part, floor)]
-        k = largest[axis]
-        axes.append(repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)])
-        misfit.append({part: not _may_fit(flat, part, floor) for part in axes[-1]})
-        unread.append(
-            {
-                part: [_unread(flat, part, modes) for modes in (MODES, ("zeros",))]
-                for part in axes[-1]
-            }
-        )
+        repeating = _repeating(flat, strides, floor, limit)
+        parts = repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)]
+        axes.append({part: _misfit(flat, part, floor) for part in parts})
 
-    def rank(parts: tuple[ReceptiveField, ...]) -> tuple[int | Vector, ...]:
+    def rank(parts: tuple[ReceptiveField, ...]) -> tuple[float | Vector, ...]:
         field = _joined(parts)
         unusual = sum(
             abs(s - _usual_stride(n, m)) for s, n, m in zip(field.stride, grid, output, strict=True)
         )
         lopsided = sum(abs(before - after) for before, after in field.padding)
-        misfits = sum(own[part] for own, part in zip(misfit, parts, strict=True))
+        misfits = sum(own[part][0] for own, part in zip(axes, parts, strict=True))
         better = (
             misfits,
             field.taps,
@@ -168,14 +161,30 @@ def candidates(
         return *better, field.start, field.kernel, field.stride  # breaks ties deterministically
 
     def left(parts: tuple[ReceptiveField, ...], paddings: int) -> float:
-        shares = (own[part][paddings] for own, part in zip(unread, parts, strict=True))
+        shares = (own[part][paddings] for own, part in zip(axes, parts, strict=True))
         return round(sum(shares), 2)  # a little noise makes no difference
 
     ranked = sorted(product(*axes), key=rank)
     chosen = ranked[:MOST_CANDIDATES]
-    for paddings in range(2):
+    for paddings in (1, 2):
         chosen += sorted(ranked, key=partial(left, paddings=paddings))[: MOST_CANDIDATES // 2]
     yield from map(_joined, dict.fromkeys(chosen))
+
+
+def _repeating(
+    energy: ndarray, strides: Iterable[int], floor: float, limit: int | None
+) -> list[ReceptiveField]:
+    """Receptive fields along an axis, with the energy (m, n) there, that repeat."""
+    parts = {part for s in strides for part in _axis_candidates(energy, s, floor, limit)}
+    return [part for part in parts if _repeats(energy, part, floor)]
+
+
+def _misfit(energy: ndarray, part: ReceptiveField, floor: float) -> tuple[float, ...]:
+    """Whether a receptive field cannot fit along an axis, and the energy that it leaves unread
+    there: under any padding, and under zeros.
+    """
+    unread = (_unread(energy, part, modes) for modes in (MODES, ("zeros",)))
+    return (not _may_fit(energy, part, floor), *unread)
 
 
 def _joined(parts: tuple[ReceptiveField, ...]) -> ReceptiveField:
@@ -267,23 +276,18 @@ def _strides(matrix: ndarray, grid: Vector, output: Vector, axis: int) -> list[i
 
 
 def _axis_candidates(
-    energy: ndarray, n: int, m: int, stride: int, floor: float, most: int | None
+    energy: ndarray, stride: int, floor: float, most: int | None
 ) -> Iterator[ReceptiveField]:
     """Receptive fields along an axis, estimated from each middle output, then from all outputs
     together.
     """
+    m, n = energy.shape
     middle = {(m - 1) // 2 + e for e in (-1, 0, 1, 2)} & set(range(m))
     for rows in [*([o] for o in sorted(middle)), list(range(m))]:
-        energies: dict[int, float] = {}
-        for o in rows:
-            for i in range(n):
-                if energy[o, i] > floor:
-                    energies[i - stride * o] = energies.get(i - stride * o, 0.0) + float(
-                        energy[o, i]
-                    )
-        if not energies:
-            energies = {0: 0.0}
-        low, high = min(energies), max(energies)
+        energies: dict[int, float] = defaultdict(float)
+        for row, i in np.argwhere(energy[rows] > floor).tolist():
+            energies[i - stride * rows[row]] += float(energy[rows[row], i])
+        low, high = min(energies, default=0), max(energies, default=0)
         step = reduce(gcd, (delta - low for delta in energies), 0) or 1
         taps = (high - low) // step + 1
         if most is None or taps <= most:
@@ -292,7 +296,7 @@ def _axis_candidates(
             yield _along_axis(*_strongest(energies, most), stride, n, m)
 
 
-def _strongest(energies: dict[int, float], most: int) -> tuple[int, int, int]:
+def _strongest(energies: Mapping[int, float], most: int) -> tuple[int, int, int]:
     """(start, kernel, dilation) of the ``most`` taps with the most energy; on a tie, the least
     dilated.
     """

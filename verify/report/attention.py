@@ -57,16 +57,8 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
     """
     if layer.attention is not None:
         return given_picture(layer.name, layer.attention, share, MOST_HEADS)
-    if not isinstance(layer.mhsa, MHSA):
-        raise NoPicture("it must be an attention layer of this project, or its attention be given")
     mhsa = layer.mhsa
-    try:
-        g, fields = Geometry.read(mhsa), Attention.read(mhsa)
-        centres = [target(fields, head) for head in range(min(mhsa.heads, MOST_HEADS))]
-    except Unreadable as error:
-        raise NoPicture(str(error)) from error
-    if g.dims not in TOKENS:
-        raise NoPicture(f"attention in {g.dims} dimensions is not drawn")
+    g, centres = _targets(mhsa)
     with torch.no_grad():
         content = mhsa.has_content()
     size = _size(layer, g, content)
@@ -99,6 +91,20 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
         for a in centres
     ]
     return data | _taps(layer, data["centres"], content)
+
+
+def _targets(mhsa: Any) -> tuple[Geometry, list[Target | None]]:
+    """The geometry of a layer, and where its first heads look."""
+    if not isinstance(mhsa, MHSA):
+        raise NoPicture("it must be an attention layer of this project, or its attention be given")
+    try:
+        fields = Attention.read(mhsa)
+        centres = [target(fields, head) for head in range(min(mhsa.heads, MOST_HEADS))]
+    except Unreadable as error:
+        raise NoPicture(str(error)) from error
+    if fields.geometry.dims not in TOKENS:
+        raise NoPicture(f"attention in {fields.geometry.dims} dimensions is not drawn")
+    return fields.geometry, centres
 
 
 def _tokens(g: Geometry, size: Vector) -> Record:

@@ -160,33 +160,21 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[Record], dict[int, Any],
     images = 0
     share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
     for index, layer in enumerate(layers):
-        data: Record = {}
-        why_not = FULL
-        # Given attention is the page's purpose, so it is drawn at any size.
-        if drawn >= MOST_PICTURES and layer.attention is None:
-            omitted["pictures of attention"] += 1
-        else:
-            data, why_not = _tried(picture, layer, share)
+        data, why_not = _picture_of(layer, share, drawn < MOST_PICTURES)
+        shown, no_strip = _strip_of(layer, data, images < MOST_IMAGES)
         if data:
             pictures[index] = data
-        if data and layer.attention is None:
+        if layer.attention is None:
             drawn += len(in_script(data))
-        shown: Strip | None = None
-        no_strip = ""
-        live = data.get("live") is not None
-        in_full = live and not data["crop"]  # the page itself draws both outputs
-        if not in_full and images >= MOST_IMAGES and layer.x is not None:
-            no_strip = FULL
-            omitted["outputs side by side"] += 1
-        elif not in_full:
-            shown, no_strip = _tried(strip, layer)
         if shown:
             images += shown.size
-        if index >= MOST_ARGUMENTS and layer.certificate is not None:
-            omitted["the argument step by step"] += 1
+        omitted["pictures of attention"] += why_not == FULL
+        omitted["outputs side by side"] += no_strip == FULL
+        argued = layer.certificate is not None and index >= MOST_ARGUMENTS
+        omitted["the argument step by step"] += argued
         pictured = {key: data.get(key, "") for key in ("live_why", "crop", "caption")}
         pictured |= {
-            "live": live,
+            "live": data.get("live") is not None,
             "leaks": "factors" in data,
             "why_not": why_not,
             "no_strip": no_strip,
@@ -195,8 +183,26 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[Record], dict[int, Any],
     limits = [
         f"Left out to keep the page small: {what}, of {count} layers."
         for what, count in omitted.items()
+        if count
     ]
     return views, pictures, limits
+
+
+def _picture_of(layer: ReportLayer, share: int, room: bool) -> tuple[Record, str]:
+    """The data of a layer's picture, or why there is none."""
+    # Given attention is the page's purpose, so it is drawn at any size.
+    if layer.attention is None and not room:
+        return {}, FULL
+    return _tried(picture, layer, share)
+
+
+def _strip_of(layer: ReportLayer, data: Record, room: bool) -> tuple[Any, str]:
+    """A layer's images, or why there are none; "" where the page itself draws both outputs."""
+    if data.get("live") is not None and not data["crop"]:
+        return None, ""
+    if layer.x is not None and not room:
+        return None, FULL
+    return _tried(strip, layer)
 
 
 def _tried(draw: Callable[..., Any], *given: Any) -> tuple[Any, str]:

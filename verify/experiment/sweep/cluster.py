@@ -14,7 +14,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count, islice
+from dataclasses import dataclass, field
+from itertools import islice
 from math import ceil
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -173,86 +174,113 @@ def run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Rec
         SchedulerLost: the scheduler has gone.
     """
     try:
-        _run(client, tasks, seconds, receive)
+        _Run(client, iter(tasks), seconds, receive).until_done()
     except (CommClosedError, CancelledError, TimeoutError) as error:
         raise SchedulerLost("the scheduler has gone") from error
 
 
-def _next_batch(
-    waiting: list[Try], size: int, workers: int, own: object, others: set[object]
-) -> tuple[list[SweepTask], int]:
-    """Take tasks of the worker's ``own`` open group, else of none that a worker has open, else any;
-    and the number of the try.
+@dataclass
+class _Run:
+    """The tasks that wait, and the batches that run.
+
+    Attributes:
+        rest: tasks that have not been taken yet.
+        waiting: tasks to run, each with the number of its try.
+        running: future → its batch, the number of the try, the worker.
+        opened: worker → the group of its last batch.
+        size: tasks in the next batch.
     """
-    if not waiting:
-        return [], 0
-    first, tries = min(waiting, key=lambda entry: (entry[0].group != own, entry[0].group in others))
-    alike = [
-        n for n, (task, t) in enumerate(waiting) if task.group == first.group and t == tries == 1
-    ]
-    places = alike[: min(size, ceil(len(alike) / workers))] or [waiting.index((first, tries))]
-    batch = [waiting[n][0] for n in places]
-    waiting[:] = [entry for n, entry in enumerate(waiting) if n not in places]
-    return batch, tries
 
+    client: Client
+    rest: Iterator[SweepTask]
+    seconds: float
+    receive: Receive
+    waiting: list[Try] = field(default_factory=list)
+    running: dict[Any, tuple[list[SweepTask], int, str]] = field(default_factory=dict)
+    opened: dict[str, object] = field(default_factory=dict)
+    ended: Any = field(default_factory=as_completed)
+    size: int = 1
 
-def _again(
-    batch: Sequence[SweepTask], tries: int, seconds: float, receive: Receive
-) -> Iterator[Try]:
-    """The tasks of a batch that did not return, for another try; after the last, their rows say so."""
-    for task in batch:
-        if tries < TRIES:
-            yield task, tries + 1
-        else:
-            why = f"its worker died or took longer than {seconds:g} s, {TRIES} times"
-            receive(task, task.failed(why), "")
+    def until_done(self) -> None:
+        """Hand out batches and collect them, until nothing is left to run."""
+        workers, looked = addresses_of(self.client), time.monotonic()
+        while True:
+            self._hand_out(workers)
+            if workers and not self.running and not self.waiting:
+                return
+            died = self._collect()
+            if died or time.monotonic() > looked + 5:  # workers may have joined or left
+                workers, looked = addresses_of(self.client), time.monotonic()
 
-
-def _run(client: Client, tasks: Iterable[SweepTask], seconds: float, receive: Receive) -> None:
-    waiting, rest, numbers, done = list[Try](), iter(tasks), count(), as_completed()
-    running: dict[Any, tuple[list[SweepTask], int, str]] = {}
-    workers, looked = addresses_of(client), time.monotonic()
-    opened: dict[str, object] = {}  # worker → group of its last batch
-    size = 1
-
-    while True:
-        for worker in workers - {busy for _, _, busy in running.values()}:
-            if len(waiting) < size:
-                waiting.extend((task, 1) for task in islice(rest, size))
-            batch, tries = _next_batch(
-                waiting, size, len(workers), opened.get(worker), set(opened.values())
+    def _hand_out(self, workers: set[str]) -> None:
+        """Submit a batch to every idle worker, as long as there are tasks."""
+        for worker in workers - {busy for _, _, busy in self.running.values()}:
+            if len(self.waiting) < self.size:
+                self.waiting.extend((task, 1) for task in islice(self.rest, self.size))
+            if not self.waiting:
+                return
+            batch, tries = self._next_batch(worker, len(workers))
+            self.opened[worker] = batch[0].group
+            future = self.client.submit(
+                execute,
+                batch,
+                self.seconds,
+                workers=[worker],
+                allow_other_workers=True,
+                pure=False,
             )
-            if not batch:
-                break
-            opened[worker] = batch[0].group
-            options: dict[str, Any] = {
-                "workers": [worker],
-                "allow_other_workers": True,
-                "pure": False,
-            }
-            future = client.submit(execute, batch, seconds, key=f"batch-{next(numbers)}", **options)
-            running[future] = batch, tries, worker
-            done.add(future)
-        if running:
-            future = next(done)
-            batch, tries, _ = running.pop(future)
-            died = future.status == "error"
-            if future.status == "finished":
-                results, name, spent = future.result()
-                for task, of_task in zip(batch, results, strict=True):
-                    waiting.extend((follower, 1) for follower in receive(task, of_task, name))
-                size = max(
-                    1, min(2 * len(batch), int(len(batch) * BATCH_SECONDS / max(spent, 1e-3)), MOST)
-                )
-            elif not died:
-                raise SchedulerLost("the scheduler has gone")
-            else:
-                waiting += _again(batch, tries, seconds, receive)
-            future.release()
-        elif not waiting and workers:
-            return  # nothing is left to run
-        else:
-            died = True
+            self.running[future] = batch, tries, worker
+            self.ended.add(future)
+
+    def _next_batch(self, worker: str, workers: int) -> tuple[list[SweepTask], int]:
+        """Take tasks of the group that this worker has open, else of none that a worker has open,
+        else any; and the number of the try.
+        """
+        own, opened = self.opened.get(worker), set(self.opened.values())
+        first, tries = min(
+            self.waiting, key=lambda entry: (entry[0].group != own, entry[0].group in opened)
+        )
+        alike = [
+            (task, t) for task, t in self.waiting if task.group == first.group and t == tries == 1
+        ]
+        batch = alike[: min(self.size, ceil(len(alike) / workers))] or [(first, tries)]
+        for entry in batch:
+            self.waiting.remove(entry)
+        return [task for task, _ in batch], tries
+
+    def _collect(self) -> bool:
+        """Wait for a batch to end, and take its results; whether its worker died, or there is none."""
+        if not self.running:
             time.sleep(0.2)  # until a worker is available again
-        if died or time.monotonic() > looked + 5:  # workers may have joined or left
-            workers, looked = addresses_of(client), time.monotonic()
+            return True
+        future = next(self.ended)
+        batch, tries, _ = self.running.pop(future)
+        status = future.status
+        if status == "finished":
+            self._take(batch, *future.result())
+        elif status == "error":
+            self._retry(batch, tries)
+        else:
+            raise SchedulerLost("the scheduler has gone")
+        future.release()
+        return status == "error"
+
+    def _take(
+        self, batch: list[SweepTask], results: list[list[Any]], name: str, spent: float
+    ) -> None:
+        """Pass on the results of a batch, and set the size of the next by the seconds that it took."""
+        for task, of_task in zip(batch, results, strict=True):
+            self.waiting.extend((follower, 1) for follower in self.receive(task, of_task, name))
+        enough = int(len(batch) * BATCH_SECONDS / max(spent, 1e-3))
+        self.size = max(1, min(2 * len(batch), enough, MOST))
+
+    def _retry(self, batch: list[SweepTask], tries: int) -> None:
+        """Let the tasks of a batch that did not return wait again; after the last try, their rows
+        say so.
+        """
+        for task in batch:
+            if tries < TRIES:
+                self.waiting.append((task, tries + 1))
+            else:
+                why = f"its worker died or took longer than {self.seconds:g} s, {TRIES} times"
+                self.receive(task, task.failed(why), "")

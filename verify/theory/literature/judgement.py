@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from verify.coq import statements
-from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
+from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep, counts_of
 
 PROVED, CHECKED, REFUTED, UNDECIDED, OPEN = "PROVED", "CHECKED", "REFUTED", "UNDECIDED", "OPEN"
 MEASURED = "MEASURED HERE"
@@ -166,9 +166,7 @@ def by_proof(run: Callable[[], Proof]) -> Check:
     except ProofFailed as failure:
         return _broken(failure)
     name = proof.claim.split(":")[0]
-    return Check(
-        f"symbolic proof, {name}: {_by_sympy(proof.steps)}", True, _method(proof.steps, "")
-    )
+    return Check(f"symbolic proof, {name}: {proof.counts}", True, _method(proof.steps, ""))
 
 
 def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: str = "") -> Check:
@@ -179,7 +177,7 @@ def by_steps(what: str, run: Callable[[], Iterable[ProofStep | Proof]], within: 
         steps = [step for part in run() for step in part.steps]
     except ProofFailed as failure:
         return _broken(failure)
-    return Check(f"{what} ({_by_sympy(steps)})", bool(steps), _method(steps, within))
+    return Check(f"{what} ({counts_of(steps)})", bool(steps), _method(steps, within))
 
 
 def evidence_of(checks: Iterable[Check]) -> str:
@@ -197,23 +195,7 @@ def _broken(failure: ProofFailed) -> Check:
     return Check(f"a symbolic proof breaks at the step: {failure.step}", False, "sympy")
 
 
-def _count(steps: Iterable[ProofStep], how: How) -> int:
-    return sum(step.how is how for step in steps)
-
-
-def _by_sympy(steps: tuple[ProofStep, ...] | list[ProofStep]) -> str:
-    cited = _count(steps, How.CITED)
-    argued = _count(steps, How.ARGUED)
-    shown = len(steps) - cited - argued
-    parts = [
-        f"{shown} step{'s' if shown != 1 else ''} by sympy",
-        f"{cited} by Coq" if cited else "",
-        f"{argued} argued" if argued else "",
-    ]
-    return ", ".join(filter(None, parts))
-
-
 def _method(steps: Iterable[ProofStep], within: str) -> str:
-    argued = _count(steps, How.ARGUED)
-    parts = ["sympy", f"{argued} step{'s' if argued != 1 else ''} argued" if argued else "", within]
+    argued = sum(step.how is How.ARGUED for step in steps)
+    parts = ["sympy", f"{argued} step{'s' * (argued > 1)} argued" * (argued > 0), within]
     return "; ".join(filter(None, parts))

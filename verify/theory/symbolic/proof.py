@@ -12,7 +12,7 @@ without a sum and empty matrices are refused.  Sums, ranks and substitutions are
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -231,10 +231,16 @@ class Proof:
 
     @property
     def counts(self) -> str:
-        """How many steps sympy discharged, how many are cited from Coq and how many are argued, in
-        words.
-        """
-        return f"{self.discharged} steps by sympy, {_others(self.steps)}"
+        """:func:`counts_of` its steps."""
+        return counts_of(self.steps)
+
+
+def counts_of(steps: Sequence[ProofStep]) -> str:
+    """How many steps sympy discharged, how many are cited from Coq and how many are argued, in
+    words.
+    """
+    shown = sum(step.how not in (How.CITED, How.ARGUED) for step in steps)
+    return f"{shown} steps by sympy, {_others(steps)}"
 
 
 def _others(steps: Iterable[ProofStep]) -> str:
