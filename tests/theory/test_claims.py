@@ -388,10 +388,6 @@ LAST_HEAD_LEFT_OUT = (
 )
 
 NO_COQ = (statements, "headlines", list)
-SHARP_AT_ONCE = (
-    *(equations, "enclosed_softmax"),
-    lambda scores: [equations.iv.mpf(int(score == scores.max())) for score in scores],
-)
 DOUBLED_QUERIES = (proof_positions, "differences", lambda queries, keys: right_differences(2 * queries, keys))
 COLDER = (equations, "softmax", lambda scores: right_softmax(2 * scores))
 NO_PRODUCT = (sympy, "block_collapse", lambda product: 2 * product)
@@ -408,15 +404,15 @@ NO_CERTIFICATE = (claims_added, "certified", lambda *_: Check("no certificate", 
 BREAKAGES = {
     "theorem-limit": [NEGATED, MIRRORED, NO_COQ],
     "lemma-1": [NO_PRODUCT, NO_COQ],
-    "lemma-2": [SHARP_AT_ONCE, NO_COQ],
+    "lemma-2": [NO_COQ],
     "any-dimension": [FLIPPED, (quadratic, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
     "flipped-kernel": [MIRRORED, FLIPPED],
     "sparse": [NO_COQ],
     "as-expressive": [NO_COQ],
     "any-layer": [NO_COQ],
-    "hard-in-floats": [HALVED, (attention.MHSA, "position_vector", lambda self: 1e-3 * self.v.double())],
+    "hard-in-floats": [NO_COQ],
     "alpha-46": [v(lambda tau, alpha: right_v(tau, 4 * alpha))],
-    "centre-and-width": [COLDER, SOFTER],
+    "centre-and-width": [SOFTER],
     "three-sufficient": [HALVED, (proof_positions, "code_length", lambda dims: 4)],
     "relative-sufficient": [NEGATED, DOUBLED_QUERIES, FLIPPED, LAST_HEAD_LEFT_OUT],
     "last-term": [
@@ -435,11 +431,8 @@ BREAKAGES = {
         (equations, "softmax", lambda scores: np.full(scores.shape, 1 / 6)),
         (claims_heads, "linear", two_halves),
     ],
-    "mixture": [LAST_HEAD_LEFT_OUT, (claims_heads, "linear", two_halves)],
-    "gaussians": [
-        (proof_positions, "wrapped_scores", lambda q, n, tau, alpha: proof_positions.Setting((1, 1), n).keys @ q),
-        LAST_HEAD_LEFT_OUT,
-    ],
+    "mixture": [(claims_heads, "linear", two_halves)],
+    "gaussians": [(claims_heads, "linear", two_halves)],
     "permutation-equivariance": [
         (claims_symmetry, "content_scores", lambda x, d_k: right_content(x + sympy.OneMatrix(*x.shape), d_k)),
         (claims_symmetry, "pointwise_layer", lambda positions: torch_layers.pointwise_layer(True)),
@@ -451,7 +444,7 @@ BREAKAGES = {
         (proofs_relative, "minus", lambda a, b: plus(a, b)),
         (claims_symmetry, "pointwise_layer", lambda positions: torch_layers.pointwise_layer(False)),
     ],
-    "convolution-equivariance": [padding(circular="zeros"), (claims_symmetry, "linear", two_halves)],
+    "convolution-equivariance": [(claims_symmetry, "linear", two_halves)],
     "convolution-associative": [(claims_symmetry, "linear", two_halves), UNROLLED],
     "convolution-commutative": [
         UNROLLED,
@@ -494,7 +487,7 @@ BREAKAGES = {
 CORRECTION_BREAKAGES = {
     "lemma-2": [NEGATED, HALVED],
     "alpha-46": [SOFTER],
-    "scores-and-shift": [DOUBLED_QUERIES],
+    "scores-and-shift": [(proofs_relative, "minus", lambda a, b: plus(a, b))],
     "channels-limit": [(equations, "rank", lambda rows: 2), NO_COQ],
 }
 

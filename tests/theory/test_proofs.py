@@ -17,7 +17,6 @@ from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
 from verify.theory.symbolic.proofs_encodings import parabola_steps
 from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
-from verify.theory.symbolic.proofs_lemma2 import SymbolicVector, any_length_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
 right_r, right_v, right_number = quadratic.r, quadratic.v, quadratic.number
@@ -27,7 +26,6 @@ right_key, right_query = quadratic.absolute_key, quadratic.absolute_query
 ARGUED = {
     "prove_lemma1": 0,
     "prove_lemma2": 0,
-    "prove_lemma2_any_length": 1,  # the code treats all components alike
     "prove_theorem": 0,
     "prove_leakage_on_lattice": 1,  # bounded increasing sums converge
     "prove_leakage_off_lattice": 1,
@@ -69,7 +67,7 @@ def _true_of_numbers(step):
         if not isinstance(expression, sympy.Eq | sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt):
             continue
         sides = (expression.lhs, expression.rhs)
-        left, right = (_summed(side.xreplace({SymbolicVector.length: sympy.Integer(3)})) for side in sides)
+        left, right = (_summed(side) for side in sides)
         if left.has(sympy.Indexed):
             assert sympy.expand(left - right) == 0
         else:
@@ -114,7 +112,6 @@ WRONG = {
     )
 }
 ON_R_AND_V = {
-    "lemma 2 for any d": lemmas.prove_lemma2_any_length,
     "theorem 1": lambda: lemmas.prove_theorem(1),
     "leakage on the lattice": lemmas.prove_leakage_on_lattice,
     "leakage off the lattice": lemmas.prove_leakage_off_lattice,
@@ -173,18 +170,6 @@ def test_a_wrong_feature_fails_the_absolute_encoding(functions, monkeypatch):
 def test_what_takes_attention_as_given_rests_on_no_encoding(steps, monkeypatch):
     break_encoding(monkeypatch, WRONG["v negated"] | WRONG["r negated"])
     assert steps()
-
-
-def test_the_vector_of_symbolic_length_allows_what_components_allow_and_no_more(monkeypatch):
-    monkeypatch.setattr(quadratic, "r", lambda delta: (sum(abs(x) for x in delta), *delta))
-    with pytest.raises(ProofFailed, match=r"\+, - and \* only"):
-        any_length_steps()
-    x = SymbolicVector.named("x")
-    with pytest.raises(TypeError):
-        x + 1  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
-
-
-# ---- Lemma 1 and Theorem 1 notice a wrong layer ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", [proofs_lemma1, proofs_theorem])

@@ -16,11 +16,12 @@ from verify.theory.literature.judgement import (
     proved,
     refuted,
 )
-from verify.theory.literature.shared_checks import PLANE, compares, reads_the_same
+from verify.theory.literature.shared_checks import compares, reads_the_same
 from verify.theory.symbolic import lemmas, proof_positions
-from verify.theory.symbolic.proof import ProofStep
+from verify.theory.symbolic.proof import Proof, ProofStep
 from verify.theory.symbolic.proof_algebra import linear
 from verify.theory.symbolic.proof_positions import Setting
+from verify.theory.symbolic.proofs_lemma2 import gap_steps, score_steps
 from verify.theory.symbolic.proofs_scores import indexed, integers, minus, plus
 
 IMAGE = Setting((3, 3), (5, 6), (1, 1))
@@ -82,18 +83,12 @@ def any_matrix_is_a_product() -> Check:
 )
 def lemma_2() -> Judgement:
     """No finite v does; the limit does, by Coq, and by sympy for the code's encoding."""
-    beside = proof_positions.quadratic_scores(PLANE.queries, PLANE.keys, (0, 0), 1024)[7]
-    least: Any = min(weight.a for weight in equations.enclosed_softmax(beside))
-    size = (
-        f"10^{float((equations.iv.log(least) / equations.iv.log(10)).a):.1f}" if least > 0 else "0"
-    )
     return refuted(
         by_coq("never_one_hot"),
-        Check(f"α = 1024: the least weight on a 6×7 grid is {size}, not 0", bool(least > 0)),
         stands="the limit for α → ∞, which the lemma's own proof takes, wherever q + τ is a pixel",
         statement="as α → ∞ the softmax tends to 1 on the key at q + τ and to 0 on all others, wherever q + τ is a pixel",
         instead=proved(
-            by_coq("score_gap", "softmax_limit"), by_proof(lemmas.prove_lemma2_any_length)
+            by_coq("score_gap", "softmax_limit"), by_proof(lambda: lemmas.prove_lemma2(2))
         ),
     )
 
@@ -105,8 +100,8 @@ def lemma_2() -> Judgement:
     "talk, Lemma 2: Summary",
 )
 def any_dimension() -> Judgement:
-    """Proved in Coq; the code's encoding by sympy for vectors of any length; and the oracle agrees
-    in one to four dimensions.
+    """Proved in Coq; the code's encoding by sympy, and the oracle agrees, in one to four
+    dimensions.
     """
     settings = (
         Setting((3,), (5,), (1,)),
@@ -117,10 +112,14 @@ def any_dimension() -> Judgement:
     lengths = [proof_positions.code_length(setting.dims) for setting in settings]
     return proved(
         by_coq("theorem1"),
-        by_proof(lemmas.prove_lemma2_any_length),
+        by_steps("the code's score and its gap", _score_steps, "d ≤ 4"),
         Check(f"D_p is {lengths} for d = 1, 2, 3, 4", lengths == [2, 3, 4, 5]),
         *map(reads_the_same, settings),
     )
+
+
+def _score_steps() -> list[ProofStep | Proof]:
+    return [step for d in (1, 2, 3, 4) for step in (*score_steps(d), *gap_steps(d))]
 
 
 @claim(

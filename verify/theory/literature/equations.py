@@ -17,7 +17,6 @@ import sympy
 from numpy import ndarray
 from sympy.polys.matrices import DomainMatrix
 
-from verify.rounding.leakage import iv
 from verify.theory.symbolic.proof_positions import Setting, Vector, quadratic_scores
 
 
@@ -26,13 +25,6 @@ def softmax(scores: ndarray) -> ndarray:
     scores = np.asarray(scores, dtype=np.float64)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def enclosed_softmax(scores: ndarray) -> list[Any]:
-    """Enclosures (mpmath.iv) of the softmax of one row of exact scores."""
-    weights = [iv.exp(iv.mpf(int(score - scores.max()))) for score in scores]
-    total = sum(weights, start=iv.mpf(0))
-    return [weight / total for weight in weights]
 
 
 def sharp(scores: ndarray) -> ndarray:

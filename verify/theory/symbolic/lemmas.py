@@ -22,7 +22,6 @@ from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_lemma2 import (
-    any_length_steps,
     gap_steps,
     grid_steps,
     score_steps,
@@ -95,15 +94,6 @@ def prove_lemma2(dims: int) -> Proof:
         "one-hot on the key at query + τ as α grows."
     )
     return Proof(claim, (*score_steps(dims), *gap_steps(dims), *grid_steps(dims)))
-
-
-def prove_lemma2_any_length() -> Proof:
-    """Prove Lemma 2 for vectors of d components, d a symbol, by linearity of sympy's Sum."""
-    claim = (
-        "Lemma 2 (symbolic d): for all numbers of dimensions d, attention with the code's r and v tends to one-hot on the key at "
-        "query + τ as α grows."
-    )
-    return Proof(claim, tuple(any_length_steps()))
 
 
 def prove_theorem(dims: int) -> Proof:
@@ -236,7 +226,6 @@ def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
     proofs: list[Callable[[], Proof]] = [
         *(partial(prove_lemma1, d) for d in numbers),
         *(partial(prove_lemma2, d) for d in numbers),
-        prove_lemma2_any_length,
         *(partial(prove_theorem, d) for d in numbers),
         prove_leakage_on_lattice,
         prove_leakage_off_lattice,

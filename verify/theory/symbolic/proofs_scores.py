@@ -5,7 +5,7 @@ The functions of ``construct.encoding.quadratic`` are looked up at call time, so
 judge replacements of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -110,13 +110,3 @@ def plus(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
 def minus(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
     """a − b."""
     return tuple(x - y for x, y in zip(a, b, strict=True))
-
-
-def refusing_other_types(run: Callable[[], Any]) -> Any:
-    """The result of ``run``; `ProofFailed` if the encoding uses an operation other than +, − and *."""
-    try:
-        return run()
-    except TypeError as error:
-        raise ProofFailed(
-            "the encoding uses +, - and * only", str(error), "but sympy meets"
-        ) from error
