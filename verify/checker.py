@@ -10,6 +10,8 @@ widens more, but may never fall below it.
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +22,7 @@ from verify.recheck.certificate_file import LayerCertificate, read_document
 from verify.recheck.counterexample import refuted
 from verify.recheck.exact import Centre, leak, product_gap, selected
 from verify.recheck.grids import Axis, NoOutput, axes_of
-from verify.recheck.heads import FORMATS, StepFails, centre_at
+from verify.recheck.heads import FORMATS, StepFails, centre_at, only_zeros_by_content
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.rounding import magnitudes_of, rounding_of
 from verify.recheck.stored_layers import StoredLayer, StoredLayers, layers_in
@@ -155,7 +157,7 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
     try:
         parts, exact = parts_of(pair)
     except (StepFails, OverflowError) as failed:
-        failure = str(failed)
+        failure = f"{failed}{_of_positions(pair)}"
     if stated.verdict == "PROVED" and (failure or not stated.holds):
         raise NotConfirmed(
             prefix + (failure or "a step of its own fails, or a run exceeds the bound")
@@ -167,6 +169,15 @@ def judge(stated: LayerCertificate, pair: LayerPair) -> Verdict:
         sentence = f"not proved, the certificate itself says {stated.verdict}"
         return Verdict("UNDECIDED", f"{sentence}; here {failure}" if failure else sentence)
     return _confirmed(stated, pair, exact, prefix)
+
+
+def _of_positions(pair: LayerPair) -> str:
+    """What holds of a layer not proved, without those of its heads that attend by content."""
+    others = replace(pair, carrying=pair.carrying & ~pair.content, notes=[])
+    with suppress(StepFails, OverflowError):
+        if pair.content.any() and parts_of(others)[1]:
+            return "; the heads of position alone, with b_out, are the same function"
+    return ""
 
 
 def _require_parts(stated: LayerCertificate, parts: dict[str, ndarray], prefix: str) -> None:
@@ -209,16 +220,18 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, ndarray], bool]:
         StepFails: a step does not hold.
     """
     axes = same_tokens(pair)
-    if pair.content.any():
-        raise StepFails(f"step 1 (content): head {np.argmax(pair.content)} attends by content")
+    tokens = math.prod(len(axis.tokens) for axis in axes)
+    only_zeros_by_content(pair, axes, tokens)
     centres = targets(pair, axes)
     log_eta = FORMATS[pair.stated.dtype].log_eta
     leaks = np.array([leak(centre, log_eta) if centre else 0.0 for centre in centres])
     soft = bool(leaks.any())
+    if soft and pair.content.any():
+        raise StepFails("step 5 (rounding): heads leak beside attention by content")
     sizes = magnitudes_of(pair)
     if not 2 * sizes.largest < FORMATS[pair.stated.dtype].largest:
         raise StepFails("step 5 (rounding): an intermediate may overflow")
-    rounding = rounding_of(pair, sizes, math.prod(len(axis.tokens) for axis in axes), soft)
+    rounding = rounding_of(pair, sizes, tokens, soft)
     gaps = differences(pair, centres)
     biases = np.abs(pair.a["b_out"] - pair.bias)
     parts = {

@@ -292,7 +292,7 @@ def test_the_record_is_json_is_stable_and_reads_back_exactly():
     assert float.fromhex(record["input_bound"]) == 0.1
     assert record["grid"] == [4, 5]
     assert {step["number"] for step in record["steps"]} == set(range(7))
-    assert set(record) >= {f.name for f in fields(first)} - {"verdict"}
+    assert set(record) >= {f.name for f in fields(first)} - {"verdict", "positional"}
     refuted = certify(CONV, altered(LAYER, b_out=LAYER.b_out * 2), grid=(4, 5))
     counterexample = json.loads(refuted.to_json(), parse_constant=pytest.fail)["counterexample"]
     assert counterexample["convolution"] != counterexample["attention"]

@@ -22,6 +22,7 @@ from broken import break_execution
 from commands import python
 from rechecked import Files
 from runs import is_quick
+from truths import with_content_heads
 from verified import pair_of
 from verify import checker
 from verify.argument.certification import certify
@@ -57,6 +58,7 @@ LAYERS = {
     "float16": case(lambda: nn.Conv2d(2, 3, 3, padding=1).half(), 5, 6),
     "bfloat16": case(lambda: nn.Conv1d(2, 3, 3, padding=1).bfloat16(), 9),
     "parabola": case(lambda: nn.Conv2d(2, 3, 3, padding=2, dilation=2), 5, 6, encoding="parabola"),
+    "silent content": case(lambda: nn.Conv2d(2, 3, 3, padding=1), 5, 6),
     "padded heads": case(lambda: nn.Conv2d(2, 3, 3), 5, 6, head_dim=5),
     "soft": case(lambda: nn.Conv2d(2, 3, 3), 5, 6, alpha=5.0, within=1.0),
     "soft parabola": case(lambda: nn.Conv2d(2, 3, 3), 5, 6, alpha=5.0, encoding="parabola", within=1.0),
@@ -69,7 +71,10 @@ def built(name):
     make, grid, options, claimed = LAYERS[name]
     torch.manual_seed(0)
     conv = make().requires_grad_(False)
-    return conv, construct.conv_to_mhsa(conv, **options).requires_grad_(False), grid, claimed
+    mhsa = construct.conv_to_mhsa(conv, **options)
+    if name == "silent content":
+        mhsa = with_content_heads(mhsa)
+    return conv, mhsa.requires_grad_(False), grid, claimed
 
 
 @cache

@@ -67,8 +67,11 @@ def scramble(t: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, 
                 t[name] = nn.functional.pad(t[name], pad, value=float(rng.choice([0, 0, 1])))
         case 8:
             names = [["w_qry"], ["w_key"], ["u"], ["w_qry", "w_key"]][int(rng.integers(4))]
+            if silent := bool(rng.integers(2)):
+                t = more(h)
+                t["w_out"][-1] = 0
             for name in names:
-                t[name][pick()] = float(rng.choice([1e-3, 1.0]))
+                t[name][-1 if silent else pick()] = float(rng.choice([1e-3, 1.0]))
         case 9:
             t["v"][h, 1:] -= t["v"][h, :1] * 2 * float(rng.choice([1, -1, 0.5, 0.25, 0.49])) * int(rng.integers(0, 2))
         case 10:

@@ -389,7 +389,7 @@ def test_content_too_small_for_any_run_to_show_is_not_proved(on: list[str], loud
         getattr(layer, name).data[1] = 2.0**-40
     verdict = certify(conv, layer, grid=(5,)).verdict
     assert verdict.name == ("UNDECIDED" if loud else "PROVED")
-    assert loud == ("head 1 attends by content" in verdict.sentence)
+    assert loud == ("attention by content in head 1" in verdict.sentence)
 
 
 @pytest.mark.parametrize("name", ["w_val", "w_qry"])

@@ -102,6 +102,23 @@ def permuted(layer: MHSA, order: list[int]) -> MHSA:
     return MHSA(layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), layer.execution, layer.radix)
 
 
+def with_content_heads(layer: MHSA, heads: int = 2, seed: int = 0, **changed: Any) -> MHSA:
+    """The layer with more heads, last, which attend by content and whose W_out is 0; D_k is 2 more.
+
+    ``changed`` has other tensors of these heads, or a number for all entries of one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    more = {"w_qry": (0, 2), "w_key": (0, 2), "u": (0, 2), "v": (0, 2), "w_key_pos": (0, 0, 0, 2)}
+    tensors = {}
+    for name in ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out"):
+        own = torch.nn.functional.pad(getattr(layer, name).detach(), more.get(name, ()))
+        new: Any = 0.3 * torch.randn((heads, *own.shape[1:]), generator=generator, dtype=torch.float64)
+        new = torch.as_tensor(changed.get(name, new * (name != "w_out"))).to(own.dtype)
+        tensors[name] = torch.cat([own, new.expand(heads, *own.shape[1:])])
+    weights = MHSAWeights(**tensors, b_out=layer.b_out.detach())
+    return MHSA(layer.geometry, weights, radix=layer.radix, bias=layer.bias is not None)
+
+
 def random_layer(
     geometry: ConvGeometry,
     heads: int = 3,

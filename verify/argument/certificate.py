@@ -84,6 +84,8 @@ class Certificate:
         counterexample: an input on which the two exact outputs differ, if that is what refutes the
             claim.
         overrun: the first run that refutes the bound, if there is one.
+        positional: where step 1 fails, the certificate of the heads that attend by position alone,
+            with b_out; a file has only its verdict, in the sentence of step 1.
 
     >>> import construct, torch, verify
     >>> conv = torch.nn.Conv1d(2, 3, 5, padding=2)
@@ -115,6 +117,7 @@ class Certificate:
     probes: tuple[Record, ...] = ()
     counterexample: Counterexample | None = None
     overrun: Overrun | None = None
+    positional: "Certificate | None" = None
 
     @property
     def tightness(self) -> float:

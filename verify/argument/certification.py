@@ -9,6 +9,7 @@ exact value.
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from math import inf, isfinite, nan
 from operator import index
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from construct.attention import MHSA
+from construct.attention import MHSA, MHSAWeights
 from verify.argument.certificate import Certificate, Overrun
 from verify.argument.refutation import Counterexample, counterexample_of
 from verify.argument.runs import Probe, run_step
@@ -24,6 +25,7 @@ from verify.argument.steps import Argument, Problem, Step, argue
 from verify.layers.fields import TENSORS, Unreadable, digests, stated_geometry
 from verify.layers.overrides import require_plain_attention
 from verify.layers.reparametrized import folded_convolution
+from verify.layers.targets import named
 from verify.layers.torch_faults import KNOWN
 from verify.oracle import flushes_to_zero, greatest, winograd_may_run
 from verify.verdict import Verdict, exactly, from_above
@@ -107,10 +109,16 @@ def certified(
     counterexample = None
     if within is None:
         counterexample = counterexample_of(argument)
+    positional = None
+    last = argument.steps[-1]
+    if (others := _by_position(argument)) is not None:
+        positional = certified(given, others, grid, input_bound, within, leaking)
+        alone = f"{named(~problem.attention.content)} alone, with b_out: {positional.verdict}"
+        last = replace(last, sentence=f"{last.sentence}; {alone}")
     runs, probes = run_step(argument, total)
     if stated != _identity(folded_convolution(given)[0], mhsa):
         raise Unreadable("a layer's numbers changed while it was read and run")
-    steps = (*argument.steps, runs)
+    steps = (*argument.steps[:-1], last, runs)
     observed = np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
     return Certificate(
         verdict=_verdict(argument, steps, within, total, counterexample, probes),
@@ -140,7 +148,21 @@ def certified(
         ),
         counterexample=counterexample,
         overrun=_overrun(probes),
+        positional=positional,
     )
+
+
+def _by_position(argument: Argument) -> MHSA | None:
+    """Where step 1 fails, the attention layer without the heads that attend by content."""
+    mhsa = argument.problem.layer
+    if argument.steps[-1].number != 1 or not isinstance(mhsa, MHSA):
+        return None
+    kept = torch.from_numpy(~argument.problem.attention.content)
+    if not kept.any():
+        return None
+    tensors = {name: getattr(mhsa, name).detach()[kept] for name in TENSORS if name != "b_out"}
+    weights = MHSAWeights(**tensors, b_out=mhsa.b_out.detach())
+    return MHSA(mhsa.geometry, weights, radix=mhsa.radix)
 
 
 def _identity(conv: Any, mhsa: Any) -> dict[str, dict[str, Any]]:
@@ -304,10 +326,14 @@ def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...])
     if ran:
         sizes = dict.fromkeys(probe.grid for probe in probes if probe.inputs)
         ran += f", against torch's convolution, on contiguous inputs of size {', '.join(map(str, sizes))}"
+    beside = (
+        ", and beside attention by content rounded to the working type, less their row's maximum"
+    )
+    beside *= bool(problem.attention.content.any())
     assumptions = [
         f"finite inputs: inputs are finite, |x| ≤ {exactly(problem.bound)}, of spatial size {problem.grid} or smaller",
-        "float64 scores: positions and scores are computed in float64, the softmax subtracts each row's maximum, and its "
-        "exponential is right to a few units in the last place",
+        f"float64 scores: positions and scores are computed in float64{beside}, the softmax subtracts each row's maximum, "
+        "and its exponential is right to a few units in the last place",
         "IEEE sums: every product and sum rounds as IEEE 754 says, in any order, fused or not; by no Winograd, FFT or TF32 "
         "algorithm, under no autocast, with reduced precision switched off, and nothing is flushed to zero",
         "torch's definition: its convolution computes what its documentation says, but for rounding, on inputs of every such "

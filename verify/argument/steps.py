@@ -1,7 +1,7 @@
 """Steps 0 to 5 of a certificate: the argument for all inputs, each step exact or rounded outwards.
 
 0 tokens      both layers have the same geometry; every tap and its head read the same input position, derived independently
-1 content     the scores depend on δ only
+1 content     the scores depend on δ only, but for heads that carry nothing
 2 target      each head's score has one maximum, at an integer shift, with a gap that beats the scores' own rounding
 3 leakage     at that gap the softmax gives exactly 0 elsewhere (or, within a tolerance, leaks at most a stated amount)
 4 taps        the heads at each shift sum to exactly the kernel's tap there, and b_out is the bias
@@ -29,14 +29,22 @@ from verify.layers.reading import (
 from verify.layers.taps import TapDifference, compare_taps
 from verify.layers.targets import (
     Target,
+    attends_by_content,
     largest_encoding,
     largest_score,
+    named,
     numbers_are_distinct,
     score_rounding,
     target,
 )
 from verify.oracle import Convolution, Vector, greatest
-from verify.rounding.channels import largest_intermediate, leakage_part, rounding_part, taps_part
+from verify.rounding.channels import (
+    content_overflows,
+    largest_intermediate,
+    leakage_part,
+    rounding_part,
+    taps_part,
+)
 from verify.rounding.leakage import cached_leakage
 from verify.rounding.model import Format
 from verify.verdict import from_above
@@ -207,6 +215,11 @@ def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
     )
     most = from_above(greatest(rounding))
     rounding_shown = Step(5, "rounding", True, f"at most {most}, and nothing overflows")
+    if attention.content.any() and not leaks.one_hot:
+        # Beside attention by content, the scores of these heads too may be rounded to that type.
+        sentence = f"no bound for heads that leak beside attention by content in {named(attention.content)}"
+        sentence += f" (take α from {from_above(leaks.sharp_from)} on)"
+        rounding, rounding_shown = unknown, Step(5, "rounding", False, sentence)
     return Argument(
         problem,
         (*steps, step, leakage_shown, taps_shown, rounding_shown),
@@ -254,15 +267,29 @@ def tokens_step(problem: Problem) -> Step:
 
 
 def content_step(problem: Problem) -> Step:
-    """Step 1: X_q W_qry W_keyᵀ X_kᵀ + X_q W_qry Ŵ_key r_δ + uᵀ W_keyᵀ X_kᵀ is zero for every X."""
+    """Step 1: X_q W_qry W_keyᵀ X_kᵀ + X_q W_qry Ŵ_key r_δ + uᵀ W_keyᵀ X_kᵀ is zero for every X,
+    in every head that carries something.
+
+    In the others, finite scores and values suffice: finite weights times 0 are 0.
+    """
     a = problem.attention
-    for h in range(len(a.v)):
-        by_query = a.w_qry[h].any() and (a.w_key[h].any() or a.w_key_pos[h].any())
-        if by_query or (a.u[h].any() and a.w_key[h].any()):
-            return Step(
-                1, "content", False, f"head {h} attends by content: w_qry, w_key or u is not zero"
-            )
-    return Step(1, "content", True, "the content terms are exactly zero: scores depend on δ only")
+    if not a.content.any():
+        sentence = "the content terms are exactly zero: scores depend on δ only"
+        return Step(1, "content", True, sentence)
+    where = "attention by content in"
+    if attends_by_content(a):
+        heads = named(a.content & a.carrying)
+        return Step(1, "content", False, f"{where} {heads}: w_qry, w_key or u is not zero")
+    box = shift_box(problem.geometry, problem.grid)
+    largest = np.array(largest_encoding(a.radix, box), dtype=float)
+    overflows = content_overflows(a, problem.bound, problem.fmt, problem.tokens, largest)
+    if overflows.any():
+        sentence = (
+            f"beside {where} {named(a.content)}, {named(overflows)} may overflow, and 0·∞ is not 0"
+        )
+        return Step(1, "content", False, f"{sentence} (make their numbers smaller)")
+    sentence = f"{where} {named(a.content)} adds 0·P X = 0; all other scores depend on δ only"
+    return Step(1, "content", True, sentence)
 
 
 def targets_step(problem: Problem) -> tuple[Step, Targets | None]:

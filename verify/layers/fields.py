@@ -201,6 +201,17 @@ class Attention:
         """
         return np.asarray(self.w_val.any(axis=(1, 2, 3)) & self.w_out.any(axis=(1, 2, 3)))
 
+    @property
+    def content(self) -> ndarray:
+        """Whether each head's scores may depend on the tokens' content, not only on their
+        positions, bool (heads,).
+        """
+        w_qry = self.w_qry.any(axis=(1, 2))
+        w_key = self.w_key.any(axis=(1, 2))
+        w_key_pos = self.w_key_pos.any(axis=(1, 2))
+        u = self.u.any(axis=1)
+        return np.asarray((w_qry & (w_key | w_key_pos)) | (u & w_key))
+
     def _check_shapes(self) -> None:
         g = self.geometry
         heads = len(self.v)

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+import numpy as np
+from numpy import ndarray
+
 from verify.layers.fields import Attention
 from verify.oracle import Vector
 
@@ -66,8 +69,30 @@ def target(attention: Attention, head: int) -> Target | None:
 
 
 def attends_by_content(attention: Attention) -> bool:
-    """Whether some head's scores depend on the tokens' content, not only on their positions."""
-    return bool(attention.w_qry.any() or (attention.u.any() and attention.w_key.any()))
+    """Whether some head that carries something may attend by the tokens' content."""
+    return bool((attention.content & attention.carrying).any())
+
+
+def content_size(attention: Attention, bound: float, largest: ndarray) -> ndarray:
+    """The size of each head's scores but for vᵀ Ŵ_key r_δ, for |x| ≤ bound: float64 (heads,).
+
+    ``largest`` is that of :func:`largest_encoding`.
+    """
+    query = bound * np.abs(attention.w_qry).sum(axis=1)  # (heads, D_k)
+    key = bound * np.abs(attention.w_key).sum(axis=1)
+    places = np.abs(attention.w_key_pos) @ largest
+    asking = query + np.abs(attention.u)
+    return (asking * key + query * places).sum(axis=1)
+
+
+def named(heads: ndarray) -> str:
+    """The heads of a mask, which selects some, in words."""
+    first, *rest = np.flatnonzero(heads).tolist()
+    if not rest:
+        return f"head {first}"
+    if rest[-1] - first == len(rest):
+        return f"heads {first} to {rest[-1]}"
+    return f"heads {', '.join(map(str, (first, *rest)))}"
 
 
 @lru_cache(maxsize=4096)

@@ -81,7 +81,7 @@ def _axes(pair: LayerPair, place: list[int], prefix: str) -> tuple[list[Axis], l
         and pair.conv.channels == pair.mhsa.channels
     )
     if (
-        pair.content.any()
+        (pair.content & pair.carrying).any()
         or not same
         or any(at >= size for at, size in zip(place, sizes, strict=True))
     ):

@@ -1,8 +1,10 @@
-"""The formats of numbers, and where each head of a layer looks: step 2 of the argument."""
+"""The formats of numbers, and where each head of a layer looks: steps 1 and 2 of the argument."""
 
 from typing import NamedTuple
 
-from verify.recheck.exact import Centre, NoCentre, centre_of, finite_scores
+import numpy as np
+
+from verify.recheck.exact import Centre, NoCentre, centre_of, encoded_at_most, finite_scores
 from verify.recheck.grids import Axis
 from verify.recheck.layer_pair import LayerPair
 
@@ -29,14 +31,43 @@ class StepFails(ValueError):
     """A step of the argument does not hold."""
 
 
+def only_zeros_by_content(pair: LayerPair, axes: list[Axis], tokens: int) -> None:
+    """Step 1: heads that attend by content carry only zeros, and none meets infinity, which times 0
+    is no number.
+
+    Beside content, a softmax may divide after it has added up the values of all keys, in float32 at
+    least; a score may be formed in that type, with content in that of the values, and is then less
+    the largest of its row.
+    """
+    if (carrying := pair.content & pair.carrying).any():
+        raise StepFails(f"step 1 (content): head {np.argmax(carrying)} attends by content")
+    number = FORMATS[pair.stated.dtype]
+    bound = pair.stated.input_bound
+    a = {name: np.abs(array) for name, array in pair.a.items()}
+    places = a["w_key_pos"] @ np.array(encoded_at_most(pair.radix, _widest(axes)), dtype=float)
+    query, key = (bound * a[name].sum(axis=1) for name in ("w_qry", "w_key"))
+    scores = ((query + a["u"]) * key + (query + a["v"]) * places).sum(axis=1)
+    added_up = tokens * bound * a["w_val"].sum(axis=2)
+    working = max(number.largest, FORMATS["float32"].largest)
+    finite = (4 * scores < np.where(pair.content, number.largest, working)).all()
+    # in a sum of T terms, rounding errors multiply by at most (1 + u)^T < e
+    finite &= tokens * number.u < 1 and (4 * added_up < working).all()
+    if pair.content.any() and not finite:
+        raise StepFails("step 1 (content): beside attention by content, a head may overflow")
+
+
+def _widest(axes: list[Axis]) -> list[int]:
+    """The largest |δ_i| between a query and a key, one per axis."""
+    return [
+        max(int(axis.queries[-1]), len(axis.tokens) - 1 - int(axis.queries[0])) for axis in axes
+    ]
+
+
 def centre_at(pair: LayerPair, head: int, axes: list[Axis]) -> Centre | None:
     """Step 2: where a head looks; None if it carries only zeros, because finite attention times 0
     is 0.
     """
-    widest = [
-        max(int(axis.queries[-1]), len(axis.tokens) - 1 - int(axis.queries[0])) for axis in axes
-    ]
-    numbers = (pair.a["v"][head], pair.a["w_key_pos"][head], pair.radix, widest)
+    numbers = (pair.a["v"][head], pair.a["w_key_pos"][head], pair.radix, _widest(axes))
     try:
         if pair.carrying[head]:
             return centre_of(*numbers)

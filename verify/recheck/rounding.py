@@ -34,10 +34,10 @@ def magnitudes_of(pair: LayerPair) -> Magnitudes:
     by_column = np.matmul(w_val.max(axis=2, initial=0)[:, :, None], w_out).max(initial=0)
     by_row = np.matmul(w_val, w_out.max(axis=3, initial=0)[..., None]).max(initial=0)
     folded = min(by_column, by_row)  # bounds |W_val W_out|
-    content = [
-        bound * np.abs(pair.a[name]).sum(axis=1).max(initial=0) for name in ("w_qry", "w_key")
-    ]
-    largest = np.max([bound, folded, *content, into.max(initial=0), *conv, *attention])
+    # what has a type of its own is rounded to that of the values
+    query, key = (max(bound, 1) * np.abs(pair.a[name]).sum(axis=1) for name in ("w_qry", "w_key"))
+    content = np.stack([query + np.abs(pair.a["u"]), key]).max(initial=0)
+    largest = np.max([bound, folded, content, into.max(initial=0), *conv, *attention])
     return Magnitudes(through, conv, attention, float(largest))
 
 

@@ -16,13 +16,16 @@ import numpy as np
 from numpy import ndarray
 
 from verify.layers.fields import Attention
+from verify.layers.targets import content_size
 from verify.oracle import Convolution, by_channel, matmul
 from verify.rounding.model import (
+    FORMATS,
     TINY,
     Format,
     attention_rounding,
     attention_size,
     convolution_rounding,
+    gamma,
     most_roundings,
     stored_rounding,
     widened,
@@ -85,14 +88,37 @@ def taps_part(differences: Iterable[ndarray], bias_difference: ndarray, bound: f
     return widened(total)
 
 
+def content_overflows(
+    attention: Attention, bound: float, fmt: Format, tokens: int, largest: ndarray
+) -> ndarray:
+    """Which heads of a layer with content may meet infinity on the way, bool (heads,).
+
+    torch's fused attention forms scores with content in the layer's type and those of positions in
+    the working type, less a maximum, and adds up the values of all keys before it divides.
+    """
+    v = np.abs(attention.v)
+    w_key_pos = np.abs(attention.w_key_pos)
+    by_position = np.einsum("hk,hkp,p->h", v, w_key_pos, largest)
+    scores = by_position + content_size(attention, bound, largest)
+    values = bound * attention.magnitudes[0].sum(axis=2).max(axis=(1, 2), initial=0)
+    added_up = tokens * (1 + gamma(tokens + 8, fmt.u)) * values
+    working = max(fmt.largest, FORMATS["float32"].largest)
+    most = np.where(attention.content, fmt.largest, working)
+    finite_scores = 8 * scores < most
+    finite_sums = 4 * added_up < working
+    return ~(finite_scores & finite_sums)
+
+
 def largest_intermediate(conv: Convolution, attention: Attention, bound: float) -> float:
     """A bound on every intermediate of both layers; zero content terms are evaluated too, and must
     not overflow.
     """
     bias = float(np.abs(conv.biases).max(initial=0))
     w_val, w_out = attention.magnitudes
-    into = [w_val.sum(axis=2), *(np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key))]
-    values = bound * np.array([w.max(initial=0) for w in into])
+    # Positional weights may be of a wider type, and are rounded to the layer's before they are used.
+    query, key = (max(bound, 1) * np.abs(w).sum(axis=1) for w in (attention.w_qry, attention.w_key))
+    asking = query + np.abs(attention.u)
+    values = [w.max(initial=0) for w in (bound * w_val.sum(axis=2), asking, key)]
     through = attention_size(attention, bound).sum(axis=0) + np.abs(attention.b_out)
     direct = bound * conv.sizes + bias
     # Entries of |W_val||W_out|: at most sums of one factor times maxima of the other, whichever way

@@ -22,7 +22,7 @@ import torch
 
 from verify.layers.fields import Attention
 from verify.layers.reading import token_length
-from verify.layers.targets import attends_by_content, largest_encoding, target
+from verify.layers.targets import attends_by_content, content_size, largest_encoding, target
 from verify.oracle import greatest, largest
 from verify.rounding.elements import attention_bound, convolution_bound
 from verify.rounding.model import Format, gamma
@@ -99,10 +99,7 @@ def _score_error(attention: Attention, keys: list[int], brightest: float, fmt: F
     # Fourfold: an execution may expand the score around a centre, into terms up to four times as
     # large.
     error = 4 * gamma(key_dim + dims + 8, 2.0**-53) * greatest(positions.sum(axis=1) @ r)
-    if attends_by_content(attention):
-        query = brightest * np.abs(attention.w_qry).sum(axis=1)  # (heads, D_k)
-        key = brightest * np.abs(attention.w_key).sum(axis=1)
-        places = np.abs(attention.w_key_pos) @ r  # (heads, D_k)
-        sizes = ((query + np.abs(attention.u)) * key + query * places).sum(axis=1)
+    if attention.content.any():
+        sizes = content_size(attention, brightest, r)
         error += 4 * gamma(2 * d_in + key_dim + dims + 8, fmt.u) * greatest(sizes)
     return error
