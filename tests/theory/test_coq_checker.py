@@ -20,7 +20,7 @@ import construct
 from construct import MHSA, conv_to_mhsa
 from fault_table import ALL, Fault, convolution_and_inputs
 from faults_code import FAULTS
-from truths import permuted
+from truths import permuted, with_content_heads
 from verified import Asked, pair_of, proved
 from verify.argument.certification import certify
 from verify.checker import StepFails, parts_of
@@ -82,6 +82,13 @@ def test_permuted_and_rescaled_heads_are_accepted(name: str, asked: Asked):
     layer.w_key_pos.data *= -0.5
     layer.v.data *= -2
     assert asked.answer(pair_of(conv, layer, grid_of(conv))).accepted
+
+
+def test_heads_that_carry_nothing_may_attend_by_content(asked: Asked):
+    conv, _ = convolution_and_inputs("2-D", 0, integers=False)
+    silent, loud = (with_content_heads(conv_to_mhsa(conv), w_out=w_out) for w_out in (0.0, 2.0**-149))
+    assert asked.answer(pair_of(conv, silent, grid_of(conv))).accepted
+    assert not asked.answer(pair_of(conv, loud, grid_of(conv))).accepted
 
 
 # ---- planted faults --------------------------------------------------------------------------------------------------------
