@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from verify.layers.reading import (
     tap_of_shift,
     tokens_along,
 )
-from verify.layers.targets import Target, target
+from verify.layers.targets import Target, named, target
 from verify.oracle import Vector
 from verify.plots.probabilities import drawn_size
 from verify.recheck.strict_input import Record
@@ -58,9 +59,8 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
     if layer.attention is not None:
         return given_picture(layer.name, layer.attention, share, MOST_HEADS)
     mhsa = layer.mhsa
-    g, centres = _targets(mhsa)
-    with torch.no_grad():
-        content = mhsa.has_content()
+    fields, centres = _targets(mhsa)
+    g, content = fields.geometry, bool(fields.content.any())
     size = _size(layer, g, content)
     part, caption = None, ""
     if layer.x is not None and layer.x.numel():
@@ -76,10 +76,8 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
             probabilities = mhsa.attention_probabilities(_content_input(mhsa, part, size))
         data["maps"] = packed(probabilities[0, : len(centres)].cpu().numpy())
         data["bits"] = 16
-        data["caption"] = (
-            "Where these heads look depends on the image, so the slider does not move them."
-        )
-        centres = [None] * len(centres)
+        which = f"attention of {named(fields.content)} depends on the image"
+        data["caption"] = f"The {which}, and the slider moves no head of this layer."
     else:
         data["c"] = mhsa.position_vector().detach()[: len(centres)].tolist()
         data |= _slider(centres)
@@ -93,8 +91,8 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
     return data | _taps(layer, data["centres"], content)
 
 
-def _targets(mhsa: Any) -> tuple[Geometry, list[Target | None]]:
-    """The geometry of a layer, and where its first heads look."""
+def _targets(mhsa: Any) -> tuple[Attention, list[Target | None]]:
+    """The fields of a layer, and where its first heads look; None where that depends on the image."""
     if not isinstance(mhsa, MHSA):
         raise NoPicture("it must be an attention layer of this project, or its attention be given")
     try:
@@ -104,7 +102,9 @@ def _targets(mhsa: Any) -> tuple[Geometry, list[Target | None]]:
         raise NoPicture(str(error)) from error
     if fields.geometry.dims not in TOKENS:
         raise NoPicture(f"attention in {fields.geometry.dims} dimensions is not drawn")
-    return fields.geometry, centres
+    for head in np.flatnonzero(fields.content[: len(centres)]):
+        centres[head] = None
+    return fields, centres
 
 
 def _tokens(g: Geometry, size: Vector) -> Record:
@@ -151,7 +151,7 @@ def _computed(layer: ReportLayer, part: Tensor | None, content: bool, keys: int)
             raise NoPicture(layer.no_input or "there is no input of this layer")
         data["image"] = grey(part)
         if content:
-            raise NoPicture("where its heads look depends on the image")
+            raise NoPicture("where some heads look depends on the image")
         if layer.mhsa.heads > MOST_HEADS:
             raise NoPicture(f"only the first {MOST_HEADS} of its heads are drawn")
         if layer.conv is not None:
@@ -219,7 +219,7 @@ def _taps(layer: ReportLayer, centres: Sequence[Record | None], content: bool) -
     for head, centre in enumerate(centres):
         tap = None if centre is None else tap_of_shift(geometry, tuple(centre["shift"]))
         data["taps"][head] = None if tap is None else places.index(tuple(tap))
-    if content:  # the page finds where a head's attention is largest
+    if content:  # the page finds where the attention of such a head is largest
         shifts = {
             tap_of_shift(geometry, s): list(s)
             for s in product(*(range(-r, r + 1) for r in geometry.spans))

@@ -150,14 +150,15 @@ function drawLarge(colour) {
   canvas.parentElement.classList.toggle("flat", picture.shape.length === 1);
   const slice = drawAttention(canvas, canvas.clientWidth, colour, picture, map, query);
   byId("large-name").textContent = `${nameOf(picture)}, head ${head}${picture.shape.length === 3 ? `, slice ${slice}` : ""}`;
-  const tap = picture.shifts ? tapAt(picture, query, best) : picture.taps[head], carried = picture.carried[head];
+  const moved = picture.maps && picture.centres[head] === null, carried = picture.carried[head];
+  const tap = moved && picture.shifts ? tapAt(picture, query, best) : picture.taps[head];
   let said = `Output ${vector(query)} asks at token ${vector(tokenOfQuery(picture, query))}. Head ${head} gives ${percent(map[best], picture.bits)} to ${describe(picture, best)}`;
   const matrix = `carries a matrix of norm ${short(carried ?? 0)}`;
-  if (picture.shifts) {
+  if (moved && picture.shifts) {
     said += tap === null ? ", which no tap of the kernel reads from here" : `, which tap ${vector(placeOf(picture.kernel, tap))} reads from here`;
     said += `. Where it looks depends on the image; it ${matrix}`;
   } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel, tap))}, of norm ${short(carried)}`;
-  else if (carried !== null && picture.maps) said += `. Where it looks depends on the image; it ${matrix}`;
+  else if (carried !== null && moved) said += `. Where it looks depends on the image; it ${matrix}`;
   else if (carried !== null) said += picture.centres[head] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
   byId("readout").textContent = `${said}.`;
   const part = picture.crop || (picture.image ? "the whole input" : "no input to draw"), of = picture.image ? `; ${picture.image.of}` : "";
