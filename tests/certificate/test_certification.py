@@ -314,7 +314,6 @@ def test_what_a_certificate_rests_on_is_named_in_a_line_and_told_in_full(dtype: 
     ]
     half = ["float32 accumulation"] * (dtype in (torch.float16, torch.bfloat16))
     assert names == expected + half
-    assert certificate.assumes == f"assumes {'; '.join(names)} ({len(names)} in all, listed in the certificate)"
     assert all(f"assuming {assumption}" in str(certificate) for assumption in certificate.assumptions)
     assert json.loads(certificate.to_json())["assumptions"] == [*certificate.assumptions]
     assert "|x| ≤ 0.1, of spatial size (4, 5) or smaller" in certificate.assumptions[0]

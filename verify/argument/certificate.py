@@ -133,12 +133,6 @@ class Certificate:
         """The kind of claim: "same sums" (the same function, up to rounding), or "within" a number."""
         return "same sums" if self.within is None else "within"
 
-    @property
-    def assumes(self) -> str:
-        """The names of the assumptions, in one line; ``str`` of the certificate has them in full."""
-        names = [assumption.partition(":")[0] for assumption in self.assumptions]
-        return f"assumes {'; '.join(names)} ({len(names)} in all, listed in the certificate)"
-
     def __str__(self) -> str:
         claim = "the same function"
         if self.within is not None:

@@ -71,13 +71,13 @@ def alpha_46() -> Judgement:
     )  # fmt: skip
 
 
-def two_keys(alpha: float, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
-    """The weights of the target and its neighbour, the only two keys, in torch's softmax of the
-    code's scores.
+def two_keys(alpha: float) -> tuple[float, float]:
+    """The weights of the target and its neighbour, the only two keys, in torch's float32 softmax of
+    the code's scores.
     """
     two = np.array([[0], [1]], dtype=object)
     scores = proof_positions.quadratic_scores(two[:1], two, (0,), alpha).astype(float)
-    target, beside = torch.softmax(torch.tensor(scores[0], dtype=dtype), 0).tolist()
+    target, beside = torch.softmax(torch.tensor(scores[0], dtype=torch.float32), 0).tolist()
     return target, beside
 
 

@@ -54,10 +54,3 @@ def certified(conv: torch.nn.Module, layer: torch.nn.Module, grid: Vector, what:
     bound = f"difference ≤ {float(certificate.bound.max()):.2g} for every |x| ≤ 1"
     finding = f"{what}: certificate {certificate.verdict.name}, {bound}"
     return Check(finding, certificate.verdict.name == "PROVED", "certificate of one kernel")
-
-
-def every_query(size: Vector, shifts: list[Vector]) -> list[ndarray]:
-    """Sharp heads with the code's encoding on an unpadded grid, where every token is query and key:
-    (T, T) each.
-    """
-    return equations.hard_heads(Setting((1,) * len(size), size), shifts)

@@ -65,8 +65,8 @@ def attention_for(
     return layers.MHSA(geometry, weights, "dense", None if radix is None else tuple(radix))
 
 
-def random_layer(width: int = 3) -> Any:
-    """A one-dimensional float64 layer of 3 heads, 2 → 2 channels, with random numbers in all eight
+def random_layer() -> Any:
+    """A float64 layer of kernel size 1 with 3 heads, 2 → 2 channels, random numbers in all eight
     tensors.
     """
     generator = torch.Generator().manual_seed(7)
@@ -84,7 +84,7 @@ def random_layer(width: int = 3) -> Any:
         name: 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
         for name, shape in shapes.items()
     }
-    geometry = layers.ConvGeometry(2, 2, (width,), (1,), (0,), "zeros", (1,), 1)
+    geometry = layers.ConvGeometry(2, 2, (1,), (1,), (0,), "zeros", (1,), 1)
     return layers.MHSA(geometry, layers.MHSAWeights(**drawn), "dense")
 
 
@@ -92,7 +92,7 @@ def pointwise_layer(positions: bool) -> Any:
     """A random layer of kernel size 1 that attends by content, and by position too if
     ``positions``.
     """
-    layer = random_layer(width=1)
+    layer = random_layer()
     if not positions:
         with torch.no_grad():
             layer.w_key_pos.zero_()

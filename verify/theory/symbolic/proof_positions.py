@@ -130,17 +130,6 @@ def quadratic_scores(
     return _dot(quadratic.v(tau, alpha), quadratic.r(differences(queries, keys)))
 
 
-def wrapped_scores(
-    query: ndarray, sides: Sequence[int], tau: Sequence[Any], alpha: Any = 1
-) -> ndarray:
-    """The quadratic scores of one query on a wrapped grid, with every δ_i starting at −⌊n_i/2⌋:
-    (T,).
-    """
-    half = np.array([n // 2 for n in sides], dtype=object)
-    delta = (positions(sides) - query + half) % np.array(sides, dtype=object) - half
-    return quadratic_scores(np.zeros((1, len(sides)), dtype=object), delta, tau, alpha)[0]
-
-
 def absolute_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any]) -> ndarray:
     """The dot products of absolute query and key features at α = 1, (Q, T)."""
     left = [quadratic.absolute_query(tuple(q), tau, 1) for q in queries]
