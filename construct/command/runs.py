@@ -126,16 +126,16 @@ def run_both(
             copied = substitute(
                 converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()}
             )
-            standing_in = runner.converted(copied)
+            standing_in = runner.run(copied, is_converted=True)
             copied = substitute(converted, {})
-            conversion = runner.converted(copied)
+            conversion = runner.run(copied, is_converted=True)
             changed = changed or changed_parameter(converted, copied, pairs)
         except BadModelFile as error:
             if not changed:
                 raise
             failure = f"; converted, it does not run: {describe(error.__cause__ or error)}"
         calls = compare_calls(
-            original, standing_in, conversion, lambda: runner.original(substitute(model, {}))
+            original, standing_in, conversion, lambda: runner.run(substitute(model, {}))
         )
         if changed:
             what = f"its run changes {printable(changed)}, a parameter of its own (without --input-size, layers are checked alone)"
@@ -179,14 +179,9 @@ class _Runner:
         ):
             return self._run(network, self.inputs), checks
 
-    def original(self, network: nn.Module) -> list[Run]:
-        """Run a copy of the original network."""
-        with self._explained():
-            return self._run(network, self.inputs)
-
-    def converted(self, network: nn.Module) -> list[Run]:
-        """Run a copy of the converted network."""
-        with self._explained(is_converted=True):
+    def run(self, network: nn.Module, is_converted: bool = False) -> list[Run]:
+        """Run a copy of one of the networks."""
+        with self._explained(is_converted):
             return self._run(network, self.inputs)
 
     def in_float64(self, network: nn.Module) -> tuple[list[Run] | None, str]:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile, describe
+from construct.errors import BadModelFile, refusing
 from construct.geometry import ConvGeometry
 
 
@@ -102,13 +102,8 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     for name in names:
         if _is_never(name) or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
-        try:
+        with refusing(f"{name!r}: ", "put its package on PYTHONPATH, or save a state dict"):
             value = _imported(name)
-        except BadModelFile:
-            raise
-        except Exception as error:  # the user's package may raise anything
-            remedy = "put its package on PYTHONPATH, or save a state dict"
-            raise BadModelFile(f"{name!r}: {describe(error)}", remedy) from error
         if isinstance(value, ModuleType):
             packages.append(name)
         elif not callable(value) or (_is_foreign(name) and not isinstance(value, type)):

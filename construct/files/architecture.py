@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from construct.errors import BadModelFile, describe, printable
+from construct.errors import BadModelFile, describe, printable, refusing
 
 
 def named_module(spec: str) -> nn.Module:
@@ -51,10 +51,8 @@ def module_from_file(spec: str) -> nn.Module:
 
 
 def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
-    try:
+    with refusing(f"{printable(spec)}: "):
         factory = source()
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise BadModelFile(f"{printable(spec)}: {describe(error)}") from error
     try:
         for part in name.split("."):
             factory = getattr(factory, part)

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from construct.errors import BadModelFile, one_line
+from construct.errors import BadModelFile, one_line, refusing
 
 ZIP = b"PK\x03\x04"
 """The first bytes of a zip archive, as torch.save writes it."""
@@ -66,27 +66,24 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
         )
     if len(pickles) > 1:
         raise BadModelFile("a malformed archive: it holds two pickles that could be meant", RESAVE)
-    try:
+    with refusing(_MALFORMED, RESAVE):
         notes = _check_sums(archive)
         _check_records(
             file, size, {entry.filename.partition("/")[2]: entry.header_offset for entry in entries}
         )
-    except BadModelFile:
-        raise
-    except Exception as error:  # zipfile and torch raise anything
-        raise BadModelFile(f"the archive is malformed: {one_line(error, 200)}", RESAVE) from error
     return "torch.save", notes
 
 
+_MALFORMED = "the archive is malformed: "
+
+
 def _opened(file: BinaryIO) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
-        raise BadModelFile(
-            "the file is truncated: the end of the archive is missing", AGAIN
-        ) from error
-    except Exception as error:  # of any numbers in its directory
-        raise BadModelFile(f"the archive is malformed: {one_line(error)}", RESAVE) from error
+    with refusing(_MALFORMED, RESAVE):
+        try:
+            return zipfile.ZipFile(file)
+        except zipfile.BadZipFile as error:
+            what = "the file is truncated: the end of the archive is missing"
+            raise BadModelFile(what, AGAIN) from error
 
 
 def _check_records(file: BinaryIO, size: int, headers: Mapping[str, int]) -> None:

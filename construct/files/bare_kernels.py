@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from construct.errors import BadModelFile, one_line, printable
+from construct.errors import BadModelFile, one_line, printable, refusing
 from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
 
@@ -91,7 +91,7 @@ def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path
             settings[key] = tuple(value) if len(value) > 1 else value[0]
     d_out, d_in, *kernel_size = weight.shape
     kind = BASES[len(kernel_size) - 1]
-    try:
+    with refusing(f"{printable(path) or 'its kernel'}: ", "give --arch"):
         conv: Any = kind(
             d_in * settings["groups"],
             d_out,
@@ -103,8 +103,4 @@ def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path
         conv.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
         if bias is not None:
             conv.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())
-    except (ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise BadModelFile(
-            f"{printable(path) or 'its kernel'}: {one_line(error)}", "give --arch"
-        ) from error
     return conv

@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
 from construct.encoding.encodings import encoding_named
-from construct.errors import BadModelFile, describe, naming, one_line, printable
+from construct.errors import BadModelFile, naming, one_line, printable, refusing
 from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
 from construct.files.archives import check_archive
@@ -238,18 +238,11 @@ def _load_trusted(file: BinaryIO, kind: str) -> object:
     Raises:
         BadModelFile: it cannot be loaded.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if kind == "pt2":
-                return dict(torch.export.load(file).state_dict)  # type: ignore[arg-type]
-            return torch.load(file, map_location="cpu", weights_only=False)
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:  # it may raise anything
-        raise BadModelFile(
-            describe(error), "put the package of its classes on PYTHONPATH"
-        ) from error
+    with refusing("", "put the package of its classes on PYTHONPATH"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == "pt2":
+            return dict(torch.export.load(file).state_dict)  # type: ignore[arg-type]
+        return torch.load(file, map_location="cpu", weights_only=False)
 
 
 def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
@@ -308,12 +301,9 @@ def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, T
     other.
     """
     if isinstance(content, nn.Module) and (is_module(content) or not isinstance(content, StandIn)):
-        try:
+        # attributes may be missing, or of any type at all
+        with refusing("its layers contradict themselves: "):
             _check_module(content, loaded)
-        except BadModelFile:
-            raise
-        except Exception as error:  # attributes that are missing or of any type at all
-            raise BadModelFile(f"its layers contradict themselves: {describe(error)}") from error
         return content
     if isinstance(content, dict) and content:
         return _checked_state(content, loaded)
