@@ -299,6 +299,7 @@ def _accuracy_dict(numbers: Accuracy) -> dict[str, Any]:
         "sentence": numbers.verdict.sentence,
         **_numbers(numbers, "original", "converted", "limit", "largest"),
         "predictions": {"agree": numbers.agree, "of": numbers.predictions},
+        "other": numbers.other,
         "no_float64": numbers.no_float64,
     }
 

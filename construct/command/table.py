@@ -1,6 +1,5 @@
 """The report of a conversion, printed as a table and the lines below it."""
 
-import math
 from collections.abc import Iterator
 from textwrap import fill
 from typing import TextIO
@@ -14,14 +13,14 @@ from rich.text import Text
 from construct.command.report import (
     IDLE,
     LayerRow,
-    NetworkRow,
     Report,
     checked_layers,
     convolution_text,
+    network_dict,
     percent,
 )
 from construct.errors import counted, printable
-from verify.samples.accuracy import Accuracy
+from verify.report.numbers import network_sentences
 from verify.verdict import from_above
 
 _STYLES = {"REFUTED": "bold red", "UNDECIDED": "yellow"}
@@ -148,7 +147,9 @@ def _run_lines(report: Report) -> Iterator[str]:
     if layers:
         yield f"on samples: {checked_layers(report)} of {layers} layers CHECKED, equal within rounding"
     if report.network is not None:
-        yield from network_lines(report.network)
+        for sentence in network_sentences(network_dict(report.network)):
+            parts = (part if isinstance(part, str) else part.text for part in sentence)
+            yield f"network: {''.join(parts)}"
     elif layers:
         yield "network: not run; give --input-size C S1 ... Sd or --example-inputs FILE to check on its own activations"
 
@@ -203,62 +204,6 @@ def _hindrance(report: Report) -> str:
     if "UNDECIDED" in verdicts:
         return "a layer is UNDECIDED (--partial writes it nevertheless)"
     return "a convolution is left unconverted (--partial allows that)"
-
-
-def network_lines(network: NetworkRow) -> list[str]:
-    """The lines on the whole network: its calls, its outputs, and what follows by substitution."""
-    calls = network.calls
-    lines = [f"network: calls: not compared on {network.inputs}"]
-    if calls.difference is not None:
-        lines = [f"network: calls: NOT the same on {network.inputs}: {calls.difference}"]
-    elif calls.compared:
-        equal = "all inputs and results are"
-        if calls.untraced:
-            equal = "what was compared is"
-        lines = [
-            f"network: calls: the same {calls.converted} of converted layers in the same order; while each returns its "
-            f"convolution's numbers, {equal} equal bit for bit, on {network.inputs}"
-        ]
-    if calls.left is not None:
-        lines[0] += (
-            f"; convolution calls: {calls.executed} in the original, {calls.left} in the converted"
-        )
-        lines[0] += f" ({calls.executed} executed, {calls.executed - calls.left} converted)"
-    lines += [f"network: calls: not compared: {part}" for part in calls.untraced]
-    lines.append(f"network: numbers: {numbers_text(network.accuracy)}")
-    if network.same_expression:
-        lines.append(
-            "network: every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs "
-            "both networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch)"
-        )
-    return lines
-
-
-def numbers_text(numbers: Accuracy | None) -> str:
-    """The distance of both networks from a float64 run, in one line."""
-    if numbers is None:
-        return "not compared, as the networks do not return tensors of the same sizes"
-    if numbers.difference is None:
-        return numbers.verdict.sentence
-    text = f"{_distances(numbers, numbers.difference)}, outputs up to {numbers.largest:.2g}"
-    if numbers.agree is not None:
-        text += f"; {numbers.agree} of {numbers.predictions} predictions agree"
-    if numbers.other:
-        text += f"; {numbers.other} indices or truth values differ"
-    if numbers.verdict.name == "REFUTED":
-        text += f"; REFUTED: {numbers.verdict.sentence}"
-    elif numbers.verdict.name != "CHECKED":
-        text += f"; not judged: {numbers.verdict.sentence}"
-    return text
-
-
-def _distances(numbers: Accuracy, difference: float) -> str:
-    if numbers.original is None or numbers.converted is None:
-        return f"original and converted differ by at most {from_above(difference, digits=2)}"
-    text = f"original {numbers.original:.2g}, converted {numbers.converted:.2g} from float64"
-    if numbers.original and math.isfinite(numbers.converted / numbers.original):
-        text += f" ({numbers.converted / numbers.original:.2g} times)"
-    return text
 
 
 def _label(path: str) -> str:

@@ -92,6 +92,7 @@ def test_where_nothing_can_be_rechecked_it_says_why(options: list[Any], why: str
 def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     calls = {"same": True, "difference": None, "compared": 4, "converted": 1, "unseen": []}
     numbers = {"verdict": "CHECKED", "sentence": "", "original": 3.7253e-09, "converted": 1.2341e-07, "largest": 0.5}
+    numbers |= {"predictions": {"agree": 3, "of": 4}, "other": 0}
     figures: Any = {
         **{"inputs": "2 random inputs", "calls": calls, "numbers": numbers, "max_abs": 1e-7, "same_expression": True},
         "convolution_calls": {"original": 1, "converted": 0},
@@ -100,13 +101,13 @@ def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     shown = [(n.text, n.exact) for sentence in sentences for n in sentence if not isinstance(n, str)]
     assert shown == [("3.73e-09", "3.7253e-09"), ("1.24e-07", "1.2341e-07"), ("0.5", "0.5")]
     assert "the same expression" in str(sentences[-1][0])
-    unmeasured = {**numbers, "verdict": "REFUTED", "original": None, "no_float64": "why", "sentence": "so"}
+    unmeasured = {**numbers, "verdict": "REFUTED", "original": None, "other": 2, "sentence": "so"}
     other = {**calls, "same": False, "difference": "add goes on"}
     changed = figures | {"numbers": unmeasured, "calls": other, "max_abs": "inf", "same_expression": False}
     text = " ".join(str(part) for sentence in network_sentences(changed) for part in sentence)
-    assert "the networks are not the same: add goes on" in text
-    assert "no float64 run to hold them against: why" in text
-    assert "REFUTED: so" in text
+    assert "calls: NOT the same on 2 random inputs: add goes on" in text
+    assert "original and converted differ by at most " in text
+    assert "3 of 4 predictions agree; 2 indices or truth values differ; REFUTED: so" in text
     assert network_sentences(figures | {"numbers": None})
 
 

@@ -86,70 +86,63 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
 
 
 def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
-    """Sentences about the network as a whole, from the numbers in the certificate file."""
-    calls, numbers, operators = network["calls"], network["numbers"], network["convolution_calls"]
-    equal = "what was compared was" if calls["unseen"] else "all inputs and results were"
-    calls_sentence = (
-        f"On {network['inputs']}, both networks made the same {calls['converted']} calls of converted layers in the same order. "
-        f"While each layer returned its convolution's numbers, {equal} equal bit for bit."
-    )
+    """Sentences about the network as a whole, from the figures in the certificate file: its calls,
+    its outputs, and what follows by substitution.
+    """
+    calls, operators = network["calls"], network["convolution_calls"]
+    text = f"calls: not compared on {network['inputs']}"
     if not calls["same"]:
-        calls_sentence = (
-            f"On {network['inputs']}, the networks are not the same: {calls['difference']}."
+        text = f"calls: NOT the same on {network['inputs']}: {calls['difference']}"
+    elif calls["compared"]:
+        equal = "what was compared is" if calls["unseen"] else "all inputs and results are"
+        text = (
+            f"calls: the same {calls['converted']} of converted layers in the same order; while each returns its "
+            f"convolution's numbers, {equal} equal bit for bit, on {network['inputs']}"
         )
-    elif not calls["compared"]:
-        calls_sentence = f"On {network['inputs']}, the networks' calls were not compared."
-    counts = f"{operators['original']} convolutions, of the converted {operators['converted']}"
-    if operators["converted"] is None:
-        counts = f"{operators['original']} convolutions; the converted network does not run"
-    unseen = (f"Not compared: {what}." for what in calls["unseen"])
-    texts = (calls_sentence, *unseen, f"A run of the original executes {counts}.")
-    sentences: list[Sentence] = [(text,) for text in texts]
-    sentences += _distances(numbers, network["max_abs"])
+    executed, left = operators["original"], operators["converted"]
+    if left is not None:
+        text += f"; convolution calls: {executed} in the original, {left} in the converted"
+        text += f" ({executed} executed, {executed - left} converted)"
+    sentences: list[Sentence] = [(text,)]
+    sentences += [(f"calls: not compared: {part}",) for part in calls["unseen"]]
+    sentences.append(_distances(network["numbers"], network["max_abs"]))
     if network["same_expression"]:
-        sentences.append(
-            (
-                "Every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs both "
-                "networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch).",
-            )
+        text = (
+            "every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs both "
+            "networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch)"
         )
+        sentences.append((text,))
     return tuple(sentences)
 
 
-def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -> list[Sentence]:
+def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -> Sentence:
     """How far the networks' outputs are from a float64 run, or from each other."""
     if numbers is None:
-        return [
-            (
-                "The networks do not return tensors of the same sizes, so that their numbers cannot be compared.",
-            )
-        ]
-    sentences: list[Sentence] = []
+        return ("numbers: not compared, as the networks do not return tensors of the same sizes",)
+    if max_abs is None:
+        return (f"numbers: {numbers['sentence']}",)
+    distance: Sentence = (
+        "numbers: original and converted differ by at most ",
+        quantity("network-max-abs", max_abs),
+    )
     if numbers["original"] is not None:
-        sentences.append(
-            (
-                "A run of the original in float64 shows how far rounding moves each: the original is at most ",
-                quantity("network-original", numbers["original"]),
-                " from it, the converted network ",
-                quantity("network-converted", numbers["converted"]),
-                ", with outputs up to ",
-                quantity("network-largest", numbers["largest"]),
-                ".",
-            )
+        distance = (
+            "numbers: original ",
+            quantity("network-original", numbers["original"]),
+            ", converted ",
+            quantity("network-converted", numbers["converted"]),
+            " from float64",
         )
-    elif max_abs is not None:
-        sentences.append(
-            (
-                "The outputs of both networks differ by at most ",
-                quantity("network-max-abs", max_abs),
-                ", with outputs up to ",
-                quantity("network-largest", numbers["largest"]),
-                f"; there is no float64 run to hold them against: {numbers['no_float64']}.",
-            )
-        )
-    if numbers["verdict"] != "CHECKED":
-        sentences.append((f"{numbers['verdict']}: {numbers['sentence']}.",))
-    return sentences
+    rest, predictions = "", numbers["predictions"]
+    if predictions["agree"] is not None:
+        rest += f"; {predictions['agree']} of {predictions['of']} predictions agree"
+    if numbers["other"]:
+        rest += f"; {numbers['other']} indices or truth values differ"
+    if numbers["verdict"] == "REFUTED":
+        rest += f"; REFUTED: {numbers['sentence']}"
+    elif numbers["verdict"] != "CHECKED":
+        rest += f"; not judged: {numbers['sentence']}"
+    return (*distance, ", outputs up to ", quantity("network-largest", numbers["largest"]), rest)
 
 
 def _certified(certificate: Certificate) -> list[Quantity]:
