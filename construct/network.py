@@ -196,7 +196,8 @@ def substitute(
     (``self.step = self.conv.forward``) becomes the replacement's; closures over modules are rebuilt
     over the copies.  ``memo`` may be shared by copies of networks with parts in common.
     """
-    memo = {} if memo is None else memo
+    if memo is None:
+        memo = {}
     memo |= deepcopy_memo(model) | memo | {id(conv): layer for conv, layer in replacements.items()}
     for _, module, method in every_method(model):
         if module in replacements:
@@ -330,7 +331,7 @@ def convert(
         *convolutions.remarks(),
         *untied_parameters(model, replacements),
     ]:
-        log.warning("%s", f"{path}: {remark}" if path else remark)
+        log.warning("%s", ": ".join(filter(None, (path, remark))))
     return substitute(model, replacements)
 
 

@@ -93,9 +93,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 def _with_path(path: str, remark: str) -> str:
     """A remark on the module at a path; the path of the whole network is empty."""
-    if not path:
-        return remark
-    return f"{path}: {remark}"
+    return ": ".join(filter(None, (path, remark)))
 
 
 def _recheck(report: Report) -> str | None:

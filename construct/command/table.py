@@ -148,8 +148,7 @@ def _run_lines(report: Report) -> Iterator[str]:
         yield f"on samples: {checked_layers(report)} of {layers} layers CHECKED, equal within rounding"
     if report.network is not None:
         for sentence in network_sentences(network_dict(report.network)):
-            parts = (part if isinstance(part, str) else part.text for part in sentence)
-            yield f"network: {''.join(parts)}"
+            yield f"network: {''.join(str(getattr(part, 'text', part)) for part in sentence)}"
     elif layers:
         yield "network: not run; give --input-size C S1 ... Sd or --example-inputs FILE to check on its own activations"
 

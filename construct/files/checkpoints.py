@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -165,8 +166,11 @@ def _models_in(items: Mapping[Any, Any]) -> list[str]:
 
 def _holds_model(value: object, depth: int = 3) -> bool:
     """Whether a value is a model, or has one under one of ``KEYS``."""
-    inner = [dict.get(value, key) for key in KEYS] if isinstance(value, dict) and depth else []
-    return bool(_kind_of(value)) or any(_holds_model(model, depth - 1) for model in inner)
+    if _kind_of(value):
+        return True
+    if not isinstance(value, dict) or depth == 0:
+        return False
+    return any(_holds_model(dict.get(value, key), depth - 1) for key in KEYS)
 
 
 def model_paths(content: object) -> str:
@@ -175,27 +179,33 @@ def model_paths(content: object) -> str:
     """
     if _kind_of(content):
         return ""
-    models: list[str] = []
-    level: list[tuple[str, Any]] = [("its entry ", content)]
-    for path, container in level:  # grows on the way
-        for key, value in _entries(container):
-            kind = _kind_of(value)
-            if kind:
-                models.append(f"{path}{key} holds a {kind}")
-            # not deeper: an optimizer's moments of one parameter are a dict of tensors, too
-            elif container is content and len(level) < 1000:
-                level.append((path + key, value))
+    # Not deeper: an optimizer's moments of one parameter are a dict of tensors, too.
+    outer = _entries("its entry ", content)
+    inner = (entry for path, container in outer for entry in _entries(path, container))
+    models = [
+        f"{path} holds a {kind}"
+        for path, value in islice(chain(outer, inner), MOST_ENTRIES)
+        if (kind := _kind_of(value))
+    ]
     return one_line("; ".join(models[:3]))
 
 
-def _entries(container: object) -> list[tuple[str, object]]:
-    """The values in a dict, list or tuple, with their keys in brackets."""
+MOST_ENTRIES = 1000
+"""The most entries of a container, and of all, in which models are looked for."""
+
+
+def _entries(path: str, container: object) -> list[tuple[str, object]]:
+    """The values in a dict, list or tuple that is no model, with their paths."""
     items: list[tuple[Any, Any]] = []
+    if _kind_of(container):
+        return []
     if isinstance(container, dict):
         items = list(dict.items(container))
     elif isinstance(container, tuple | list):
         items = list(enumerate(container))
-    return [(f"[{key!r:.60}]", value) for key, value in items[:1000] if _is_plain(key)]
+    return [
+        (f"{path}[{key!r:.60}]", value) for key, value in items[:MOST_ENTRIES] if _is_plain(key)
+    ]
 
 
 def _kind_of(value: object) -> str:
@@ -204,7 +214,7 @@ def _kind_of(value: object) -> str:
         return f"module of class {type(value).__name__}"
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in dict.keys(value)):
         return ""
-    return "state dict" if any(isinstance(v, Tensor) for v in dict.values(value)) else ""
+    return "state dict" * any(isinstance(inner, Tensor) for inner in dict.values(value))
 
 
 def renamings(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import BadModelFile, one_line
 from construct.files.formats import strict_json
+from construct.modules.traversal import joined
 from construct.weights import NAMES, MHSAWeights
 from construct.weights.record import GEOMETRY, read_record, record_of
 
@@ -60,7 +61,7 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
     return {
         path: entry[GEOMETRY]
         for path, entry in entries
-        if isinstance(entry, Mapping) and GEOMETRY in entry and _key(path, "w_key_pos") in state
+        if isinstance(entry, Mapping) and GEOMETRY in entry and joined(path, "w_key_pos") in state
     }
 
 
@@ -72,8 +73,10 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -
         BadModelFile: geometry and tensors do not fit together, or a tensor is missing.
     """
     try:
-        arguments = read_record(record, lambda name: state[_key(path, name)])
-        weights = MHSAWeights(**{name: state[_key(path, name)].detach().clone() for name in NAMES})
+        arguments = read_record(record, lambda name: state[joined(path, name)])
+        weights = MHSAWeights(
+            **{name: state[joined(path, name)].detach().clone() for name in NAMES}
+        )
         return MHSA(weights=weights, **{**arguments, **more})
     except RecursionError as error:
         raise BadModelFile("its geometry is nested too deep") from error
@@ -81,7 +84,7 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -
         reason = one_line(error)
         if isinstance(error, KeyError):
             reason = f"no tensor {error}"
-        if any(key.startswith(_key(path, "parametrizations.")) for key in state):
+        if any(key.startswith(joined(path, "parametrizations.")) for key in state):
             reason += (
                 " (construct.modules.learning.settle makes plain tensors of parametrized ones)"
             )
@@ -112,7 +115,3 @@ def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
             raise BadModelFile(f"the path of the layer {path!r:.80} overlaps that of another one")
         parent._modules[last] = layer  # add_module would refuse some names that files have
     return root
-
-
-def _key(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

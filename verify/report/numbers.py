@@ -94,7 +94,9 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     if not calls["same"]:
         text = f"calls: NOT the same on {network['inputs']}: {calls['difference']}"
     elif calls["compared"]:
-        equal = "what was compared is" if calls["unseen"] else "all inputs and results are"
+        equal = "all inputs and results are"
+        if calls["unseen"]:
+            equal = "what was compared is"
         text = (
             f"calls: the same {calls['converted']} of converted layers in the same order; while each returns its "
             f"convolution's numbers, {equal} equal bit for bit, on {network['inputs']}"
@@ -133,15 +135,14 @@ def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -
             quantity("network-converted", numbers["converted"]),
             " from float64",
         )
-    rest, predictions = "", numbers["predictions"]
+    rest = ""
+    predictions = numbers["predictions"]
     if predictions["agree"] is not None:
         rest += f"; {predictions['agree']} of {predictions['of']} predictions agree"
     if numbers["other"]:
         rest += f"; {numbers['other']} indices or truth values differ"
-    if numbers["verdict"] == "REFUTED":
-        rest += f"; REFUTED: {numbers['sentence']}"
-    elif numbers["verdict"] != "CHECKED":
-        rest += f"; not judged: {numbers['sentence']}"
+    if numbers["verdict"] != "CHECKED":
+        rest += f"; {numbers['verdict']}: {numbers['sentence']}"
     return (*distance, ", outputs up to ", quantity("network-largest", numbers["largest"]), rest)
 
 
