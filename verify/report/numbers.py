@@ -49,7 +49,8 @@ def rounded_up(value: float) -> str:
 
 def claimed(certificate: Certificate) -> str:
     """The certificate's claim in one sentence."""
-    most, largest = float(certificate.bound.max(initial=0.0)), exactly(certificate.input_bound)
+    most = float(certificate.bound.max(initial=0.0))
+    largest = exactly(certificate.input_bound)
     return (
         f"For every input of at most {times(certificate.grid)} positions whose numbers are between −{largest} and {largest}, "
         f"the attention’s output differs from the convolution’s by at most {from_above(most)}, in every output channel."
@@ -89,7 +90,8 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     """Sentences about the network as a whole, from the figures in the certificate file: its calls,
     its outputs, and what follows by substitution.
     """
-    calls, operators = network["calls"], network["convolution_calls"]
+    calls = network["calls"]
+    operators = network["convolution_calls"]
     text = f"calls: not compared on {network['inputs']}"
     if not calls["same"]:
         text = f"calls: NOT the same on {network['inputs']}: {calls['difference']}"
@@ -101,7 +103,8 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
             f"calls: the same {calls['converted']} of converted layers in the same order; while each returns its "
             f"convolution's numbers, {equal} equal bit for bit, on {network['inputs']}"
         )
-    executed, left = operators["original"], operators["converted"]
+    executed = operators["original"]
+    left = operators["converted"]
     if left is not None:
         text += f"; convolution calls: {executed} in the original, {left} in the converted"
         text += f" ({executed} executed, {executed - left} converted)"
