@@ -174,10 +174,6 @@ def run_executions(
     """
     weight = layer.w_val
     x = torch.from_numpy(inputs).to(weight.dtype).to(weight.device)
-    grid = tuple(x.shape[2:])
-    before = layer.execution
-    nothing = np.zeros(len(layer.b_out))
-    probes = []
     blocks: AbstractContextManager[None] = nullcontext()
     if queries is not None:
         blocks = smaller_blocks(queries)
@@ -188,45 +184,54 @@ def run_executions(
         blocks,
     ):
         expected = conv_module(x).double().cpu().numpy()
-        difference = np.empty_like(expected)
-        pairs = len(layer.v) * expected[0, 0].size * token_count(Geometry.read(layer), grid)
-        for name in EXECUTIONS:
-            layer.execution = name
-            try:
-                multiplications = layer.multiplications(x.shape, name)
-                # a score for each query and key
-                if multiplications == layer.multiplications(x.shape, "dense"):
-                    multiplications += SOFTMAX_COST * pairs
-                if multiplications > MOST_MULTIPLICATIONS:
-                    raise MemoryError(f"{multiplications:.2g} multiplications are too many to run")
-                attended = layer(x).double().cpu().numpy()
-            except (MemoryError, NotImplementedError) as error:
-                probes.append(Probe(name, 0, grid, nothing, 0.0, str(error)))
-                continue
-            except (
-                Exception
-            ) as error:  # although the convolution has an output; attributes may have any type
-                note = f"{type(error).__name__}: {error}"
-                probes.append(Probe(name, 0, grid, nothing, 0.0, note, broken=True))
-                continue
-            finally:
-                layer.execution = before
-            if attended.shape != expected.shape:
-                probes.append(
-                    Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape")
-                )
-                continue
-            with np.errstate(invalid="ignore", over="ignore"):
-                np.subtract(attended, expected, out=difference)
-            per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
-            over = None
-            if not worst <= 1:
-                limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
-                share = convolution_share(conv_module, x)
-                exceeds = ~(_ratio(difference, bound) <= 1)
-                over = deviation(conv_module, x, expected, attended, limits, share, exceeds)
-            probes.append(Probe(name, len(x), grid, per_channel, worst, over=over))
-    return probes
+        return [_probe(name, conv_module, layer, x, expected, bound) for name in EXECUTIONS]
+
+
+def _probe(
+    name: str, conv_module: Any, layer: Any, x: torch.Tensor, expected: ndarray, bound: ndarray
+) -> Probe:
+    """Run one execution, and compare it with the convolution's outputs."""
+    grid = tuple(x.shape[2:])
+    nothing = np.zeros(len(layer.b_out))
+    try:
+        attended = _attended(name, layer, x, expected[0, 0].size)
+    except (MemoryError, NotImplementedError) as error:
+        return Probe(name, 0, grid, nothing, 0.0, str(error))
+    except Exception as error:  # an output exists, but attributes may have any type
+        note = f"{type(error).__name__}: {error}"
+        return Probe(name, 0, grid, nothing, 0.0, note, broken=True)
+    if attended.shape != expected.shape:
+        return Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape")
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.subtract(attended, expected)
+    per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
+    over = None
+    if not worst <= 1:
+        limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
+        share = convolution_share(conv_module, x)
+        exceeds = ~(_ratio(difference, bound) <= 1)
+        over = deviation(conv_module, x, expected, attended, limits, share, exceeds)
+    return Probe(name, len(x), grid, per_channel, worst, over=over)
+
+
+def _attended(name: str, layer: Any, x: torch.Tensor, queries: int) -> ndarray:
+    """The outputs of one execution of a layer, float64.
+
+    Raises:
+        MemoryError: they take too many multiplications, or too much memory.
+    """
+    multiplications = layer.multiplications(x.shape, name)
+    if multiplications == layer.multiplications(x.shape, "dense"):  # a score for each query and key
+        tokens = token_count(Geometry.read(layer), tuple(x.shape[2:]))
+        multiplications += SOFTMAX_COST * len(layer.v) * queries * tokens
+    if multiplications > MOST_MULTIPLICATIONS:
+        raise MemoryError(f"{multiplications:.2g} multiplications are too many to run")
+    before = layer.execution
+    layer.execution = name
+    try:
+        return layer(x).double().cpu().numpy()
+    finally:
+        layer.execution = before
 
 
 def judged_by_channel(difference: ndarray, bound: ndarray) -> tuple[ndarray, float]:

@@ -57,29 +57,34 @@ def combined(certificate: Certificate, check: LayerCheck) -> Verdict:
     """The verdict on a layer from both: samples may contradict a certificate, or refute what it
     leaves undecided.
     """
-    name, within = certificate.verdict.name, certificate.within
     refuted = check.verdict.name == "REFUTED"  # the claim "same sums"
-    if name == "PROVED" and _covers(certificate, check):
-        over = np.flatnonzero(~(check.by_channel <= certificate.bound))
-        if over.size:
-            channel = over[np.argmax(check.by_channel[over])]  # NaN is the largest
-            limit = from_above(float(certificate.bound[channel]))
-            beyond = (
-                f"in output channel {channel} the samples differ by {check.by_channel[channel]:.3g}"
-            )
-            beyond += f", beyond the certificate's {limit}"
-            # the error may be torch's own
-            excused = check.convolution_off and not (refuted and within is None)
-            return Verdict(
-                "UNDECIDED" if excused else "REFUTED", f"{beyond}: {check.verdict.sentence}"
-            )
+    within = certificate.within
+    if certificate.verdict.name == "PROVED" and _covers(certificate, check):
+        beyond = _beyond_the_bound(certificate, check)
+        if beyond is not None:
+            return beyond
         # at another output, where less is allowed than at the largest difference
         if refuted and within is None:
             return check.verdict
-    elif name == "UNDECIDED" and refuted:
+    elif certificate.verdict.name == "UNDECIDED" and refuted:
         if within is None or not (check.discrepancy.max_abs <= within or check.convolution_off):
             return check.verdict
     return certificate.verdict
+
+
+def _beyond_the_bound(certificate: Certificate, check: LayerCheck) -> Verdict | None:
+    """The verdict where samples differ by more than the certificate's bound; None if none does."""
+    over = np.flatnonzero(~(check.by_channel <= certificate.bound))
+    if not over.size:
+        return None
+    channel = over[np.argmax(check.by_channel[over])]  # NaN is the largest
+    limit = from_above(float(certificate.bound[channel]))
+    sentence = f"in output channel {channel} the samples differ by {check.by_channel[channel]:.3g}"
+    sentence += f", beyond the certificate's {limit}: {check.verdict.sentence}"
+    refuted = check.verdict.name == "REFUTED" and certificate.within is None
+    if check.convolution_off and not refuted:  # the error may be torch's own
+        return Verdict("UNDECIDED", sentence)
+    return Verdict("REFUTED", sentence)
 
 
 def power_of_two_above(value: float) -> float:

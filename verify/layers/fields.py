@@ -276,6 +276,12 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
             raise Unreadable(
                 f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}"
             )
+    _require_described(conv, g)
+    return Convolution.read(conv, weight), g
+
+
+def _require_described(conv: Any, g: Geometry) -> None:
+    """Refuse a convolution whose attributes contradict each other, or its tensors."""
     base = base_of(conv)
     if (g.dims, g.transposed) != CONVOLUTIONS[base]:
         raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
@@ -286,9 +292,9 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
             raise Unreadable(
                 f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}"
             )
-    first, second = (
-        (g.in_channels, g.out_channels) if g.transposed else (g.out_channels, g.in_channels)
-    )
+    first, second = g.out_channels, g.in_channels
+    if g.transposed:
+        first, second = second, first
     if tuple(conv.weight.shape) != (first, second // g.groups, *g.kernel_size):
         raise Unreadable(
             f"the convolution's weight is {tuple(conv.weight.shape)}, which contradicts its attributes"
@@ -297,7 +303,6 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
         raise Unreadable(
             f"the convolution's bias is {tuple(conv.bias.shape)}, not ({g.out_channels},)"
         )
-    return Convolution.read(conv, weight), g
 
 
 def bytes_of(tensor: Tensor) -> ndarray:
