@@ -1,6 +1,7 @@
 """Heads that attend by content: a layer is PROVED while they carry nothing, and once they do, only the others are."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from runs import is_quick
 from truths import exact, permuted, with_content_heads
 from verified import pair_of
 from verify import certify
+from verify.argument.steps import Problem, content_step
 from verify.checker import StepFails, parts_of
 from verify.layers.fields import Unreadable
 from verify.samples.sampling import check_call
@@ -99,6 +101,30 @@ def test_a_head_that_is_not_silent_or_not_finite_is_seen(name: str):
     sentence = unproved(conv, layer).verdict.sentence
     assert said in sentence
     assert "; heads 0 to 8 alone, with b_out: PROVED: the same function" in sentence
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 2e4), (torch.float32, 1e38)], ids=str)
+@pytest.mark.parametrize("part", ["w_qry", "w_key", "u", "v"])
+def test_the_checker_proves_all_that_the_certifier_proves(part: str, dtype: torch.dtype, most: float):
+    """At the largest scores that the certifier lets pass, by bisection."""
+    conv = small(dtype, stride=2)
+    plain = with_content_heads(conv_to_mhsa(conv))
+    least = 1.0
+
+    def problem(scale: float) -> Problem:
+        layer = copy.deepcopy(plain)
+        getattr(layer, part).data[9:] *= scale
+        return Problem.read(conv, layer, (9, 7), 1.0)
+
+    assert not content_step(problem(most)).holds
+    while most > 1.01 * least:
+        middle = math.sqrt(least * most)
+        if content_step(problem(middle)).holds:
+            least = middle
+        else:
+            most = middle
+    assert least > 1
+    assert parts_of(pair_of(conv, problem(least).layer, (9, 7)))[1]
 
 
 @pytest.mark.parametrize(("part", "value"), [("w_val", 1e36), ("v", -3e36)])

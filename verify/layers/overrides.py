@@ -129,20 +129,21 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     """:func:`require_no_overrides` for an attention layer, whose ``heads`` and ``geometry`` must
     also fit its tensors.
     """
+    name = type(layer).__name__
     missing = next((own for own in ATTRIBUTES if not hasattr(layer, own)), None)
     if missing is not None:
-        raise Unreadable(f"{type(layer).__name__} has no {missing.strip('_')}")
+        raise Unreadable(f"{name} has no {missing.strip('_')}")
     require_known_encoding(layer)
     if parametrize.is_parametrized(layer):
         # Any parametrization is refused, because it may depend on whether the layer is in training.
         names = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
         raise Unreadable(
-            f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first"
+            f"{names} of {name} is worked out from other parameters; settle it first (construct.modules.learning.settle)"
         )
     require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
     if not isinstance(getattr(layer, "v", None), Tensor):
         raise Unreadable("the attention layer has no tensor v")
-    name, geometry = type(layer).__name__, layer.geometry
+    geometry = layer.geometry
     if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
         raise Unreadable(
             f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}"

@@ -104,8 +104,8 @@ def content_overflows(
     added_up = tokens * (1 + gamma(tokens + 8, fmt.u)) * values
     working = max(fmt.largest, FORMATS["float32"].largest)
     most = np.where(attention.content, fmt.largest, working)
-    finite_scores = 8 * scores < most
-    finite_sums = 4 * added_up < working
+    finite_scores = 5 * scores < most
+    finite_sums = 5 * added_up < working
     return ~(finite_scores & finite_sums)
 
 
