@@ -122,19 +122,6 @@ def naming(path: object) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def refusing(what: str, remedy: str = "") -> Iterator[None]:
-    """Raise every error in the block as a :class:`BadModelFile` whose message ``what`` begins: code
-    of the user's, and what takes a file apart, may raise anything.
-    """
-    try:
-        yield
-    except (BadModelFile, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise BadModelFile(f"{what}{describe(error)}", remedy) from error
-
-
 # ---- memory, checked before it is allocated ------------------------------------------------------
 
 

@@ -2,11 +2,11 @@
 
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
-from construct.command.report import IDLE, Report, network_dict
-from construct.errors import BadModelFile, one_line, printable
+from construct.command.report import Report, network_dict
+from construct.command.table import label, remark_lines
+from construct.errors import BadModelFile, one_line
 from construct.files.destination import not_written
 from construct.files.load_network import inputs_for
 from construct.files.writing import write
@@ -64,7 +64,7 @@ def write_page(report: Report) -> None:
     if report.network is not None:
         network = network_sentences(network_dict(report.network))
     if report.document is not None:
-        hindered = tuple(_with_path(printable(path), why) for path, why in conversion.unchecked)
+        hindered = tuple(f"{label(path)}: {why}" for path, why in conversion.unchecked)
     facts = Facts(
         title=f"{conversion.source.path.name} as attention",
         lede=LEDE,
@@ -72,28 +72,12 @@ def write_page(report: Report) -> None:
         input_caption=input_caption,
         recheck=None if conversion.unchecked else _recheck(report),
         hindered=hindered,
-        notes=tuple(_notes(report)),
+        notes=(*remark_lines(report), *report.notes),
     )
     try:
         write(page(layers, facts), options.report)
     except OSError as error:
         raise not_written(options.report, error, "nothing was changed") from error
-
-
-def _notes(report: Report) -> Iterator[str]:
-    for row in report.conversion.survey.refused:
-        yield f"Left unconverted: {row.path or '(the model)'}, a {row.kind}: {row.reason}"
-    for row in report.layers:
-        if row.exercised is False:
-            yield _with_path(row.path, IDLE)
-    for path, remark in report.conversion.remarks:
-        yield _with_path(path, remark)
-    yield from report.notes
-
-
-def _with_path(path: str, remark: str) -> str:
-    """A remark on the module at a path; the path of the whole network is empty."""
-    return ": ".join(filter(None, (path, remark)))
 
 
 def _recheck(report: Report) -> str | None:

@@ -76,7 +76,7 @@ def _table(report: Report, unicode: bool, narrow: bool) -> Table:
     for row in report.layers:
         verdict = row.verdict.name
         cells = (
-            _label(row.path),
+            label(row.path),
             convolution_text(row.layer.geometry),
             str(row.layer.heads),
             str(row.layer.w_val.shape[3]),
@@ -108,8 +108,7 @@ def _lines(report: Report) -> list[str]:
         *_layer_lines(report),
         *_claim_lines(report),
         *_run_lines(report),
-        *_unconverted_lines(report),
-        *(f"{_label(path)}: {printable(remark)}" for path, remark in report.conversion.remarks),
+        *remark_lines(report),
         *_earlier_lines(report.conversion.earlier),
         *(f"note: {printable(note)}" for note in report.notes),
         f"seed: {report.options.seed}   torch: {torch.__version__}",
@@ -120,12 +119,10 @@ def _lines(report: Report) -> list[str]:
 
 
 def _layer_lines(report: Report) -> Iterator[str]:
-    """The layers that are not good, or were not called."""
+    """The layers that are not good."""
     for row in report.layers:
         if not row.verdict.good:
-            yield f"{_label(row.path)}: {row.verdict.name}: {row.verdict.sentence}"
-        if row.exercised is False:
-            yield f"{_label(row.path)}: {IDLE}, so it does not count as checked; tried on generated inputs"
+            yield f"{label(row.path)}: {row.verdict.name}: {row.verdict.sentence}"
 
 
 def _claim_lines(report: Report) -> Iterator[str]:
@@ -153,12 +150,18 @@ def _run_lines(report: Report) -> Iterator[str]:
         yield "network: not run; give --input-size C S1 ... Sd or --example-inputs FILE to check on its own activations"
 
 
-def _unconverted_lines(report: Report) -> Iterator[str]:
+def remark_lines(report: Report) -> Iterator[str]:
+    """What else there is to know of single modules, for the table and the page."""
     refused = report.conversion.survey.refused
     if report.network is not None and report.network.calls.left and not refused:
         yield "left unconverted: convolutions that the network calls as functions, outside of any module"
     for row in refused:
-        yield f"left unconverted: {_label(row.path)}: {printable(row.kind)}: {printable(row.reason)}"
+        yield f"left unconverted: {label(row.path)}: {printable(row.kind)}: {printable(row.reason)}"
+    for row in report.layers:
+        if row.exercised is False:
+            yield f"{label(row.path)}: {IDLE}, so it does not count as checked; tried on generated inputs"
+    for path, remark in report.conversion.remarks:
+        yield f"{label(path)}: {printable(remark)}"
 
 
 def _earlier_lines(earlier: int) -> Iterator[str]:
@@ -185,7 +188,7 @@ def _explanations(report: Report) -> Iterator[str]:
             if row.certificate is not None:
                 yield ""
                 yield from (
-                    f"{_label(row.path)}: {line}" for line in str(row.certificate).splitlines()
+                    f"{label(row.path)}: {line}" for line in str(row.certificate).splitlines()
                 )
 
 
@@ -205,6 +208,6 @@ def _hindrance(report: Report) -> str:
     return "a convolution is left unconverted (--partial allows that)"
 
 
-def _label(path: str) -> str:
+def label(path: str) -> str:
     """The label of a path in the network; empty for a bare convolution."""
     return printable(path) or "(the model)"

@@ -17,7 +17,8 @@ from typing import Any
 from torch import nn
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile, refusing
+from construct.errors import BadModelFile
+from construct.files.isolation import refusing
 from construct.geometry import ConvGeometry
 
 

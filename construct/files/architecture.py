@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from construct.errors import BadModelFile, describe, printable, refusing
+from construct.errors import BadModelFile, describe, printable
+from construct.files.isolation import refusing
 
 
 def named_module(spec: str) -> nn.Module:

@@ -9,7 +9,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from construct.errors import BadModelFile, one_line, refusing
+from construct.errors import BadModelFile, one_line
+from construct.files.isolation import refusing
 
 ZIP = b"PK\x03\x04"
 """The first bytes of a zip archive, as torch.save writes it."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from construct.errors import BadModelFile, one_line, printable, refusing
+from construct.errors import BadModelFile, one_line, printable
+from construct.files.isolation import refusing
 from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
 

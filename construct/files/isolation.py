@@ -1,4 +1,4 @@
-"""Isolates the process from a user's network while it is read, built and run."""
+"""Isolates the process from a user's network, and turns what its code raises into one line."""
 
 import contextlib
 import signal
@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+
+from construct.errors import BadModelFile, describe
 
 
 @contextlib.contextmanager
@@ -50,3 +52,16 @@ def _sigterm_as_sigint() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def refusing(what: str, remedy: str = "") -> Iterator[None]:
+    """Raise every error in the block as a :class:`BadModelFile` whose message ``what`` begins: code
+    of the user's, and what takes a file apart, may raise anything.
+    """
+    try:
+        yield
+    except (BadModelFile, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadModelFile(f"{what}{describe(error)}", remedy) from error

@@ -25,13 +25,14 @@ from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
 from construct.encoding.encodings import encoding_named
-from construct.errors import BadModelFile, naming, one_line, printable, refusing
+from construct.errors import BadModelFile, naming, one_line, printable
 from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
 from construct.files.archives import check_archive
 from construct.files.checkpoints import model_paths, unwrap
 from construct.files.destination import FilePath, regular_file
 from construct.files.formats import kind_of, read_safetensors
+from construct.files.isolation import refusing
 from construct.files.torch_files import Loaded, StandIn, StandInTensor, is_module, load
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules, every_module
