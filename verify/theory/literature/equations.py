@@ -102,17 +102,3 @@ def _exactly(rows: Any) -> sympy.Matrix:
     return sympy.Matrix(
         [[sympy.Rational(*Fraction(x).as_integer_ratio()) for x in row] for row in rows]
     )
-
-
-def solve(matrix: ndarray, right: ndarray) -> ndarray:
-    """The exact solution of matrix·y = right for a square matrix of rationals of full rank, in
-    fractions.
-
-    Raises:
-        ValueError: the matrix does not have full rank.
-    """
-    if rank(matrix) < len(matrix):
-        raise ValueError(f"the matrix of {len(matrix)} rows has not full rank")
-    y = _exactly(matrix).LUsolve(_exactly(right))
-    fraction: Any = np.frompyfunc(lambda x: Fraction(int(x.p), int(x.q)), 1, 1)
-    return fraction(np.array(y))

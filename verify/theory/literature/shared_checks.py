@@ -14,13 +14,11 @@ from verify.theory.symbolic.proof_positions import Setting, Vector
 PLANE = Setting((3, 3), (4, 5), (1, 1))
 
 
-def reads_the_same(setting: Setting, heads: list[ndarray] | None = None) -> Check:
+def reads_the_same(setting: Setting) -> Check:
     """Each tap's sharp head reads what the tap reads, so both layers agree for every input and
     kernel on this grid.
     """
-    read = equations.read_by_heads(
-        setting, equations.hard_heads(setting) if heads is None else heads
-    )
+    read = equations.read_by_heads(setting, equations.hard_heads(setting))
     expected = equations.read_by_taps(setting)
     same = read.shape == expected.shape and bool(np.equal(read, expected).all())
     finding = f"{len(read)} sharp heads read what the {len(expected)} taps read ({setting}; {expected.size} entries)"

@@ -130,13 +130,6 @@ def quadratic_scores(
     return _dot(quadratic.v(tau, alpha), quadratic.r(differences(queries, keys)))
 
 
-def absolute_scores(queries: ndarray, keys: ndarray, tau: Sequence[Any]) -> ndarray:
-    """The dot products of absolute query and key features at α = 1, (Q, T)."""
-    left = [quadratic.absolute_query(tuple(q), tau, 1) for q in queries]
-    right = [quadratic.absolute_key(tuple(k)) for k in keys]
-    return np.array(left, dtype=object) @ np.array(right, dtype=object).T
-
-
 def radix_for(sides: Sequence[int]) -> Vector:
     """The mixed radix that numbers all shifts between positions of a grid: side m has 2m − 1 of
     them, −(m − 1) to m − 1.
