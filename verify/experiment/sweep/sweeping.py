@@ -63,12 +63,10 @@ class Sweep:
     """
 
     def __init__(self, seeds: range, networks: "list[Network]", results: Results):
-        self._seeds, self._networks, self._results, self._done = (
-            seeds,
-            networks,
-            results,
-            results.keys(),
-        )
+        self._seeds = seeds
+        self._networks = networks
+        self._results = results
+        self._done = results.keys()
         self._keys = set[str]()  # of layers of networks
         self._new = 0
 

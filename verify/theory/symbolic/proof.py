@@ -191,11 +191,7 @@ class Proof:
                 )
             else:
                 lines.append(_indented(f"{number:3}. {part.full()}"))
-        checks = sum(
-            len(step.expressions) for step in self.steps if step.how not in (How.CITED, How.ARGUED)
-        )
-        counts = f"{self.discharged} steps discharged by sympy ({checks} expressions), {_others(self.steps)}."
-        return "\n".join((*lines, counts))
+        return "\n".join((*lines, self.counts))
 
     def brief(self) -> str:
         """The claim, and one line per part with its reason; ``full`` shows every step and its
@@ -239,15 +235,13 @@ def counts_of(steps: Sequence[ProofStep]) -> str:
     """How many steps sympy discharged, how many are cited from Coq and how many are argued, in
     words.
     """
-    shown = sum(step.how not in (How.CITED, How.ARGUED) for step in steps)
-    return f"{shown} steps by sympy, {_others(steps)}"
-
-
-def _others(steps: Iterable[ProofStep]) -> str:
-    """How many steps are not by sympy, in words; those by Coq only where there are some."""
     count = Counter(step.how for step in steps)
-    cited = f"{count[How.CITED]} by Coq, " if count[How.CITED] else ""
-    return f"{cited}{count[How.ARGUED]} argued"
+    cited = count[How.CITED]
+    argued = count[How.ARGUED]
+    words = f"{len(steps) - cited - argued} steps by sympy, "
+    if cited:
+        words += f"{cited} by Coq, "
+    return f"{words}{argued} argued"
 
 
 def in_brief(proofs: Iterable[Proof]) -> str:
