@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from construct.files.loading import load
     from construct.files.writing import save
     from construct.geometry import ConvGeometry
+    from construct.modules.added_heads import learn
     from construct.network import convert
     from construct.stock.layer import from_torch_mha, to_torch_mha
     from construct.weights import MHSAWeights
@@ -27,6 +28,7 @@ __all__ = [
     "conv_to_mhsa",
     "convert",
     "from_torch_mha",
+    "learn",
     "load",
     "save",
     "to_torch_mha",
@@ -39,6 +41,7 @@ _HOMES = (
     "files.loading",
     "files.writing",
     "geometry",
+    "modules.added_heads",
     "network",
     "stock.layer",
     "weights",

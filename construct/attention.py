@@ -29,7 +29,7 @@ from construct.encoding.scores import Scores
 from construct.execution import NAMES as EXECUTION_NAMES
 from construct.execution import reads
 from construct.execution.protocol import working_dtype
-from construct.execution.transforms import nonzero, plain
+from construct.execution.transforms import nonzero_heads, plain
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
@@ -53,9 +53,9 @@ class MHSA(nn.Module):
     True
     >>> layer.attention_probabilities(torch.zeros(1, 3, 16, 16)).shape  # 9 heads, 16² queries, 18² padded tokens
     torch.Size([1, 9, 256, 324])
-    >>> print(layer.explain((1, 3, 16, 16)))  # what each execution would take, and which one is picked
+    >>> print(layer.explain((1, 3, 16, 16)))  # what each execution would take
     dense       2.3e+06 multiplications ... MiB  the paper's equations as they stand...
-    auto        5.5e+04 multiplications ... MiB  axial here: ...
+    auto        5.5e+04 multiplications ... MiB  ...; heads here: 9 as shifts
 
     Symbols: D_in, D_out ``in_channels``, ``out_channels``; N_h ``heads``; D_h ``head_dim``; D_k
     ``key_dim``; D_p ``pos_dim``; the eight tensors are those of
@@ -239,14 +239,26 @@ class MHSA(nn.Module):
 
     # ---- Eq. 6 and its softmax -------------------------------------------------------------------
 
+    def content_heads(self) -> tuple[bool, ...]:
+        """For each head, whether any of the first three terms of Eq. 6 can be non-zero, or is being
+        learned.
+        """
+        rows = [reads.frozen_rows(self, name) for name in ("w_qry", "w_key", "u")]
+        if any([*map(reads.is_learned, rows)]) and (
+            torch.is_grad_enabled() or tokens.host_waits(rows[0].device)
+        ):
+            return (True,) * self.heads
+        added = (True,) * (self.heads - len(rows[0]))
+        asking, u = (reads.once(self, name, nonzero_heads) for name in ("w_qry", "u"))
+        if not any(asking) and not any(u):
+            return asking + added
+        keys, places = (reads.once(self, name, nonzero_heads) for name in ("w_key", "w_key_pos"))
+        terms = zip(asking, u, keys, places, strict=False)  # of w_key_pos, all heads are frozen
+        return *((q and (k or p)) or (u and k) for q, u, k, p in terms), *added
+
     def has_content(self) -> bool:
-        """Whether any of the first three terms of Eq. 6 can be non-zero, or is being learned."""
-        learned = [reads.is_learned(tensor) for tensor in (self.w_qry, self.w_key, self.u)]
-        if any(learned) and (torch.is_grad_enabled() or tokens.host_waits(self.w_qry.device)):
-            return True
-        if reads.once(self, "w_qry", nonzero):
-            return reads.once(self, "w_key", nonzero) or reads.once(self, "w_key_pos", nonzero)
-        return reads.once(self, "u", nonzero) and reads.once(self, "w_key", nonzero)
+        """Whether any head has content."""
+        return any(self.content_heads())
 
     def attention_probabilities(self, x: Tensor) -> Tensor:
         """The attention P of every head over all tokens of the padded grid, as in ``dense``; for
@@ -269,11 +281,11 @@ class MHSA(nn.Module):
 
     def explain(self, shape: Sequence[int]) -> str:
         """Estimate what each execution costs for an input of shape (B, D_in, *n), without running
-        any; ``auto`` comes last.
+        any; ``auto``, which is ``axial``, comes last.
 
         Returns:
-            One line per execution: multiplications, memory beyond the input, and a description; for
-            ``auto``, what it picks.
+            One line per execution: multiplications, memory beyond the input, and a description; at
+            last, how many heads ``auto`` evaluates in which way.
 
         Raises:
             ValueError: no input of this layer has this shape.
@@ -325,8 +337,8 @@ class MHSA(nn.Module):
         """
         return evaluation.call.call(self, input, output_size)
 
-    def frozen_now(self) -> tuple[tuple[tuple[int, ...], ...], str, bool] | None:
-        """Where the heads look now, their whole factor, and whether our operators serve; None if
+    def frozen_now(self) -> Any:
+        """Which heads are shifts now, where these look, and whether our operators serve; None if
         they cannot be frozen.
 
         ``torch.compile`` calls this while it traces, and treats the result as a constant.

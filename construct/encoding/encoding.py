@@ -7,7 +7,7 @@ those of :mod:`construct.encoding.quadratic`, and the other encodings are in
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,8 +36,6 @@ class Encoding(ABC):
             # What it may inherit from one of ours speaks of another r_δ.
             cls.attributes = Encoding.attributes
             cls.record = Encoding.record
-            if "products" not in vars(cls):
-                cls.products = Encoding.products
 
     @abstractmethod
     def pos_dim(self, dims: int) -> int:
@@ -73,22 +71,6 @@ class Encoding(ABC):
         """
         raise ValueError(f"MHSA: the {self.name} encoding has no head vector for a shift")
 
-    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Iterator[Tensor]:
-        """The products of any vectors with r_δ for each pair of a query and a key, as summands: one
-        at a time, for memory's sake.
-
-        Args:
-            q: float64 (B, heads, queries, D_p), a vector for each query.
-            r: as returned by :meth:`r`.
-            grid: the grid.
-            delta: the index of each pair's shift in r, int64 (queries, T).
-
-        Yields:
-            float64 (B, heads, queries, T).
-        """
-        for p, component in enumerate(r):
-            yield q[..., p, None] * component[delta]
-
     def attributes(self) -> dict[str, Any]:
         """What a layer stores to know its encoding, by name; nothing for that of the theorem."""
         return {"_encoding": self.name, "own_encoding": self}
@@ -98,8 +80,8 @@ class Encoding(ABC):
         return {"encoding": self.name}
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
-        """One axis's summand of the scores: c (heads, D_p), δ_i (…, n) → (heads, …, n); tensors or
-        numpy arrays.
+        """One axis's summand of the scores c·r_δ: c (…, D_p) and δ_i (…, n), broadcast against each
+        other → (…, n); tensors or numpy arrays.
 
         Raises:
             ValueError: the score is not a sum over the axes.
@@ -151,8 +133,7 @@ class Quadratic(Encoding):
         the axes.
         """
         square, linear = quadratic.r((delta,))
-        shape = (-1, *(1,) * delta.ndim)
-        return c[:, 0].reshape(shape) * square + c[:, axis + 1].reshape(shape) * linear
+        return c[..., 0, None] * square + c[..., axis + 1, None] * linear
 
     def components(self, axis: int) -> list[int]:
         """The components of ‖δ‖² and of the axis."""

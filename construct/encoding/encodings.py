@@ -10,7 +10,7 @@ Subclass :class:`Encoding` for one of your own.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -241,24 +241,14 @@ class Relative(Encoding):
             "MHSA: a learned relative embedding has no centres; attention_probabilities shows where it looks"
         )
 
-    def products(self, q: Tensor, r: Tensor, grid: TokenGrid, delta: Tensor) -> Iterator[Tensor]:
-        """As :meth:`Encoding.products`, axis by axis.
-
-        D_p may be in the hundreds, but each axis has few rows: multiply by all of them first, then
-        gather.
-        """
-        for axis, (table, shifts) in enumerate(zip(self.tables, grid.shifts(), strict=True)):
-            product = q[..., self.components(axis)] @ table.double().T  # (B, heads, queries, rows)
-            rows = self.rows(shifts, axis)[delta]
-            yield product.gather(3, rows.expand(*product.shape[:3], -1))
-
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum
-        over the axes.
+        over the axes.  D_p may be in the hundreds, but each axis has few rows.
         """
-        return (c[:, self.components(axis)] @ self.tables[axis].double().T)[
-            :, self.rows(delta, axis)
-        ]
+        products = c[..., self.components(axis)] @ self.tables[axis].double().T  # (…, rows)
+        rows = self.rows(delta, axis)
+        leading = torch.broadcast_shapes(products.shape[:-1], rows.shape[:-1])
+        return products.expand(*leading, -1).gather(-1, rows.expand(*leading, -1))
 
     def components(self, axis: int) -> list[int]:
         """The components of c that belong to the axis's table."""

@@ -1,10 +1,12 @@
 """Eq. 6: the attention scores of query and key tokens, four terms per head."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from construct.execution.protocol import heads_of
 from construct.tokens import TokenGrid
 
 
@@ -41,32 +43,34 @@ class Scores:
         """
         if not self.content:
             return self.of_positions(queries)
-        query, key = self.projected()
-        query = query[:, :, queries]
-        total = self.of_positions(queries, query)
+        tokens = self.tokens
+        asking = tokens[:, self.query_tokens[queries].to(tokens.device)]
+        query = torch.einsum("bqi,hik->bhqk", asking, self.w_qry.to(tokens.dtype))
+        key = torch.einsum("bti,hik->bhtk", tokens, self.w_key.to(tokens.dtype))
+        total = self.of_positions(queries, query=query)
         total = total + torch.einsum("bhqk,bhtk->bhqt", query, key)  # X_q W_qry W_keyᵀ X_kᵀ
         # uᵀ W_keyᵀ X_kᵀ
         return total + torch.einsum("hk,bhtk->bht", self.u.to(key.dtype), key)[:, :, None, :]
 
-    def projected(self) -> tuple[Tensor, Tensor]:
-        """X_q W_qry (B, heads, queries, D_k) and X_k W_key (B, heads, T, D_k), in the working type."""
-        tokens = self.tokens
-        asking = tokens[:, self.query_tokens.to(tokens.device)]
-        query = torch.einsum("bqi,hik->bhqk", asking, self.w_qry.to(tokens.dtype))
-        return query, torch.einsum("bti,hik->bhtk", tokens, self.w_key.to(tokens.dtype))
-
-    def of_positions(self, queries: slice, query: Tensor | None = None) -> Tensor:
-        """The two terms with r_δ for a block of queries, float64 (B or 1, heads, queries, T).
+    def of_positions(
+        self, queries: slice, heads: Sequence[int] | None = None, query: Tensor | None = None
+    ) -> Tensor:
+        """The two terms with r_δ for a block of queries and some heads, float64
+        (B or 1, heads, queries, T).
 
         ``query`` is X_q W_qry of the block, (B, heads, queries, D_k); without it, the term that
         depends on it is left out.
         """
+        heads = range(len(self.table)) if heads is None else heads
         # (queries, T)
         delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)
-        total = self.table[None, :, delta]  # vᵀ Ŵ_key r_δ
+        total = heads_of(self.table, heads)[None, :, delta]  # vᵀ Ŵ_key r_δ
         if query is None:
             return total
-        places = torch.einsum("bhqk,hkp->bhqp", query.double(), self.w_key_pos.double())
-        for term in self.encoding.products(places, self.r, self.grid, delta):  # X_q W_qry Ŵ_key r_δ
-            total = total + term
+        w_key_pos = heads_of(self.w_key_pos, heads).double()
+        places = torch.einsum("bhqk,hkp->bhqp", query.double(), w_key_pos)
+        for p, component in enumerate(
+            self.r
+        ):  # X_q W_qry Ŵ_key r_δ, one at a time for memory's sake
+            total = total + places[..., p, None] * component[delta]
         return total

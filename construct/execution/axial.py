@@ -12,11 +12,11 @@ each axis has its own components.)  Heads are evaluated in two ways:
 * a head whose rows are all one-hot at the same shift δ copies tokens:
   :mod:`construct.execution.shifts`;
 * any other head multiplies by its factors, axis by axis; heads with a common factor share that
-  product.
+  product: :mod:`construct.execution.soft_heads`.
 
-Each call decides by the scores, that is by the current ``v`` and ``w_key_pos``.  Content, and soft
-heads of the parabola or the covariance, do not factorise: :mod:`construct.execution.fused`
-evaluates these layers, and ``MHSA.explain`` says so.
+Heads with content, and soft heads of the parabola or the covariance, do not factorise:
+:mod:`construct.execution.fused` evaluates these.  Each call decides head by head, from the current
+numbers (:mod:`construct.execution.plan`).
 """
 
 from math import prod
@@ -26,11 +26,17 @@ from torch import Tensor
 
 from construct.errors import require
 from construct.execution import fused, soft_heads
-from construct.execution.cache import Call, Run, keep
+from construct.execution.cache import Call, keep
 from construct.execution.dense import multiplications
 from construct.execution.head_matrices import merged
-from construct.execution.plan import Plan, axial_plan
-from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
+from construct.execution.plan import Plan, plan_for
+from construct.execution.protocol import (
+    Execution,
+    Layer,
+    heads_of,
+    memory_format,
+    working_dtype,
+)
 from construct.execution.shifts.operator import evaluate, queries_at_once, shifted
 from construct.execution.shifts.plain import sliced
 from construct.execution.transforms import plain, shared_array
@@ -43,27 +49,19 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     Raises:
         NotEnoughMemory: the call does not fit in memory.
     """
-    plan = axial_plan(layer, grid)
-    return fused.run(layer, x, grid) if plan is None else run_plan(layer, x, plan, run)
-
-
-def run_plan(layer: Layer, x: Tensor, plan: Plan, owner: Run) -> Tensor:
-    """As :func:`run`, with a given plan, for the execution whose ``run`` is ``owner``."""
-    grid = plan.grid
     what = f"axial attention of {layer.heads} heads over {grid.query_count} queries and {grid.token_count} keys"
+    plan, dtype = plan_for(layer, grid), working_dtype(x.dtype)
     require(memory_of(layer, len(x), plan), x.device, what)
-    dtype = working_dtype(x.dtype)
-    w, b_out = merged(layer, dtype), layer.b_out.to(dtype)
-    y = (
-        _sharp(x, _of(w, plan.sharp), b_out, plan)
-        if plan.sharp
-        else b_out.view(-1, *(1,) * len(grid.shape))
-    )
+    b_out, w = layer.b_out.to(dtype), merged(layer, dtype, plan.sharp)
+    y = _sharp(x, w, b_out, plan) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft:
-        c = layer.position_vector().to(x.device)[list(plan.soft)]
-        return y + soft_heads.attended(
-            grid.padded(x).to(dtype), _of(w, plan.soft), c, layer.encoding, grid
-        )
+        c = heads_of(layer.position_vector().to(x.device), plan.soft)
+        soft = merged(layer, dtype, plan.soft)
+        y = y + soft_heads.attended(grid.padded(x).to(dtype), soft, c, layer.encoding, grid)
+    if plan.others:
+        y = y + fused.attended(layer, x, grid, plan.others)
+    if plan.soft or plan.others:
+        return y
     tables = [getattr(layer, name) for name in layer.offsets]
     if torch.is_grad_enabled() and any(
         t.requires_grad for t in (layer.v, layer.w_key_pos, *tables)
@@ -73,7 +71,7 @@ def run_plan(layer: Layer, x: Tensor, plan: Plan, owner: Run) -> Tensor:
     if not y.requires_grad:
         keep(
             layer,
-            owner,
+            run,
             x,
             grid,
             w,
@@ -108,17 +106,11 @@ def _prepared(plan: Plan, w: Tensor, b_out: Tensor, form: torch.memory_format) -
     return run
 
 
-def _of(w: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """The matrices of these heads; w itself if they are all."""
-    return w if heads == tuple(range(len(w))) else w[list(heads)]
-
-
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """A bound on the bytes of the merged weights, a block of tokens and outputs, the output, and
     copies of tokens; generous.
     """
-    plan = axial_plan(layer, grid)
-    return fused.memory(layer, batch, grid) if plan is None else memory_of(layer, batch, plan)
+    return memory_of(layer, batch, plan_for(layer, grid))
 
 
 def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
@@ -145,18 +137,19 @@ def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
             soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size)
             + size * outputs
         )
+    if plan.others:
+        total += fused.memory(layer, batch, grid, len(plan.others)) + size * outputs
     return total
 
 
 def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications: one matrix per query and head, plus the soft heads' factors along each axis
-    in turn.
+    in turn, plus attention over all pairs of tokens.
     """
-    plan = axial_plan(layer, grid)
-    if plan is None:
-        return multiplications(layer, batch, grid)
-    heads, groups, channels, _ = layer.w_val.shape
-    total = batch * heads * grid.query_count * groups * channels * layer.w_out.shape[3]
+    plan, (_, groups, channels, _) = plan_for(layer, grid), layer.w_val.shape
+    merged_heads = len(plan.sharp) + len(plan.soft)
+    total = batch * merged_heads * grid.query_count * groups * channels * layer.w_out.shape[3]
+    total += multiplications(layer, batch, grid, len(plan.others))
     done, left = 1, grid.token_count
     for n, queries in zip(grid.shape, grid.query_shape, strict=True):
         left //= n

@@ -1,5 +1,4 @@
-"""A call of a layer: the table of executions, the automatic choice among them, and what a
-convolution does around its sum.
+"""A call of a layer: the table of executions, and what a convolution does around its sum.
 
 To add an execution, add a file, a line in ``EXECUTIONS`` and its name in
 ``construct.execution.NAMES``; the contract test then runs it on every geometry.
@@ -15,7 +14,7 @@ from torch import Tensor
 from construct.errors import require
 from construct.execution import axial, dense
 from construct.execution.cache import cached
-from construct.execution.plan import axial_plan
+from construct.execution.plan import plan_for
 from construct.execution.protocol import Execution, Layer, memory_format
 from construct.execution.traced import recorded_by_fx, run_abstract, run_traced
 from construct.execution.transforms import abstract, faked, is_batched, sizes_as_numbers, traced
@@ -25,61 +24,28 @@ from construct.tokens import output_size as output_size_of
 
 # ---- the executions ------------------------------------------------------------------------------
 
-SMALL_BYTES = 2**26
-"""Up to this size (64 MiB), ``dense`` is about the fastest execution of attention that does not
-factorise.
-"""
-
-
-def choose(layer: Layer, batch: int, grid: TokenGrid) -> str:
-    """The execution that ``auto`` uses for this call: ``axial``, but ``dense`` for small attention
-    that does not factorise.
-    """
-    if axial_plan(layer, grid) is not None:
-        return "axial"
-    return "dense" if dense.memory(layer, batch, grid) <= SMALL_BYTES else "axial"
-
-
-def _auto(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
-    plan = axial_plan(layer, grid)
-    if plan is not None:
-        return axial.run_plan(layer, x, plan, _auto)
-    return EXECUTIONS[choose(layer, len(x), grid)].run(layer, x, grid)
-
-
-def _memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    return EXECUTIONS[choose(layer, batch, grid)].memory(layer, batch, grid)
-
-
-def _cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    return EXECUTIONS[choose(layer, batch, grid)].cost(layer, batch, grid)
-
-
 EXECUTIONS: dict[str, Execution] = {
     "dense": dense.EXECUTION,
     "axial": axial.EXECUTION,
-    "auto": Execution(
-        _auto,
-        _memory,
-        "axial, but dense for small attention that does not factorise",
-        _cost,
-        choose,
-    ),
+    "auto": axial.EXECUTION,
 }
 """The executions by name."""
 
 
 def explained(layer: Layer, batch: int, grid: TokenGrid) -> str:
-    """One line per execution: multiplications, memory beyond the input, and a description; for
-    ``auto``, what it picks.
+    """One line per execution: multiplications, memory beyond the input, and a description; at last,
+    how many heads it evaluates in which way.
     """
     rows = []
     for name, execution in EXECUTIONS.items():
         cost, memory = (count(layer, batch, grid) for count in (execution.cost, execution.memory))
-        picked = f"{execution.picks(layer, batch, grid)} here: " if execution.picks else ""
         rows.append(
-            f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {picked}{execution.meaning}"
+            f"{name:8s} {cost:10.2g} multiplications  {memory / 2**20:10.4g} MiB  {execution.meaning}"
         )
+    plan = plan_for(layer, grid)
+    kinds = ((plan.sharp, "as shifts"), (plan.soft, "by factors"), (plan.others, "over all keys"))
+    here = ", ".join(f"{len(heads)} {how}" for heads, how in kinds if heads)
+    rows[-1] += f"; heads here: {here}"
     return "\n".join(rows)
 
 

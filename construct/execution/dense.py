@@ -16,7 +16,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         NotEnoughMemory: the attention maps do not fit.
     """
     what = f"dense attention of {layer.heads} heads, {grid.query_count} queries and {grid.token_count} keys"
-    require(memory(layer, len(x), grid), x.device, what)
+    require(_memory(layer, len(x), grid), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     # (b or 1, h, q, t)
     probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)
@@ -50,19 +50,20 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
     return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
-def memory(layer: Layer, batch: int, grid: TokenGrid, rows: int | None = None) -> int:
-    """A bound on the bytes of attention over all pairs of tokens, with maps of ``rows`` queries at
-    a time, or all; generous.
+def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int, each: int = 24) -> int:
+    """A bound on the bytes of the attention of some heads over all pairs of tokens, with maps of
+    ``rows`` queries at a time; generous.
+
+    A score takes ``each`` bytes: itself, its softmax and a temporary, in float64.
     """
     content, size = layer.has_content(), working_dtype(layer.w_val.dtype).itemsize
-    queries, keys, heads = grid.query_count, grid.token_count, layer.heads
-    rows = rows or queries
+    queries, keys = grid.query_count, grid.token_count
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    # Scores, softmax and a temporary in float64, probabilities in the working type; shifts as
-    # indices; rows of learned tables.
-    pairs = (batch if content else 1) * heads * rows * keys
-    picked = 8 * (len(layer.offsets) + 1) if content and layer.offsets else 0
-    maps = pairs * (24 + size + picked) + 16 * rows * (2 * keys + pairs // keys * pos_dim)
+    # Scores, and probabilities in the working type; shifts as indices; what queries ask of shifts.
+    images = batch if content else 1
+    maps = (
+        images * heads * (rows * keys * (each + size) + 16 * queries * pos_dim) + 32 * rows * keys
+    )
     # Values, attended values and projections of all heads, each with a copy for its batched
     # product.
     width = layer.groups * layer.w_val.shape[3] + 2 * key_dim
@@ -74,25 +75,27 @@ def memory(layer: Layer, batch: int, grid: TokenGrid, rows: int | None = None) -
     return maps + of_heads + tokens + weights + 8 * (heads + 4 * pos_dim) * grid.box_size
 
 
-def multiplications(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    """Multiplications of attention over all pairs of tokens: P (X W_val) W_out of every head, and
-    the content scores.
+def multiplications(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:
+    """Multiplications of some heads' attention over all pairs of tokens: P (X W_val) W_out of every
+    head, and the content scores.
     """
-    heads, groups, channels, head_dim = layer.w_val.shape
+    _, groups, channels, head_dim = layer.w_val.shape
     queries, tokens, width = grid.query_count, grid.token_count, layer.w_out.shape[3]
-    total = (
-        batch * heads * groups * head_dim * (tokens * channels + queries * tokens + queries * width)
-    )
+    each = groups * head_dim * (tokens * channels + queries * tokens + queries * width)
     if layer.has_content():
-        total += (
-            batch
-            * heads
-            * layer.w_key_pos.shape[1]
-            * (queries * tokens + (queries + tokens) * layer.in_channels)
-        )
-    return total
+        key_dim = layer.w_key_pos.shape[1]
+        each += key_dim * (queries * tokens + (queries + tokens) * layer.in_channels)
+    return batch * heads * each
+
+
+def _memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
+    return memory(layer, batch, grid, layer.heads, grid.query_count)
+
+
+def _cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
+    return multiplications(layer, batch, grid, layer.heads)
 
 
 EXECUTION = Execution(
-    run, memory, "the paper's equations as they stand; O(T²) time and memory", multiplications
+    run, _memory, "the paper's equations as they stand; O(T²) time and memory", _cost
 )

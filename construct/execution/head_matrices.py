@@ -6,8 +6,8 @@ every call checks that, since edits of weights through ``.data`` or from outside
 trace; elsewhere only a frozen factor counts as the identity.
 """
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 import construct.tokens as tokens
 from construct.execution import reads
+from construct.execution.protocol import heads_of
 from construct.execution.transforms import shared_array, transformed
 
 AT_ONCE = 2**16
@@ -53,14 +54,21 @@ def _identities(count: int, rows: int, dtype: Any) -> bytearray:
     return bytearray(np.eye(rows, dtype=dtype).tobytes() * count)
 
 
-def whole_factor(layer: Any) -> str:
-    """The factor that is a head's whole matrix, "w_val" or "w_out", because the other one is the
-    identity; "" if none is.
+@cache
+def _identity_at(heads: tuple[int, ...]) -> Callable[[Tensor], bool]:
+    """Whether the matrices of these heads are identities, as one function for each set of heads."""
+    return lambda blocks: is_identity(heads_of(blocks, heads))
+
+
+def whole_factor(layer: Any, heads: tuple[int, ...]) -> str:
+    """The factor that is the whole matrix of each of these heads, "w_val" or "w_out", because the
+    other one is the identity; "" if none is.
     """
+    are_identities = _identity_at(heads)
     for whole, other in (("w_val", "w_out"), ("w_out", "w_val")):
         factor = getattr(layer, other)
         known = not tokens.host_waits(factor.device) or reads.state_of(factor) is not None
-        if known and reads.once(layer, other, is_identity):
+        if known and reads.once(layer, other, are_identities):
             return whole
     return ""
 
@@ -92,17 +100,20 @@ class Merge(torch.autograd.Function):
         return tuple(gradients)
 
 
-def merged(layer: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """W_val W_out for every head and group, (heads, groups, C, D); a factor itself if the other is
-    the identity.
+def merged(
+    layer: Any, dtype: torch.dtype | None = None, heads: tuple[int, ...] | None = None
+) -> Tensor:
+    """W_val W_out for every group of these heads, or all: (heads, groups, C, D); a factor itself if
+    the other is the identity.
     """
     dtype = dtype or layer.w_val.dtype
-    whole = "" if transformed() else whole_factor(layer)
+    heads = tuple(range(layer.heads)) if heads is None else heads
+    whole = "" if transformed() else whole_factor(layer, heads)
     if whole:
         identity = layer.w_out if whole == "w_val" else layer.w_val
         if not (torch.is_grad_enabled() and identity.requires_grad):
-            return getattr(layer, whole).to(dtype)
-    w_val, w_out = layer.w_val.to(dtype), layer.w_out.to(dtype)
+            return heads_of(getattr(layer, whole), heads).to(dtype)
+    w_val, w_out = (heads_of(t, heads).to(dtype) for t in (layer.w_val, layer.w_out))
     product = Merge.apply(w_val, w_out, whole) if whole else w_val @ w_out
     assert isinstance(product, Tensor)
     return product

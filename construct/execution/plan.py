@@ -51,19 +51,21 @@ class Sight:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which heads are pure shifts on a grid.
+    """How each head is evaluated on a grid.
 
     Attributes:
         grid: the grid.
         sharp: heads that are pure shifts.
         deltas: their shifts δ.
-        soft: the other heads.
+        soft: other heads whose attention factorises over the axes.
+        others: heads with content, and all else that does not factorise.
     """
 
     grid: TokenGrid
     sharp: tuple[int, ...]
     deltas: tuple[tuple[int, ...], ...]
     soft: tuple[int, ...]
+    others: tuple[int, ...]
 
     @cached_property
     def starts(self) -> tuple[tuple[int, ...], ...]:
@@ -95,35 +97,28 @@ def sight_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Sight:
     )
 
 
-def axial_plan(layer: Layer, grid: TokenGrid) -> Plan | None:
-    """The plan, if the attention of every head factorises or is certain to be a shift; else None."""
-    if layer.has_content() or type(layer.encoding) not in (*CLASSICAL, *LEARNED):
-        return None
-    if transformed() and (
-        layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None
-    ):
-        return (
-            None  # learned tables are not unwrapped, and under vmap each member may look elsewhere
-        )
-    plan = plan_for(layer, grid)
-    return plan if layer.encoding.factorises or not plan.soft else None
-
-
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned
     encoding's tables.
     """
-    encoding = layer.encoding
+    encoding, content = layer.encoding, layer.content_heads()
+    if all(content) or type(encoding) not in (*CLASSICAL, *LEARNED):
+        return Plan(grid, (), (), (), tuple(range(layer.heads)))
+    if transformed() and (
+        layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None
+    ):
+        # learned tables are not unwrapped, and under vmap each member may look elsewhere
+        return Plan(grid, (), (), (), tuple(range(layer.heads)))
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets))
-    key = (*chain.from_iterable(numbers), layer.heads, layer.radix, encoding.name, grid, code)
+    key = (*chain.from_iterable(numbers), content, layer.radix, encoding.name, grid, code)
     plan = RESULTS.get(key)
     if plan is None:
         c = common(layer.position_vector())
         assert c is not None
         with eagerly():
-            plan = _plan(c.cpu().numpy(), encoding, grid)
+            plan = _plan(c.cpu().numpy(), np.array(content), encoding, grid)
         RESULTS.keep(key, plan)
     return plan
 
@@ -143,8 +138,10 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
 @np.errstate(
     divide="ignore", over="ignore", invalid="ignore"
 )  # a head whose scores overflow is not a shift
-def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
-    """Find the heads that are certain to be shifts; c is float64 (heads, D_p)."""
+def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
+    """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
+    (heads,) says whose scores depend on content.
+    """
     least, shape = np.array([low for low, _ in grid.box]), grid.box_shape
     if isinstance(encoding, Quadratic):
         axes = [
@@ -171,11 +168,12 @@ def _plan(c: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
         places = np.unravel_index(at, shape)
     deltas = np.stack(places, axis=1) + least
     low, high = np.array(grid.common_box).T
-    certain = certain & ((low <= deltas) & (deltas <= high)).all(axis=1)
-    sharp, soft = np.flatnonzero(certain), np.flatnonzero(~certain)
-    return Plan(
-        grid, tuple(sharp.tolist()), tuple(map(tuple, deltas[sharp].tolist())), tuple(soft.tolist())
+    certain = certain & ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
+    soft = ~certain & ~content & encoding.factorises
+    sharp, softer, others = (
+        tuple(np.flatnonzero(of).tolist()) for of in (certain, soft, ~certain & ~soft)
     )
+    return Plan(grid, sharp, tuple(map(tuple, deltas[certain].tolist())), softer, others)
 
 
 def _number(

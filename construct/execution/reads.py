@@ -33,11 +33,21 @@ _STEPS = [0]
 """
 
 
-def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
-    """Call ``function``, which reads values, on the layer's tensor of this name; where that waits,
-    only if it may have changed.
+def frozen_rows(layer: Any, name: str) -> Tensor:
+    """The layer's tensor of this name, but without heads that were added to learn, which come last
+    (:class:`construct.modules.learning.AddedHeads`).
     """
-    tensor = getattr(layer, name)
+    computed = layer._modules.get("parametrizations")
+    if computed is not None and name in computed and hasattr(computed[name][0], "kept"):
+        return computed[name][0].kept
+    return getattr(layer, name)
+
+
+def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
+    """Call ``function``, which reads values, on :func:`frozen_rows`; where that waits, only if they
+    may have changed.
+    """
+    tensor = frozen_rows(layer, name)
     state = state_of(tensor) if tokens.host_waits(tensor.device) else None
     if state is None:
         return function(tensor)

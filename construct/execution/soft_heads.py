@@ -120,7 +120,7 @@ def _factors(
     """Rows of P_i, (heads, q_i, n_i), which sum to 1."""
     keys = torch.arange(grid.shape[axis], dtype=torch.float64, device=c.device)
     delta = keys[None, :] - grid.queries[axis][queries].to(c.device).double()[:, None]
-    p = torch.softmax(encoding.along(c, delta, axis), dim=2).to(dtype)
+    p = torch.softmax(encoding.along(c[:, None], delta, axis), dim=2).to(dtype)
     return p.masked_fill(p < NEGLIGIBLE, 0)
 
 

@@ -1,23 +1,31 @@
-"""One-hot heads as ``torch.compile`` and ``torch.export`` trace them.
+"""Layers as ``torch.compile`` and ``torch.export`` trace them.
 
-A trace sees tensors without values, so where the heads look must be known beforehand: a trace
-freezes it.  It records the shift itself, for any spatial size: pad, take each head's tokens,
-multiply by its matrix.
+A trace sees tensors without values, so which heads are shifts, and where these look, must be known
+beforehand: a trace freezes it.  It records the shift itself, for any spatial size: pad, take each
+head's tokens, multiply by its matrix.  Heads with content are recorded as attention over all keys
+at once.
 """
 
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
+from construct.execution.fused import attended_from, query_places
 from construct.execution.head_matrices import whole_factor
 from construct.execution.plan import plan_for, sight_of
-from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
+from construct.execution.protocol import (
+    Layer,
+    heads_of,
+    memory_format,
+    tensors_of,
+    working_dtype,
+)
 from construct.execution.shifts import plain
 from construct.execution.shifts.operator import shifted_sum
 from construct.execution.transforms import abstract, eagerly, transformed
@@ -40,41 +48,55 @@ Starts = tuple[tuple[int, ...], ...]
 """For each head, the token that output 0 sees, as one position per axis."""
 
 
-def freeze(layer: Layer) -> tuple[Starts, str]:
-    """Read off where every head looks, and which factor is a head's whole matrix.
+class Frozen(NamedTuple):
+    """What a trace takes for constant of a layer.
 
-    Returns:
-        The starts; and "w_val" or "w_out", because the other one is the identity, or "".
+    Attributes:
+        sharp: heads that are shifts.
+        starts: where these look.
+        whole: their factor that is the whole matrix, because the other one is the identity, or "".
+        others: heads with content.
+    """
+
+    sharp: tuple[int, ...]
+    starts: Starts
+    whole: str
+    others: tuple[int, ...]
+
+
+def freeze(layer: Layer) -> Frozen:
+    """Read off which heads are shifts, and where these look.
 
     Raises:
-        ValueError: some head is not a shift that stays on the grid for every input size.
+        ValueError: some head without content is not a shift that stays on the grid for every input
+            size.
     """
     geometry = layer.geometry
     if type(layer.encoding) not in CLASSICAL:
         raise ValueError(
             f"MHSA: the {layer.encoding.name} encoding cannot be traced: a shift on one grid may be none on another"
         )
-    if layer.has_content():
-        raise ValueError(
-            "MHSA: attention to content cannot be traced (its dense execution can only be run)"
-        )
     size = tuple(span + EXAMPLE * s for span, s in zip(geometry.span, geometry.stride, strict=True))
     if geometry.transposed:
         size = (EXAMPLE,) * geometry.dims
-    plan = plan_for(layer, TokenGrid.of(geometry, size))
+    plan, content = plan_for(layer, TokenGrid.of(geometry, size)), layer.content_heads()
     inside = all(
         0 <= t <= span
         for start in plan.starts
         for t, span in zip(start, geometry.span, strict=True)
     )
-    if plan.soft or not inside:
+    if len(plan.sharp) + sum(content) < layer.heads or not inside:
         raise ValueError(
-            "MHSA: a head that is no shift within the kernel's reach cannot be traced for every size"
+            "MHSA: a head without content that is no shift within the kernel's reach cannot be traced for every size"
         )
-    return plan.starts, whole_factor(layer)
+    if plan.others and not layer.encoding.factorises:
+        raise ValueError(
+            f"MHSA: content beside the {layer.encoding.name} encoding cannot be traced"
+        )
+    return Frozen(plan.sharp, plan.starts, whole_factor(layer, plan.sharp), plan.others)
 
 
-def frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:
+def frozen_now(layer: Layer) -> tuple[Frozen, bool] | None:
     """As :func:`freeze`, and whether operators without rules for transforms may be called; None if
     heads cannot be frozen.
 
@@ -92,7 +114,7 @@ def frozen_now(layer: Layer) -> tuple[Starts, str, bool] | None:
         "compiled layers keep looking where their heads look now: after editing v or w_key_pos, or W_val and W_out that are "
         "frozen, call torch.compiler.reset() and compile again"
     )
-    return *frozen, layer.v.is_cpu and not transformed() and not torch.compiler.is_exporting()
+    return frozen, layer.v.is_cpu and not transformed() and not torch.compiler.is_exporting()
 
 
 @lru_cache
@@ -101,33 +123,52 @@ def _say_once(message: str) -> None:
 
 
 def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
-    """Eq. 3 if all heads are known to be shifts: x (B, D_in, *n) → (B, D_out, *o), in the layer's
-    type; else None.
+    """Eq. 3 if all heads are known to be shifts or to have content: x (B, D_in, *n) →
+    (B, D_out, *o), in the layer's type; else None.
 
     Raises:
         NotImplementedError: torch.export traces tensors without values, which do not tell where
             heads look.
     """
     copied = getattr(layer, FROZEN, None)
-    frozen = _frozen_while_traced(layer) if copied is None else (*copied, False)
-    if frozen is None:
+    known = _frozen_while_traced(layer) if copied is None else (copied, False)
+    if known is None:
         return None
-    starts, whole, operators = frozen
-    dtype = working_dtype(x.dtype)
-    w, bias = _matrices(layer, whole, dtype), _of(dtype, layer.b_out)
+    frozen, operators = known
+    tokens = _of(working_dtype(x.dtype), x)
+    bias = _of(tokens.dtype, layer.b_out)
+    y = bias.view(-1, *(1,) * len(geometry.kernel_size))
+    if frozen.sharp:
+        y = _shifts(layer, tokens, bias, geometry, frozen, operators, exported=copied is not None)
+    if frozen.others:
+        padded = _padded(tokens, geometry)
+        output = _outputs(padded.shape[2:], geometry)
+        places = query_places(geometry.anchor, geometry.query_stride, output, x.device)
+        attended = attended_from(layer, padded, places, frozen.others, content=True)
+        y = y + attended.unflatten(2, output)
+    return _of(x.dtype, y)
+
+
+def _shifts(
+    layer: Layer,
+    x: Tensor,
+    bias: Tensor,
+    geometry: ConvGeometry,
+    frozen: Frozen,
+    operators: bool,
+    exported: bool,
+) -> Tensor:
+    """b + Σ_h X_h W_h over the heads that are shifts, in the type of x."""
+    w, starts = _matrices(layer, frozen, x.dtype), frozen.starts
     if operators and torch.compiler.is_dynamo_compiling() and not w.shape[2] == w.shape[3] == 1:
-        return _of(x.dtype, _as_operator(_of(dtype, x), w, starts, bias, geometry))
-    attended = plain.sliced if copied is None else plain.gathered
-    tokens = _padded(_of(dtype, x), geometry)
-    return _of(
-        x.dtype,
-        attended(
-            tokens, w, bias, starts, geometry.query_stride, _outputs(tokens.shape[2:], geometry)
-        ),
-    )
+        return _as_operator(x, w, starts, bias, geometry)
+    attended = plain.gathered if exported else plain.sliced
+    tokens = _padded(x, geometry)
+    output = _outputs(tokens.shape[2:], geometry)
+    return attended(tokens, w, bias, starts, geometry.query_stride, output)
 
 
-def _frozen_while_traced(layer: Layer) -> tuple[Starts, str, bool] | None:
+def _frozen_while_traced(layer: Layer) -> tuple[Frozen, bool] | None:
     if not torch.compiler.is_dynamo_compiling() and (
         torch.compiler.is_compiling() or abstract(layer.v)
     ):
@@ -144,21 +185,22 @@ def _frozen_while_traced(layer: Layer) -> tuple[Starts, str, bool] | None:
         return layer.frozen_now()
 
 
-def _matrices(layer: Layer, whole: str, dtype: torch.dtype) -> Tensor:
-    """W_h of every head, (heads, g, C, D): the factor named ``whole``, or the product.
+def _matrices(layer: Layer, frozen: Frozen, dtype: torch.dtype) -> Tensor:
+    """W_h of the heads that are shifts, (heads, g, C, D): one factor, or the product.
 
     A compiler guards on requires_grad, and on no number: what learns between calls without
     gradients is multiplied in these too, and so is what functional_call puts in a parameter's
     place.
     """
-    identity = layer.w_out if whole == "w_val" else layer.w_val
+    identity = layer.w_out if frozen.whole == "w_val" else layer.w_val
     if (
-        whole
+        frozen.whole
         and not identity.requires_grad
         and (isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN))
     ):
-        return _of(dtype, getattr(layer, whole))
-    return _of(dtype, layer.w_val) @ _of(dtype, layer.w_out)
+        return _of(dtype, heads_of(getattr(layer, frozen.whole), frozen.sharp))
+    w_val, w_out = (heads_of(t, frozen.sharp) for t in (layer.w_val, layer.w_out))
+    return _of(dtype, w_val) @ _of(dtype, w_out)
 
 
 def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:

@@ -126,6 +126,16 @@ def nonzero(t: Tensor) -> bool:
         return bool(t.any())
 
 
+def nonzero_heads(t: Tensor) -> tuple[bool, ...]:
+    """Whether any value of each head is nonzero: t (heads, …)."""
+    if not nonzero(t):
+        return (False,) * len(t)
+    values, dims = numbers(t), t.dim()
+    with nullcontext() if plain() else eagerly():
+        heads = values.movedim(values.dim() - dims, 0)
+        return tuple(heads.flatten(1).ne(0).any(1).tolist())
+
+
 def common(t: Tensor) -> Tensor | None:
     """The values that all members of a mapped tensor share; None if they differ."""
     values, dims = numbers(t), t.dim()

@@ -237,7 +237,7 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
 
 
 def settle(layer: MHSA) -> MHSA:
-    """Remove all parametrizations of a layer in place, keeping the current values as plain
+    """Remove all parametrizations of a layer in place, keeping the current values as plain, frozen
     parameters.
 
     >>> import torch, construct
@@ -250,7 +250,8 @@ def settle(layer: MHSA) -> MHSA:
     """
     if not parametrize.is_parametrized(layer):
         return layer
-    with torch.enable_grad():
+    trained = ("w_val", "w_out", "b_out")  # as in a new layer
+    with torch.no_grad():
         values = {name: getattr(layer, name) for name in layer.parametrizations}  # type: ignore[union-attr]
     del layer.parametrizations
     # register_parametrization gave the layer a class of its own, derived from its class.  torch's
@@ -258,9 +259,7 @@ def settle(layer: MHSA) -> MHSA:
     # layer share.
     layer.__class__ = type(layer).__bases__[0]
     for name, value in values.items():
-        setattr(
-            layer, name, nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
-        )
+        setattr(layer, name, nn.Parameter(value.clone(), requires_grad=name in trained))
     return layer
 
 

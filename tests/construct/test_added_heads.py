@@ -1,0 +1,269 @@
+"""``construct.learn``: the same function on day one, gradients from the first step, and everything that a layer can do."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+import construct
+from construct import MHSA, conv_to_mhsa, tokens
+from construct.files.export import to_onnx, to_pt2
+from construct.modules.learning import settle
+from runs import normal
+from verify.strategies import Case, cases
+
+EXAMPLES = settings().max_examples
+SCORES = ("w_qry", "w_key", "u", "v")
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    cnn = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    return construct.convert(cnn)
+
+
+def trained(net: nn.Module, steps: int = 4, decay: float = 0.0) -> nn.Module:
+    """Trained on noise, so that every learned number moves."""
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.02, weight_decay=decay)
+    x, labels = normal(4, 3, 9, 8).float(), torch.arange(4)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), labels).backward()
+        optimizer.step()
+    return net
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=60), st.integers(1, 3), st.sampled_from(("free", "none")), st.booleans(), st.integers(0, 99))
+def test_it_is_the_same_function_bit_for_bit(case: Case, heads: int, position: str, recorded: bool, seed: int):
+    layer = conv_to_mhsa(case.conv)
+    with torch.set_grad_enabled(recorded):
+        before = layer(case.x)
+        dims, own = layer.geometry.dims, layer.heads
+        changed = construct.learn(layer, heads=heads, key_dim=dims + 4, position=position, generator=generator(seed))
+        assert torch.equal(layer(case.x), before)
+    assert changed == {"": layer}
+    assert layer.heads == own + heads
+    assert layer.w_qry.shape == (own + heads, layer.in_channels, dims + 4)
+    assert not layer.w_out[own:].any()
+    assert layer.w_val[own:].any()
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(cases(tokens=60, dtypes=(torch.float64,), batches=(1, 2)), st.sampled_from(("free", "none")))
+def test_it_learns_and_the_kernels_heads_stay(case: Case, position: str):
+    """W_out has gradients at the first step, all else at the second; weight decay leaves where the kernel looks."""
+    layer = conv_to_mhsa(case.conv)
+    x, own = case.x + 0.1, layer.heads
+    scores = {name: getattr(layer, name).detach().clone() for name in SCORES}
+    construct.learn(layer, heads=2, key_dim=layer.geometry.dims + 3, position=position, generator=generator())
+    learned = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(learned.values(), lr=0.01, weight_decay=1.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        y = layer(x)
+        (y * normal(*y.shape).to(y)).sum().backward()
+        moving = {name for name, p in learned.items() if p.grad is not None and p.grad.any()}
+        values = {"w_val", "w_out"} | ({"b_out"} & {*learned})
+        if step == 0:
+            assert learned["w_out"].grad[own:].any() or not x.any()
+            assert moving <= values
+        elif x.abs().amax() > 0.2 and y[0, 0].numel() > 1 and not torch.equal(x, x.flatten()[0].expand_as(x)):
+            assert all(p.grad is not None for p in learned.values())
+        optimizer.step()
+    for name, rows in scores.items():
+        now = getattr(layer, name)[:own]
+        assert torch.equal(now[..., : rows.shape[-1]], rows)
+        assert not now[..., rows.shape[-1] :].any()
+    with torch.no_grad():
+        auto = layer(x)
+        layer.execution = "dense"
+        torch.testing.assert_close(auto, layer(x), rtol=1e-9, atol=1e-9)
+
+
+def test_every_tensor_moves_at_the_second_step():
+    layer = conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64))
+    construct.learn(layer, generator=generator())
+    x = normal(2, 3, 6, 5)
+    learned = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    assert {name.split(".")[1] if "." in name else name for name in learned} == {*SCORES, "w_val", "w_out", "b_out"}
+    optimizer = torch.optim.SGD(learned.values(), lr=0.01)
+    for step in range(2):
+        optimizer.zero_grad()
+        layer(x).square().sum().backward()
+        still = {name for name, p in learned.items() if p.grad is None or not p.grad.any()}
+        assert still == ({f"parametrizations.{name}.original" for name in SCORES} if step == 0 else set())
+        optimizer.step()
+
+
+def test_gradients_are_those_of_dense():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, stride=2, dtype=torch.float64))
+    construct.learn(layer, key_dim=7, generator=generator())
+    with torch.no_grad():
+        layer.w_out += 0.1 * normal(*layer.w_out.shape)
+        for name in SCORES:
+            layer.get_parameter(f"parametrizations.{name}.original").add_(0.1)
+    x = normal(2, 2, 6, 5).requires_grad_()
+    wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    results = []
+    for layer.execution in ("auto", "dense"):
+        first = torch.autograd.grad(layer(x).square().sum(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
+        results.append((*first, *second))
+    torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("position", ["free", "none"])
+def test_a_network_learns_is_compiled_exported_settled_and_saved(position: str, tmp_path: Path):
+    net = network()
+    changed = construct.learn(net, heads=2, key_dim=8, position=position, generator=generator())
+    assert [*changed] == ["0", "2"]
+    net = trained(net).eval()
+    x = normal(3, 3, 11, 12).float()
+    with torch.no_grad():
+        y = net(x)
+        compiled = torch.compile(net, fullgraph=True)(x)
+        torch.testing.assert_close(compiled, y, rtol=1e-5, atol=1e-5)
+    program = to_pt2(net, (3, 9, 8))
+    (tmp_path / "net.pt2").write_bytes(program.content)
+    loaded = torch.export.load(tmp_path / "net.pt2").module()
+    torch.testing.assert_close(loaded(x), y, rtol=1e-5, atol=1e-5)
+    session = onnxruntime.InferenceSession(to_onnx(net, (3, 9, 8)).content)
+    (there,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(there, y.numpy(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(construct.errors.BadModelFile, match="settle"):
+        construct.save(net, tmp_path / "net.pt")
+    for layer in changed.values():
+        settle(layer)
+        assert not any(getattr(layer, name).requires_grad for name in (*SCORES, "w_key_pos"))
+    assert [layer.explain((1, layer.in_channels, 9, 9))[-40:] for layer in changed.values()] == [
+        "; heads here: 9 as shifts, 2 over all keys"[-40:]
+    ] * 2
+    construct.save(net, tmp_path / "net.pt")
+    with torch.no_grad():
+        assert torch.equal(net(x), y)
+        assert torch.equal(construct.load(tmp_path / "net.pt")(x), y)
+
+
+def test_heads_that_move_are_softened_and_learn_too():
+    conv, x = nn.Conv2d(2, 2, 3, padding=1, dtype=torch.float64), normal(1, 2, 5, 5)
+    layer, softer = conv_to_mhsa(conv), conv_to_mhsa(conv, alpha=2.0)
+    construct.learn(layer, alpha=2.0, generator=generator())
+    torch.testing.assert_close(layer(x), softer(x), rtol=1e-12, atol=1e-12)
+    layer(x).square().sum().backward()
+    for number in (0, 1):
+        slope = layer.get_parameter(f"parametrizations.v.original{number}").grad
+        assert slope is not None
+        assert slope.abs().amax() > 1e-3
+    with torch.no_grad():
+        before = layer(x)
+        assert torch.equal(settle(layer)(x), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_small_types_and_autocast(dtype: torch.dtype):
+    conv, x = nn.Conv2d(2, 3, 3, padding=1), normal(1, 2, 6, 5).float()
+    layer = conv_to_mhsa(conv)
+    construct.learn(layer, generator=generator())
+    with torch.autocast("cpu", dtype):
+        assert layer(x).dtype == dtype
+    before = conv_to_mhsa(copy.deepcopy(conv).to(dtype))
+    small = copy.deepcopy(layer).to(dtype)
+    assert torch.equal(small(x.to(dtype)), before(x.to(dtype)))
+    assert small.v.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
+def test_torch_func_maps_and_differentiates_it():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64))
+    construct.learn(layer, key_dim=6, generator=generator())
+    x, parameters = normal(2, 2, 5, 4), {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, parameters, (x[None],)).square().sum()
+
+    each = vmap(grad(loss), in_dims=(None, 0))(parameters, x)["w_out"]
+    for image, slope in zip(x, each, strict=True):
+        layer.zero_grad()
+        layer(image).square().sum().backward()
+        torch.testing.assert_close(layer.w_out.grad, slope, rtol=1e-9, atol=1e-9)
+
+
+def test_where_reading_waits_a_step_reads_nothing(monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU: the kernel's heads are frozen, so what was read of them holds while the others learn."""
+    monkeypatch.setattr(tokens, "host_waits", lambda device: True)
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)).requires_grad_(False)
+    construct.learn(layer, key_dim=6, generator=generator())
+    x, asked = normal(2, 2, 5, 4).float(), []
+    optimizer = torch.optim.SGD([p for p in layer.parameters() if p.requires_grad], lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        layer(x).square().sum().backward()
+        optimizer.step()
+        if step == 0:
+            tolist, cpu = torch.Tensor.tolist, torch.Tensor.cpu
+            monkeypatch.setattr(torch.Tensor, "tolist", lambda t: asked.append("tolist") or tolist(t))
+            monkeypatch.setattr(torch.Tensor, "cpu", lambda t: asked.append("cpu") or cpu(t))
+            monkeypatch.setattr(torch.Tensor, "item", lambda t: asked.append("item"))
+            monkeypatch.setattr(torch.Tensor, "__bool__", lambda t: asked.append("bool"))
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"position": "far"}, "no position 'far'; there are free, none"),
+        ({"heads": 0}, "heads must be a whole number of at least 1, not 0"),
+        ({"heads": 1.5}, "heads must be a whole number"),
+        ({"key_dim": 3}, "0: key_dim must be a whole number of at least 4, not 3"),
+        ({"key_dim": 2, "position": "none"}, "at least 3, not 2"),
+        ({"layers": ["7"]}, "no attention layer '7'; there are '0', '2'"),
+        ({"layers": "1"}, "no attention layer '1'"),
+        ({"layers": []}, "no layer is named"),
+        ({"alpha": -1.0}, "alpha must be positive, not -1.0"),
+        ({"alpha": float("nan")}, "alpha must be positive"),
+    ],
+    ids=str,
+)
+def test_what_cannot_learn_is_refused_and_nothing_is_changed(options: dict[str, Any], words: str):
+    net = network()
+    before = {name: p.clone() for name, p in net.state_dict().items()}
+    with pytest.raises(ValueError, match=words):
+        construct.learn(net, **options)
+    assert all(torch.equal(before[name], p) for name, p in net.state_dict().items())
+
+
+def test_layers_that_cannot_learn_are_named():
+    net = network()
+    construct.learn(net, layers=["2"], generator=generator())
+    assert [m.heads for m in net.modules() if isinstance(m, MHSA)] == [9, 13]
+    with pytest.raises(ValueError, match="^2: MHSA: it is parametrized already .construct.modules.learning.settle"):
+        construct.learn(net)
+    with pytest.raises(ValueError, match="no attention layer in it; construct.convert makes them"):
+        construct.learn(nn.Conv2d(1, 1, 1))
+    pair = nn.ModuleList([conv_to_mhsa(nn.Conv1d(1, 1, 1)) for _ in range(2)])
+    pair[1].w_val = pair[0].w_val
+    with pytest.raises(ValueError, match="0: its w_val is that of another layer too"):
+        construct.learn(pair)
+    twice = nn.ModuleList([pair[0]] * 2)
+    assert [*construct.learn(twice, generator=generator())] == ["0"]
+    parabola = conv_to_mhsa(nn.Conv2d(1, 1, 3), encoding="parabola")
+    with pytest.raises(ValueError, match="heads that move must have the quadratic encoding"):
+        construct.learn(parabola, alpha=1.0)
+    before = parabola(torch.ones(1, 1, 4, 4))
+    construct.learn(parabola, generator=generator())
+    assert torch.equal(parabola(torch.ones(1, 1, 4, 4)), before)
