@@ -244,17 +244,15 @@ class MHSA(nn.Module):
         learned.
         """
         rows = [reads.frozen_rows(self, name) for name in ("w_qry", "w_key", "u")]
-        if any([*map(reads.is_learned, rows)]) and (
-            torch.is_grad_enabled() or tokens.host_waits(rows[0].device)
-        ):
+        learned = any([*map(reads.is_learned, rows)])
+        if learned and (torch.is_grad_enabled() or tokens.host_waits(rows[0].device)):
             return (True,) * self.heads
-        added = (True,) * (self.heads - len(rows[0]))
-        asking, u = (reads.once(self, name, nonzero_heads) for name in ("w_qry", "u"))
-        if not any(asking) and not any(u):
-            return asking + added
-        keys, places = (reads.once(self, name, nonzero_heads) for name in ("w_key", "w_key_pos"))
-        terms = zip(asking, u, keys, places, strict=False)  # of w_key_pos, all heads are frozen
-        return *((q and (k or p)) or (u and k) for q, u, k, p in terms), *added
+        kept, added = len(rows[0]), (True,) * (self.heads - len(rows[0]))
+        q, u = (reads.once(self, name, nonzero_heads) for name in ("w_qry", "u"))
+        if not q.any() and not u.any():
+            return (False,) * kept + added
+        k, p = (reads.once(self, name, nonzero_heads)[:kept] for name in ("w_key", "w_key_pos"))
+        return *(q & (k | p) | u & k).tolist(), *added
 
     def has_content(self) -> bool:
         """Whether any head has content."""

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from construct.execution.protocol import heads_of
 from construct.tokens import TokenGrid
 
 
@@ -53,7 +52,10 @@ class Scores:
         return total + torch.einsum("hk,bhtk->bht", self.u.to(key.dtype), key)[:, :, None, :]
 
     def of_positions(
-        self, queries: slice, heads: Sequence[int] | None = None, query: Tensor | None = None
+        self,
+        queries: slice,
+        heads: Sequence[int] | slice = slice(None),
+        query: Tensor | None = None,
     ) -> Tensor:
         """The two terms with r_δ for a block of queries and some heads, float64
         (B or 1, heads, queries, T).
@@ -61,13 +63,12 @@ class Scores:
         ``query`` is X_q W_qry of the block, (B, heads, queries, D_k); without it, the term that
         depends on it is left out.
         """
-        heads = range(len(self.table)) if heads is None else heads
         # (queries, T)
         delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)
-        total = heads_of(self.table, heads)[None, :, delta]  # vᵀ Ŵ_key r_δ
+        total = self.table[heads][None, :, delta]  # vᵀ Ŵ_key r_δ
         if query is None:
             return total
-        w_key_pos = heads_of(self.w_key_pos, heads).double()
+        w_key_pos = self.w_key_pos[heads].double()
         places = torch.einsum("bhqk,hkp->bhqp", query.double(), w_key_pos)
         for p, component in enumerate(
             self.r

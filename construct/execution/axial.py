@@ -28,12 +28,11 @@ from construct.errors import require
 from construct.execution import fused, soft_heads
 from construct.execution.cache import Call, keep
 from construct.execution.dense import multiplications
-from construct.execution.head_matrices import merged
+from construct.execution.head_matrices import heads_of, merged
 from construct.execution.plan import Plan, plan_for
 from construct.execution.protocol import (
     Execution,
     Layer,
-    heads_of,
     memory_format,
     working_dtype,
 )
@@ -62,22 +61,23 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         y = y + fused.attended(layer, x, grid, plan.others)
     if plan.soft or plan.others:
         return y
-    tables = [getattr(layer, name) for name in layer.offsets]
-    if torch.is_grad_enabled() and any(
-        t.requires_grad for t in (layer.v, layer.w_key_pos, *tables)
-    ):
-        zero = layer.position_vector().sum() + sum(table.double().sum() for table in tables)
-        return y + (0 * zero).to(dtype)  # so their gradients are 0 instead of None
+    y = _with_positions(layer, y)
     if not y.requires_grad:
-        keep(
-            layer,
-            run,
-            x,
-            grid,
-            w,
-            lambda: _prepared(plan, w.detach(), b_out.detach(), memory_format(x)),
-        )
+        form = memory_format(x)
+        keep(layer, run, x, grid, w, lambda: _prepared(plan, w.detach(), b_out.detach(), form))
     return y
+
+
+def _with_positions(layer: Layer, y: Tensor) -> Tensor:
+    """The output of one-hot heads, such that the gradients of what says where they look are 0
+    instead of None.
+    """
+    tables = [getattr(layer, name) for name in layer.offsets]
+    learned = any(t.requires_grad for t in (layer.v, layer.w_key_pos, *tables))
+    if not (learned and torch.is_grad_enabled()):
+        return y
+    zero = layer.position_vector().sum() + sum(table.double().sum() for table in tables)
+    return y + (0 * zero).to(y.dtype)
 
 
 def _sharp(x: Tensor, w: Tensor, bias: Tensor, plan: Plan) -> Tensor:

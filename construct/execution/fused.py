@@ -26,7 +26,8 @@ from construct.encoding.scores import Scores
 from construct.execution.blocks import queries_per_block
 from construct.execution.dense import added_up, averaged, values_of
 from construct.execution.dense import memory as attention_bytes
-from construct.execution.protocol import Layer, heads_of, working_dtype
+from construct.execution.head_matrices import heads_of
+from construct.execution.protocol import Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
 
@@ -119,7 +120,8 @@ def _bias_of(
     """The terms with r_δ; ``query`` is X_q W_qry of all queries, None without content."""
     if table is not None:
         return partial(_from_table, table, query, heads)
-    vectors = heads_of(layer.position_vector(), heads)[:, None]  # (heads, 1, D_p)
+    vectors = heads_of(layer.position_vector(), heads)[None, :, None]
+    vectors = vectors.expand(-1, -1, places.shape[0], -1)  # (1, heads, queries, D_p)
     if query is not None:  # (vᵀ + X_q W_qry) Ŵ_key, for each query: (B, heads, queries, D_p)
         w_key_pos = heads_of(layer.w_key_pos, heads).double()
         vectors = vectors + torch.einsum("bhqk,hkp->bhqp", query.double(), w_key_pos)
@@ -135,11 +137,10 @@ def _by_axes(
     dtype: torch.dtype,
     queries: slice,
 ) -> Tensor:
-    """The products of vectors (…, heads, queries or 1, D_p) with r_δ, less their maximum over the
-    keys: (B or 1, heads, queries, T).
+    """The products of vectors (B or 1, heads, queries, D_p) with r_δ, less their maximum over the
+    keys: (B or 1, heads, queries, T), for a block of queries.
     """
-    if vectors.dim() == 4:
-        vectors = vectors[:, :, queries]
+    vectors = vectors[:, :, queries]
     total: Any = 0
     for axis, n in enumerate(shape):
         keys = torch.arange(n, device=places.device)
@@ -148,15 +149,16 @@ def _by_axes(
         scores = (scores - scores.detach().amax(-1, keepdim=True)).to(dtype)
         ones = (1,) * axis, (1,) * (len(shape) - 1 - axis)
         total = total + scores.reshape(*scores.shape[:-1], *ones[0], n, *ones[1])
-    total = total.flatten(-len(shape))
-    return total if vectors.dim() == 4 else total[None]
+    return total.flatten(-len(shape))
 
 
 def _from_table(
     scores: Scores, query: Tensor | None, heads: Sequence[int], queries: slice
 ) -> Tensor:
     """As :func:`_by_axes`, for any encoding, looked up for every pair of tokens."""
-    bias = scores.of_positions(queries, heads, None if query is None else query[:, :, queries])
+    bias = scores.of_positions(
+        queries, list(heads), None if query is None else query[:, :, queries]
+    )
     if query is None:
         return bias
     return (bias - bias.detach().amax(-1, keepdim=True)).to(query.dtype)

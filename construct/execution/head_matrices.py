@@ -6,7 +6,7 @@ every call checks that, since edits of weights through ``.data`` or from outside
 trace; elsewhere only a frozen factor counts as the identity.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,8 +16,7 @@ from torch import Tensor
 
 import construct.tokens as tokens
 from construct.execution import reads
-from construct.execution.protocol import heads_of
-from construct.execution.transforms import shared_array, transformed
+from construct.execution.transforms import shared_array, sizes_as_numbers, transformed
 
 AT_ONCE = 2**16
 """Bytes compared at a time, few enough for the identities to stay in a core's cache; a single
@@ -52,6 +51,15 @@ def identity_parts(matrices: np.ndarray) -> Iterator[tuple[bytearray, np.ndarray
 @lru_cache(maxsize=32)
 def _identities(count: int, rows: int, dtype: Any) -> bytearray:
     return bytearray(np.eye(rows, dtype=dtype).tobytes() * count)
+
+
+def heads_of(t: Tensor, heads: Sequence[int]) -> Tensor:
+    """The rows (heads, …) of these heads; t itself if they are all."""
+    if not heads or heads[-1] - heads[0] + 1 > len(heads):
+        return t[list(heads)]
+    with sizes_as_numbers():
+        all_heads = len(heads) == t.shape[0]
+    return t if all_heads else t[heads[0] : heads[-1] + 1]
 
 
 @cache

@@ -1,13 +1,13 @@
 """The interfaces of an execution (run, memory, cost) and of the attention layer that it evaluates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from construct.execution.transforms import is_batched, sizes_as_numbers
+from construct.execution.transforms import is_batched
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
@@ -69,15 +69,6 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 def tensors_of(layer: Layer) -> tuple[Tensor, ...]:
     """Every tensor that a call of the layer may differentiate with respect to."""
     return tuple(getattr(layer, name) for name in (*NAMES, *layer.offsets))
-
-
-def heads_of(t: Tensor, heads: Sequence[int]) -> Tensor:
-    """The rows (heads, …) of these heads; t itself if they are all."""
-    if not heads or heads[-1] - heads[0] + 1 > len(heads):
-        return t[list(heads)]
-    with sizes_as_numbers():
-        all_heads = len(heads) == t.shape[0]
-    return t if all_heads else t[heads[0] : heads[-1] + 1]
 
 
 def memory_format(x: Tensor) -> torch.memory_format:

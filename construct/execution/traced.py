@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
 from construct.execution.fused import attended_from, query_places
-from construct.execution.head_matrices import whole_factor
+from construct.execution.head_matrices import heads_of, whole_factor
 from construct.execution.plan import plan_for, sight_of
 from construct.execution.protocol import (
     Layer,
-    heads_of,
     memory_format,
     tensors_of,
     working_dtype,

@@ -126,14 +126,14 @@ def nonzero(t: Tensor) -> bool:
         return bool(t.any())
 
 
-def nonzero_heads(t: Tensor) -> tuple[bool, ...]:
-    """Whether any value of each head is nonzero: t (heads, …)."""
+def nonzero_heads(t: Tensor) -> np.ndarray:
+    """Whether any value of each head is nonzero: t (heads, …) → bool (heads,)."""
     if not nonzero(t):
-        return (False,) * len(t)
+        return np.zeros(len(t), dtype=bool)
     values, dims = numbers(t), t.dim()
     with nullcontext() if plain() else eagerly():
         heads = values.movedim(values.dim() - dims, 0)
-        return tuple(heads.flatten(1).ne(0).any(1).tolist())
+        return np.array(heads.flatten(1).ne(0).any(1).tolist())
 
 
 def common(t: Tensor) -> Tensor | None:

@@ -6,7 +6,8 @@ of full softmax attention (Eq. 6) are added beside those of the kernel, with W_o
 Eq. 3 is what it was, bit for bit, and W_out learns from the first step on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import inf, sqrt
 
 import torch
@@ -107,32 +108,38 @@ def learn(
     if position not in POSITIONS:
         raise ValueError(f"no position {position!r}; there are {', '.join(POSITIONS)}")
     _require_whole("heads", heads, 1)
-    found = {path: module for path, module in net.named_modules() if isinstance(module, MHSA)}
-    wanted = _paths(layers, found)
-    chosen = {path: found[path] for path in wanted}
+    chosen = _chosen(net, layers)
     _require_own_parameters(net, chosen)
     for path, layer in chosen.items():
-        try:
+        with _naming(path):
             _require_learnable(layer, key_dim, position, alpha)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}" if path else str(error)) from None
     for layer in chosen.values():
         _add_heads(layer, heads, key_dim, position, alpha, generator)
     return chosen
 
 
-def _paths(layers: Iterable[str] | None, found: dict[str, MHSA]) -> list[str]:
-    """The paths of the layers that are to learn, once each."""
-    if not found:
+def _chosen(net: nn.Module, layers: Iterable[str] | None) -> dict[str, MHSA]:
+    """The attention layers that are to learn, by path."""
+    by_path = {path: module for path, module in net.named_modules() if isinstance(module, MHSA)}
+    if not by_path:
         raise ValueError("there is no attention layer in it; construct.convert makes them")
     if layers is None:
-        return list(found)
-    wanted = list(dict.fromkeys([layers] if isinstance(layers, str) else layers))
-    missing = [path for path in wanted if path not in found]
-    if missing or not wanted:
+        return by_path
+    paths = [layers] if isinstance(layers, str) else list(layers)
+    missing = [path for path in paths if path not in by_path]
+    if missing or not paths:
         what = f"no attention layer {missing[0]!r}" if missing else "no layer is named"
-        raise ValueError(f"{what}; there are {', '.join(map(repr, found))}")
-    return wanted
+        raise ValueError(f"{what}; there are {', '.join(map(repr, by_path))}")
+    return {path: by_path[path] for path in paths}
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors about a layer begin with its path in the network."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if path else str(error)) from None
 
 
 def _require_whole(name: str, value: int, least: int) -> None:

@@ -57,7 +57,9 @@ def by_axes(layer: MHSA, x: Tensor) -> Tensor:
         keys = torch.arange(grid.shape[axis], device=x.device, dtype=torch.float64)
         delta = keys - grid.queries[axis].to(keys)[:, None]
         # padding is zero
-        p = torch.softmax(layer.encoding.along(c[:, None], delta, axis), dim=2)[..., before : before + n]
+        p = torch.softmax(layer.encoding.along(c[:, None], delta, axis), dim=2)[
+            ..., before : before + n
+        ]
         factors.append(p.masked_fill(p < torch.finfo(x.dtype).eps ** 2, 0).to(x.dtype))
     down, across = factors  # (heads, queries, keys)
     tokens = x.permute(2, 3, 0, 1).flatten(0, 2)

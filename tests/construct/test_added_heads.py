@@ -127,7 +127,8 @@ def test_gradients_are_those_of_dense():
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("position", ["free", "none"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("position", ["free", pytest.param("none", marks=pytest.mark.deep)])
 def test_a_network_learns_is_compiled_exported_settled_and_saved(position: str, tmp_path: Path):
     net = network()
     changed = construct.learn(net, heads=2, key_dim=8, position=position, generator=generator())
@@ -210,16 +211,21 @@ def test_where_reading_waits_a_step_reads_nothing(monkeypatch: pytest.MonkeyPatc
     construct.learn(layer, key_dim=6, generator=generator())
     x, asked = normal(2, 2, 5, 4).float(), []
     optimizer = torch.optim.SGD([p for p in layer.parameters() if p.requires_grad], lr=0.1)
-    for step in range(3):
+
+    def step() -> None:
         optimizer.zero_grad()
         layer(x).square().sum().backward()
         optimizer.step()
-        if step == 0:
-            tolist, cpu = torch.Tensor.tolist, torch.Tensor.cpu
-            monkeypatch.setattr(torch.Tensor, "tolist", lambda t: asked.append("tolist") or tolist(t))
-            monkeypatch.setattr(torch.Tensor, "cpu", lambda t: asked.append("cpu") or cpu(t))
-            monkeypatch.setattr(torch.Tensor, "item", lambda t: asked.append("item"))
-            monkeypatch.setattr(torch.Tensor, "__bool__", lambda t: asked.append("bool"))
+
+    def noted(name: str) -> Any:
+        read = getattr(torch.Tensor, name)
+        return lambda tensor: asked.append(name) or read(tensor)
+
+    step()
+    for name in ("tolist", "cpu", "item", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, noted(name))
+    step()
+    step()
     assert not asked
 
 
@@ -251,9 +257,11 @@ def test_layers_that_cannot_learn_are_named():
     net = network()
     construct.learn(net, layers=["2"], generator=generator())
     assert [m.heads for m in net.modules() if isinstance(m, MHSA)] == [9, 13]
-    with pytest.raises(ValueError, match="^2: MHSA: it is parametrized already .construct.modules.learning.settle"):
+    with pytest.raises(
+        ValueError, match=r"^2: MHSA: it is parametrized already \(construct\.modules\.learning\.settle"
+    ):
         construct.learn(net)
-    with pytest.raises(ValueError, match="no attention layer in it; construct.convert makes them"):
+    with pytest.raises(ValueError, match=r"no attention layer in it; construct\.convert makes them"):
         construct.learn(nn.Conv2d(1, 1, 1))
     pair = nn.ModuleList([conv_to_mhsa(nn.Conv1d(1, 1, 1)) for _ in range(2)])
     pair[1].w_val = pair[0].w_val

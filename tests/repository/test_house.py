@@ -48,7 +48,7 @@ RINGS = {
         [
             *("heads.rank", "encoding.encodings", "weights.kernel", "weights.record"),
             *(f"execution.{name}" for name in EVALUATION),
-            *("modules.learning", "files", "stock", "command", "from_conv"),
+            *("modules.learning", "modules.added_heads", "files", "stock", "command", "from_conv"),
         ],
     ],
     "verify": [
@@ -214,7 +214,7 @@ def test_the_theorem_stands_alone():
     entries = {max((entry for entry in ENTRIES if under(name, [entry])), key=len) for name in theorem}
     assert entries - {"construct.modules"} <= inner
     assert len(theorem) <= 20
-    assert sum(code_lines_in(MODULES[name]) for name in theorem) <= 1_560
+    assert sum(code_lines_in(MODULES[name]) for name in theorem) <= 1_575
 
 
 def test_no_import_goes_in_a_circle():
