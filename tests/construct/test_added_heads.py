@@ -4,7 +4,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -14,10 +13,12 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import construct
+import verify
 from construct import MHSA, conv_to_mhsa, tokens
 from construct.files.export import to_onnx, to_pt2
 from construct.modules.learning import settle
 from runs import normal
+from verify.layers.overrides import Unreadable
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
@@ -80,7 +81,9 @@ def test_it_learns_and_the_kernels_heads_stay(case: Case, position: str):
         moving = {name for name, p in learned.items() if p.grad is not None and p.grad.any()}
         values = {"w_val", "w_out"} | ({"b_out"} & {*learned})
         if step == 0:
-            assert learned["w_out"].grad[own:].any() or not x.any()
+            slope = learned["w_out"].grad
+            assert slope is not None
+            assert slope[own:].any() or not x.any()
             assert moving <= values
         elif x.abs().amax() > 0.2 and y[0, 0].numel() > 1 and not torch.equal(x, x.flatten()[0].expand_as(x)):
             assert all(p.grad is not None for p in learned.values())
@@ -122,7 +125,7 @@ def test_gradients_are_those_of_dense():
     results = []
     for layer.execution in ("auto", "dense"):
         first = torch.autograd.grad(layer(x).square().sum(), wanted, create_graph=True)
-        second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
+        second = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), wanted)
         results.append((*first, *second))
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-8)
 
@@ -145,7 +148,7 @@ def test_a_network_learns_is_compiled_exported_settled_and_saved(position: str, 
     torch.testing.assert_close(loaded(x), y, rtol=1e-5, atol=1e-5)
     session = onnxruntime.InferenceSession(to_onnx(net, (3, 9, 8)).content)
     (there,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    np.testing.assert_allclose(there, y.numpy(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.as_tensor(there), y, rtol=1e-5, atol=1e-5)
     with pytest.raises(construct.errors.BadModelFile, match="settle"):
         construct.save(net, tmp_path / "net.pt")
     for layer in changed.values():
@@ -158,6 +161,34 @@ def test_a_network_learns_is_compiled_exported_settled_and_saved(position: str, 
     with torch.no_grad():
         assert torch.equal(net(x), y)
         assert torch.equal(construct.load(tmp_path / "net.pt")(x), y)
+
+
+def test_a_layer_is_certified_before_it_has_learned_and_after():
+    """As it is, and settled; and a module that would compute other rows is not believed."""
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    construct.learn(layer, key_dim=6, generator=generator())
+    assert verify.certify(conv, layer, grid=(6, 6)).verdict.name == "PROVED"
+    with torch.no_grad():
+        layer.w_out[-1] += 0.1
+    certificate = verify.certify(conv, layer, grid=(6, 6))
+    assert certificate.verdict.name != "PROVED"
+    assert "heads 0 to 8 alone, with b_out: PROVED" in str(certificate)
+    assert str(verify.certify(conv, settle(copy.deepcopy(layer)), grid=(6, 6))) == str(certificate)
+    by = layer.get_submodule("parametrizations.v")
+    assert isinstance(by, nn.ModuleList)
+    for module, words in ((by, "has hooks"), (by[0], "has hooks")):
+        hook = module.register_forward_hook(lambda *_: None)
+        with pytest.raises(Unreadable, match=words):
+            verify.certify(conv, layer, grid=(6, 6))
+        hook.remove()
+    by[0].forward = nn.Identity().forward
+    with pytest.raises(Unreadable, match="forward of its own"):
+        verify.certify(conv, layer, grid=(6, 6))
+    other = conv_to_mhsa(conv)
+    construct.learn(other, key_dim=6, alpha=2.0, generator=generator())
+    with pytest.raises(Unreadable, match="v of ParametrizedMHSA is worked out from other parameters; settle it first"):
+        verify.certify(conv, other, grid=(6, 6))
 
 
 def test_heads_that_move_are_softened_and_learn_too():

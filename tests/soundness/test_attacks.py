@@ -357,13 +357,14 @@ def test_numbers_that_the_layer_would_round_first_are_refused():
 
 
 def test_content_terms_that_are_zero_times_infinity_are_refused():
-    """u of one head and W_key of another are nonzero: every term is 0, but X W_key overflows on one input in a million."""
+    """u of one head and W_key of another are nonzero: every term is 0, but X W_key may overflow on one input in a million.
+
+    Ours evaluates no term of these heads; an execution that did would make NaN of 0·∞.
+    """
     conv = nn.Conv1d(20, 1, 2, bias=False)
     layer = conv_to_mhsa(conv)
     signs = torch.where(torch.rand(20, generator=torch.Generator().manual_seed(5)) < 0.5, -1.0, 1.0)
     layer.u.data[0], layer.w_key.data[1] = 1, 3e37 * signs[:, None]
-    with torch.no_grad():
-        assert bool(layer(signs[None, :, None].expand(1, 20, 4)).isnan().any())
     with pytest.raises(ValueError, match="beyond the largest float32"):
         certify(conv, layer, grid=(4,))
     layer.w_key.data /= 1e6  # harmless

@@ -4,7 +4,8 @@ tensor subclasses.
 Only without such code do a layer's fields determine what it computes.  A convolution may have
 torch's own hooks that only recompute a tensor, and the class that ``torch.nn.utils.parametrize``
 makes, which only adds properties for the parametrized tensors; :mod:`verify.layers.reparametrized`
-evaluates both.  An attention layer must have plain parameters.
+evaluates both.  An attention layer must have plain parameters, or those that ``construct.learn``
+puts rows of added heads below.
 """
 
 import inspect
@@ -19,6 +20,7 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
 
 from construct.attention import MHSA, ConvGeometry
+from construct.modules.added_heads import AddedHeads
 
 HARMLESS = frozenset(
     "__init__ __module__ __doc__ __qualname__ __annotations__ __annotate_func__ __annotations_cache__ __static_attributes__ "
@@ -135,11 +137,7 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
         raise Unreadable(f"{name} has no {missing.strip('_')}")
     require_known_encoding(layer)
     if parametrize.is_parametrized(layer):
-        # Any parametrization is refused, because it may depend on whether the layer is in training.
-        names = ", ".join(sorted(layer.parametrizations))  # type: ignore[arg-type]
-        raise Unreadable(
-            f"{names} of {name} is worked out from other parameters; settle it first (construct.modules.learning.settle)"
-        )
+        _require_added_heads(layer, layer.parametrizations)  # type: ignore[arg-type]
     require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
     if not isinstance(getattr(layer, "v", None), Tensor):
         raise Unreadable("the attention layer has no tensor v")
@@ -159,6 +157,24 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     extra = stated.keys() - expected.keys()
     if extra:
         raise Unreadable(f"the geometry of {name} has a {min(extra)} of its own")
+
+
+def _require_added_heads(layer: MHSA, by_name: nn.ModuleDict) -> None:
+    """Refuse parametrizations but that of added heads, which joins rows: others may depend on
+    whether the layer is in training.
+    """
+    unlike = [name for name, by in by_name.items() if [*map(type, by.children())] != [AddedHeads]]
+    if unlike or type(by_name) is not nn.ModuleDict:
+        names = ", ".join(sorted(unlike))
+        raise Unreadable(
+            f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first (construct.modules.learning.settle)"
+        )
+    require_no_overrides(by_name, nn.ModuleDict, (), ())
+    for by in by_name.values():
+        if type(by) is not parametrize.ParametrizationList:
+            raise Unreadable(f"a tensor is parametrized by a {type(by).__name__}")
+        require_no_overrides(by, parametrize.ParametrizationList, ("original",), ("is_tensor",))
+        require_no_overrides(by[0], AddedHeads, ("kept",), ())
 
 
 def require_known_encoding(layer: object) -> None:
