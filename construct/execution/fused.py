@@ -51,7 +51,15 @@ def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> 
         table = Scores(layer, padded.flatten(2).mT, grid)
     rows = _queries_per_block(len(x), len(heads), grid, layer.has_content())
     places = query_places(grid.first, grid.step, grid.query_shape, x.device)
-    y = attended_from(layer, padded, places, heads, layer.has_content(), table, rows)
+    y = attended_from(
+        layer,
+        padded,
+        places,
+        heads,
+        content=layer.has_content(),
+        table=table,
+        rows=rows,
+    )
     return y.unflatten(2, grid.query_shape)
 
 

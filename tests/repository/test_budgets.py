@@ -11,16 +11,16 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 79_410,
+        "tokens": 82_391,
         "tokens a line": 9.2,
         "conditional expressions": 17.1,
         "branching functions": 0.021,
     },
-    "verify": {"tokens": 125_250, "tokens a line": 9.1, "conditional expressions": 17.0, "branching functions": 0.024},
+    "verify": {"tokens": 125_470, "tokens a line": 9.1, "conditional expressions": 17.1, "branching functions": 0.024},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""
-TEST_LINES = 31_420
+TEST_LINES = 31_480
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
