@@ -34,6 +34,7 @@ class Encoding(ABC):
         if cls.__module__.rpartition(".")[0] != __package__:
             cls.name = f"{cls.__module__}.{cls.__qualname__}"
             # What it may inherit from one of ours speaks of another r_δ.
+            cls.factorises = False
             cls.attributes = Encoding.attributes
             cls.record = Encoding.record
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 82_391,
+        "tokens": 82_395,
         "tokens a line": 9.2,
         "conditional expressions": 17.1,
         "branching functions": 0.021,
