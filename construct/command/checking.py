@@ -15,7 +15,7 @@ from construct.command.report import Conversion, LayerRow, NetworkRow, Pairs
 from construct.command.runs import Runs, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
-from construct.files.load_network import inputs_for
+from construct.files.command_line.load_network import inputs_for
 from verify.argument.verdicts import certify_layer, same_expression
 from verify.samples.network import compare_numbers
 from verify.samples.sampling import (

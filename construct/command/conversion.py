@@ -14,8 +14,13 @@ from construct.command.output import OtherBits, not_rechecked, prepare, write_ou
 from construct.command.report import Conversion, LayerRow, Report, judged, with_meaning
 from construct.command.terminal import Phases, phases
 from construct.errors import BadModelFile, printable
+from construct.files.command_line.load_network import (
+    converted_layer,
+    network_of,
+    source_of,
+    surveyed,
+)
 from construct.files.isolation import isolated
-from construct.files.load_network import converted_layer, network_of, source_of, surveyed
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.wrappers import unwrapped
 from construct.network import remarks_on, substitute

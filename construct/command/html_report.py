@@ -7,8 +7,8 @@ from pathlib import Path
 from construct.command.report import Report, network_dict
 from construct.command.table import label, remark_lines
 from construct.errors import BadModelFile, one_line
+from construct.files.command_line.load_network import inputs_for
 from construct.files.destination import not_written
-from construct.files.load_network import inputs_for
 from construct.files.writing import write
 from construct.modules.folding import plain_convolution
 from construct.modules.traversal import every_module

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from construct.command.report import Conversion, LayerRow, NetworkRow, network_dict
 from construct.errors import BadModelFile, one_line, printable
-from construct.files.bare_kernels import geometry_flags
+from construct.files.command_line.bare_kernels import geometry_flags
 from construct.files.destination import not_written
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import attention_in, to_safetensors

@@ -529,7 +529,7 @@ BUG = ZeroDivisionError("a bug")
 @pytest.mark.parametrize(
     ("place", "failure", "code", "message"),
     [
-        ("construct.files.load_network.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
+        ("construct.files.command_line.load_network.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
         ("construct.command.output.staged", KeyboardInterrupt(), 130, "interrupted"),
         ("pathlib.Path.replace", KeyboardInterrupt(), 130, "interrupted"),
         ("construct.command.conversion.substitute", MemoryError(), 2, "out of memory"),

@@ -181,7 +181,7 @@ def slow(*a, **k):
 
 STAGES = [
     ("construct.files.reading", "unwrap"),
-    ("construct.files.load_network", "conv_to_mhsa"),
+    ("construct.files.command_line.load_network", "conv_to_mhsa"),
     ("construct.command.conversion", "check_conversion"),
     ("construct.files.writing", "_save_into"),
 ]

@@ -16,7 +16,7 @@ BUDGETS = {
         "conditional expressions": 17.1,
         "branching functions": 0.021,
     },
-    "verify": {"tokens": 125_398, "tokens a line": 9.1, "conditional expressions": 17.1, "branching functions": 0.024},
+    "verify": {"tokens": 125_400, "tokens a line": 9.1, "conditional expressions": 17.0, "branching functions": 0.024},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""

@@ -203,7 +203,7 @@ def _probe(
     if attended.shape != expected.shape:
         return Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape")
     with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.subtract(attended, expected)
+        difference = attended - expected
     per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
     over = None
     if not worst <= 1:
@@ -222,8 +222,8 @@ def _attended(name: str, layer: Any, x: torch.Tensor, queries: int) -> ndarray:
     """
     multiplications = layer.multiplications(x.shape, name)
     if multiplications == layer.multiplications(x.shape, "dense"):  # a score for each query and key
-        tokens = token_count(Geometry.read(layer), tuple(x.shape[2:]))
-        multiplications += SOFTMAX_COST * len(layer.v) * queries * tokens
+        pairs = queries * token_count(Geometry.read(layer), tuple(x.shape[2:]))
+        multiplications += SOFTMAX_COST * len(layer.v) * pairs
     if multiplications > MOST_MULTIPLICATIONS:
         raise MemoryError(f"{multiplications:.2g} multiplications are too many to run")
     before = layer.execution

@@ -167,7 +167,8 @@ def _require_added_heads(layer: MHSA, by_name: nn.ModuleDict) -> None:
     if unlike or type(by_name) is not nn.ModuleDict:
         names = ", ".join(sorted(unlike))
         raise Unreadable(
-            f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first (construct.modules.learning.settle)"
+            f"{names} of {type(layer).__name__} is worked out from other parameters; settle it first "
+            "(construct.modules.learning.settle)"
         )
     require_no_overrides(by_name, nn.ModuleDict, (), ())
     for by in by_name.values():

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 
 from construct.errors import BadModelFile, one_line, printable
-from construct.files.architecture import named_module
-from construct.files.isolation import isolated
-from construct.files.load_network import (
+from construct.files.command_line.architecture import named_module
+from construct.files.command_line.load_network import (
     converted_layer,
     inputs_for,
     network_of,
     source_of,
     surveyed,
 )
+from construct.files.isolation import isolated
 from construct.modules.wrappers import unwrapped
 from construct.network import Survey
 from verify.argument.verdicts import certify_layer, power_of_two_above

@@ -13,8 +13,8 @@ from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import BadModelFile, counted, naming, one_line, printable, require
-from construct.files.architecture import module_from_file, named_module
-from construct.files.bare_kernels import from_kernels, geometry_flags
+from construct.files.command_line.architecture import module_from_file, named_module
+from construct.files.command_line.bare_kernels import from_kernels, geometry_flags
 from construct.files.loading import loaded_into
 from construct.files.reading import ModelFile, read, read_inputs
 from construct.modules.convolutions import geometry_of
@@ -29,9 +29,12 @@ def source_of(options: Namespace) -> ModelFile:
     """The file of the command line; where the user's code makes the network, only its tensors are
     read.
     """
-    inert = bool(options.arch or options.model_file)
     return read(
-        options.model, allow=options.allow, trust=options.trust, inert=inert, key=options.key
+        options.model,
+        allow=options.allow,
+        trust=options.trust,
+        inert=bool(options.arch or options.model_file),
+        key=options.key,
     )
 
 
@@ -96,11 +99,10 @@ def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | 
     require(
         (4 * options.samples + 20) * prod(shape), torch.device("cpu"), f"a run on {what}", who=""
     )
-    x = [
+    return [
         torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
         for _ in range(options.samples)
-    ]
-    return x, what
+    ], what
 
 
 def surveyed(model: nn.Module, name: object) -> Survey:

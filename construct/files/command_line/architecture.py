@@ -2,14 +2,12 @@
 ``--model-file net.py:Net``.
 """
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from construct.errors import BadModelFile, describe, printable
@@ -74,4 +72,4 @@ def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     if on_meta:
         return model
-    return model.to(torch.device("cpu"))
+    return model.to("cpu")

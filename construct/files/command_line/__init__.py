@@ -1,0 +1,1 @@
+"""The network that a command line of ``construct.from_conv`` names, its inputs, and its conversion."""
