@@ -115,9 +115,11 @@ def surveyed(model: nn.Module, name: object) -> Survey:
         for layer, conv in convolutions.convertible.items():
             heads = geometry_of(conv).taps
             if heads > MOST_HEADS:
-                what = f"{printable(layer) or 'the layer'} needs {heads} heads, one for each tap of its kernel"
-                what += f", and this command takes at most {MOST_HEADS}"
-                raise BadModelFile(what, "convert it in Python with construct.conv_to_mhsa")
+                raise BadModelFile(
+                    f"{printable(layer) or 'the layer'} needs {heads} heads, one for each tap of its kernel, "
+                    f"and this command takes at most {MOST_HEADS}",
+                    "convert it in Python with construct.conv_to_mhsa",
+                )
         if convolutions.refused and not convolutions.convertible:
             first, *others = convolutions.refused
             what = f"no convolution could be converted: {one_line(first)}"
