@@ -17,6 +17,7 @@ from construct.files.layer_files import as_network, attention_in, layer_of, reco
 from construct.files.reading import ModelFile, read
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.tied_weights import share_tied
+from construct.modules.traversal import joined
 from construct.modules.wrappers import unwrapped
 from construct.network import substitute
 from construct.weights import NAMES
@@ -161,9 +162,13 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     if isinstance(state, nn.Module):
         state = state.state_dict()
     entries = OrderedDict({**state, **file.values})
-    entries._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    metadata = getattr(state, "_metadata", None)
+    if file.metadata:
+        records = records_in(state, file.metadata)
+        metadata = {path: {GEOMETRY: record} for path, record in records.items()}
+    entries._metadata = metadata  # type: ignore[attr-defined]
     try:
-        return _load_state(model, entries, records_in(state, file.metadata))
+        return _load_state(model, entries)
     except UnsupportedLayer as error:  # the network cannot be copied
         raise BadModelFile(one_line(error)) from error
     except Exception as error:  # a user's network may raise anything
@@ -174,74 +179,64 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
         raise BadModelFile(what, "give the network that it was saved from") from error
 
 
-def _load_state(
-    model: nn.Module, state: dict[str, Any], records: dict[str, Any]
-) -> tuple[nn.Module, tuple[str, ...]]:
+def _load_state(model: nn.Module, state: dict[str, Any]) -> tuple[nn.Module, tuple[str, ...]]:
     """Load a state dict, or its tensors alone, under the names that it has, or without the prefixes
     of wrappers.
 
     The first that torch takes is loaded.
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
-    convolutions = [path for path, module in modules.items() if is_convolution(module)]
-    attention = {f"{path}.{name}".removeprefix(".") for path in convolutions for name in NAMES}
+    wanted = {*model.state_dict()}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if is_convolution(module):
+            wanted |= {joined(path, name) for name in NAMES}
     failure: Exception = BadModelFile("it holds no tensors")
-    tensors = [name for name, value in state.items() if isinstance(value, Tensor)]
-    for names in (list(state), tensors)[len(tensors) == len(state) :]:
-        for renamed, notes in renamings(names, attention | model.state_dict().keys()):
+    tensors = tuple(name for name, value in state.items() if isinstance(value, Tensor))
+    for names in dict.fromkeys((tuple(state), tensors)):
+        for renamed, notes in renamings(names, wanted):
             try:
-                return _load_named(model, state, records, renamed), notes
+                return _load_named(model, _renamed(state, renamed)), notes
             except Exception as error:  # a user's network may raise anything
                 failure = error
     raise failure
 
 
-def _load_named(
-    model: nn.Module, state: dict[str, Any], records: dict[str, Any], renamed: Mapping[str, str]
-) -> nn.Module:
-    """Load a state dict under other names, new → old; torch's own loading decides whether it fits."""
-    fitted, records = _renamed(state, records, renamed)
-    network = substitute(model, _replacements(model, fitted, records))
-    _match_dtypes(network, fitted)
+def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
+    """Load a state dict into a copy of a network; torch's own loading decides whether it fits."""
+    network = substitute(model, _replacements(model, state))
+    _match_dtypes(network, state)
     # Weights on the meta device have no storage: assign the file's tensors.
     on_meta = any(
         isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values()
     )
     options = {"assign": True} if on_meta else {}  # a network's own method may not know the option
     try:
-        network.load_state_dict(fitted, strict=True, **options)
+        network.load_state_dict(state, strict=True, **options)
     except RuntimeError as error:
-        difference = _key_differences(fitted, network)
+        difference = _key_differences(state, network)
         if difference:
             raise BadModelFile(difference) from error
         raise
     return network
 
 
-def _renamed(
-    state: dict[str, Any], records: dict[str, Any], renamed: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A state dict and its records under other names, new → old; both are in its metadata."""
+def _renamed(state: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """A state dict under other names, new → old."""
     fitted = OrderedDict((new, state[old]) for new, old in renamed.items())
-    # Records and metadata are keyed by module path, so they follow the renamed tensors.
+    # The metadata is keyed by module path, so it follows the renamed tensors.
     paths = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in renamed.items()}
-    records = {new: records[old] for new, old in paths.items() if old in records}
     original = getattr(state, "_metadata", None)
     if not isinstance(original, Mapping):
         original = {}
     if all(new == old for new, old in renamed.items()):
         paths |= {path: path for path in original}
     metadata = {new: dict(original[old]) for new, old in paths.items() if old in original}
-    for path, record in records.items():
-        metadata.setdefault(path, {})[GEOMETRY] = record
     fitted._metadata = metadata  # type: ignore[attr-defined]
-    return fitted, records
+    return fitted
 
 
-def _replacements(
-    model: nn.Module, state: dict[str, Any], records: dict[str, Any]
-) -> dict[nn.Module, MHSA]:
+def _replacements(model: nn.Module, state: dict[str, Any]) -> dict[nn.Module, MHSA]:
     """The file's attention layers, by the convolutions of the network in their places."""
+    records = records_in(state, {})
     modules = dict(model.named_modules(remove_duplicate=False))
     replacements: dict[nn.Module, MHSA] = {}
     for path in _attention_paths(state):
