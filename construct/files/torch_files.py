@@ -335,7 +335,6 @@ class _Attempt:
         """A subclass of a listed class, or something in place of a listed function, that cannot be
         called.
         """
-        attempt = self
         what = f"its pickle calls {kind.__module__}.{kind.__qualname__}, as torch.save never does"
 
         def refuse(*_: object, **__: object) -> Any:
@@ -344,8 +343,7 @@ class _Attempt:
         def new(cls: type, *arguments: object) -> Any:
             if arguments:
                 refuse()
-            attempt.things.append(thing := object.__new__(cls))
-            return thing
+            return self._kept(cls)
 
         if not isinstance(kind, type):
             self.replaced[id(refuse)] = refuse, lambda: kind
@@ -367,22 +365,18 @@ class _Attempt:
     def _stand_in(self, name: str) -> Any:
         if name == "builtins.getattr":  # of a class that is stood in for
             return lambda thing, *_: thing
-        things = self.things
-
-        def new(cls: type, *_: object, **__: object) -> Any:
-            things.append(thing := object.__new__(cls))
-            return thing
-
-        module, _, last = name.replace("\0", "").rpartition(".")
         if name in self.subclasses:
-            return type(last, (StandInTensor,), {"__module__": module})
-        return type(last, (StandIn,), {"__new__": new, "__module__": module})
+            return _named(name, StandInTensor)
+        return _named(name, StandIn, __new__=lambda cls, *_, **__: self._kept(cls))
+
+    def _kept(self, cls: type) -> Any:
+        self.things.append(thing := object.__new__(cls))
+        return thing
 
     def _container(self, name: str, plain: type, kind: Any) -> type:
         """In place of a class with items: makes plain lists or dicts; ``kind`` is the class itself
         if the user allows it.
         """
-        replaced = self.replaced
 
         def new(cls: type, *arguments: Any) -> Any:
             items = plain()
@@ -399,8 +393,13 @@ class _Attempt:
                 return thing
 
             if kind is not None:
-                replaced[id(items)] = items, build
+                self.replaced[id(items)] = items, build
             return items
 
-        module, _, last = name.replace("\0", "").rpartition(".")
-        return type(last, (), {"__new__": new, "__module__": module})
+        return _named(name, __new__=new)
+
+
+def _named(name: str, *bases: type, **members: Any) -> type:
+    """A class with the name of one that is not imported."""
+    module, _, last = name.replace("\0", "").rpartition(".")
+    return type(last, bases, {"__module__": module, **members})
