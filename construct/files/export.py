@@ -96,8 +96,15 @@ def _exported(
             raise
         except Exception as failure:  # tracing a user's network may raise anything
             error = failure
-    first, *_ = str(error).strip().split("\n")
-    raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
+    assert error is not None
+    raise _not_exported(error) from error
+
+
+def _not_exported(error: Exception) -> ValueError:
+    """The first line of the cause of an error, without where torch would have it reported."""
+    first, *_ = str(error.__cause__ or error).strip().split("\n")
+    first = first.partition(" See the stack trace")[0]
+    return ValueError(f"the network cannot be exported: {one_line(first)}")
 
 
 def _dynamic_axes(axes: slice, value: Any, with_channels: bool) -> Any:
@@ -226,14 +233,8 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
             converted.save(stream)  # type: ignore[arg-type]
     except MemoryError:
         raise
-    except Exception as error:  # points to the issue tracker; its cause says what failed
-        first = (
-            str(error.__cause__ or error)
-            .strip()
-            .split("\n")[0]
-            .partition(" See the stack trace")[0]
-        )
-        raise ValueError(f"the network cannot be exported: {one_line(first)}") from error
+    except Exception as error:  # its own classes
+        raise _not_exported(error) from error
     content = stream.getvalue()
     difference = None
     if find_spec("onnxruntime") is not None:

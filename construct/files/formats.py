@@ -71,24 +71,24 @@ def _whole(path: Path) -> None:
     shard = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)
     index = re.fullmatch(r"(.+)(\.\w+)\.index\.json", name)
     if index is not None:
-        what, pattern, suffix = (
-            "the index of a model in shards",
-            f"{index[1]}-*-of-*{index[2]}",
-            index[2],
-        )
+        what = "the index of a model in shards"
+        suffix = index[2]
+        pattern = f"{index[1]}-*-of-*{suffix}"
     elif shard is not None and int(shard[3]) > 1:
-        what, suffix = f"shard {int(shard[2])} of {int(shard[3])} of a model", shard[4]
+        what = f"shard {int(shard[2])} of {int(shard[3])} of a model"
+        suffix = shard[4]
         pattern = f"{shard[1]}-*-of-{shard[3]}{suffix}"
     else:
         return
-    merged = "{k: v for f in glob.glob('%s') for k, v in s.load%s(f).items()}"
-    code = "import glob, torch as s; s.save(" + merged % (pattern, "") + ", 'model.pt')"
+    library = "torch"
+    ending = ""
+    merged = "model.pt"
     if suffix == ".safetensors":
-        code = (
-            "import glob, safetensors.torch as s; s.save_file("
-            + merged % (pattern, "_file")
-            + f", 'model{suffix}')"
-        )
+        library = "safetensors.torch"
+        ending = "_file"
+        merged = "model.safetensors"
+    state = f"{{k: v for f in glob.glob('{pattern}') for k, v in s.load{ending}(f).items()}}"
+    code = f"import glob, {library} as s; s.save{ending}({state}, '{merged}')"
     raise BadModelFile(what, f'make one file in its folder: python -c "{printable(code)}"')
 
 

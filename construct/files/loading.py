@@ -118,7 +118,7 @@ def _whole(file: ModelFile) -> nn.Module:
             {path: layer_of(path, content, record) for path, record in records.items()}
         )
     remedy = "give model=Net(), the network that it is of"
-    if _attention_paths(content):
+    if attention_paths(content):
         remedy += ", or layers=True for its attention layers alone"
     raise BadModelFile("a state dict without its network", remedy)
 
@@ -129,7 +129,7 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
         layers = attention_in(content)
     else:
         records = records_in(content, file.metadata)
-        unrecorded = [path for path in _attention_paths(content) if path not in records]
+        unrecorded = [path for path in attention_paths(content) if path not in records]
         if unrecorded:
             what = f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}"
             raise BadModelFile(what, "give model=Net(), its network")
@@ -142,7 +142,7 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
     return layers
 
 
-def _attention_paths(state: Mapping[str, Tensor]) -> list[str]:
+def attention_paths(state: Mapping[str, Tensor]) -> list[str]:
     """The paths of the attention layers in a state dict."""
     return [key.rpartition(".")[0] for key in state if key.rpartition(".")[2] == "w_key_pos"]
 
@@ -239,7 +239,7 @@ def _replacements(model: nn.Module, state: dict[str, Any]) -> dict[nn.Module, MH
     records = records_in(state, {})
     modules = dict(model.named_modules(remove_duplicate=False))
     replacements: dict[nn.Module, MHSA] = {}
-    for path in _attention_paths(state):
+    for path in attention_paths(state):
         module = modules.get(path)
         # strict loading reports unknown paths
         if module is not None and not isinstance(module, MHSA):

@@ -18,9 +18,10 @@ from verify.__main__ import COMMANDS
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 COMMANDS_OWN = re.compile(
-    r"construct/(command|files/command_line)/|verify/(.*command\.py|__(init|main)__\.py|experiment/sweep/|coq/building|plots/stored_layer|recheck/)"
+    r"construct/(command|files/command_line)/|"
+    r"verify/(.*command\.py|__(init|main)__\.py|experiment/sweep/|coq/building|plots/stored_layer)"
 )
-"""Files whose messages only a command shows: sweep, plots and checker have no other way to choose a layer or a network."""
+"""Files whose messages only a command shows: sweep and plots have no other way to choose a layer or a network."""
 
 
 def program(path: Path) -> Path:

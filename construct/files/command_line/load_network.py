@@ -15,7 +15,7 @@ from construct.encoding.sharpness import ALPHA, alpha_for
 from construct.errors import BadModelFile, counted, naming, one_line, printable, require
 from construct.files.command_line.architecture import module_from_file, named_module
 from construct.files.command_line.bare_kernels import from_kernels, geometry_flags
-from construct.files.loading import loaded_into
+from construct.files.loading import attention_paths, loaded_into
 from construct.files.reading import ModelFile, read, read_inputs
 from construct.modules.convolutions import geometry_of
 from construct.modules.traversal import every_module
@@ -53,17 +53,16 @@ def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[
         if spec and isinstance(content, nn.Module) and not source.foreign:
             what = "holds a whole module, which needs no architecture"
             raise BadModelFile(what, f"leave out {printable(spec)}")
-    if options.arch:
-        model = named_module(spec)
-    elif spec:
-        model = module_from_file(spec)
-    elif isinstance(content, nn.Module):
-        return content, ()
-    else:
-        with naming(source.path):
+        if not spec:
+            if isinstance(content, nn.Module):
+                return content, ()
             if not flags:
                 raise _without_architecture(content)
             return from_kernels(content, options)
+    build = module_from_file
+    if options.arch:
+        build = named_module
+    model = build(spec)
     with naming(source.path):
         return loaded_into(model, source, spec)
 
@@ -71,7 +70,7 @@ def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[
 def _without_architecture(state: dict[str, Tensor]) -> BadModelFile:
     """The error for a state dict alone."""
     what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
-    earlier = sum(key.rpartition(".")[2] == "w_key_pos" for key in state)
+    earlier = len(attention_paths(state))
     if earlier:
         return BadModelFile(
             f"{what} (it holds {counted(earlier, 'attention layer')} of an earlier conversion)"
