@@ -50,6 +50,8 @@ MOST_MIB, MOST_FIRST = 10, 2
 """The goals of memory beyond input and output, and of the first call at a new size: times a later
 one.
 """
+MOST_LEARNING, MOST_BESIDE_TORCHS = 40, 1.3
+"""The goals of a layer with added heads: times its convolution, and times torch's attention."""
 SINGLE = [f"64→64 at {side}" for side in SIDES]
 
 
@@ -194,6 +196,36 @@ def every_layer() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
         yield name, conv, size
 
 
+class SelfAttention(nn.Module):
+    """torch's own attention of four heads, of which each has this width, over the same tokens."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.ask = nn.Linear(64, 4 * width, bias=False)
+        self.attention = nn.MultiheadAttention(4 * width, 4, kdim=64, vdim=64, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 64, *n) → (B, T, 4 · width)."""
+        tokens = x.flatten(2).mT
+        return self.attention(self.ask(tokens), tokens, tokens, need_weights=False)[0]
+
+
+def learning(rounds: int) -> Iterator[Row]:
+    """64 → 64, 3 × 3, with four added heads that learn (``construct.learn``), beside the
+    convolution and beside torch's attention.
+    """
+    conv, x = nn.Conv2d(64, 64, 3, padding=1), torch.randn(2, 64, 28, 28)
+    learned = construct.conv_to_mhsa(conv)
+    construct.learn(learned)
+    modules = conv, SelfAttention(16), SelfAttention(64), learned
+    *others, ours = medians(*(both(module, x) for module in modules), rounds=rounds)
+    what = "64→64, 3×3, at 28, four added heads, forward and backward"
+    yield Row(f"{what}, times the convolution", (ours / others[0],), MOST_LEARNING)
+    for width, time in zip((16, 64), others[1:], strict=True):
+        beside = f"nn.MultiheadAttention, 4 heads of {width}"
+        yield Row(f"{what}, times {beside}", (ours / time,), MOST_BESIDE_TORCHS)
+
+
 def named(conv: Any, size: tuple[int, ...]) -> str:
     """A convolution in a few characters."""
     kernel, stride = ("×".join(map(str, numbers)) for numbers in (conv.kernel_size, conv.stride))
@@ -217,6 +249,7 @@ PARTS: dict[str, Callable[[int], Iterator[Row]]] = {
     "two-threads": partial(single, threads=2),
     "memory": memory,
     "first": first,
+    "learning": learning,
     "dense": dense,
 }
 """What is measured on a CPU."""
