@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands import ROOT
 from examples.learned.command import main
 from examples.learned.data import BadInput
 from examples.learned.network import AttentionNet
@@ -207,6 +208,44 @@ def test_no_number_beside_the_tables_is_stale():
         text = re.sub(r"<!-- [\w-]+ -->.*?<!-- end -->", "", text, flags=re.DOTALL)
         stale += [(path.name, one) for one in number.findall(text) if one not in made | {"0.28", "1.8"}]
     assert stale == []
+
+
+def test_what_the_answer_says_of_cifar_is_so():
+    """Each of its sentences, from the committed results."""
+    answer = " ".join((ROOT / "docs/learned.md").read_text(encoding="utf-8").split())
+    runs = published.committed("learned_cifar")
+
+    def nearer(variant: str, than: str, layer: int) -> list[bool]:
+        return [run["layers"][layer - 1]["anywhere"] < run["layers"][layer - 1][than] for run in runs[variant]]
+
+    def ended(variant: str, layer: int) -> list[bool]:
+        """Nearer than before."""
+        return [run["layers"][layer - 1]["anywhere"] < run["untrained"][layer - 1]["anywhere"] for run in runs[variant]]
+
+    null, sharpened, layers = "anywhere_sharp_least", "anywhere_first_centres", range(1, 7)
+    assert "in no layer does the paper's start end nearer to N_h taps than each of 19 draws" in answer
+    assert not any(all(nearer("quadratic", null, layer)) for layer in layers)
+    assert "layer 1 does in two of three" in answer
+    assert sum(nearer("quadratic", null, 1)) == 2
+    assert "layers 1 and 2 end nearer than the same sharpness would be at the first centres" in answer
+    assert [layer for layer in layers if all(nearer("quadratic", sharpened, layer))] == [1, 2]
+    assert "The last two layers widen over most of the picture, and end further than they began." in answer
+    assert not any([*ended("quadratic", 5), *ended("quadratic", 6)])
+    assert "From a kernel, layer 1 alone ends nearer than its null" in answer
+    assert [layer for layer in layers if all(nearer("local", null, layer))] == [1]
+    assert "at the first centres would be nearer still" in answer
+    assert not any(nearer("local", sharpened, 1))
+    assert "With padding tokens it does too, and layer 2 with it (seed 0); its last layers leave as well." in answer
+    assert [layer for layer in layers if all(nearer("local-padded", null, layer))] == [1, 2]
+    assert not any([*ended("local-padded", 5), *ended("local-padded", 6)])
+    first = {variant: next(run["test_accuracy"] for run in each if run["seed"] == 0) for variant, each in runs.items()}
+    assert "on that seed those that move are ahead" in answer
+    moving, still = ("quadratic", "local", "relative"), ("frozen", "frozen-local", "conv3", "conv7")
+    assert min(first[variant] for variant in moving) > max(first[variant] for variant in still)
+    assert "The start from a convolution reaches 64.64 %, more than its two parts apart" in answer
+    assert first["from-conv"] > max(first["local-scaled"], first["local-padded"])
+    assert "no control has a second seed" in answer
+    assert all(len(each) == 1 for variant, each in runs.items() if variant not in ("quadratic", "local"))
 
 
 def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
