@@ -268,5 +268,27 @@ check(
 )
 
 # %% [markdown]
-# **To think about.** The network is a CNN in another dress: what could it learn now that a CNN cannot?
-# (`docs/finetune.md`) And what would it take to prove a bound for the *whole* network?
+# ## Heads that learn
+#
+# One-hot heads have no gradients: moving a head a little moves no attention. So `construct.learn` adds heads of full
+# softmax attention beside them, whose $W_{out}$ is zero. The sum of Eq. 3 is what it was. Then one step of training:
+# in the first, only $W_{out}$ of the added heads can have a gradient. (Why? Everything else of theirs is multiplied by it.)
+
+# %%
+layer = construct.conv_to_mhsa(conv)
+x = torch.randn(1, 8, 8, 8)
+before = layer(x)
+construct.learn(layer, heads=2)
+print("the same function, bit for bit:", torch.equal(layer(x), before))
+print(layer.explain(x.shape).split("; ")[-1])
+optimizer = torch.optim.SGD([p for p in layer.parameters() if p.requires_grad], lr=0.01)
+for step in (1, 2):
+    optimizer.zero_grad()
+    layer(x).square().sum().backward()
+    moving = [name for name, p in layer.named_parameters() if p.grad is not None and bool(p.grad.any())]
+    print(f"step {step}: gradients of {', '.join(name.removeprefix('parametrizations.') for name in moving)}")
+    optimizer.step()
+
+# %% [markdown]
+# **To think about.** What could such a network learn now that a CNN cannot? (`docs/finetune.md`) And what would it
+# take to prove a bound for the *whole* network?
