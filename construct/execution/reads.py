@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
+from torch.nn.utils import parametrize
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 import construct.tokens as tokens
@@ -35,10 +36,12 @@ _STEPS = [0]
 
 def frozen_rows(layer: Any, name: str) -> Tensor:
     """The layer's tensor of this name, but without heads that were added to learn, which come last
-    (:class:`construct.modules.learning.AddedHeads`).
+    (:class:`construct.modules.added_heads.AddedHeads`).
     """
     computed = layer._modules.get("parametrizations")
-    if computed is not None and name in computed and hasattr(computed[name][0], "kept"):
+    # Another parametrization after it may change these rows, and so do old ones from torch's cache.
+    alone = computed is not None and name in computed and len(computed[name]) == 1
+    if alone and not parametrize._cache_enabled and hasattr(computed[name][0], "kept"):
         return computed[name][0].kept
     return getattr(layer, name)
 

@@ -103,15 +103,16 @@ def frozen_now(layer: Layer) -> tuple[Frozen, bool] | None:
     """
     try:
         # within a transform of torch.func, which the compiler follows, these tensors would be
-        # wrapped
-        with eagerly():
+        # wrapped.  What learns may be zero only now, and compilers guard on no number: it is
+        # content, also where no gradients are recorded.
+        with eagerly(), torch.enable_grad():
             frozen = freeze(layer)
     except ValueError as error:
         log.warning("not compiled, run as it is: %s", error)
         return None
     _say_once(
-        "compiled layers keep looking where their heads look now: after editing v or w_key_pos, or W_val and W_out that are "
-        "frozen, call torch.compiler.reset() and compile again"
+        "compiled layers keep looking where their heads look now: after editing w_qry, w_key, w_key_pos, u, v, W_val or W_out "
+        "that are frozen, call torch.compiler.reset() and compile again"
     )
     return frozen, layer.v.is_cpu and not transformed() and not torch.compiler.is_exporting()
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils import parametrize
 
 import construct
 import verify
@@ -204,6 +205,58 @@ def test_heads_that_move_are_softened_and_learn_too():
     with torch.no_grad():
         before = layer(x)
         assert torch.equal(settle(layer)(x), before)
+
+
+class Fainter(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return 1e-3 * rows
+
+
+@torch.no_grad()
+def test_kept_rows_are_those_that_the_layer_has():
+    """Not those from before another parametrization, and not newer ones than those in torch's cache."""
+    layer, x = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)), normal(2, 2, 5, 4)
+    construct.learn(layer, heads=1, key_dim=4, generator=generator())
+    cached = copy.deepcopy(layer)
+    layer(x)
+    parametrize.register_parametrization(layer, "v", Fainter())
+    other = cached.get_parameter("parametrizations.v.0.kept")
+    with parametrize.cached():
+        before = cached(x)
+        other.copy_(other.flip(0))
+        assert torch.equal(cached(x), before)
+    for changed in (layer, cached):
+        changed.execution = "auto"
+        auto = changed(x)
+        changed.execution = "dense"
+        torch.testing.assert_close(auto, changed(x), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_what_is_cached_is_not_certified():
+    conv = nn.Conv2d(2, 3, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    construct.learn(layer, key_dim=6, generator=generator())
+    with parametrize.cached():
+        layer.v.sum()
+        layer.get_parameter("parametrizations.v.0.kept").mul_(1e-3)
+        with pytest.raises(Unreadable, match="certify outside it"):
+            verify.certify(conv, layer, grid=(6, 6))
+    assert verify.certify(conv, layer, grid=(6, 6)).verdict.name != "PROVED"
+
+
+def test_a_compiled_layer_follows_content_that_learns():
+    """Compiled where no gradient is recorded and while its content is zero."""
+    layer, x = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)), normal(1, 2, 5, 4).float()
+    for name in ("w_qry", "w_key", "u"):
+        layer.get_parameter(name).requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+        layer.v *= 1e-3
+        layer.w_qry += 0.3
+        layer.w_key += normal(*layer.w_key.shape)
+        torch.testing.assert_close(compiled(x), layer(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -163,6 +163,10 @@ def _require_added_heads(layer: MHSA, by_name: nn.ModuleDict) -> None:
     """Refuse parametrizations but that of added heads, which joins rows: others may depend on
     whether the layer is in training.
     """
+    if parametrize._cache_enabled:
+        raise Unreadable(
+            "parametrize.cached() may hold old rows of added heads; certify outside it"
+        )
     unlike = [name for name, by in by_name.items() if [*map(type, by.children())] != [AddedHeads]]
     if unlike or type(by_name) is not nn.ModuleDict:
         names = ", ".join(sorted(unlike))
