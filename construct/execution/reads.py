@@ -38,9 +38,9 @@ def frozen_rows(layer: Any, name: str) -> Tensor:
     """The layer's tensor of this name, but without heads that were added to learn, which come last
     (:class:`construct.modules.added_heads.AddedHeads`).
     """
-    computed = layer._modules.get("parametrizations")
+    computed: Any = layer._modules.get("parametrizations", ())
     # Another parametrization after it may change these rows, and so do old ones from torch's cache.
-    alone = computed is not None and name in computed and len(computed[name]) == 1
+    alone = name in computed and len(computed[name]) == 1
     if alone and not parametrize._cache_enabled and hasattr(computed[name][0], "kept"):
         return computed[name][0].kept
     return getattr(layer, name)
