@@ -132,10 +132,12 @@ class Parabola(Encoding):
         return torch.stack(quadratic.r((quadratic.number(grid.shifts(), self.radix),)))
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        """α, and as τ the shift with the nearest number."""
+        """α, and as τ the shift with the nearest number; NaN for a head without one."""
         alpha, number = -c[:, 0], -c[:, 1] / (2 * c[:, 0])
-        shifts = [shift_of_number(int(n), self.radix) for n in number.round()]
-        return alpha, torch.tensor(shifts, dtype=torch.float64, device=c.device)
+        tau = c.new_full((len(c), len(self.radix)), math.nan)
+        for head in number.isfinite().nonzero().flatten().tolist():
+            tau[head] = c.new_tensor(shift_of_number(int(number[head].round()), self.radix))
+        return alpha, tau
 
 
 @dataclass(frozen=True)

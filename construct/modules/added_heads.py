@@ -168,7 +168,7 @@ def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | 
     _require_whole("key_dim", key_dim, max(own, pos_dim + 1 if position == "free" else 0))
     if alpha is None:
         return
-    if not 0 < alpha < inf:
+    if not isinstance(alpha, int | float) or not 0 < alpha < inf:
         raise ValueError(f"alpha must be positive, not {alpha!r}")
     identity = torch.eye(own, pos_dim, device="cpu").to(layer.w_key_pos)
     unlike = bool((layer.w_key_pos != identity).any())

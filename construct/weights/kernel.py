@@ -14,7 +14,7 @@ def taps_of_heads(layer: Any) -> list[int]:
     """The tap at which each head looks, read back from ``v`` and ``w_key_pos``.
 
     Raises:
-        ValueError: a head looks at no position of this kernel.
+        ValueError: a head looks at no position of this kernel, or attends to content instead.
         TypeError: ``torch.fx`` traces, for which tensors are symbols.
     """
     if isinstance(layer.v, torch.fx.Proxy):
@@ -26,9 +26,10 @@ def taps_of_heads(layer: Any) -> list[int]:
     for head, (alpha, tau) in enumerate(zip(*layer.centres(), strict=True)):
         shift = tuple(tau.tolist())
         if not alpha > 0 or shift not in numbers:
-            raise ValueError(
-                f"MHSA: head {head} looks at {shift}, no tap of kernel {layer.geometry.kernel_size}"
-            )
+            what = f"looks at {shift}, no tap of kernel {layer.geometry.kernel_size}"
+            if layer.content_heads()[head]:
+                what = "attends to content, so no kernel is what the heads do"
+            raise ValueError(f"MHSA: head {head} {what}")
         taps.append(numbers[shift])
     return taps
 

@@ -326,6 +326,7 @@ def test_where_reading_waits_a_step_reads_nothing(monkeypatch: pytest.MonkeyPatc
         ({"layers": []}, "no layer is named"),
         ({"alpha": -1.0}, "alpha must be positive, not -1.0"),
         ({"alpha": float("nan")}, "alpha must be positive"),
+        ({"alpha": "4"}, "alpha must be positive, not '4'"),
     ],
     ids=str,
 )
@@ -359,3 +360,5 @@ def test_layers_that_cannot_learn_are_named():
     before = parabola(torch.ones(1, 1, 4, 4))
     construct.learn(parabola, generator=generator())
     assert torch.equal(parabola(torch.ones(1, 1, 4, 4)), before)
+    with pytest.raises(ValueError, match="MHSA: head 9 attends to content, so no kernel is what the heads do"):
+        _ = parabola.weight
