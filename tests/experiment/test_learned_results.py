@@ -240,7 +240,10 @@ def test_what_the_answer_says_of_cifar_is_so():
     assert not any([*ended("local-padded", 5), *ended("local-padded", 6)])
     first = {variant: next(run["test_accuracy"] for run in each if run["seed"] == 0) for variant, each in runs.items()}
     assert "on that seed those that move are ahead" in answer
-    moving, still = ("quadratic", "local", "relative"), ("frozen", "frozen-local", "conv3", "conv7")
+    moving, still = (
+        ("quadratic", "local", "relative", "quadratic-16"),
+        ("frozen", "frozen-local", "conv3", "conv7", "conv9"),
+    )
     assert min(first[variant] for variant in moving) > max(first[variant] for variant in still)
     assert "The start from a convolution reaches 64.64 %, more than its two parts apart" in answer
     assert first["from-conv"] > max(first["local-scaled"], first["local-padded"])
