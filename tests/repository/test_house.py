@@ -306,6 +306,7 @@ def test_the_command_line_starts_without_a_warning():
 CALLS = {
     "construct.conv_to_mhsa": "construct.conv_to_mhsa(conv)",
     "construct.convert": "construct.convert(conv)",
+    "construct.learn": "construct.learn(construct.conv_to_mhsa(conv))",
     "construct.save": "construct.save(layer, path + '.saved')",
     "construct.load": "construct.save(layer, path + '.loaded'); construct.load(path + '.loaded')",
     "construct.to_torch_mha": "construct.to_torch_mha(layer, grid=(4,))",
