@@ -183,7 +183,7 @@ def test_a_pt2_file_keeps_all_eight_tensors():
 
 def test_what_cannot_be_traced_is_named():
     net = nn.Sequential(nn.ReLU(), conv_to_mhsa(nn.Conv1d(1, 1, 3), alpha=1.0))
-    with pytest.raises(ValueError, match=r"^1: MHSA: a head that is no shift"):
+    with pytest.raises(ValueError, match=r"^1: MHSA: a head without content that is no shift"):
         to_pt2(net, (1, 9))
     layer = conv_to_mhsa(nn.Conv1d(1, 1, 3))
     with torch.no_grad():
