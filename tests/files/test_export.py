@@ -185,11 +185,11 @@ def test_what_cannot_be_traced_is_named():
     net = nn.Sequential(nn.ReLU(), conv_to_mhsa(nn.Conv1d(1, 1, 3), alpha=1.0))
     with pytest.raises(ValueError, match=r"^1: MHSA: a head without content that is no shift"):
         to_pt2(net, (1, 9))
-    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3))
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3), encoding="parabola")
     with torch.no_grad():
         layer.u.fill_(1)
         layer.w_key.fill_(1)
-    with pytest.raises(ValueError, match=r"^the layer: MHSA: attention to content"):
+    with pytest.raises(ValueError, match=r"^the layer: MHSA: content beside the parabola encoding cannot be traced"):
         to_pt2(layer, (1, 9))
 
 
