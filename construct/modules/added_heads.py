@@ -6,6 +6,7 @@ of full softmax attention (Eq. 6) are added beside those of the kernel, with W_o
 Eq. 3 is what it was, bit for bit, and W_out learns from the first step on.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import inf, sqrt
@@ -77,8 +78,7 @@ def learn(
     first step on, and all else from the second.  They have the layer's D_h; D_k grows for all
     heads, filled up with zeros.  The layer's parameters are new ones, which an optimizer made before
     does not know, and W_val and W_out learn, also where they were frozen.
-    :func:`construct.modules.learning.settle` makes plain, frozen
-    scores of the result, for files and certificates.
+    :func:`construct.modules.learning.settle` makes plain, frozen scores of the result, for files.
 
     >>> import torch, construct
     >>> layer = construct.conv_to_mhsa(torch.nn.Conv2d(3, 8, 3, padding=1))
@@ -151,10 +151,10 @@ def _require_whole(name: str, value: int, least: int) -> None:
 
 def _require_own_parameters(net: nn.Module, chosen: dict[str, MHSA]) -> None:
     """Refuse layers that share a parameter with another module: adding heads would part them."""
-    held = [id(p) for module in net.modules() for p in module.parameters(recurse=False)]
+    held = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
     for path, layer in chosen.items():
         for name, parameter in layer.named_parameters(recurse=False):
-            if held.count(id(parameter)) > 1:
+            if held[id(parameter)] > 1:
                 what = f"its {name} is that of another layer too; give each its own to learn"
                 raise ValueError(f"{path or 'the layer'}: {what}")
 
@@ -245,6 +245,8 @@ def _added_scores(
 
 
 def _drawn(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Matrices (…, rows, columns), drawn by Xavier's rule."""
-    bound = sqrt(6 / max(1, sum(shape[-2:])))
-    return like.new_empty(shape).uniform_(-bound, bound, generator=generator)
+    """Matrices (…, rows, columns), each drawn by Xavier's rule."""
+    drawn = like.new_empty(shape)
+    for matrix in drawn.flatten(0, -3):
+        nn.init.xavier_uniform_(matrix, generator=generator)
+    return drawn

@@ -307,6 +307,7 @@ def test_where_reading_waits_a_step_reads_nothing(monkeypatch: pytest.MonkeyPatc
         return lambda tensor: asked.append(name) or read(tensor)
 
     step()
+    assert layer.explain((2, 2, 5, 4)).endswith("; heads here: 9 as shifts, 4 over all keys")
     for name in ("tolist", "cpu", "item", "__bool__"):
         monkeypatch.setattr(torch.Tensor, name, noted(name))
     step()
