@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,82 +21,191 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
+from verify.recheck.strict_input import Record
+
 NUMPY_PAD = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 """What ``np.pad`` calls each padding mode of torch."""
 PADDING_MODES = tuple(NUMPY_PAD)
+GEOMETRY = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "padding_mode",
+    "dilation",
+    "groups",
+    "transposed",
+    "output_padding",
+)
+"""The attributes of a layer that state its geometry."""
 Vector = tuple[int, ...]
 """A size, a shift or a position: one integer for each axis."""
 
 
+class Unreadable(ValueError):
+    """A module cannot be read as a convolution or an attention layer, or the two do not fit; the
+    message says why.
+    """
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The geometry of a convolution or an attention layer, per axis, with ``padding`` as numbers.
+
+    Attributes:
+        kernel_size, stride, dilation, output_padding: one per axis.
+        pads: before and after the input, one pair per axis (for a transposed layer: p, p).
+        padding_mode: as in torch.
+        groups, in_channels, out_channels: as in torch.
+        transposed: as in torch.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel_size: Vector
+    stride: Vector
+    pads: tuple[tuple[int, int], ...]
+    padding_mode: str
+    dilation: Vector
+    groups: int
+    transposed: bool
+    output_padding: Vector
+
+    @classmethod
+    def read(cls, layer: Any) -> "Geometry":
+        """Read the geometry from a layer's attributes.
+
+        Raises:
+            Unreadable: an attribute is missing or invalid.
+        """
+        stated = stated_geometry(layer)
+        if not isinstance(stated["kernel_size"], list) or not stated["kernel_size"]:
+            raise Unreadable(f"kernel_size is {stated['kernel_size']!r}")
+        dims = len(stated["kernel_size"])
+        vectors = {}
+        for name in ("kernel_size", "stride", "dilation", "output_padding"):
+            if not _whole_numbers(stated[name], dims, 0 if name == "output_padding" else 1):
+                raise Unreadable(f"{name} is {stated[name]!r}")
+            vectors[name] = tuple(stated[name])
+        for name in ("in_channels", "out_channels", "groups"):
+            if not (whole(stated[name]) and stated[name] >= 1):
+                raise Unreadable(f"{name} is {stated[name]!r}")
+        if stated["in_channels"] % stated["groups"] or stated["out_channels"] % stated["groups"]:
+            raise Unreadable(f"{stated['groups']} groups do not divide the channels")
+        _require_padding(stated, dims)
+        bare = cls(
+            in_channels=stated["in_channels"],
+            out_channels=stated["out_channels"],
+            pads=(),
+            padding_mode=stated["padding_mode"],
+            groups=stated["groups"],
+            transposed=stated["transposed"],
+            **vectors,
+        )
+        return replace(bare, pads=_pads(stated["padding"], bare.spans))
+
+    @property
+    def dims(self) -> int:
+        """The number of spatial dimensions."""
+        return len(self.kernel_size)
+
+    @property
+    def spans(self) -> Vector:
+        """dil·(K − 1), from the first to the last tap of each axis."""
+        return tuple(dil * (k - 1) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
+
+    @property
+    def input_steps(self) -> Vector:
+        """The distance between neighbouring inputs on the tokens of each axis."""
+        return self.stride if self.transposed else (1,) * self.dims
+
+    @property
+    def query_steps(self) -> Vector:
+        """The distance between the queries of neighbouring outputs."""
+        return (1,) * self.dims if self.transposed else self.stride
+
+    @property
+    def anchor(self) -> Vector:
+        """a = dil·⌊(K − 1)/2⌋: the query of output o is the token s·o + a of the padded axis."""
+        return tuple(
+            dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True)
+        )
+
+    @property
+    def margins(self) -> tuple[tuple[int, int], ...]:
+        """The tokens before and after the inputs of each axis, negative where inputs are cropped; a
+        transposed layer pads by dil·(K − 1) − p.
+        """
+        if not self.transposed:
+            return self.pads
+        axes = zip(self.spans, self.pads, self.output_padding, strict=True)
+        return tuple((span - before, span - after + extra) for span, (before, after), extra in axes)
+
+    def padded(self, size: Sequence[int]) -> Vector:
+        """The number of tokens of each axis, for inputs of a size."""
+        axes = zip(size, self.input_steps, self.margins, strict=True)
+        return tuple(max(step * (n - 1) + 1 + sum(margin), 0) for n, step, margin in axes)
+
+    def outputs(self, size: Sequence[int]) -> Vector:
+        """The number of outputs along each axis, for inputs of a size; below 1 if there is none."""
+        return tuple(self.outputs_along(axis, n) for axis, n in enumerate(size))
+
+    def outputs_along(self, axis: int, n: int) -> int:
+        """The number of outputs along an axis with ``n`` inputs; below 1 if there is none."""
+        span, s, pads = self.spans[axis], self.stride[axis], sum(self.pads[axis])
+        if self.transposed:
+            return (n - 1) * s - pads + span + self.output_padding[axis] + 1
+        return (n + pads - span - 1) // s + 1
+
+
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution as raw fields, with torch's names and layouts; geometry has one number per
-    axis.
+    """A convolution as raw fields, with torch's layouts.
 
     Attributes:
         weight: (D_out, D_in/groups, *K), transposed (D_in, D_out/groups, *K).
         bias: (D_out,) or None.
-        padding: one per axis, or "same" or "valid".
-        stride, dilation, groups, padding_mode, transposed, output_padding: as in torch.
+        geometry: all but the numbers.
     """
 
     weight: ndarray
     bias: ndarray | None
-    stride: Vector
-    padding: Vector | str
-    dilation: Vector
-    groups: int
-    padding_mode: str = "zeros"
-    transposed: bool = False
-    output_padding: Vector = ()
+    geometry: Geometry
 
     @classmethod
     def read(cls, conv: Any, weight: ndarray | None = None) -> "Convolution":
         """The raw fields of a torch convolution, as float64; ``weight`` is its weight, if already
         read.
         """
-        dims = conv.weight.dim() - 2
         return cls(
             weight=float64(conv.weight) if weight is None else weight,
             bias=None if conv.bias is None else float64(conv.bias),
-            stride=per_axis(conv.stride, dims),
-            padding=conv.padding if isinstance(conv.padding, str) else per_axis(conv.padding, dims),
-            dilation=per_axis(conv.dilation, dims),
-            groups=conv.groups,
-            padding_mode=conv.padding_mode,
-            transposed=conv.transposed,
-            output_padding=per_axis(conv.output_padding, dims),
+            geometry=Geometry.read(conv),
         )
 
     def reaching(self, size: Vector, output: Vector) -> "Convolution":
         """A transposed convolution with the output padding that turns ``size`` into ``output``; any
         other, unchanged.
         """
-        if not self.transposed:
+        g = self.geometry
+        if not g.transposed:
             return self
-        bare = replace(self, output_padding=(0,) * len(size))._full_size(size)
-        assert not isinstance(self.padding, str)
-        extra = tuple(o + 2 * p - n for o, p, n in zip(output, self.padding, bare, strict=True))
-        return replace(self, output_padding=extra)
-
-    def _full_size(self, size: Vector) -> Vector:
-        """Output size of a transposed convolution before the padding crops it."""
-        return tuple(
-            s * (n - 1) + span + 1 + extra
-            for n, span, s, extra in zip(
-                size, self.spans, self.stride, self.output_padding, strict=True
-            )
-        )
+        axes = zip(g.output_padding, output, g.outputs(size), strict=True)
+        extra = tuple(extra + wanted - own for extra, wanted, own in axes)
+        return replace(self, geometry=replace(g, output_padding=extra))
 
     @cached_property
     def sizes(self) -> ndarray:
         """Σ|W| per output channel: float64 (D_out,)."""
         weight = np.abs(self.weight)
         with np.errstate(over="ignore"):
-            if not self.transposed:
+            if not self.geometry.transposed:
                 return weight.reshape(len(weight), -1).sum(axis=1)
-            blocks = weight.reshape(self.groups, -1, *weight.shape[1:])  # (g, in/g, out/g, *K)
-            return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(-1)
+            blocks = weight.reshape(self.geometry.groups, -1, *weight.shape[1:])
+            return blocks.sum(axis=(1, *range(3, blocks.ndim))).reshape(
+                -1
+            )  # of (g, in/g, out/g, *K)
 
     @cached_property
     def biases(self) -> ndarray:
@@ -105,33 +214,9 @@ class Convolution:
             return np.zeros(len(self.sizes))
         return self.bias
 
-    @property
-    def in_channels(self) -> int:
-        """D_in."""
-        return self.weight.shape[0] if self.transposed else self.weight.shape[1] * self.groups
-
-    @property
-    def contraction(self) -> int:
-        """D_in/groups, the number of input channels that one output sums over."""
-        return self.in_channels // self.groups
-
-    @property
-    def kernel_size(self) -> Vector:
-        """K_1, …, K_d."""
-        return self.weight.shape[2:]
-
-    @property
-    def spans(self) -> Vector:
-        """dil·(K − 1), from the first to the last tap of each axis."""
-        return spans(self.kernel_size, self.dilation)
-
-    def pads(self) -> tuple[tuple[int, int], ...]:
-        """Padding before and after each axis, of a convolution that is not transposed."""
-        return padding_pairs(self.padding, self.spans)
-
     def __call__(self, x: ndarray) -> ndarray:
         """Apply it: (B, D_in, *size) → (B, D_out, *output)."""
-        y = self._scatter(x) if self.transposed else self._gather(x)
+        y = self._scatter(x) if self.geometry.transposed else self._gather(x)
         if self.bias is None:
             return y
         return np.add(
@@ -146,102 +231,116 @@ class Convolution:
 
     def _gather(self, x: ndarray) -> ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
-        widths: Any = [(0, 0), (0, 0), *self.pads()]
-        # Padding object arrays with a numpy integer zero would overflow beside a large Python
-        # integer.
-        zero: Any = (
-            {"constant_values": np.zeros((), x.dtype)} if self.padding_mode == "zeros" else {}
-        )
-        bare = not any(map(any, widths))
-        padded = x if bare else np.pad(x, widths, mode=NUMPY_PAD[self.padding_mode], **zero)  # type: ignore[call-overload]
-        output = tuple(
-            (n - span - 1) // s + 1
-            for n, span, s in zip(padded.shape[2:], self.spans, self.stride, strict=True)
-        )
-        g, batch, weight = self.groups, len(x), self.matrices
+        g, weight = self.geometry, self.matrices
+        # A numpy integer zero would overflow beside a large Python integer in an object array.
+        padded = pad(x, [(0, 0), (0, 0), *g.pads], g.padding_mode, np.zeros((), x.dtype))
+        output = g.outputs(x.shape[2:])
         total = None
-        for tap in product(*map(range, self.kernel_size)):
-            window = tuple(
-                slice(dil * j, dil * j + s * (o - 1) + 1, s)
-                for j, dil, s, o in zip(tap, self.dilation, self.stride, output, strict=True)
-            )
-            read = padded[(slice(None), slice(None), *window)].reshape(
-                batch, g, weight.shape[-1], int(np.prod(output))
-            )
+        for tap, window in self._windows(output):
+            read = padded[window].reshape(len(x), g.groups, weight.shape[-1], prod(output))
             part = matmul(weight[tap], read)
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None
-        return total.reshape(batch, self.weight.shape[0], *output)
+        return total.reshape(len(x), len(self.weight), *output)
 
     def _scatter(self, x: ndarray) -> ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
-        assert not isinstance(self.padding, str)
-        g, batch, size, weight = self.groups, len(x), x.shape[2:], self.matrices
-        full = self._full_size(size)
-        columns = x.reshape(batch, g, weight.shape[-2], int(np.prod(size)))
-        total = np.zeros((batch, g * weight.shape[-1], *full), dtype=np.result_type(x, weight))
-        for tap in product(*map(range, self.kernel_size)):
-            target = tuple(
-                slice(dil * j, dil * j + s * (n - 1) + 1, s)
-                for j, dil, s, n in zip(tap, self.dilation, self.stride, size, strict=True)
-            )
-            part = matmul(np.swapaxes(weight[tap], 1, 2), columns)
-            total[(slice(None), slice(None), *target)] += part.reshape(
-                batch, g * weight.shape[-1], *size
-            )
-        crop = tuple(slice(p, n - p) for p, n in zip(self.padding, full, strict=True))
+        g, weight, size = self.geometry, np.swapaxes(self.matrices, -1, -2), x.shape[2:]
+        output = g.outputs(size)
+        full = [before + n + after for (before, after), n in zip(g.pads, output, strict=True)]
+        channels = g.groups * weight.shape[-2]
+        columns = x.reshape(len(x), g.groups, weight.shape[-1], prod(size))
+        total = np.zeros((len(x), channels, *full), dtype=np.result_type(x, weight))
+        for tap, window in self._windows(size):
+            total[window] += matmul(weight[tap], columns).reshape(len(x), channels, *size)
+        crop = (slice(before, before + n) for (before, _), n in zip(g.pads, output, strict=True))
         return total[(slice(None), slice(None), *crop)]
+
+    def _windows(self, steps: Vector) -> Iterator[tuple[Vector, tuple[slice, ...]]]:
+        """Each tap j, and the window of the places dil·j + s·i, for so many i an axis."""
+        g = self.geometry
+        for tap in np.ndindex(*g.kernel_size):
+            axes = zip(tap, g.dilation, g.stride, steps, strict=True)
+            window = (slice(dil * j, dil * j + s * (n - 1) + 1, s) for j, dil, s, n in axes)
+            yield tap, (slice(None), slice(None), *window)
 
     @cached_property
     def matrices(self) -> ndarray:
         """The weight by tap and group, contiguous: (*K, groups, out, in), transposed
         (*K, groups, in, out).
         """
-        g = self.groups
-        weight = self.weight.reshape(g, self.weight.shape[0] // g, *self.weight.shape[1:])
+        weight = self.weight.reshape(self.geometry.groups, -1, *self.weight.shape[1:])
         return np.ascontiguousarray(np.moveaxis(weight, (0, 1, 2), (-3, -2, -1)))
 
-    def interior(self, size: Vector, output: Vector) -> ndarray:
-        """Which outputs read no padding, only real positions: bool, of shape ``output``."""
-        mask = np.ones(output, dtype=bool)
-        for axis, (n, o, span, s) in enumerate(
-            zip(size, output, self.spans, self.stride, strict=True)
-        ):
-            place = np.arange(o)
-            if self.transposed:
-                assert not isinstance(self.padding, str)
-                last, end = place + self.padding[axis], s * (n - 1)
-                first = last - span
-            else:
-                first = s * place - self.pads()[axis][0]
-                last, end = first + span, n - 1
-            inside = (first >= 0) & (last <= end)
-            mask &= by_channel(inside, len(output) - axis - 1)
-        return mask
+
+def pad(x: ndarray, widths: Any, mode: str, zero: Any) -> ndarray:
+    """``np.pad`` by torch's name of the mode, with ``zero`` for zeros."""
+    constant: Any = {"constant_values": zero} if mode == "zeros" else {}
+    return np.pad(x, widths, mode=NUMPY_PAD[mode], **constant)  # type: ignore[call-overload]
 
 
-def spans(kernel_size: Sequence[int], dilation: Sequence[int]) -> Vector:
-    """dil·(K − 1) of each axis."""
-    return tuple(dil * (k - 1) for k, dil in zip(kernel_size, dilation, strict=True))
+def stated_geometry(layer: Any) -> Record:
+    """The geometry that a layer states, as JSON types, which is hashed and written down.
+
+    Raises:
+        Unreadable: an attribute is missing.
+    """
+    stated: Record = {}
+    for name in GEOMETRY:
+        if not hasattr(layer, name):
+            raise Unreadable(f"{type(layer).__name__} has no {name}")
+        value = getattr(layer, name)
+        stated[name] = list(value) if isinstance(value, tuple | list) else value
+    dims = len(stated["kernel_size"]) if isinstance(stated["kernel_size"], list) else 0
+    for name in ("stride", "dilation", "padding", "output_padding"):
+        value = [stated[name]] if whole(stated[name]) else stated[name]
+        # torch takes a single number, even in a list, for all axes.
+        stated[name] = value * dims if isinstance(value, list) and len(value) == 1 else value
+    if getattr(layer, "radix", None) is not None:
+        stated["radix"] = list(layer.radix)
+    return stated
 
 
-def padding_pairs(
-    padding: str | Sequence[int], spans: Sequence[int]
-) -> tuple[tuple[int, int], ...]:
+def _require_padding(stated: Record, dims: int) -> None:
+    """Refuse a stated padding that torch does not know, or not together with the layer's other
+    fields.
+    """
+    padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
+    if mode not in PADDING_MODES:
+        raise Unreadable(f"padding_mode is {mode!r}")
+    if not isinstance(padding, str | list) or not isinstance(transposed, bool):
+        raise Unreadable(f"padding is {padding!r}, transposed is {transposed!r}")
+    if transposed and (isinstance(padding, str) or mode != "zeros"):
+        raise Unreadable(f"transposed with padding {padding!r}, padding_mode {mode!r}")
+    if padding == "same" and any(s != 1 for s in stated["stride"]):
+        raise Unreadable("padding is 'same', with a stride")
+    if not (padding in ("same", "valid") or _whole_numbers(padding, dims, 0)):
+        raise Unreadable(f"padding is {padding!r}")
+
+
+def _pads(padding: Any, spans: Vector) -> tuple[tuple[int, int], ...]:
     """Padding before and after each axis, from torch's ``padding``: "same", "valid" or one number
     per axis.
     """
     if padding == "same":
         return tuple((span // 2, span - span // 2) for span in spans)
-    if isinstance(padding, str):
-        return tuple((0, 0) for _ in spans)
+    if padding == "valid":
+        return ((0, 0),) * len(spans)
     return tuple((p, p) for p in padding)
 
 
-def per_axis(value: int | Sequence[int], dims: int) -> Vector:
-    """One number per axis; torch takes a single number, even in a list, for all axes."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * dims if len(values) == 1 else values
+def whole(value: Any) -> bool:
+    """Whether this is a Python integer, and no truth value."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole_numbers(value: Any, count: int, least: int) -> bool:
+    """Whether this is a list of so many integers, none below ``least``."""
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(whole(x) and x >= least for x in value)
+    )
 
 
 def float64(tensor: Tensor) -> ndarray:

@@ -18,14 +18,13 @@ from itertools import count
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from verify.layers.fields import Geometry
-from verify.layers.reading import output_length, token_length
 from verify.layers.torch_faults import crashes_along, wrong_along
-from verify.oracle import Vector, per_axis
+from verify.oracle import Geometry, Vector
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
@@ -131,9 +130,8 @@ def convolutions(
     if padding != "same":
         options["stride"] = stride
     if flip:
-        options["output_padding"] = draw(
-            _output_paddings(per_axis(stride, d), per_axis(options["dilation"], d))
-        )
+        longest = np.broadcast_to(np.maximum(stride, options["dilation"]), d)
+        options["output_padding"] = draw(_output_paddings((longest - 1).tolist()))
     d_in, d_out, options["groups"] = draw(_channels(channels))
     options["bias"] = draw(st.sampled_from(bias))
     kind = getattr(nn, f"ConvTranspose{d}d" if flip else f"Conv{d}d")
@@ -251,7 +249,7 @@ def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> Vector:
     at most.
     """
     g, size = Geometry.read(conv), list(least_size(conv))
-    lengths = [token_length(g, axis, n) for axis, n in enumerate(size)]
+    lengths = g.padded(size)
     room = (TOKENS[len(size)] if tokens is None else tokens) / prod(lengths)
     for i, least in enumerate(lengths):
         # more than an even share, so that long sides occur
@@ -259,7 +257,7 @@ def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> Vector:
         size[i] = draw(
             st.integers(size[i], size[i] + max(1, int(least * (share - 1)) // g.input_steps[i]))
         )
-        room *= least / token_length(g, i, size[i])
+        room *= least / g.padded(size)[i]
     return tuple(size)
 
 
@@ -287,7 +285,7 @@ def least_size(conv: Any) -> Vector:
     size = []
     for axis, pads in enumerate(g.pads):
         least = {"circular": max(pads), "reflect": max(pads) + 1}.get(g.padding_mode, 1)
-        accepted = (n for n in count(max(1, least)) if output_length(g, axis, n) > 0)
+        accepted = (n for n in count(max(1, least)) if g.outputs_along(axis, n) > 0)
         size.append(next(n for n in accepted if not _is_faulty(conv, g, axis, n)))
     return tuple(size)
 
@@ -315,9 +313,8 @@ def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | Vector]:
 
 
 @st.composite
-def _output_paddings(draw: st.DrawFn, stride: Vector, dilation: Vector) -> int | Vector:
+def _output_paddings(draw: st.DrawFn, most: list[int]) -> int | Vector:
     """Less than the stride or the dilation: one per axis, or one number for all."""
-    most = [max(step) - 1 for step in zip(stride, dilation, strict=True)]
     if draw(st.booleans()):
         return tuple(draw(st.integers(0, m)) for m in most)
     return draw(st.integers(0, min(most)))

@@ -19,8 +19,9 @@ from construct import conv_to_mhsa
 from construct.execution.shifts import operator
 from truths import excess, permuted, sharp_bound
 from verify.layers.fields import Attention
+from verify.layers.reading import interior
 from verify.layers.taps import scaled_permutation_product
-from verify.oracle import Convolution
+from verify.oracle import Convolution, Geometry
 from verify.rounding.elements import (
     OffTheKernel,
     absolute_kernel,
@@ -313,8 +314,7 @@ def test_generated_inputs_fit_and_have_an_interior(conv: Any, seed: int):
     assert x.dtype == conv.weight.dtype
     y = conv(x)
     assert y.shape[0] == 2
-    interior = Convolution.read(conv).interior(tuple(x.shape[2:]), tuple(y.shape[2:]))
-    assert bool(interior.any())
+    assert interior(Geometry.read(conv), x.shape[2:], y.shape[2:]).any()
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 10**6))

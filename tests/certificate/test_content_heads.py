@@ -21,7 +21,7 @@ from verified import pair_of
 from verify import certify
 from verify.argument.steps import Problem, content_step
 from verify.checker import StepFails, parts_of
-from verify.layers.fields import Unreadable
+from verify.oracle import Unreadable
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, cases
 

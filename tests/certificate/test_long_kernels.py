@@ -16,7 +16,6 @@ from rechecked import Files
 from verify.argument.certification import certify
 from verify.experiment.sweep import exact_layers
 from verify.layers import reading
-from verify.layers.fields import Geometry, stated_geometry
 from verify.layers.reading import (
     exact_output,
     input_at,
@@ -26,7 +25,7 @@ from verify.layers.reading import (
     taps_at,
     tokens_along,
 )
-from verify.oracle import Convolution
+from verify.oracle import Convolution, Geometry, stated_geometry
 from verify.recheck import grids
 from verify.strategies import convolutions, sizes_for
 
@@ -152,11 +151,10 @@ def test_a_token_or_a_shift_that_is_wrong_is_seen(conv: Any, data: st.DataObject
 @given(convolutions(), st.data())
 def test_an_exact_output_is_exact(conv: Any, data: st.DataObject):
     grid = data.draw(sizes_for(conv, tokens=30))
-    g = Geometry.read(conv)
     x = np.random.default_rng(0).normal(size=(conv.in_channels, *grid))
     truth = exact_layers.convolution(conv, x)
     place = tuple(data.draw(st.integers(0, n - 1)) for n in truth.shape)
-    assert exact_output(Convolution.read(conv), g, x, place) == truth[place]
+    assert exact_output(Convolution.read(conv), x, place) == truth[place]
 
 
 @pytest.mark.parametrize("n", [2**26, LONG])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from truths import any_dimension, exact
-from verify.oracle import Convolution, matmul
+from verify.layers.reading import interior
+from verify.oracle import Convolution, Geometry, matmul
 from verify.strategies import Case, cases, convolutions, inputs_for
 
 EXAMPLES = settings().max_examples
@@ -29,20 +30,20 @@ def test_small_integers_bit_for_bit_as_torch(case: Case):
 
 def by_loops(conv: Convolution, x: np.ndarray) -> np.ndarray:
     """The definition as scalar loops, in zeros mode: gather; if transposed, scatter and then crop."""
-    d, g = len(conv.kernel_size), conv.groups
-    taps = list(product(*map(range, conv.kernel_size)))
-    size, padding = x.shape[2:], conv.padding
-    assert not isinstance(padding, str)
-    reach = [dil * (k - 1) for dil, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    if conv.transposed:
+    stated = conv.geometry
+    d, g = stated.dims, stated.groups
+    taps = list(product(*map(range, stated.kernel_size)))
+    size, padding = x.shape[2:], [before for before, _ in stated.pads]
+    reach = [dil * (k - 1) for dil, k in zip(stated.dilation, stated.kernel_size, strict=True)]
+    if stated.transposed:
         output = tuple(
             s * (n - 1) + r + 1 + extra - 2 * p
-            for s, n, r, extra, p in zip(conv.stride, size, reach, conv.output_padding, padding, strict=True)
+            for s, n, r, extra, p in zip(stated.stride, size, reach, stated.output_padding, padding, strict=True)
         )
         d_out = conv.weight.shape[1] * g
     else:
         output = tuple(
-            (n + 2 * p - r - 1) // s + 1 for n, p, r, s in zip(size, padding, reach, conv.stride, strict=True)
+            (n + 2 * p - r - 1) // s + 1 for n, p, r, s in zip(size, padding, reach, stated.stride, strict=True)
         )
         d_out = conv.weight.shape[0]
     d_in = x.shape[1]
@@ -51,14 +52,14 @@ def by_loops(conv: Convolution, x: np.ndarray) -> np.ndarray:
         group = c_out // (d_out // g)
         if c_in // (d_in // g) != group:
             continue
-        if conv.transposed:
+        if stated.transposed:
             w = conv.weight[(c_in, c_out - group * (d_out // g), *tap)]
         else:
             w = conv.weight[(c_out, c_in - group * (d_in // g), *tap)]
-        for place in product(*map(range, size if conv.transposed else output)):
-            other = tuple(conv.stride[i] * place[i] + conv.dilation[i] * tap[i] - padding[i] for i in range(d))
-            source, target = (place, other) if conv.transposed else (other, place)
-            within = output if conv.transposed else size
+        for place in product(*map(range, size if stated.transposed else output)):
+            other = tuple(stated.stride[i] * place[i] + stated.dilation[i] * tap[i] - padding[i] for i in range(d))
+            source, target = (place, other) if stated.transposed else (other, place)
+            within = output if stated.transposed else size
             if all(0 <= o < n for o, n in zip(other, within, strict=True)):
                 y[(b, c_out, *target)] += w * x[(b, c_in, *source)]
     return y if conv.bias is None else y + conv.bias.reshape(-1, *(1,) * d)
@@ -76,7 +77,7 @@ def test_any_dimension_as_the_definition_in_loops(problem: tuple[Convolution, np
 def test_fractions_are_exact():
     """Object arrays keep their exact numbers."""
     third = np.array([[[Fraction(1, 3), Fraction(1, 7)]]], dtype=object)
-    conv = Convolution(third, None, (1,), (1,), (1,), 1)
+    conv = Convolution(third, None, Geometry(1, 1, (2,), (1,), ((1, 1),), "zeros", (1,), 1, False, (0,)))
     y = conv(np.array([[[Fraction(3), Fraction(7, 2)]]], dtype=object))
     assert y.tolist() == [[[Fraction(3, 7), Fraction(3, 2), Fraction(7, 6)]]]
 
@@ -85,17 +86,17 @@ def test_fractions_are_exact():
 def test_interior_is_where_no_padding_is_read(conv: Any, data: st.DataObject):
     """By counting: with a kernel of ones on an image of ones, an output is the number of real positions (or holes) it reads."""
     x = data.draw(inputs_for(conv, batches=[1], layouts=["contiguous"], tokens=100))
-    fields = Convolution.read(conv)
-    ones = replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)
-    size, taps = tuple(x.shape[2:]), int(np.prod(fields.kernel_size))
+    g = Geometry.read(conv)
+    ones = Convolution(np.ones((1, 1, *g.kernel_size)), None, replace(g, groups=1))
+    size, taps = tuple(x.shape[2:]), int(np.prod(g.kernel_size))
     if conv.transposed:  # the same on the stuffed grid, where holes are not padding
-        stuffed = [s * (n - 1) + 1 for s, n in zip(fields.stride, size, strict=True)]
-        reads = replace(ones, stride=(1,) * len(size))(np.ones((1, 1, *stuffed)))
+        stuffed = [s * (n - 1) + 1 for s, n in zip(g.stride, size, strict=True)]
+        reads = replace(ones, geometry=replace(ones.geometry, stride=(1,) * len(size)))(np.ones((1, 1, *stuffed)))
     else:
         reads = ones(np.ones((1, 1, *size)))
     output = reads.shape[2:]
     assert output == conv(x).shape[2:]
-    np.testing.assert_array_equal(fields.interior(size, output), reads[0, 0] == taps)
+    np.testing.assert_array_equal(interior(g, size, output), reads[0, 0] == taps)
 
 
 @pytest.mark.parametrize("output", [(7, 6), (8, 6), (7, 7)], ids=str)

@@ -15,7 +15,7 @@ from construct import MHSA, UnsupportedLayer, conv_to_mhsa, convert
 from construct.modules.folding import plain_convolution as plain
 from verify.argument.certification import certify
 from verify.layers.fields import digests
-from verify.layers.overrides import Unreadable
+from verify.oracle import Unreadable
 
 
 class Renamed(nn.Conv2d):

@@ -29,9 +29,9 @@ from verify.argument.runs import (
     sign_pattern,
 )
 from verify.experiment.sweep import exact_layers
-from verify.layers.fields import Attention, Geometry
+from verify.layers.fields import Attention
 from verify.layers.reading import GridRefused, output_size, token_count
-from verify.oracle import Convolution
+from verify.oracle import Convolution, Geometry
 from verify.rounding.elements import difference_bound, impulse_bound
 from verify.rounding.model import Format
 from verify.strategies import convolutions, crashes_torch, sizes_for
@@ -42,7 +42,7 @@ def test_signs_add_up_in_the_middle(conv: Any, data: st.DataObject):
     """With any stride, transposed or not, the middle output is Σ|W| over all taps that read an input."""
     fields, grid = Convolution.read(conv), data.draw(sizes_for(conv, tokens=60))
     channel = data.draw(st.integers(0, conv.out_channels - 1))
-    signs = sign_pattern(fields, Geometry.read(conv), channel, grid)
+    signs = sign_pattern(fields, channel, grid)
     assert set(np.unique(signs)) <= {-1.0, 1.0}
     output = replace(fields, bias=None)(signs[None])[0, channel]
     most = replace(fields.absolute(), bias=None)(np.ones_like(signs)[None])[0, channel]

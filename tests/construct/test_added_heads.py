@@ -19,7 +19,7 @@ from construct import MHSA, conv_to_mhsa, tokens
 from construct.files.export import to_onnx, to_pt2
 from construct.modules.learning import settle
 from runs import normal
-from verify.layers.overrides import Unreadable
+from verify.oracle import Unreadable
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

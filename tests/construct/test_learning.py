@@ -33,7 +33,7 @@ from construct.modules.learning import (
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from runs import SMALL, normal, peak_bytes
 from truths import layer_of
-from verify.layers.overrides import Unreadable
+from verify.oracle import Unreadable
 from verify.plots.stored_layer import layer_in
 from verify.recheck.stored_layers import layers_in
 from verify.strategies import Case, cases

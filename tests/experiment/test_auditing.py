@@ -16,7 +16,7 @@ from torch import nn
 
 import construct
 import verify
-from verify.oracle import Convolution
+from verify.oracle import Geometry
 from verify.strategies import convolutions, least_size
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
@@ -75,7 +75,7 @@ def test_a_convolution_hidden_in_a_function_is_found_with_all_its_options(case):
     assert np.abs(result.kernel - dense_kernel(conv)).max() <= result.rounding * np.abs(result.kernel).max()
     assert result.stride == conv.stride
     assert all(k == 1 or a == b for a, b, k in zip(result.dilation, conv.dilation, conv.kernel_size, strict=True))
-    pads = Convolution.read(conv).pads()
+    pads = Geometry.read(conv).pads
     assert [before for before, _ in result.padding] == [before for before, _ in pads]
     assert all(after <= p for (_, after), (_, p) in zip(result.padding, pads, strict=True))
     reads = any(before > 0 or after > 0 for before, after in result.padding)
@@ -127,7 +127,7 @@ def test_heads_of_a_converted_layer_are_single_shifts(options):
     conv = convolution(2, 4, **options)
     result = audit(construct.conv_to_mhsa(conv), (8, 9))
     assert result.is_convolution
-    before = Convolution.read(conv).pads()
+    before = Geometry.read(conv).pads
     lattice = {
         tuple(dil * j - b for j, dil, (b, _) in zip(tap, conv.dilation, before, strict=True))
         for tap in product(range(3), repeat=2)

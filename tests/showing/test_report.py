@@ -24,7 +24,7 @@ import verify
 from commands import ROOT, Command, names
 from construct.from_conv import main
 from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
-from verify.layers.fields import Geometry
+from verify.oracle import Geometry
 from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import picture

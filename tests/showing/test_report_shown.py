@@ -19,8 +19,8 @@ import construct
 import verify
 from commands import Command, python
 from report_layers import seeded
-from verify.layers.fields import Geometry
 from verify.layers.reading import tap_of_shift
+from verify.oracle import Geometry
 from verify.report import images, writing
 from verify.report.attention import picture
 from verify.report.given_attention import given_picture

@@ -17,8 +17,8 @@ from runs import ORDINARY
 from verify.argument.certification import certify
 from verify.experiment.sweep.exact_layers import exactly_differ
 from verify.experiment.sweep.faults import HEADED
-from verify.layers.fields import Geometry
 from verify.layers.reading import GridRefused, output_size
+from verify.oracle import Geometry
 from verify.strategies import convolutions, sizes_for
 
 EXAMPLES = max(80, settings().max_examples)  # fewer do not show every option

@@ -15,7 +15,6 @@ from runs import is_quick
 from truths import permuted
 from verify.argument.certification import certify
 from verify.argument.runs import sign_pattern
-from verify.layers.fields import Geometry
 from verify.oracle import Convolution
 from verify.strategies import DTYPES, convolutions, least_size, sizes_for
 
@@ -45,7 +44,7 @@ def climb(
     for restart in range(restarts):
         signs = rng.choice([-1.0, 1.0], shape)
         if restart % 2:
-            signs = sign_pattern(fields, Geometry.read(conv), int(rng.integers(conv.out_channels)), size)
+            signs = sign_pattern(fields, int(rng.integers(conv.out_channels)), size)
         best = 0.0
         for _ in range(steps):
             flips = rng.random((tries, *shape)) < rng.choice([0.5, 0.1, 2 / signs.size])

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import MHSA, ConvGeometry
 from construct.execution.head_matrices import is_identity
-from verify.layers.fields import Geometry
 from verify.layers.reading import output_size, token_count
+from verify.oracle import Geometry
 
 SMALL = {
     "1-D": (ConvGeometry(2, 3, (2,), (1,), (1,), "zeros", (2,), 1), (5,)),

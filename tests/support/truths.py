@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from construct import MHSA, ConvGeometry, MHSAWeights
 from construct.encoding.encodings import Covariance, Quadratic, Relative
 from verify.layers.fields import Attention
-from verify.oracle import Convolution
+from verify.oracle import Convolution, Geometry
 from verify.rounding.elements import absolute_kernel, attention_bound, convolution_bound, size_of
 
 
@@ -91,7 +91,8 @@ def any_dimension(
     shape = (d_in, d_out // g) if flip else (d_out, d_in // g)
     bias = rng.integers(-9, 10, d_out) if draw(st.booleans()) else None
     weight = rng.integers(-9, 10, (*shape, *kernel))
-    conv = Convolution(weight, bias, stride, padding, dilation, g, mode, flip, extra or (0,) * d)
+    pads, extra = tuple((p, p) for p in padding), extra or (0,) * d
+    conv = Convolution(weight, bias, Geometry(d_in, d_out, kernel, stride, pads, mode, dilation, g, flip, extra))
     return conv, rng.integers(-9, 10, (1, d_in, *size))
 
 

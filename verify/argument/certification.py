@@ -22,12 +22,12 @@ from verify.argument.certificate import Certificate, Overrun
 from verify.argument.refutation import Counterexample, counterexample_of
 from verify.argument.runs import Probe, run_step
 from verify.argument.steps import Argument, Problem, Step, argue
-from verify.layers.fields import TENSORS, Unreadable, digests, stated_geometry
+from verify.layers.fields import TENSORS, digests
 from verify.layers.overrides import require_plain_attention
 from verify.layers.reparametrized import folded_convolution
 from verify.layers.targets import named
 from verify.layers.torch_faults import KNOWN
-from verify.oracle import flushes_to_zero, greatest, winograd_may_run
+from verify.oracle import Unreadable, flushes_to_zero, greatest, stated_geometry, winograd_may_run
 from verify.verdict import Verdict, exactly, from_above
 
 

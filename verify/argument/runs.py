@@ -17,10 +17,10 @@ from numpy import ndarray
 
 from construct.attention import EXECUTIONS, MHSA, smaller_blocks
 from verify.argument.steps import Argument, Problem, Step
-from verify.layers.fields import Attention, Geometry
-from verify.layers.reading import GridRefused, output_size, taps_at, token_count
+from verify.layers.fields import Attention
+from verify.layers.reading import GridRefused, output_size, tap_matrix, taps_at, token_count
 from verify.layers.torch_faults import may_crash
-from verify.oracle import Convolution, Vector, by_channel, full_precision, greatest
+from verify.oracle import Convolution, Geometry, Vector, by_channel, full_precision, greatest
 from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.reference import Deviation, deviation
 
@@ -111,16 +111,16 @@ def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) ->
     conv, bound = problem.conv, problem.bound
     probes: list[Probe] = []
     if conv.weight.size < HEAVY:
-        inputs = adversarial_inputs(conv, problem.geometry, small, bound)
+        inputs = adversarial_inputs(conv, small, bound)
         probes = run_executions(problem.conv_module, problem.layer, inputs, total)
         # On the other grid, random signs and magnitudes show which input each token copies.
         inputs = np.stack(
-            random_inputs((conv.in_channels, *other), bound, np.random.default_rng(0))
+            random_inputs((problem.geometry.in_channels, *other), bound, np.random.default_rng(0))
         )
     else:  # one size only; with a stride, the size that may leave inputs over
-        if max(conv.stride) == 1:
+        if max(problem.geometry.stride) == 1:
             other = small
-        inputs = adversarial_inputs(conv, problem.geometry, other, bound)
+        inputs = adversarial_inputs(conv, other, bound)
     alone = impulses(conv, other, bound)  # these show what each head carries
     allowed = total
     local = _impulse_bound(argument, alone)
@@ -154,7 +154,7 @@ def _narrow_probes(problem: Problem, total: ndarray, small: Vector, other: Vecto
         return []
     if may_crash(problem.conv_module, narrow):
         return [Probe("convolution", 0, narrow, np.zeros(len(total)), 0.0, MAY_CRASH)]
-    shape = (problem.conv.in_channels, *narrow)
+    shape = (problem.geometry.in_channels, *narrow)
     inputs = np.stack(random_inputs(shape, problem.bound, np.random.default_rng(0)))
     return run_executions(problem.conv_module, problem.layer, inputs, total)
 
@@ -312,7 +312,7 @@ def narrow_grid(g: Geometry, small: Vector) -> Vector | None:
     return None
 
 
-def adversarial_inputs(conv: Convolution, g: Geometry, grid: Vector, bound: float) -> ndarray:
+def adversarial_inputs(conv: Convolution, grid: Vector, bound: float) -> ndarray:
     """Inputs with |x| ≤ bound on which rounding errors align or stand out: float64
     (N, D_in, *grid).
 
@@ -321,11 +321,11 @@ def adversarial_inputs(conv: Convolution, g: Geometry, grid: Vector, bound: floa
     nearly cancelling neighbours.
     """
     rng = np.random.default_rng(0)
-    shape = (conv.in_channels, *grid)
+    shape = (conv.geometry.in_channels, *grid)
     heavy = conv.weight.size >= HEAVY
     heaviest = np.argsort(conv.sizes)[::-1][: 3 - 2 * heavy]  # channels, by Σ|W|
     inputs: list[Any] = [
-        bound * UNEVEN * sign_pattern(conv, g, int(channel), grid) for channel in heaviest
+        bound * UNEVEN * sign_pattern(conv, int(channel), grid) for channel in heaviest
     ]
     inputs += random_inputs(shape, bound, rng)[heavy:]
     inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
@@ -350,13 +350,13 @@ def impulses(conv: Convolution, grid: Vector, bound: float) -> ndarray:
     a bias that some execution leaves out shows even in half precision.
     """
     rng = np.random.default_rng(0)
-    d_in = conv.in_channels
+    d_in = conv.geometry.in_channels
     light = conv.weight.size < HEAVY
     places = [tuple(n // 2 for n in grid), tuple(n - 1 for n in grid)]
     if light:
         # With a stride, each place meets only some taps; an error at the border may show at the
         # first place.
-        steps = product(*(range(min(s, 2)) for s in conv.stride))
+        steps = product(*(range(min(s, 2)) for s in conv.geometry.stride))
         places += [
             tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True))
             for ahead in steps
@@ -369,16 +369,14 @@ def impulses(conv: Convolution, grid: Vector, bound: float) -> ndarray:
     return np.concatenate([np.zeros((int(light), d_in, *grid)), inputs])
 
 
-def sign_pattern(conv: Convolution, g: Geometry, channel: int, grid: Vector) -> ndarray:
+def sign_pattern(conv: Convolution, channel: int, grid: Vector) -> ndarray:
     """±1 such that the middle output of ``channel`` is Σ|W| over the inputs it reads:
     (D_in, *grid).
     """
-    group, o = divmod(channel, len(conv.sizes) // conv.groups)
-    # which the channel reads
-    inputs = slice(group * conv.contraction, (group + 1) * conv.contraction)
-    # (D_in/groups, *K)
-    kernel = conv.weight[inputs, o] if conv.transposed else conv.weight[channel]
-    x = np.ones((conv.in_channels, *grid))
-    for tap, place in taps_at(g, grid, [o // 2 for o in output_size(g, grid)]):
-        x[(inputs, *place)] = np.where(kernel[(..., *tap)] < 0, -1.0, 1.0)
+    g = conv.geometry
+    group, o = divmod(channel, g.out_channels // g.groups)
+    x = np.ones((g.in_channels, *grid))
+    own = np.split(x, g.groups)[group]  # the inputs that the channel reads, in x itself
+    for tap, place in taps_at(g, grid, [n // 2 for n in output_size(g, grid)]):
+        own[(slice(None), *place)] = np.where(tap_matrix(conv, tap)[group, :, o] < 0, -1.0, 1.0)
     return x

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from verify.layers.fields import Attention, Geometry, read_convolution
+from verify.layers.fields import Attention, read_convolution
 from verify.layers.reading import (
     mismatched_tap,
     output_size,
@@ -37,7 +37,7 @@ from verify.layers.targets import (
     score_rounding,
     target,
 )
-from verify.oracle import Convolution, Vector, greatest
+from verify.oracle import Convolution, Geometry, Vector, greatest
 from verify.rounding.channels import (
     content_overflows,
     largest_intermediate,
@@ -97,7 +97,8 @@ class Problem:
             GridRefused: torch's convolution has no output for this grid.
             ValueError: an axis is too long to be enumerated.
         """
-        conv, geometry = read_convolution(conv_module)
+        conv = read_convolution(conv_module)
+        geometry = conv.geometry
         attention = Attention.read(layer)
         outputs = output_size(geometry, grid)
         require_enumerable(geometry, grid)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from verify.layers.reading import ZERO, continued
 from verify.oracle import Vector, greatest
 
 MODES = ("zeros", "replicate", "circular", "reflect")
@@ -87,22 +88,12 @@ class ReceptiveField(NamedTuple):
         if len(modes) == 1:
             modes *= dims
         for axis, (n, own) in enumerate(zip(self.grid, modes, strict=True)):
-            place = self.reads(axis)
-            folded = _folded(place, n, own)
-            flat = flat[..., None, None] * n + folded
-            real = real[..., None, None] & ((own != "zeros") | ((place >= 0) & (place < n)))
+            read = continued(self.reads(axis), n, own)
+            flat = flat[..., None, None] * n + read
+            real = real[..., None, None] & (read != ZERO)
         order = (*range(1, 2 * dims, 2), *range(0, 2 * dims, 2))  # taps first, then outputs
         where = np.where(real, flat, -1).transpose(order)
         return where.reshape(self.taps, prod(self.output))
-
-
-def _folded(place: ndarray, n: int, mode: str) -> ndarray:
-    if mode == "circular":
-        return place % n
-    if mode == "reflect" and n > 1:
-        folded = place % (2 * n - 2)
-        return np.where(folded < n, folded, 2 * n - 2 - folded)
-    return place.clip(0, n - 1)
 
 
 def half_of(grid: Vector) -> Vector:

@@ -17,114 +17,11 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from verify.layers.overrides import Unreadable, exact_array, require_known_encoding
-from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
-from verify.oracle import PADDING_MODES, Convolution, Vector, padding_pairs, spans
-from verify.recheck.strict_input import Record
+from verify.layers.overrides import exact_array, require_known_encoding
+from verify.layers.reparametrized import CONVOLUTIONS, base_of, folded_convolution
+from verify.oracle import Convolution, Geometry, Unreadable, Vector, stated_geometry, whole
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The geometry of a convolution or an attention layer, per axis, with ``padding`` as numbers.
-
-    Attributes:
-        kernel_size, stride, dilation, output_padding: one per axis.
-        pads: before and after the input, one pair per axis (for a transposed layer: p, p).
-        padding_mode: as in torch.
-        groups, in_channels, out_channels: as in torch.
-        transposed: as in torch.
-    """
-
-    in_channels: int
-    out_channels: int
-    kernel_size: Vector
-    stride: Vector
-    pads: tuple[tuple[int, int], ...]
-    padding_mode: str
-    dilation: Vector
-    groups: int
-    transposed: bool
-    output_padding: Vector
-
-    @classmethod
-    def read(cls, layer: Any) -> "Geometry":
-        """Read the geometry from a layer's attributes.
-
-        Raises:
-            Unreadable: an attribute is missing or invalid.
-        """
-        stated = stated_geometry(layer)
-        if not isinstance(stated["kernel_size"], list) or not stated["kernel_size"]:
-            raise Unreadable(f"kernel_size is {stated['kernel_size']!r}")
-        dims = len(stated["kernel_size"])
-        vectors = {}
-        for name in ("kernel_size", "stride", "dilation", "output_padding"):
-            if not _whole_numbers(stated[name], dims, 0 if name == "output_padding" else 1):
-                raise Unreadable(f"{name} is {stated[name]!r}")
-            vectors[name] = tuple(stated[name])
-        for name in ("in_channels", "out_channels", "groups"):
-            if not (_whole(stated[name]) and stated[name] >= 1):
-                raise Unreadable(f"{name} is {stated[name]!r}")
-        if stated["in_channels"] % stated["groups"] or stated["out_channels"] % stated["groups"]:
-            raise Unreadable(f"{stated['groups']} groups do not divide the channels")
-        _require_padding(stated, dims)
-        return cls(
-            in_channels=stated["in_channels"],
-            out_channels=stated["out_channels"],
-            pads=padding_pairs(
-                stated["padding"], spans(vectors["kernel_size"], vectors["dilation"])
-            ),
-            padding_mode=stated["padding_mode"],
-            groups=stated["groups"],
-            transposed=stated["transposed"],
-            **vectors,
-        )
-
-    @property
-    def dims(self) -> int:
-        """The number of spatial dimensions."""
-        return len(self.kernel_size)
-
-    @property
-    def spans(self) -> Vector:
-        """dil·(K − 1), from the first to the last tap of each axis."""
-        return spans(self.kernel_size, self.dilation)
-
-    @property
-    def input_steps(self) -> Vector:
-        """The distance between neighbouring inputs on the tokens of each axis."""
-        return self.stride if self.transposed else (1,) * self.dims
-
-    @property
-    def query_steps(self) -> Vector:
-        """The distance between the queries of neighbouring outputs."""
-        return (1,) * self.dims if self.transposed else self.stride
-
-    @property
-    def anchor(self) -> Vector:
-        """a = dil·⌊(K − 1)/2⌋: the query of output o is the token s·o + a of the padded axis."""
-        return tuple(
-            dil * ((k - 1) // 2) for k, dil in zip(self.kernel_size, self.dilation, strict=True)
-        )
-
-
-def _require_padding(stated: Record, dims: int) -> None:
-    """Refuse a stated padding that torch does not know, or not together with the layer's other
-    fields.
-    """
-    padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
-    if mode not in PADDING_MODES:
-        raise Unreadable(f"padding_mode is {mode!r}")
-    if not isinstance(padding, str | list) or not isinstance(transposed, bool):
-        raise Unreadable(f"padding is {padding!r}, transposed is {transposed!r}")
-    if transposed and (isinstance(padding, str) or mode != "zeros"):
-        raise Unreadable(f"transposed with padding {padding!r}, padding_mode {mode!r}")
-    if padding == "same" and any(s != 1 for s in stated["stride"]):
-        raise Unreadable("padding is 'same', with a stride")
-    if not (padding in ("same", "valid") or _whole_numbers(padding, dims, 0)):
-        raise Unreadable(f"padding is {padding!r}")
 
 
 @dataclass(frozen=True)
@@ -175,7 +72,7 @@ class Attention:
             if not (
                 isinstance(radix, tuple | list)
                 and len(radix) == geometry.dims
-                and all(map(_whole, radix))
+                and all(map(whole, radix))
             ):
                 raise Unreadable(f"the radix is {radix!r}")
             radix = tuple(radix)
@@ -235,36 +132,13 @@ class Attention:
                 )
 
 
-def stated_geometry(layer: Any) -> Record:
-    """The geometry that a layer states, as JSON types, which is hashed and written down.
-
-    Raises:
-        Unreadable: an attribute is missing.
-    """
-    stated: Record = {}
-    for name in GEOMETRY:
-        if not hasattr(layer, name):
-            raise Unreadable(f"{type(layer).__name__} has no {name}")
-        value = getattr(layer, name)
-        stated[name] = list(value) if isinstance(value, tuple | list) else value
-    dims = len(stated["kernel_size"]) if isinstance(stated["kernel_size"], list) else 0
-    for name in ("stride", "dilation", "padding", "output_padding"):
-        value = [stated[name]] if _whole(stated[name]) else stated[name]
-        # torch takes a single number, even in a list, for all axes.
-        stated[name] = value * dims if isinstance(value, list) and len(value) == 1 else value
-    if getattr(layer, "radix", None) is not None:
-        stated["radix"] = list(layer.radix)
-    return stated
-
-
-def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
+def read_convolution(conv: Any) -> Convolution:
     """The raw fields of a torch convolution, exactly, with its parametrizations folded in.
 
     Raises:
         Unreadable: it has no weight, non-finite numbers, or a geometry that its weight contradicts.
     """
     conv, _ = folded_convolution(conv)
-    g = Geometry.read(conv)
     if not isinstance(getattr(conv, "weight", None), Tensor):
         raise Unreadable(f"{type(conv).__name__} has no weight")
     if not isinstance(getattr(conv, "bias", conv), Tensor | None):
@@ -276,8 +150,9 @@ def read_convolution(conv: Any) -> tuple[Convolution, Geometry]:
             raise Unreadable(
                 f"the convolution's weight is {conv.weight.dtype}, its bias {conv.bias.dtype}"
             )
-    _require_described(conv, g)
-    return Convolution.read(conv, weight), g
+    fields = Convolution.read(conv, weight)
+    _require_described(conv, fields.geometry)
+    return fields
 
 
 def _require_described(conv: Any, g: Geometry) -> None:
@@ -330,16 +205,3 @@ def digest(layer: Any, tensors: Iterable[str]) -> str:
     """One SHA-256 of a layer's stated geometry and :func:`digests`."""
     stated = [stated_geometry(layer), digests(layer, tensors)]
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _whole_numbers(value: Any, count: int, least: int) -> bool:
-    """Whether this is a list of so many integers, none below ``least``."""
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(_whole(x) and x >= least for x in value)
-    )

@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 
 from construct.attention import MHSA, ConvGeometry
 from construct.modules.added_heads import AddedHeads
+from verify.oracle import Unreadable
 
 HARMLESS = frozenset(
     "__init__ __module__ __doc__ __qualname__ __annotations__ __annotate_func__ __annotations_cache__ __static_attributes__ "
@@ -34,12 +35,6 @@ OF_MODULES = frozenset(vars(nn.Module()))
 ATTRIBUTES = ("geometry", "heads", "radix", "_execution")
 """The attributes of an attention layer other than its tensors, which its call reads."""
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-
-
-class Unreadable(ValueError):
-    """A module cannot be read as a convolution or an attention layer, or the two do not fit; the
-    message says why.
-    """
 
 
 def require_no_overrides(

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from verify.layers.fields import Geometry
-from verify.oracle import NUMPY_PAD, Convolution, Vector
+from verify.oracle import Convolution, Geometry, Vector, pad
 
 ZERO = -1
 """Stands for a padded zero instead of an input position."""
@@ -42,7 +41,7 @@ def output_size(g: Geometry, grid: Vector) -> Vector:
             padding mode that cannot pad that far.  (For transposed convolutions without outputs,
             torch sometimes raises and sometimes returns an empty tensor.)
     """
-    if len(grid) != g.dims or any(n < 1 for n in grid):
+    if len(grid) != g.dims or min(grid) < 1:
         raise GridRefused(f"the grid {grid} is not {g.dims} positive sizes")
     for n, dil, s, pads, extra in zip(
         grid, g.dilation, g.stride, g.pads, g.output_padding, strict=True
@@ -57,18 +56,10 @@ def output_size(g: Geometry, grid: Vector) -> Vector:
             raise GridRefused(
                 f"circular padding {max(pads)} wraps more than once around {n} positions"
             )
-    output = tuple(output_length(g, axis, n) for axis, n in enumerate(grid))
-    if any(o < 1 for o in output):
+    output = g.outputs(grid)
+    if min(output) < 1:
         raise GridRefused(f"the grid {grid} is too small: the output would be {output}")
     return output
-
-
-def output_length(g: Geometry, axis: int, n: int) -> int:
-    """The number of outputs along an axis with ``n`` inputs; below 1 if there is none."""
-    span, s, (before, after) = g.spans[axis], g.stride[axis], g.pads[axis]
-    if g.transposed:
-        return (n - 1) * s - before - after + span + g.output_padding[axis] + 1
-    return (n + before + after - span - 1) // s + 1
 
 
 def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
@@ -90,32 +81,43 @@ def input_at(g: Geometry, axis: int, n: int, place: ndarray) -> ndarray:
     if g.transposed:  # Y[s·i + dil·j − p] += X[i] W_j, solved for i
         i, rest = np.divmod(place, g.stride[axis])
         return np.where((rest == 0) & (i >= 0) & (i < n), i, ZERO)
-    if g.padding_mode == "zeros":
+    return continued(place, n, g.padding_mode)
+
+
+def continued(place: ndarray, n: int, mode: str) -> ndarray:
+    """The input position, or ``ZERO``, at each place of an axis with ``n`` inputs, padded by torch's
+    mode.
+    """
+    if mode == "zeros":
         return np.where((place >= 0) & (place < n), place, ZERO)
-    if g.padding_mode == "replicate":
+    if mode == "replicate":
         return np.clip(place, 0, n - 1)
-    if g.padding_mode == "circular":
+    if mode == "circular":
         return np.mod(place, n)
     period = max(2 * (n - 1), 1)  # reflect: a triangle wave
     wave = np.mod(place, period)
     return np.minimum(wave, period - wave)
 
 
+def interior(g: Geometry, size: Vector, output: Vector) -> ndarray:
+    """Which outputs read no padding, only real positions (or holes between them): bool (*output)."""
+    mask = np.ones((), dtype=bool)
+    for axis, (n, outputs, step) in enumerate(zip(size, output, g.input_steps, strict=True)):
+        ends = np.array([[0], [g.kernel_size[axis] - 1]])
+        place = tap_place(g, axis, ends, np.arange(outputs))
+        mask = mask[..., None] & ((place >= 0) & (place <= step * (n - 1))).all(axis=0)
+    return mask
+
+
 def tokens_along(g: Geometry, axis: int, n: int) -> ndarray:
     """The attention's side: int (T_axis,), the input position that each token of the padded axis
     copies, or ``ZERO``.
     """
-    span, s, (before, after) = g.spans[axis], g.stride[axis], g.pads[axis]
-    if g.transposed:  # inputs at distance s, then padded (or cropped) by dil·(K − 1) − p
-        row = np.full(s * (n - 1) + 1, ZERO)
-        row[::s] = np.arange(n)
-        left, right = span - before, span - after + g.output_padding[axis]
-        row = np.concatenate([np.full(max(left, 0), ZERO), row, np.full(max(right, 0), ZERO)])
-        return row[max(-left, 0) : len(row) - max(-right, 0)]
-    row = np.arange(n)
-    if g.padding_mode == "zeros":
-        return np.concatenate([np.full(before, ZERO), row, np.full(after, ZERO)])
-    return np.pad(row, (before, after), mode=NUMPY_PAD[g.padding_mode])  # type: ignore[call-overload]
+    step, (left, right) = g.input_steps[axis], g.margins[axis]
+    row = np.full(step * (n - 1) + 1, ZERO)
+    row[::step] = np.arange(n)
+    row = pad(row, (max(left, 0), max(right, 0)), g.padding_mode, ZERO)
+    return row[max(-left, 0) : len(row) - max(-right, 0)]  # what a transposed layer crops
 
 
 def query_places(g: Geometry, axis: int, outputs: int) -> ndarray:
@@ -128,9 +130,11 @@ def query_places(g: Geometry, axis: int, outputs: int) -> ndarray:
 def shift_box(g: Geometry, grid: Vector) -> tuple[tuple[int, int], ...]:
     """The least and greatest δ between a query and a key, on each axis."""
     box = []
-    for axis, (n, outputs) in enumerate(zip(grid, output_size(g, grid), strict=True)):
+    for axis, (tokens, outputs) in enumerate(
+        zip(g.padded(grid), output_size(g, grid), strict=True)
+    ):
         first, last = query_places(g, axis, outputs)[[0, -1]].tolist()
-        box.append((-last, token_length(g, axis, n) - 1 - first))
+        box.append((-last, tokens - 1 - first))
     return tuple(box)
 
 
@@ -185,41 +189,18 @@ def tap_of_shift(g: Geometry, shift: Vector) -> Vector | None:
 
 def token_count(g: Geometry, grid: Vector) -> int:
     """T, the number of tokens of the padded grid."""
-    return math.prod(token_length(g, axis, n) for axis, n in enumerate(grid))
-
-
-def token_length(g: Geometry, axis: int, n: int) -> int:
-    """The number of tokens on an axis: the length of :func:`tokens_along`, without building it."""
-    before, after = g.pads[axis]
-    if g.transposed:
-        return max(
-            g.stride[axis] * (n - 1)
-            + 1
-            + 2 * g.spans[axis]
-            - before
-            - after
-            + g.output_padding[axis],
-            0,
-        )
-    return n + before + after
+    return math.prod(g.padded(grid))
 
 
 def input_span(g: Geometry, axis: int, n: int) -> tuple[int, int]:
     """The first and last non-padding token of an axis, for ``n`` inputs."""
-    first = tokens_before(g, axis)
+    first = g.margins[axis][0]
     return first, first + g.input_steps[axis] * (n - 1)
-
-
-def tokens_before(g: Geometry, axis: int) -> int:
-    """The number of tokens before the input on an axis; a transposed layer pads by dil·(K − 1) − p."""
-    pad = g.pads[axis][0]
-    return g.dilation[axis] * (g.kernel_size[axis] - 1) - pad if g.transposed else pad
 
 
 def require_enumerable(g: Geometry, grid: Vector) -> None:
     """Raise a ValueError if an axis of the grid is too long to be enumerated."""
-    for axis, n in enumerate(grid):
-        length = token_length(g, axis, n)
+    for axis, length in enumerate(g.padded(grid)):
         if length > LONGEST:
             message = f"axis {axis} of the grid {grid} has {length} tokens"
             raise ValueError(
@@ -230,17 +211,15 @@ def require_enumerable(g: Geometry, grid: Vector) -> None:
 # ---- one output of the convolution, in rational arithmetic ---------------------------------------
 
 
-def exact_output(conv: Convolution, g: Geometry, x: ndarray, output: Vector) -> Fraction:
+def exact_output(conv: Convolution, x: ndarray, output: Vector) -> Fraction:
     """One output (channel, *position) of the convolution of x (D_in, *grid), exactly."""
     channel, *place = output
-    d_in, d_out = g.in_channels // g.groups, g.out_channels // g.groups
-    group, o = divmod(channel, d_out)
+    g = conv.geometry
+    group, o = divmod(channel, g.out_channels // g.groups)
+    own = np.split(x, g.groups)[group]
     total = Fraction(float(conv.biases[channel]))
     for tap, read in taps_at(g, x.shape[1:], place):
-        row, values = (
-            tap_matrix(conv, tap)[group, :, o],
-            x[(slice(group * d_in, (group + 1) * d_in), *read)],
-        )
+        row, values = tap_matrix(conv, tap)[group, :, o], own[(slice(None), *read)]
         total += sum(
             (Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, values, strict=True)),
             Fraction(0),
@@ -265,4 +244,5 @@ def tap_matrix(conv: Convolution, tap: Vector) -> ndarray:
     """The kernel's matrix at a tap, (groups, D_in/groups, D_out/groups), converted from torch's
     layout.
     """
-    return conv.matrices[tap] if conv.transposed else np.swapaxes(conv.matrices[tap], 1, 2)
+    matrix = conv.matrices[tap]
+    return matrix if conv.geometry.transposed else np.swapaxes(matrix, 1, 2)

@@ -17,7 +17,8 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from verify.layers.overrides import Unreadable, is_parametrized, require_no_overrides
+from verify.layers.overrides import is_parametrized, require_no_overrides
+from verify.oracle import GEOMETRY, Unreadable
 
 CONVOLUTIONS: dict[type, tuple[int, bool]] = {
     nn.Conv1d: (1, False),
@@ -28,19 +29,6 @@ CONVOLUTIONS: dict[type, tuple[int, bool]] = {
     nn.ConvTranspose3d: (3, True),
 }
 """torch's convolutions: (spatial dimensions, transposed)."""
-GEOMETRY = (
-    *(
-        "in_channels",
-        "out_channels",
-        "kernel_size",
-        "stride",
-        "padding",
-        "padding_mode",
-        "dilation",
-        "groups",
-    ),
-    *("transposed", "output_padding"),
-)
 COPIED = (*GEOMETRY, "_reversed_padding_repeated_twice")
 """The attributes of a convolution other than its tensors."""
 

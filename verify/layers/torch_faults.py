@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from verify.layers.fields import Geometry
-from verify.layers.reading import ZERO, input_at, output_length, tap_place
+from verify.layers.reading import ZERO, input_at, tap_place
+from verify.oracle import Geometry
 
 KNOWN = (
     "torch 2.13 gives wrong float32 sums with channels-last strides, one input channel, a stride along the width alone and "
@@ -73,13 +73,13 @@ def may_crash(conv: Any, size: Sequence[int]) -> bool:
 def _leaves_one(g: Geometry, axis: int, n: int) -> bool:
     """Whether ``n`` inputs along an axis have a single output because of the stride."""
     strided = not g.transposed and g.stride[axis] > 1 and g.kernel_size[axis] > 1
-    return strided and output_length(g, axis, n) == 1
+    return strided and g.outputs_along(axis, n) == 1
 
 
 def _reads_padding_alone(g: Geometry, axis: int, n: int) -> bool:
     """Whether no output reads any of ``n`` inputs along an axis, but padded or stuffed zeros alone."""
     # on longer inputs, some output reads an input
     n = min(n, sum(g.pads[axis]) + g.spans[axis] + g.stride[axis] + 2)
-    outputs = np.arange(output_length(g, axis, n))
+    outputs = np.arange(g.outputs_along(axis, n))
     places = tap_place(g, axis, np.arange(g.kernel_size[axis])[:, None], outputs)
     return bool((input_at(g, axis, n, places) == ZERO).all())

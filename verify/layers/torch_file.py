@@ -20,9 +20,9 @@ from construct.files.layer_files import records_in
 from construct.files.reading import ModelFile, read
 from construct.modules.traversal import every_module
 from verify.layers.fields import TENSORS, read_convolution
-from verify.layers.overrides import Unreadable, require_plain_attention
-from verify.layers.reparametrized import CONVOLUTIONS, GEOMETRY, base_of, folded_convolution
-from verify.oracle import Vector
+from verify.layers.overrides import require_plain_attention
+from verify.layers.reparametrized import CONVOLUTIONS, base_of, folded_convolution
+from verify.oracle import GEOMETRY, Unreadable, Vector
 from verify.recheck.strict_input import Record
 
 Tensors = dict[str, tuple[str, Vector, Any]]
@@ -134,7 +134,7 @@ def _stated(module: nn.Module) -> Mapping[str, Any]:
 def _geometry(layer: Any) -> Record:
     """The geometry as JSON types; torch takes a single number, even in a list, for all axes.
 
-    `verify.layers.fields.stated_geometry` does the same for the certifier: here it stands again, so
+    `verify.oracle.stated_geometry` does the same for the certifier: here it stands again, so
     that no error is shared.
     """
     stated = {name: getattr(layer, name) for name in GEOMETRY}

@@ -13,8 +13,8 @@ import torch
 
 from construct.attention import MHSA
 from verify.argument.documents import replace_file
-from verify.layers.fields import Geometry
 from verify.layers.reading import token_count
+from verify.oracle import Geometry
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, Figure, new_figure, plain, style
 from verify.recheck.strict_input import AnyPath, strict_json
 

@@ -11,16 +11,13 @@ import torch
 from numpy import ndarray
 
 from construct.attention import MHSA
-from verify.layers.fields import Geometry
 from verify.layers.reading import (
     input_span,
     output_size,
     query_places,
     token_count,
-    token_length,
-    tokens_before,
 )
-from verify.oracle import Vector
+from verify.oracle import Geometry, Vector
 
 MOST_NUMBERS = 2**25
 """The most probabilities to hold, eight bytes each: a quarter of a gigabyte."""
@@ -124,7 +121,7 @@ def attention_of(
     return LayerAttention(
         probabilities,
         outputs,
-        tuple(token_length(g, axis, n) for axis, n in enumerate(size)),
+        g.padded(size),
         tuple(np.asarray(query_places(g, axis, o)) for axis, o in enumerate(outputs)),
         tuple(input_span(g, axis, n) for axis, n in enumerate(size)),
         content,
@@ -138,7 +135,7 @@ def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> Vector:
     size = []
     for axis, (pads, span, s) in enumerate(zip(g.pads, g.spans, g.stride, strict=True)):
         if g.transposed:
-            size.append(max(-(-(tokens - 2 * tokens_before(g, axis)) // s), 3))
+            size.append(max(-(-(tokens - 2 * g.margins[axis][0]) // s), 3))
         else:
             room = span + 1 + 4 * s
             # for example a patch embedding, whose tokens would be too small to see

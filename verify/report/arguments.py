@@ -9,7 +9,8 @@ from torch import nn
 
 from construct.attention import MHSA
 from verify.argument.certificate import Certificate
-from verify.layers.fields import TENSORS, digests, stated_geometry
+from verify.layers.fields import TENSORS, digests
+from verify.oracle import stated_geometry
 
 
 def models(original: Any, converted: Any) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from construct.attention import MHSA
-from verify.layers.fields import Attention, Geometry, Unreadable, read_convolution
+from verify.layers.fields import Attention, read_convolution
 from verify.layers.reading import (
     GridRefused,
     input_span,
@@ -29,7 +29,7 @@ from verify.layers.reading import (
     tokens_along,
 )
 from verify.layers.targets import Target, named, target
-from verify.oracle import Vector
+from verify.oracle import Geometry, Unreadable, Vector
 from verify.plots.probabilities import drawn_size
 from verify.recheck.strict_input import Record
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
@@ -211,7 +211,7 @@ def _taps(layer: ReportLayer, centres: Sequence[Record | None], content: bool) -
     if layer.conv is None:
         return data
     try:
-        _, geometry = read_convolution(layer.conv)
+        geometry = read_convolution(layer.conv).geometry
     except Unreadable:
         return data
     places = [*product(*map(range, geometry.kernel_size))]

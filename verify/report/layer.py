@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from verify.argument.certificate import Certificate
-from verify.layers.fields import Geometry
+from verify.oracle import Geometry
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verify.argument.certificate import Certificate
-from verify.layers.fields import Geometry, Unreadable
-from verify.layers.reading import output_size
-from verify.oracle import Convolution
+from verify.layers.reading import interior, output_size
+from verify.oracle import Geometry
 from verify.report.layer import ReportLayer, times
 from verify.verdict import exactly, from_above
 
@@ -185,7 +184,8 @@ def _sampled(layer: ReportLayer) -> list[Quantity]:
 def _kinds(conv: Any, grid: tuple[int, ...]) -> tuple[bool, bool]:
     """Whether some output on this grid reads no padding, and whether some output does."""
     try:
-        inside = Convolution.read(conv).interior(grid, output_size(Geometry.read(conv), grid))
-    except (Unreadable, ValueError):
+        g = Geometry.read(conv)
+        inside = interior(g, grid, output_size(g, grid))
+    except ValueError:
         return True, True
     return bool(inside.any()), not bool(inside.all())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from verify.argument.certificate import Certificate
-from verify.layers.fields import Geometry
+from verify.oracle import Geometry
 from verify.recheck.strict_input import Record
 from verify.report.attention import picture
 from verify.report.given_attention import MOST_GIVEN

@@ -184,19 +184,21 @@ def _taps_met(fields: Convolution, nonzero: ndarray) -> ndarray:
     """For each output, how many taps meet a nonzero position, (N, 1, *output); ``nonzero`` is 1 or
     0 by position.
     """
-    return replace(fields, weight=np.ones((1, 1, *fields.kernel_size)), bias=None, groups=1)(
-        nonzero
-    )
+    return _ungrouped(fields, np.ones((1, 1, *fields.geometry.kernel_size)))(nonzero)
 
 
 def _over_channels(conv: Convolution, weight: ndarray) -> Convolution:
     """The convolution of one input channel for an x equal in all channels: Σ_i W_i x = (Σ_i W_i) x."""
-    if conv.transposed:
-        blocks = weight.reshape(conv.groups, -1, *weight.shape[1:]).sum(axis=1)  # (g, out/g, *K)
-        summed = blocks.reshape(1, -1, *conv.kernel_size)
-    else:
-        summed = weight.sum(axis=1, keepdims=True)
-    return replace(conv, weight=summed, bias=None, groups=1)
+    g = conv.geometry
+    if g.transposed:
+        blocks = weight.reshape(g.groups, -1, *weight.shape[1:]).sum(axis=1)  # (g, out/g, *K)
+        return _ungrouped(conv, blocks.reshape(1, -1, *g.kernel_size))
+    return _ungrouped(conv, weight.sum(axis=1, keepdims=True))
+
+
+def _ungrouped(conv: Convolution, weight: ndarray) -> Convolution:
+    """The convolution of one input channel with another kernel, without bias."""
+    return Convolution(weight, None, replace(conv.geometry, groups=1))
 
 
 def _rounding_of(attention: Attention, x: Tensor) -> Rounding:

@@ -150,7 +150,8 @@ class Rounding:
 
 def convolution_rounding(conv: Convolution, fmt: Format) -> Rounding:
     """The rounding of a convolution, in the working format."""
-    n = conv.contraction * math.prod(conv.kernel_size) + 1
+    g = conv.geometry
+    n = g.in_channels // g.groups * math.prod(g.kernel_size) + 1
     return Rounding(gamma(n, fmt.u), float(n))
 
 
@@ -197,4 +198,4 @@ def most_roundings(conv: Convolution) -> int:
     """The most roundings to the stored format of a half-precision convolution: one per tap, and two
     more.
     """
-    return math.prod(conv.kernel_size) + 2
+    return math.prod(conv.geometry.kernel_size) + 2

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 from verify.layers.fields import Attention
-from verify.layers.reading import token_length
 from verify.layers.targets import attends_by_content, content_size, largest_encoding, target
-from verify.oracle import greatest, largest
+from verify.oracle import Vector, greatest, largest
 from verify.rounding.elements import attention_bound, convolution_bound
 from verify.rounding.model import Format, gamma
 
@@ -55,7 +54,7 @@ def soft_heads_bound(
         Unreadable: the layer cannot be read.
     """
     attention, fmt = Attention.read(layer), Format.of(x.dtype)
-    keys = [token_length(attention.geometry, axis, n) for axis, n in enumerate(x.shape[2:])]
+    keys = attention.geometry.padded(x.shape[2:])
     tokens = math.prod(keys)
     brightest = largest(x)
     smallest_normal = fmt.eta / (2 * fmt.u)
@@ -89,7 +88,7 @@ def soft_heads_bound(
     return np.where(np.isnan(total), np.inf, total)
 
 
-def _score_error(attention: Attention, keys: list[int], brightest: float, fmt: Format) -> float:
+def _score_error(attention: Attention, keys: Vector, brightest: float, fmt: Format) -> float:
     """A bound on the error of any score."""
     dims = len(keys)
     reach = tuple((-n, n) for n in keys)  # no shift along an axis is longer

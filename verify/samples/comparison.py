@@ -10,7 +10,8 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from verify.oracle import Convolution, float64, greatest
+from verify.layers.reading import interior
+from verify.oracle import Geometry, float64, greatest
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,7 @@ def of_errors(
     with np.errstate(invalid="ignore"):
         ulps = _ulp(np.maximum(np.abs(a), np.abs(b)), dtype)
         np.divide(error, ulps, out=ulps)
-    inside = Convolution.read(conv, np.broadcast_to(0.0, tuple(conv.weight.shape))).interior(
-        tuple(x.shape[2:]), a.shape[2:]
-    )
+    inside = interior(Geometry.read(conv), x.shape[2:], a.shape[2:])
     worst = np.unravel_index(int(np.argmax(error)), error.shape)  # argmax treats NaN as largest
     places = error.max(axis=(0, 1))
     return Discrepancy(

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from verify.layers.fields import Geometry
 from verify.layers.reading import exact_output
 from verify.layers.taps import rounded_up
 from verify.oracle import Convolution, Vector, float64
@@ -81,13 +80,12 @@ def deviation(
         over: bool (N, D_out, *output), the outputs to judge, at least one.
     """
     fields = Convolution.read(conv).reaching(x.shape[2:], over.shape[2:])
-    geometry = Geometry.read(conv)
     inputs = float64(x)
 
     def judged(index: Vector) -> Deviation:
         """Judge one output exactly."""
         image, *output = index
-        exact = exact_output(fields, geometry, inputs[image], tuple(output))
+        exact = exact_output(fields, inputs[image], tuple(output))
         convolution, attention, explained = (
             float(expected[index]),
             float(attended[index]),

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_map
 
-from verify.layers.fields import Unreadable
 from verify.layers.reparametrized import keeping_modes
-from verify.oracle import Convolution, Vector, greatest, largest
+from verify.oracle import Geometry, Unreadable, Vector, greatest, largest
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.call_counter import uncounted
@@ -186,19 +185,17 @@ def generated_inputs(conv: Any, samples: int, seed: int, size: Vector = ()) -> T
 
 def generated_shape(conv: Any, samples: int) -> Vector:
     """The shape of :func:`generated_inputs`, known before anything is allocated."""
-    fields = Convolution.read(conv)
+    g = Geometry.read(conv)
     size = []
-    for axis, (span, (before, after), s) in enumerate(
-        zip(fields.spans, fields.pads(), fields.stride, strict=True)
-    ):
-        if fields.transposed:
+    for axis, (span, (before, after), s) in enumerate(zip(g.spans, g.pads, g.stride, strict=True)):
+        if g.transposed:
             # One output needs s·(n − 1) ≥ 2p − span, and one that reads no padding
             # s·(n − 1) ≥ span; plus two more inputs.
             least = -(-max(span, before + after - span) // s) + 3
         else:
             least = max(span + 1 + 2 * s, before + 1, after + 1)
         size.append(least + axis)  # sides differ, so swapped axes show
-    return (samples, fields.in_channels, *size)
+    return (samples, g.in_channels, *size)
 
 
 @contextmanager

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from verify.layers.fields import Geometry
 from verify.layers.reading import (
     ZERO,
     GridRefused,
     output_size,
     query_places,
-    token_length,
     tokens_along,
 )
-from verify.oracle import Convolution, Vector, by_channel
+from verify.oracle import Convolution, Geometry, Vector, by_channel
 
 _fractions: Any = np.frompyfunc(Fraction, 1, 1)
 """An array of floats as fractions, without rounding."""
@@ -106,7 +104,7 @@ def attended_positions(layer: Any, size: Vector) -> tuple[Vector, ndarray]:
     except GridRefused as error:
         raise NoValue from error
     positions = token_sources(layer, size)
-    keys = _places(range(token_length(g, axis, n)) for axis, n in enumerate(size))
+    keys = _places(map(range, g.padded(size)))
     queries = _places(query_places(g, axis, o).tolist() for axis, o in enumerate(output))
     delta = keys[None] - queries[:, None]  # (queries, keys, d)
     if getattr(layer, "radix", None) is not None:

@@ -28,9 +28,9 @@ from verify.argument.verdicts import combined
 from verify.experiment.sweep import exact_layers
 from verify.experiment.sweep.faults import FAULTS, Inapplicable, planted
 from verify.experiment.sweep.results import Row, key_of
-from verify.layers.fields import Geometry, digest
+from verify.layers.fields import digest
 from verify.layers.reading import GridRefused, output_size
-from verify.oracle import Vector, greatest
+from verify.oracle import Geometry, Vector, greatest
 from verify.recheck.strict_input import Record
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, PADDING_MODES, crashes_torch

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from construct import attention as layers
-from verify.layers.fields import GEOMETRY
+from verify.oracle import GEOMETRY
 from verify.theory.symbolic.proof_positions import Setting, head_vector
 
 

@@ -7,7 +7,7 @@ are judged too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -16,9 +16,8 @@ import numpy as np
 from numpy import ndarray
 
 from construct.encoding import quadratic
-from verify.layers.fields import Geometry
-from verify.layers.reading import output_length, shift_of_tap, token_length
-from verify.oracle import Convolution, Vector, padding_pairs
+from verify.layers.reading import shift_of_tap
+from verify.oracle import Convolution, Geometry, Vector
 
 
 def positions(shape: Sequence[int]) -> ndarray:
@@ -60,25 +59,20 @@ class Setting:
     @property
     def geometry(self) -> Geometry:
         """The certifier's geometry, of one channel."""
-        pads = padding_pairs(self.padding or (0,) * self.dims, ())
+        pads = tuple((p, p) for p in self.padding or (0,) * self.dims)
         return Geometry(
             1, 1, self.kernel, self.s, pads, "zeros", self.dil, 1, False, (0,) * self.dims
         )
 
     @property
-    def padded(self) -> Vector:
-        """The side lengths of the token grid."""
-        return tuple(token_length(self.geometry, axis, n) for axis, n in enumerate(self.size))
-
-    @property
     def keys(self) -> ndarray:
         """The position of every token, (T, d)."""
-        return positions(self.padded)
+        return positions(self.geometry.padded(self.size))
 
     @property
     def outputs(self) -> Vector:
         """The side lengths of the output."""
-        return tuple(output_length(self.geometry, axis, n) for axis, n in enumerate(self.size))
+        return self.geometry.outputs(self.size)
 
     @property
     def queries(self) -> ndarray:
@@ -105,9 +99,7 @@ class Setting:
 
     def convolution(self, weight: ndarray, mode: str = "zeros") -> Convolution:
         """The oracle convolution with this geometry; weight (D_out, D_in, *kernel)."""
-        return Convolution(
-            weight, None, self.s, self.padding or (0,) * self.dims, self.dil, 1, mode
-        )
+        return Convolution(weight, None, replace(self.geometry, padding_mode=mode))
 
     def __str__(self) -> str:
         parts = ["×".join(map(str, self.kernel)), "on", "×".join(map(str, self.size))]
