@@ -18,16 +18,26 @@ from verify.plots.drawing import (
     style,
 )
 from verify.rounding.leakage import leakage_on_lattice
-from verify.theory.literature.sharpness_table import DTYPES, other_weights
 
-LOOKS = dict(zip(DTYPES, ((GREEN, "^"), (PINK, "s"), (ORANGE, "o"), (BLUE, "D")), strict=True))
+LOOKS = {
+    torch.float16: (GREEN, "^"),
+    torch.bfloat16: (PINK, "s"),
+    torch.float32: (ORANGE, "o"),
+    torch.float64: (BLUE, "D"),
+}
+"""The colour and the marker of each dtype."""
 SIDES = {1: 9, 2: 9, 3: 5, 4: 3}
 """The side of the measured grid, by dimension; the bound holds on any grid."""
 
 
 def leaked(alpha: float, dtype: torch.dtype, dims: int) -> float:
-    """The sum of all softmax weights but the largest, computed by torch in this dtype."""
-    return float(other_weights(alpha, dtype, dims, SIDES[dims]).sum())
+    """The sum of all softmax weights but the largest, computed by torch in this dtype, of a query in
+    the middle of the grid.
+    """
+    axis = torch.arange(SIDES[dims], dtype=torch.float64) - SIDES[dims] // 2
+    squares = torch.cartesian_prod(*[axis.square()] * dims).reshape(-1, dims).sum(dim=1)
+    scores = (-alpha * squares).clamp(min=torch.finfo(dtype).min / 2)  # float16 ends at −65504
+    return float(torch.softmax(scores.to(dtype), dim=0).double().sort().values[:-1].sum())
 
 
 def threshold(dtype: torch.dtype) -> float:
@@ -100,14 +110,13 @@ def _panel(ax: Axes, dims: int, alphas: np.ndarray, limits: tuple[float, float])
         label=f"bound 1 − ϑ(α){_raised(-dims)}",
         solid_capstyle="butt",
     )
-    for number, dtype in enumerate(DTYPES):
-        colour, marker = LOOKS[dtype]
+    for number, (dtype, (colour, marker)) in enumerate(LOOKS.items()):
         name = str(dtype).removeprefix("torch.")
         values = [leaked(float(a), dtype, dims) for a in alphas]
         ax.plot(
             alphas,
             [math.log10(v) if v > 0 else math.nan for v in values],
-            color=colour, marker=marker, ms=5, lw=1.2, markevery=(number, len(DTYPES)), label=name, gid=name,
+            color=colour, marker=marker, ms=5, lw=1.2, markevery=(number, len(LOOKS)), label=name, gid=name,
         )  # fmt: skip
         edge = threshold(dtype)
         if 0.13 * alphas[-1] < edge < alphas[-1]:
