@@ -96,9 +96,7 @@ def audit(
         raise ValueError("no output of the layer is finite, not even for a zero input")
     if most is None and not linear.affine:  # then impulses only suggest the receptive field
         most = half_of(black_box.grid)
-    fit = nearest_convolution(
-        linear.matrix, black_box.grid, black_box.output, linear.finite, linear.rounding, most
-    )
+    fit = nearest_convolution(linear, most)
     field = fit.field
     kernel, bias, residual = _fitted(black_box, linear, fit, random, budget)
     modes, best = _padding_modes(residual, fit, linear)

@@ -276,6 +276,7 @@ class LinearMap:
         constant: f(0), (O, D).
         matrix: A, (O, T, D, C); for a non-affine layer, its response to impulses of size 1.
         finite: bool (O,), which outputs were finite in every run.
+        grid, output: the spatial sizes of input and output.
     """
 
     superposition: float
@@ -284,6 +285,8 @@ class LinearMap:
     constant: ndarray
     matrix: ndarray
     finite: ndarray
+    grid: Vector
+    output: Vector
 
     @property
     def affine(self) -> bool:
@@ -333,7 +336,8 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
         pulses = pulses.reshape(len(chosen), channels, *black_box.grid)
         answer = (run(pulses) - run(-pulses)) / (2 * amplitude)
         matrix[:, chosen % places, :, chosen // places] = answer
-    return LinearMap(off, products, rounding, constant, matrix, finite)
+    sizes = (black_box.grid, black_box.output)
+    return LinearMap(off, products, rounding, constant, matrix, finite, *sizes)
 
 
 def _superposition(

@@ -13,7 +13,7 @@ from functools import reduce
 import numpy as np
 from numpy import ndarray
 
-from verify.experiment.black_box import sizes_by_channel
+from verify.experiment.black_box import LinearMap, sizes_by_channel
 from verify.experiment.receptive_fields import (
     BETWEEN,
     MODES,
@@ -62,57 +62,39 @@ class Fit:
         return min(self.residual, key=lambda mode: float(self.residual[mode].sum()))
 
 
-def nearest_convolution(
-    matrix: ndarray,
-    grid: Vector,
-    output: Vector,
-    finite: ndarray,
-    rounding: float,
-    most: Vector | None,
-) -> Fit:
+def nearest_convolution(linear: LinearMap, most: Vector | None) -> Fit:
     """Fit the nearest convolution.
 
     Args:
-        matrix: A, (O, T, D, C).
-        grid: the input's spatial size.
-        output: the spatial size of the output.
-        finite: bool (O,), which outputs count.
-        rounding: entries up to this fraction of the largest count as zero in determining the
-            kernel's extent.
+        linear: the map; entries up to its ``rounding`` of the largest count as zero in determining
+            the kernel's extent.
         most: the largest kernel; None for any size, or half the grid if no kernel fits.
 
     Returns:
         The best fit; among fits that are exact within rounding, the one with the fewest taps.
     """
-    fit = _best(matrix, grid, output, finite, rounding, most)
-    if most is None and max(fit.worst[fit.best]) > rounding:
-        half = half_of(grid)
+    fit = _best(linear, most)
+    if most is None and max(fit.worst[fit.best]) > linear.rounding:
+        half = half_of(linear.grid)
         if any(k > h for k, h in zip(fit.field.kernel, half, strict=True)):
-            fit = _best(matrix, grid, output, finite, rounding, half)
+            fit = _best(linear, half)
     return fit
 
 
-def _best(
-    matrix: ndarray,
-    grid: Vector,
-    output: Vector,
-    finite: ndarray,
-    rounding: float,
-    most: Vector | None,
-) -> Fit:
+def _best(linear: LinearMap, most: Vector | None) -> Fit:
     best, least_cost = None, np.inf
-    for field in candidates(matrix, grid, output, finite, rounding, most):
-        fit = fit_taps(matrix, field, finite, ("zeros",))
+    for field in candidates(linear, most):
+        fit = fit_taps(linear, field, ("zeros",))
         # Fitting every padding takes long, so only where the border fits much worse than the
         # interior, or may be exact.
-        worse_at_border = (
-            2 * fit.distance("zeros", fit.inside) ** 2 < fit.distance("zeros", finite) ** 2
+        inside, everywhere = (
+            fit.distance("zeros", outputs) for outputs in (fit.inside, linear.finite)
         )
-        if worse_at_border or fit.worst["zeros"][0] <= rounding:
-            fit = fit_taps(matrix, field, finite)
-            if max(fit.worst[fit.best]) > rounding and len(grid) > 1:
-                fit = fit_taps(matrix, field, finite, (*MODES, _mode_by_axis(fit)))
-            if max(fit.worst[fit.best]) <= rounding:
+        if 2 * inside**2 < everywhere**2 or fit.worst["zeros"][0] <= linear.rounding:
+            fit = fit_taps(linear, field)
+            if max(fit.worst[fit.best]) > linear.rounding and len(linear.grid) > 1:
+                fit = fit_taps(linear, field, (*MODES, _mode_by_axis(fit)))
+            if max(fit.worst[fit.best]) <= linear.rounding:
                 return fit
         # Without an interior nothing repeats as it stands, so such a field must fit much better.
         cost = float(fit.residual[fit.best].sum())
@@ -123,7 +105,7 @@ def _best(
     assert best is not None
     if len(best.residual) > 1:
         return best
-    return fit_taps(matrix, best.field, finite)
+    return fit_taps(linear, best.field)
 
 
 def _mode_by_axis(fit: Fit) -> str:
@@ -144,14 +126,14 @@ def _mode_by_axis(fit: Fit) -> str:
     return BETWEEN.join(modes)
 
 
-def fit_taps(
-    matrix: ndarray, field: ReceptiveField, finite: ndarray, modes: tuple[str, ...] = MODES
-) -> Fit:
+def fit_taps(linear: LinearMap, field: ReceptiveField, modes: tuple[str, ...] = MODES) -> Fit:
     """Fit the taps of one receptive field: means over the interior, with the residual of each
     padding mode.
 
     Without interior outputs, a tap is averaged over the outputs at which it reads the grid.
     """
+    matrix = linear.matrix
+    finite = linear.finite
     inside = field.interior() & finite
     weights = np.zeros((field.taps, *matrix.shape[2:]))
     for tap, source in enumerate(field.sources("zeros")):
@@ -164,8 +146,7 @@ def fit_taps(
             first = blocks[len(rows) // 2]
             weights[tap] = first + (blocks - first).mean(axis=0)  # exact for equal numbers
     size = np.square(matrix).sum(axis=(1, 2, 3)) * finite
-    products = matrix.shape[1] * matrix.shape[3] + 8
-    largest = sizes_by_channel(np.moveaxis(matrix[finite], 2, -1), products)
+    largest = sizes_by_channel(np.moveaxis(matrix[finite], 2, -1), linear.products)
     residual, worst = {}, {}
     for mode in modes:
         error = matrix.copy()

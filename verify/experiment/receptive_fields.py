@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from verify.experiment.black_box import LinearMap
 from verify.layers.reading import ZERO, continued
 from verify.oracle import Vector, greatest
 
@@ -101,14 +102,7 @@ def half_of(grid: Vector) -> Vector:
     return tuple(min(n, (n // 2) | 1) for n in grid)
 
 
-def candidates(
-    matrix: ndarray,
-    grid: Vector,
-    output: Vector,
-    finite: ndarray,
-    rounding: float,
-    most: Vector | None,
-) -> Iterator[ReceptiveField]:
+def candidates(linear: LinearMap, most: Vector | None) -> Iterator[ReceptiveField]:
     """Receptive fields worth fitting, likeliest first; arguments as in
     `verify.experiment.least_squares.nearest_convolution`.
 
@@ -117,10 +111,11 @@ def candidates(
     other amounts give the same function.  Where there are too many, a wide kernel would never get
     its turn, so those that read most of the energy follow: under any padding, then under zeros.
     """
-    energy = (
-        (np.square(matrix) * finite[:, None, None, None]).sum(axis=(2, 3)).reshape(*output, *grid)
-    )
-    floor = (rounding * greatest(np.abs(matrix))) ** 2
+    grid = linear.grid
+    output = linear.output
+    energy = np.square(linear.matrix).sum(axis=(2, 3)) * linear.finite[:, None]
+    energy = energy.reshape(*output, *grid)
+    floor = (linear.rounding * greatest(np.abs(linear.matrix))) ** 2
     largest = half_of(grid) if most is None else tuple(map(min, most, grid))
     axes: list[dict[ReceptiveField, tuple[float, ...]]] = []
     limits = most or (None,) * len(grid)
@@ -129,7 +124,7 @@ def candidates(
         others = tuple(a for a in range(2 * len(grid)) if a not in (axis, axis + len(grid)))
         flat = energy.sum(axis=others)  # (m, n)
         usual = _usual_stride(n, m)
-        strides = dict.fromkeys([*_strides(matrix, grid, output, axis), usual])
+        strides = dict.fromkeys([*_strides(linear, axis), usual])
         repeating = _repeating(flat, strides, floor, limit)
         parts = repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)]
         axes.append({part: _misfit(flat, part, floor) for part in parts})
@@ -242,17 +237,18 @@ def _read(part: ReceptiveField, mode: str) -> ndarray:
     return read[:, :n]
 
 
-def _strides(matrix: ndarray, grid: Vector, output: Vector, axis: int) -> list[int]:
+def _strides(linear: LinearMap, axis: int) -> list[int]:
     """Strides along an axis, likeliest first: the right s has A[o + 1, i + s] = A[o, i] away from
     the border.
     """
-    m, n = output[axis], grid[axis]
+    m, n = linear.output[axis], linear.grid[axis]
     if m == 1:
         return [1]  # with a single output every stride gives the same function
-    full = matrix.reshape(*output, *grid, *matrix.shape[2:])
+    full = linear.matrix.reshape(*linear.output, *linear.grid, *linear.matrix.shape[2:])
     middle = (m - 1) // 2
     row, next_row = (
-        np.moveaxis(full.take(middle + e, axis=axis), len(grid) - 1 + axis, 0) for e in (0, 1)
+        np.moveaxis(full.take(middle + e, axis=axis), len(linear.grid) - 1 + axis, 0)
+        for e in (0, 1)
     )
     total = float(np.square(row).sum() + np.square(next_row).sum())
     mismatch = []
