@@ -22,6 +22,7 @@ from verify.layers.reading import GridRefused, output_size, tap_matrix, taps_at,
 from verify.layers.torch_faults import may_crash
 from verify.oracle import Convolution, Geometry, Vector, by_channel, full_precision, greatest
 from verify.rounding.elements import convolution_share, impulse_bound
+from verify.samples.comparison import ratios
 from verify.samples.reference import Deviation, deviation
 
 MOST_MULTIPLICATIONS = 2**33
@@ -251,10 +252,7 @@ def _ratio(difference: ndarray, bound: ndarray) -> ndarray:
     bound.
     """
     allowed = _by_output(bound, difference.ndim)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        if bound.min(initial=1.0) > 0 and bound.max(initial=0.0) < np.inf:
-            return difference / allowed
-        return np.where((difference == 0) | np.isinf(allowed), 0.0, difference / allowed)
+    return np.where(np.isinf(allowed), 0.0, ratios(difference, allowed))
 
 
 def _by_output(bound: ndarray, ndim: int) -> ndarray:

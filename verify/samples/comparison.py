@@ -140,6 +140,12 @@ def _ulp(size: ndarray, dtype: torch.dtype) -> ndarray:
     return np.multiply(np.spacing(size, out=size), info.eps * 2.0**52, out=size)
 
 
+def ratios(error: ndarray, allowed: ndarray) -> ndarray:
+    """|a − b|/allowed, from ``error`` = |a − b|; 0 where a = b, whatever is allowed."""
+    with np.errstate(all="ignore"):
+        return np.where(error == 0, 0.0, error / allowed)
+
+
 def bits(tensor: Tensor) -> Tensor:
     """The bits of a tensor's numbers, as integers."""
     tensor = tensor.detach()

@@ -22,6 +22,7 @@ from numpy import ndarray
 from verify.layers.reading import exact_output
 from verify.layers.taps import rounded_up
 from verify.oracle import Convolution, Vector, float64
+from verify.samples.comparison import ratios
 
 TINY = 2.0**-126
 """Numbers below this are subnormal in bfloat16 and float32."""
@@ -123,7 +124,7 @@ def _ratio(values: ndarray, reference: ndarray, allowed: ndarray) -> ndarray:
     """|values − reference|/allowed; infinite for NaN."""
     with np.errstate(all="ignore"):
         off = np.abs(values - reference)
-        return np.nan_to_num(np.where(off == 0, 0.0, off / allowed), nan=inf, posinf=inf)
+    return np.nan_to_num(ratios(off, allowed), nan=inf, posinf=inf)
 
 
 def _subnormal(numbers: ndarray) -> bool:

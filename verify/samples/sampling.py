@@ -23,7 +23,7 @@ from verify.oracle import Geometry, Unreadable, Vector, greatest, largest
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
 from verify.samples.call_counter import uncounted
-from verify.samples.comparison import Discrepancy, of_errors, subtracted
+from verify.samples.comparison import Discrepancy, of_errors, ratios, subtracted
 from verify.samples.reference import deviation
 from verify.verdict import Verdict, from_above
 
@@ -136,14 +136,14 @@ def check_outputs(
         bound, soft = soft_heads_bound(layer, conv, x, outputs), f"{off}, and "
     except Unreadable as unknown:
         return replace(judged, verdict=Verdict("UNDECIDED", str(unknown)))
-    ratios = _ratios(error, bound)
-    if not soft and not greatest(ratios) <= 1 and not one_hot(layer):
+    relative = ratios(error, bound)
+    if not soft and not greatest(relative) <= 1 and not one_hot(layer):
         # Soft attention also rounds in sums over all keys, which that bound does not cover.
         wide = soft_heads_bound(layer, conv, x, outputs)
-        if greatest(_ratios(error, wide)) <= 1:
+        if greatest(ratios(error, wide)) <= 1:
             bound, soft = wide, "attention is shared among keys, and "
-            ratios = _ratios(error, bound)
-    ratio = greatest(ratios)
+            relative = ratios(error, bound)
+    ratio = greatest(relative)
     at_worst = float(bound[difference.worst]) if difference.worst else 0.0
     judged = replace(judged, bound=at_worst, ratio=ratio)
     if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
@@ -152,7 +152,9 @@ def check_outputs(
             verdict=Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}"),
         )
     if not ratio <= 1:  # written so that NaN fails
-        worst = deviation(conv, x, a, b, bound, convolution_bound(conv, x, outputs), ~(ratios <= 1))
+        worst = deviation(
+            conv, x, a, b, bound, convolution_bound(conv, x, outputs), ~(relative <= 1)
+        )
         at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
         at += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"
         verdict = Verdict("REFUTED" if worst.refutes else "UNDECIDED", at)
@@ -162,12 +164,6 @@ def check_outputs(
         sentence = f"{soft}the outputs differ by at most {most} on {what}, as rounding may"
         return replace(judged, verdict=Verdict("UNDECIDED", sentence))
     return judged
-
-
-def _ratios(error: ndarray, bound: ndarray) -> ndarray:
-    """|a − b|/bound; 0 where a = b, for any bound."""
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        return np.where(error == 0, 0.0, error / bound)
 
 
 def generated_inputs(conv: Any, samples: int, seed: int, size: Vector = ()) -> Tensor:

@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
+
+import numpy as np
 
 from verify.experiment.sweep.results import VERDICTS, Results
 from verify.plots.drawing import (
@@ -119,12 +120,9 @@ def _tightness(results: Results, claim: str) -> list[float]:
     ]
 
 
-def _deciles(values: Sequence[float]) -> list[float]:
+def _deciles(values: list[float]) -> list[float]:
     """The first, fifth and ninth decile."""
-    if len(values) < 2:
-        return [*values] * 3 or [math.nan] * 3
-    tenths = quantiles(values, n=10, method="inclusive")
-    return [tenths[0], tenths[4], tenths[8]]
+    return np.quantile(values or [math.nan], (0.1, 0.5, 0.9)).tolist()
 
 
 def _errors(results: Results) -> str:
