@@ -187,54 +187,31 @@ def inputs_for(
 def cases(
     draw: st.DrawFn,
     *,
-    dims: Sequence[int] = (1, 2, 3),
-    transposed: Sequence[bool] = (False, True),
-    dtypes: Sequence[torch.dtype] = DTYPES,
-    padding_modes: Sequence[str] = PADDING_MODES,
-    paddings: Sequence[str] = PADDINGS,
-    channels: Sequence[str] = CHANNELS,
-    bias: Sequence[bool] = (False, True),
     integers: Sequence[bool] = (False, True),
     batches: Sequence[int | None] = BATCHES,
     layouts: Sequence[str] = LAYOUTS,
     tokens: int | None = None,
+    **options: Any,
 ) -> Case:
     """A convolution with an input that it accepts.
 
     Args:
         draw: supplied by hypothesis.
-        dims: numbers of spatial dimensions; this and all up to ``bias`` are as in
-            :func:`convolutions`.
-        transposed: whether to draw nn.ConvTransposeNd.
-        dtypes: of weights and inputs.
-        padding_modes: as in torch.
-        paddings: "none", "numbers", "same", "valid".
-        channels: "one", "dense", "grouped", "depthwise", "multiplier".
-        bias: with or without.
         integers: whether all numbers are small integers, so that a correct layer is equal bit for
             bit.
-        batches: batch sizes to choose from; None stands for an unbatched input.  This and the rest
-            are as in :func:`inputs_for`.
+        batches: batch sizes to choose from; None stands for an unbatched input.  This and the next
+            two are as in :func:`inputs_for`.
         layouts: of the input in memory.
         tokens: about how many positions the padded grid should have at most.
+        options: dims, transposed, dtypes, padding_modes, paddings, channels and bias, as in
+            :func:`convolutions`.
 
     >>> from hypothesis import find
     >>> find(cases(dims=[1], integers=[True]), lambda case: True)
     Conv1d(1, 1, kernel_size=(1,), stride=(1,), bias=False) in torch.float32 on (1, 1, 1), small integers
     """
     whole = draw(st.sampled_from(integers))
-    conv: Any = draw(
-        convolutions(
-            dims=dims,
-            transposed=transposed,
-            dtypes=dtypes,
-            padding_modes=padding_modes,
-            paddings=paddings,
-            channels=channels,
-            bias=bias,
-            integers=[whole],
-        )
-    )
+    conv: Any = draw(convolutions(integers=[whole], **options))
     x = draw(inputs_for(conv, integers=whole, batches=batches, layouts=layouts, tokens=tokens))
     description = f"{conv} in {conv.weight.dtype} on {tuple(x.shape)}"
     if not x.is_contiguous():
