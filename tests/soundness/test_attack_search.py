@@ -16,7 +16,7 @@ from construct.attention import EXECUTIONS
 from runs import ORDINARY
 from verify.argument.certification import certify
 from verify.experiment.sweep.exact_layers import exactly_differ
-from verify.experiment.sweep.faults import HEADED
+from verify.layers.fields import TENSORS
 from verify.layers.reading import GridRefused, output_size
 from verify.oracle import Geometry
 from verify.strategies import convolutions, sizes_for
@@ -46,7 +46,7 @@ def scramble(t: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, 
             t["v"][h] *= float(rng.choice([0.001, 0.1, 0.5, 1.5, 4, -1, 1e6]))
         case 2:
             order = torch.from_numpy(rng.permutation(len(t["v"])))
-            for name in rng.choice(HEADED, size=rng.choice([2, 7]), replace=False):
+            for name in rng.choice(TENSORS[:-1], size=rng.choice([2, 7]), replace=False):
                 t[name] = t[name][order]
         case 3:
             t = more(h)
@@ -62,7 +62,7 @@ def scramble(t: dict[str, torch.Tensor], rng: np.random.Generator) -> dict[str, 
             t = more(h)
             t["w_val"][[h, -1]] *= 0.5
         case 7:
-            for name in HEADED[:5]:
+            for name in TENSORS[:5]:
                 pad = (0, 0, 0, 1) if name == "w_key_pos" else (0, 1)
                 t[name] = nn.functional.pad(t[name], pad, value=float(rng.choice([0, 0, 1])))
         case 8:

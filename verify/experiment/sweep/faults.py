@@ -17,9 +17,9 @@ from torch import Tensor
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.weights import MHSAWeights
+from verify.layers.fields import TENSORS
 from verify.oracle import PADDING_MODES, Vector
 
-HEADED = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out")
 Change = Callable[[Any, MHSA, np.random.Generator], MHSA | None]
 
 
@@ -29,7 +29,9 @@ class Inapplicable(Exception):
 
 def with_heads(layer: MHSA, order: list[int], **changes: Tensor) -> MHSA:
     """The layer with only these heads, in this order."""
-    tensors = {name: getattr(layer, name).detach()[order].clone() for name in HEADED} | changes
+    tensors = {
+        name: getattr(layer, name).detach()[order].clone() for name in TENSORS[:-1]
+    } | changes
     return MHSA(
         layer.geometry, MHSAWeights(**tensors, b_out=layer.b_out.detach()), radix=layer.radix
     )
