@@ -1,5 +1,6 @@
 """Settings of every test: one thread, deterministic property tests, warnings as errors."""
 
+import gc
 import os
 import re
 import signal
@@ -68,8 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
 
         torch.set_num_threads(1)  # pytest-xdist already uses every core
+        gc.disable()  # until all is collected, of which nothing is garbage
     commands.STDERR = os.dup(2)
     config.addinivalue_line("filterwarnings", "ignore:Using padding='same' with even kernel lengths")
+
+
+def pytest_collection_finish() -> None:
+    """Let no later search for garbage go through modules and tests: each would take half a second."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:

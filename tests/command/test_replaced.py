@@ -11,6 +11,7 @@ from torch import nn
 
 import construct
 from commands import Command, contents, names
+from construct.command import output
 from construct.command.arguments import FORMATS, certificate_beside
 
 
@@ -18,6 +19,18 @@ from construct.command.arguments import FORMATS, certificate_beside
 def model(from_conv: Command) -> str:
     torch.save(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), "model.pt")
     return "model.pt"
+
+
+@pytest.fixture
+def exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's network is traced and converted in its first run alone, for what is replaced is the same file."""
+    programs: dict[str, Any] = {}
+
+    def kept(name: str, export: Any) -> Any:
+        return lambda *given: programs.get(name) or programs.setdefault(name, export(*given))
+
+    for name in ("to_pt2", "to_onnx"):
+        monkeypatch.setattr(output, name, kept(name, getattr(output, name)))
 
 
 def fine_tuned(form: str, path: Path) -> None:
@@ -32,18 +45,19 @@ def fine_tuned(form: str, path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"!")
 
 
+@pytest.mark.usefixtures("exported_once")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.nasty(52, 71)
 def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(
     form: str, model: str, from_conv: Command
 ) -> None:
     options = (model, "--format", form, *(("--input-size", 1, 6, 6) if form in ("pt2", "onnx") else ()))
-    output = Path(f"model.mhsa.{form}")
-    document = certificate_beside(output, form)
+    path = Path(f"model.mhsa.{form}")
+    document = certificate_beside(path, form)
     for bound in (1, 2):
         from_conv.prints(*options, "--input-bound", bound)
-    fine_tuned(form, output)
-    line = f"error: {output}: exists and is not our own output: no certificate beside it names its digest"
+    fine_tuned(form, path)
+    line = f"error: {path}: exists and is not our own output: no certificate beside it names its digest"
     assert from_conv.refuses(*options).startswith(line)
     from_conv.prints(*options, "--force")
     from_conv.prints(*options)
