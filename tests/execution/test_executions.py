@@ -156,18 +156,6 @@ class TestContract:
                 layer = conv_to_mhsa(conv, execution=execution).requires_grad_(content)
                 assert not convolution_calls(lambda layer=layer, x=x: layer(x).sum().backward())
 
-    @pytest.mark.parametrize(
-        "x",
-        [torch.ones(1, 3, 5, 5), torch.ones(5, 5), torch.ones(1, 2, 2, 5), torch.ones(1, 2, 5, 5).double()],
-        ids=["channels", "rank", "too small", "dtype"],
-    )
-    def test_it_refuses_what_a_convolution_refuses(self, execution: str, x: torch.Tensor):
-        conv = nn.Conv2d(2, 2, 3)
-        with pytest.raises(RuntimeError):
-            conv(x)
-        with pytest.raises(RuntimeError, match=r"^MHSA: "):
-            conv_to_mhsa(conv, execution=execution)(x)
-
     def test_it_refuses_before_allocating_what_does_not_fit(self, execution: str, monkeypatch: pytest.MonkeyPatch):
         """The message gives both figures."""
         layer, length = conv_to_mhsa(nn.Conv1d(64, 64, 3), execution=execution), 2**14

@@ -374,8 +374,7 @@ def test_the_operators_keep_the_rules_of_torch(last: bool):
         assert torch.autograd.gradgradcheck(operator, arguments, fast_mode=True)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @torch.no_grad()
 def test_layers_of_one_geometry_are_compiled_each_for_itself():
     """The constants of one layer's trace (where its heads look, which factor is the identity) do not apply to the others."""
@@ -392,8 +391,7 @@ def test_layers_of_one_geometry_are_compiled_each_for_itself():
         torch.testing.assert_close(in_turn(layer, x), layer(x))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_layer_compiled_without_gradients_follows_what_it_learns_since():
     """The factor that was the identity then learns too, whether or not it was frozen at first."""
     torch._dynamo.reset()
@@ -426,8 +424,7 @@ TRANSFORMS: dict[str, Callable[[MHSA], Callable[[Tensor], Tensor]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_of_functions_are_compiled_with_a_layer(name: str):
     """What a transform wraps has no numbers, and torch maps over channels first alone."""
@@ -437,8 +434,7 @@ def test_transforms_of_functions_are_compiled_with_a_layer(name: str):
     torch.testing.assert_close(torch.compile(function, backend="eager")(x), function(x))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("soft", [0, slice(None)], ids=["one", "all"])
 def test_a_layer_that_is_not_compiled_runs_as_it_is(soft: int | slice):
     """With gradients, and also once its heads are sharp."""
@@ -455,8 +451,7 @@ def test_a_layer_that_is_not_compiled_runs_as_it_is(soft: int | slice):
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCaptureFixture):
     traced._say_once.cache_clear()
     for alpha, words in ((1024.0, "and compile again"), (1.0, "not compiled, run as it is")):
@@ -565,8 +560,7 @@ def test_a_network_that_takes_no_image_is_exported_from_an_example(how: str, for
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_network_compiles_whole_and_its_gradients_are_right():
     """There is no graph break, and one trace serves many sizes."""
     torch._dynamo.reset()
@@ -590,8 +584,7 @@ def test_a_network_compiles_whole_and_its_gradients_are_right():
 
 
 @pytest.mark.deep
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_compiler_that_does_not_know_sizes_is_given_as_few_operations_whatever_the_number_of_heads():
     operations = {}
 

@@ -8,6 +8,7 @@ import pickle
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,27 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from archives import called, legacy, named, program, saved, text, with_pickle
+import construct
+from archives import called, legacy, named, program, records_in, saved, text, with_pickle
 from commands import Command, names, python
+from construct.errors import BadModelFile
 
 
 @pytest.fixture
 def refusal(from_conv: Command) -> Callable[..., str]:
-    """The one line with which the command refuses such a file; nothing runs and nothing is written."""
+    """The one line with which the command refuses such a file; nothing runs and nothing is written.
+
+    Nor with a network, for which what is beside its tensors is passed over.
+    """
 
     def refuse(content: bytes, name: str = "m.pt", *options: str) -> str:
         Path(name).write_bytes(content)
         line = from_conv.refuses(name, *options)
         assert line.startswith(f"error: {name}: ")
+        before = names()
+        with suppress(BadModelFile):
+            construct.load(name, model=nn.Conv2d(1, 1, 3, bias=False))
+        assert names() == before
         return line
 
     return refuse
@@ -103,6 +113,8 @@ def test_row_01_the_payloads_would_run(name: str, from_conv: Command) -> None:
 def test_row_01_and_02_a_payload_is_named_and_never_run(name: str, packed: Any, refusal: Any) -> None:
     payload, names_in_it = GADGETS[name]
     assert names_in_it in refusal(packed(whole(payload)))
+    before_a_model = b"\x80\2" + payload + b"0" + records_in(saved(KERNEL))["data.pkl"][2:]
+    assert names_in_it in refusal(with_pickle(before_a_model, b"\0" * 36))
 
 
 class Reduced:
