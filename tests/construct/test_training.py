@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
-from runs import kernel_gradient
+from runs import kernel_gradient, whole_numbers
 
 LAYERS: dict[str, Any] = {
     "1x1": lambda: nn.Conv2d(24, 40, 1),
@@ -31,12 +31,9 @@ LAYOUTS = {
 }
 
 
-def whole_numbers(name: str, side: int, images: int, alone: bool) -> tuple[Any, MHSA, Tensor]:
+def exact_layer(name: str, side: int, images: int, alone: bool) -> tuple[Any, MHSA, Tensor]:
     """A convolution, its layer (``alone``: its identities are not trained), and an input, all of small integers."""
-    conv = LAYERS[name]()
-    with torch.no_grad():
-        for p in conv.parameters():
-            p.copy_((16 * p).round())
+    conv = whole_numbers(LAYERS[name](), 16)
     layer = conv_to_mhsa(conv)
     if alone:
         (layer.w_val if layer.out_channels > layer.in_channels else layer.w_out).requires_grad_(False)
@@ -57,7 +54,7 @@ def gradients(run: Any, x: Tensor, learned: list[Tensor], pull: Any) -> list[Ten
 def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: str, pull: str) -> None:
     """On integers, for one image and for three, with short and long rows."""
     for side, images in ((6, 1), (6, 3), (12, 1), (9, 2), (25, 1)):
-        conv, layer, x = whole_numbers(name, side, images, alone=False)
+        conv, layer, x = exact_layer(name, side, images, alone=False)
         given, learned = LAYOUTS[lying](x), [layer.w_val, layer.w_out, layer.b_out]
         ours = gradients(layer, given, learned, LAYOUTS[pull])
         theirs = gradients(conv, given, list(conv.parameters()), LAYOUTS[pull])
@@ -73,7 +70,7 @@ def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: s
 @pytest.mark.parametrize("name", LAYERS)
 def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> None:
     """The derivative, with respect to the input, of the input gradient's squared norm is exact on integers."""
-    conv, layer, x = whole_numbers(name, 6, 2, alone)
+    conv, layer, x = exact_layer(name, 6, 2, alone)
     derivatives = []
     for run, kernels in (
         (layer, [p for p in (layer.w_val, layer.w_out) if p.requires_grad][:1]),
@@ -92,7 +89,7 @@ def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> Non
 @pytest.mark.parametrize("name", LAYERS)
 def test_several_gradients_at_once_are_the_convolution_s(name: str, lying: str) -> None:
     """Which torch maps over with its older vmap; once more for second derivatives, and carried forward."""
-    conv, layer, x = whole_numbers(name, 5, 2, alone=False)
+    conv, layer, x = exact_layer(name, 5, 2, alone=False)
     x = LAYOUTS[lying](x).requires_grad_()
     results = []
     for run in (layer, conv):
@@ -122,7 +119,7 @@ def test_several_gradients_at_once_are_the_convolution_s(name: str, lying: str) 
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients_lie_as_the_input_does(name: str, form: Any) -> None:
     """Also if the incoming gradient has another layout, like that of a sum."""
-    _, layer, x = whole_numbers(name, 9, 2, alone=True)
+    _, layer, x = exact_layer(name, 9, 2, alone=True)
     x = x.contiguous(memory_format=form)
     with torch.no_grad():
         assert layer(x).is_contiguous(memory_format=form)
@@ -135,7 +132,7 @@ def test_outputs_and_gradients_lie_as_the_input_does(name: str, form: Any) -> No
 def test_weights_that_change_before_they_are_used_again_are_noticed() -> None:
     """The saved factor is its head's whole matrix, not a copy."""
     for alone in (True, False):
-        _, layer, x = whole_numbers("1x1", 6, 1, alone)
+        _, layer, x = exact_layer("1x1", 6, 1, alone)
         y = layer(x.requires_grad_())
         with torch.no_grad():
             layer.w_out.add_(1)

@@ -19,7 +19,7 @@ from construct.execution import axial, head_matrices
 from construct.execution.head_matrices import is_identity
 from construct.execution.plan import _peak, _peak_of_parabola, plan_for
 from construct.tokens import TokenGrid
-from runs import aim_anywhere
+from runs import aim_anywhere, axial_and_dense
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
@@ -34,14 +34,6 @@ def without_content(layer: MHSA) -> MHSA:
     return layer.requires_grad_(False)
 
 
-def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """By ``axial`` and by ``dense``."""
-    outputs = []
-    for layer.execution in ("axial", "dense"):
-        outputs.append(layer(x))
-    return outputs[0], outputs[1]
-
-
 @settings(max_examples=EXAMPLES)
 @given(cases(tokens=80, dtypes=[torch.float64]), st.integers(0, 2**20), st.sampled_from([None, 1, 7]))
 def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries: int | None):
@@ -54,7 +46,7 @@ def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries:
         if not x.numel():
             return
         with smaller_blocks(queries) if queries else smaller_blocks(10**9):
-            output, expected = both(layer, x)
+            output, expected = axial_and_dense(layer, x)
     size = (layer.w_val.abs().sum() * layer.w_out.abs().amax() * x.abs().amax()).item() + 1
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12 * size)
 
@@ -63,7 +55,7 @@ def test_soft_heads_share_factors_and_are_right_on_long_grids():
     layer = without_content(conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64), alpha=0.7))
     x = torch.randn(1, 3, 40, 33, dtype=torch.float64)
     with torch.no_grad():
-        output, expected = both(layer, x)
+        output, expected = axial_and_dense(layer, x)
     assert not plan_for(layer, TokenGrid.of(layer.geometry, (40, 33))).sharp
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
@@ -110,7 +102,7 @@ def test_soft_heads_are_right_whichever_axis_is_the_longest(size: tuple[int, ...
         conv_to_mhsa(nn.Conv3d(2, 4, (2, 3, 1), padding=1, groups=2, dtype=torch.float64), alpha=0.7)
     )
     with torch.no_grad():
-        output, expected = both(layer, torch.randn(2, 2, *size, dtype=torch.float64))
+        output, expected = axial_and_dense(layer, torch.randn(2, 2, *size, dtype=torch.float64))
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -152,7 +144,7 @@ def test_training_is_that_of_dense(name: str):
     layer.w_key_pos.requires_grad_()
     x = torch.randn(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
     names = ("w_val", "w_out", "b_out", "v", "w_key_pos")
-    output, expected = both(layer, x)
+    output, expected = axial_and_dense(layer, x)
     pull = torch.randn_like(output)
     wanted = [x, *(getattr(layer, n) for n in names)]
     ours = torch.autograd.grad((output * pull).sum(), wanted)
@@ -174,7 +166,7 @@ def test_soft_heads_that_look_along_one_line_share_factors_in_training(conv: Any
     """With v frozen, three heads share one offset along the first axis and have their own along the second."""
     layer = conv_to_mhsa(conv.double(), alpha=0.7)
     x = torch.randn(2, 2, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
-    ours, dense = both(layer, x)
+    ours, dense = axial_and_dense(layer, x)
     torch.testing.assert_close(ours, dense, rtol=1e-12, atol=1e-12)
     pull, inputs = torch.randn_like(ours), (x, layer.w_val, layer.b_out)
     for a, b in zip(*(torch.autograd.grad(y, inputs, pull) for y in (ours, dense)), strict=True):

@@ -15,7 +15,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.execution import cache, head_matrices
 from construct.execution.head_matrices import is_identity
-from runs import channels_last
+from runs import by_dense, channels_last
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "1x1": (lambda: nn.Conv2d(3, 5, 1), (1, 3, 4, 5)),
@@ -41,13 +41,6 @@ def called(name: str, execution: str = "auto") -> tuple[MHSA, Tensor]:
     layer(x)
     assert kept(layer, x) is not None
     return layer, x
-
-
-def expected(layer: MHSA, x: Tensor) -> Tensor:
-    """The output by the paper's equations, from a layer that was never called."""
-    fresh = copy.deepcopy(layer)
-    fresh.execution = "dense"
-    return fresh(x)
 
 
 def through_numpy(t: Tensor) -> None:
@@ -93,7 +86,7 @@ def test_every_edit_counts(name: str, execution: str, edits: list[tuple[Callable
         edit(tensor)
         assert edit not in WITHOUT_TRACE or tensor._version == version
         for _ in range(2):  # the second uses the cache again, if possible
-            torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -116,7 +109,7 @@ def test_parameters_that_are_exchanged_count() -> None:
     swapped = torch.func.functional_call(layer, {"w_val": other.w_val * 2}, (x,))
     torch.testing.assert_close(swapped - layer.b_out.view(-1, 1, 1), 2 * (layer(x) - layer.b_out.view(-1, 1, 1)))
     layer.v = nn.Parameter(layer.v.roll(1, 0), requires_grad=False)
-    torch.testing.assert_close(layer(x), expected(layer, x))
+    torch.testing.assert_close(layer(x), by_dense(layer, x))
     layer.load_state_dict(other.state_dict())
     assert torch.equal(layer(x), other(x))
 
@@ -199,7 +192,7 @@ def test_a_large_factor_is_looked_at_too() -> None:
     for place in ((0, 0, 3, 200), (0, 0, 5, 5)):
         factor.data[place] += 0.5
         assert not torch.equal(layer(x), before)
-        torch.testing.assert_close(layer(x), expected(layer, x))
+        torch.testing.assert_close(layer(x), by_dense(layer, x))
         factor.data[place] -= 0.5
         assert torch.equal(layer(x), before)
 
@@ -242,7 +235,7 @@ def test_a_layer_that_was_called_can_exchange_its_tensors(name: str) -> None:
     for tensor in TENSORS:
         before = getattr(layer, tensor)
         torch.utils.swap_tensors(before, nn.Parameter(before * 2, requires_grad=False))
-        torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -273,7 +266,7 @@ def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
     for edit in (lambda t: None, through_data, through_numpy, ones):
         edit(getattr(layer, name))
         for _ in range(2):
-            torch.testing.assert_close(layer(x), expected(layer, x))
+            torch.testing.assert_close(layer(x), by_dense(layer, x))
     with pytest.raises(RuntimeError, match="must be the same"):
         layer(x.double() if x.dtype == torch.float32 else x.float())
 

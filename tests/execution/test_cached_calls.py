@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from construct import MHSA, conv_to_mhsa
 from construct.execution import cache
 from construct.execution.shifts import maps
-from runs import FORCED, forced
+from runs import FORCED, forced, whole_numbers
 from truths import exact
 from verify.strategies import Case, cases
 
@@ -99,10 +99,8 @@ def test_any_number_of_images_is_laid_out_a_few_at_a_time(
     outside: bool, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last group is smaller than the others, and zeros still surround all of them."""
-    conv = nn.Conv2d(3, 4, 3, padding=int(outside))
+    conv = whole_numbers(nn.Conv2d(3, 4, 3, padding=int(outside)), 16)
     with torch.no_grad():
-        conv.weight.copy_((16 * conv.weight).round())
-        conv.bias.copy_((8 * conv.bias).round())  # type: ignore[union-attr]
         layer = conv_to_mhsa(conv).requires_grad_(False)
         monkeypatch.setattr(maps, "AT_ONCE", 5 * 9 * 27)
         monkeypatch.setattr(maps, "MIN_QUERIES", 10)
@@ -187,9 +185,7 @@ def test_content_learns_after_a_call_in_inference_mode(execution: str) -> None:
 @pytest.mark.parametrize("conv", [nn.Conv2d(3, 2, 3), nn.Conv2d(3, 3, 3, groups=3), nn.Conv1d(16, 16, 3)], ids=str)
 def test_threads_can_call_one_layer_at_once(conv: nn.Conv2d) -> None:
     """With inputs of many shapes, so that cache entries come and go."""
-    with torch.no_grad():
-        for p in conv.parameters():
-            p.copy_((8 * p).round())
+    whole_numbers(conv)
     layer, axes = conv_to_mhsa(conv).requires_grad_(False), conv.weight.dim() - 2
     inputs = [torch.randint(-4, 5, (1 + n % 5, conv.in_channels, *(5 + n % 17,) * axes)).float() for n in range(85)]
     with torch.no_grad():

@@ -14,20 +14,12 @@ from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.encoding.scores import Scores
 from construct.tokens import TokenGrid
-from runs import SMALL, Operators, aim_anywhere, normal, peak_bytes
+from runs import SMALL, Operators, aim_anywhere, axial_and_dense, normal, peak_bytes
 from truths import layer_of, random_layer
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
-
-
-def both(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In blocks, and by ``dense``."""
-    layer.execution = "axial"
-    fused = layer(x)
-    layer.execution = "dense"
-    return fused, layer(x)
 
 
 def switch_content_on(layer: MHSA, size: float, seed: int = 0) -> MHSA:
@@ -78,7 +70,7 @@ def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(
         return
     x = x / x.abs().amax().clamp(min=1)
     with smaller_blocks(queries):
-        fused, expected = both(layer, x)
+        fused, expected = axial_and_dense(layer, x)
     assert (fused - expected).abs().amax() <= allowed(layer, x, torch.finfo(x.dtype).eps)
 
 
@@ -130,7 +122,7 @@ def test_two_keys_whose_scores_are_high_and_close_share_the_attention_as_in_dens
     """Keys 40 and 41 tokens away score 1.7e9, which float32 rounds to multiples of 128, and differ by 0 or 8."""
     layer = switch_content_on(conv_to_mhsa(nn.Conv1d(1, 1, 1)), 1e-3).requires_grad_(False)
     layer.v[0, :2] = torch.tensor([-(2.0**20), 81 * 2.0**20 + aside])
-    fused, expected = both(layer, normal(1, 1, 90).float())
+    fused, expected = axial_and_dense(layer, normal(1, 1, 90).float())
     torch.testing.assert_close(fused, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -155,7 +147,7 @@ def test_numbers_that_are_none_spread_as_they_do_in_dense(place: str):
     layer = switch_content_on(conv_to_mhsa(nn.Conv2d(2, 2, 3, padding=1)), 1.0).requires_grad_(False)
     x = torch.ones(1, 2, 5, 5)
     (x[0, 0] if place == "x" else layer.v)[1, 1] = torch.nan
-    fused, expected = both(layer, x)
+    fused, expected = axial_and_dense(layer, x)
     assert fused.isnan().all()
     assert expected.isnan().all()
 
@@ -168,7 +160,7 @@ def test_gradients_are_those_of_dense_over_several_blocks():
     wanted = {"input": x, **dict(layer.named_parameters())}
     gradients = []
     with smaller_blocks(100):
-        for y in both(layer, x):
+        for y in axial_and_dense(layer, x):
             pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
             gradients.append(torch.autograd.grad((y * pull).sum(), list(wanted.values())))
     for name, ours, theirs in zip(wanted, *gradients, strict=True):

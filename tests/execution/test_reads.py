@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from construct import MHSA, conv_to_mhsa, tokens
 from construct.execution import cache, reads
 from construct.execution.shifts import indexed
-from runs import channels_last
+from runs import by_dense, channels_last
 from truths import exact
 from verify.strategies import Case, cases
 
@@ -64,13 +64,6 @@ def called(
     x = layout(torch.randn(size, dtype=dtype))
     layer(x)
     return layer, x
-
-
-def expected(layer: MHSA, x: Tensor) -> Tensor:
-    """The output by the paper's equations, from a layer that was never called."""
-    fresh = copy.deepcopy(layer)
-    fresh.execution = "dense"
-    return fresh(x).detach()
 
 
 class Launches(TorchDispatchMode):
@@ -132,7 +125,7 @@ def test_a_second_call_reads_nothing_and_starts_few_operations(
     if dtype != torch.float16:
         assert cache.cached(layer, cache.ENTRIES[layer].calls.copy().popitem()[0][0], x) is not None
     torch.testing.assert_close(
-        first, expected(layer, x), check_stride=True, rtol=1e-2 if dtype == torch.float16 else 1e-4, atol=1e-4
+        first, by_dense(layer, x), check_stride=True, rtol=1e-2 if dtype == torch.float16 else 1e-4, atol=1e-4
     )
 
 
@@ -220,7 +213,7 @@ def test_a_step_of_a_fused_optimizer_counts(part: str, optimizer: str, learned: 
     stepped(tensor, optimizer, learned)
     assert tensor._version == version or "not" in optimizer  # torch counts no change
     assert not torch.allclose(layer(x), before)
-    torch.testing.assert_close(layer(x), expected(layer, x))
+    torch.testing.assert_close(layer(x), by_dense(layer, x))
 
 
 def in_place(layer: MHSA, part: str, x: Tensor) -> None:
@@ -286,7 +279,7 @@ def called_functionally(layer: MHSA, part: str, x: Tensor) -> None:
             output = torch.func.functional_call(layer, {part: other}, (x,))
             changed = copy.deepcopy(layer)
             getattr(changed, part).data.copy_(other)
-            torch.testing.assert_close(output, expected(changed, x), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(output, by_dense(changed, x), rtol=1e-4, atol=1e-4)
 
 
 def other_geometry(layer: MHSA, part: str, x: Tensor) -> None:
@@ -324,11 +317,11 @@ def test_every_edit_counts(name: str, edits: list[tuple[Callable[[MHSA, str, Ten
                 continue
             edit(layer, part, x)
             for _ in range(2):  # the second remembers again, if possible
-                torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-4, atol=1e-4)
             twin = copy.deepcopy(layer)
             in_place(twin, part, x)
-            torch.testing.assert_close(twin(x), expected(twin, x), rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(twin(x), by_dense(twin, x), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -342,7 +335,7 @@ def test_what_was_learned_and_is_frozen_again_is_read_again(part: str) -> None:
     before = layer(x)
     through_data_and_frozen_again(layer, part, x)
     assert not torch.allclose(layer(x), before)
-    torch.testing.assert_close(layer(x), expected(layer, x))
+    torch.testing.assert_close(layer(x), by_dense(layer, x))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -351,7 +344,7 @@ def test_what_is_multiplied_is_read_in_every_call(part: str) -> None:
     layer, x = called("3x3")
     whole = getattr(layer, cache.ENTRIES[layer].whole if part == "w_val" else part)
     whole.data.add_(1)  # unseen by torch
-    torch.testing.assert_close(layer(x), expected(layer, x))
+    torch.testing.assert_close(layer(x), by_dense(layer, x))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -366,7 +359,7 @@ def test_a_write_that_leaves_no_trace_is_seen_after_one_call(part: str) -> None:
     getattr(layer, part).data.add_(0.5)
     assert torch.equal(layer(x), before)
     layer.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(layer(x), expected(layer, x))
+    torch.testing.assert_close(layer(x), by_dense(layer, x))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -384,7 +377,7 @@ def test_tensors_that_count_no_changes_are_read_in_every_call(make: str) -> None
         for part in (layer.v, layer.w_key_pos, layer.w_val):
             part.data.mul_(0.5)
             for _ in range(2):
-                torch.testing.assert_close(layer(x), expected(layer, x))
+                torch.testing.assert_close(layer(x), by_dense(layer, x))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -411,9 +404,9 @@ def test_the_identity_is_skipped_only_while_it_is_frozen() -> None:
     with torch.no_grad():
         layer(x)
         identity.data.mul_(2)  # as by a training loop
-        torch.testing.assert_close(layer(x), expected(layer, x))
+        torch.testing.assert_close(layer(x), by_dense(layer, x))
     identity.data.mul_(2)
-    torch.testing.assert_close(layer(x), expected(layer, x))
+    torch.testing.assert_close(layer(x), by_dense(layer, x))
     layer(x).sum().backward()
     assert identity.grad is not None
 

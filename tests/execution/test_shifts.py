@@ -18,7 +18,7 @@ from construct.execution.head_matrices import is_identity
 from construct.execution.shifts import indexed, maps
 from construct.execution.shifts.windows import Shifts
 from construct.execution.shifts.workspace import KEPT_BYTES, workspace
-from runs import FORCED, channels_last, forced, kernel_gradient
+from runs import FORCED, channels_last, forced, kernel_gradient, whole_numbers
 
 EXAMPLES = settings().max_examples
 
@@ -93,13 +93,6 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
             assert torch.equal(indexed.adjoint(y, w, back, shifts, last), backward)
         assert torch.equal(maps.weights(x, y, shifts, groups), weights)
     assert torch.equal(indexed.weights(x, y, shifts, groups), weights)
-
-
-def whole_numbers(conv: Any) -> Any:
-    with torch.no_grad():
-        for p in conv.parameters():
-            p.copy_((8 * p).round())
-    return conv
 
 
 CONVS = [

@@ -23,7 +23,7 @@ from construct.attention import MHSA
 from construct.execution import traced
 from construct.execution.shifts.operator import shifted_sum, shifted_weights
 from construct.files.export import export_program, frozen_copy, to_onnx, to_pt2
-from runs import channels_last, kernel_gradient
+from runs import channels_last, kernel_gradient, whole_numbers
 from truths import excess, permuted
 from verify.strategies import Case, cases
 
@@ -333,15 +333,12 @@ COMPILED: dict[str, tuple[Any, tuple[int, ...]]] = {
 def test_a_compiled_layer_is_one_operator_with_gradients(name: str, last: bool, dynamic: bool):
     """But for depthwise layers, whose slices a compiler fuses.  Exact on integers."""
     make, size = COMPILED[name]
-    conv, operators = make(), list[str]()
+    conv, operators = whole_numbers(make()), list[str]()
 
     def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         operators.extend(str(node.target) for node in graph.graph.nodes)
         return aot_eager(graph, inputs)
 
-    with torch.no_grad():
-        for p in conv.parameters():
-            p.copy_((8 * p).round())
     layer, x = conv_to_mhsa(conv), torch.randint(-4, 5, (2, 8, *size)).float()
     x = (channels_last(x) if last else x).requires_grad_()
     torch.compiler.reset()

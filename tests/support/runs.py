@@ -39,6 +39,29 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
+def whole_numbers(conv: Any, size: int = 8) -> Any:
+    """The convolution with its parameters multiplied by ``size`` and rounded, so that sums of products are exact."""
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_((size * p).round())
+    return conv
+
+
+def by_dense(layer: MHSA, x: torch.Tensor) -> torch.Tensor:
+    """The output by the paper's equations, from a layer that was never called."""
+    fresh = copy.deepcopy(layer)
+    fresh.execution = "dense"
+    return fresh(x)
+
+
+def axial_and_dense(layer: MHSA, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By ``axial``, which evaluates content in blocks, and by ``dense``."""
+    layer.execution = "axial"
+    output = layer(x)
+    layer.execution = "dense"
+    return output, layer(x)
+
+
 def aim_anywhere(layer: MHSA, rng: np.random.Generator) -> None:
     """Aim about half of the heads sharply or softly, off the lattice, off the grid, with negative α, or twice at one place."""
     d, heads = layer.geometry.dims, layer.heads
