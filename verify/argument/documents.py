@@ -13,7 +13,6 @@ JSON in UTF-8.  Floats that a claim rests on are in hexadecimal, so that they re
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verify.recheck.certificate_file import FORMAT, VERSION, record_digest
-from verify.recheck.strict_input import AnyPath, Record
+from verify.recheck.strict_input import AnyPath, Record, sha256_of
 
 if TYPE_CHECKING:
     from verify.argument.certificate import Certificate
@@ -117,8 +116,7 @@ def names_file(document_path: AnyPath, path: AnyPath) -> bool:
     content = _unchanged(document_path)
     if content is None or not isinstance(content.get("mhsa_file"), dict):
         return False
-    with Path(path).open("rb") as file:
-        return content["mhsa_file"].get("sha256") == hashlib.file_digest(file, "sha256").hexdigest()
+    return content["mhsa_file"].get("sha256") == sha256_of(path)
 
 
 def _unchanged(path: AnyPath) -> Record | None:
@@ -140,10 +138,7 @@ def _digest_of(
         return None
     # The bytes of the name, independent of the locale.
     text = os.fsencode(name or Path(path).name).decode(errors="backslashreplace")
-    if sha256 is None:
-        with Path(path).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": text, "sha256": sha256}
+    return {"name": text, "sha256": sha256 or sha256_of(path)}
 
 
 def _finite(value: Any) -> Any:

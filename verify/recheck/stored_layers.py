@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from verify.recheck.strict_input import AnyPath, Record, Rejected, opened, strict_json
+from verify.recheck.strict_input import AnyPath, Record, Rejected, opened, sha256_of, strict_json
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 CONVOLUTION = ("weight", "bias")
@@ -164,9 +164,9 @@ def layers_in(path: AnyPath, certified: str | None = None, key: str | None = Non
     """
     with opened(path) as file:
         start = file.read(9)
-        file.seek(0)
-        other = certified not in (None, hashlib.file_digest(file, "sha256").hexdigest())
-    name, notes = Path(path).name, [VERY_FILE] if other else []
+    name, notes = Path(path).name, list[str]()
+    if certified not in (None, sha256_of(path)):
+        notes.append(VERY_FILE)
     try:
         if start[8:] == b"{" and not start.startswith(b"PK\3\4"):  # as the project's reader decides
             if key is not None:

@@ -1,5 +1,6 @@
 """Files that the checker reads, and how it refuses them in one line."""
 
+import hashlib
 import json
 import math
 import os
@@ -40,6 +41,12 @@ def opened(path: AnyPath) -> BufferedReader:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise Rejected(f"{path}: is not a regular file")
     return path.open("rb")
+
+
+def sha256_of(path: AnyPath) -> str:
+    """SHA-256 of a file's bytes; raises as `opened` does."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def strict_json(text: bytes, what: str) -> Any:

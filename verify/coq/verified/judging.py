@@ -2,7 +2,6 @@
 answer.
 """
 
-import hashlib
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import numpy as np
 
 from verify.coq.verified import export
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.strict_input import sha256_of
 from verify.verdict import escaped, exactly, from_above
 
 ARITHMETIC = {
@@ -124,10 +124,7 @@ class Judge:
 
     def __init__(self, program: Path, conv_path: str | Path, mhsa_path: str | Path):
         self.program = program
-        self.digests: list[str] = []
-        for path in (conv_path, mhsa_path):
-            with Path(path).open("rb") as file:
-                self.digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        self.digests = [sha256_of(conv_path), sha256_of(mhsa_path)]
         self.answers: list[Answer] = []
 
     def __call__(self, pair: LayerPair) -> None:

@@ -4,7 +4,6 @@ certifies each.
 Networks are passed by name: every worker reads the file itself.
 """
 
-import hashlib
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from verify.experiment.sweep.random_layers import described, facts_of
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
 from verify.oracle import Vector, largest
-from verify.recheck.strict_input import Record, Rejected, opened
+from verify.recheck.strict_input import Record, Rejected, sha256_of
 from verify.samples.sampling import (
     called,
     check_call,
@@ -106,8 +105,8 @@ class Network:
     def _row(self, path: str, **facts: Any) -> Row:
         content = ""
         if not self.factory:
-            with suppress(OSError, Rejected), opened(self.name) as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
+            with suppress(OSError, Rejected):
+                content = sha256_of(self.name)
         return Row(key_of(*self.words, content, path), self.name, path, digest=content, **facts)
 
 
