@@ -19,8 +19,6 @@ import construct
 import verify
 from commands import Command, python
 from report_layers import seeded
-from verify.layers.reading import tap_of_shift
-from verify.oracle import Geometry
 from verify.report import images, writing
 from verify.report.attention import picture
 from verify.report.given_attention import given_picture
@@ -250,15 +248,15 @@ def test_too_much_attention_asks_from_fewer_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    "conv", [nn.Conv2d(2, 2, (2, 3), dilation=2), nn.ConvTranspose1d(2, 2, 3, 2)], ids=["2-D", "T"]
-)
-def test_every_tap_is_found_by_its_shift(conv: Any) -> None:
+    ("conv", "shifts"),
+    [(nn.Conv2d(2, 2, (2, 3), dilation=2), [[i, j] for i in (0, 2) for j in (-2, 0, 2)]),
+     (nn.ConvTranspose1d(2, 2, 3, 2), [[1], [0], [-1]])], ids=["2-D", "T"]
+)  # fmt: skip
+def test_every_tap_is_found_by_its_shift(conv: Any, shifts: list[list[int]]) -> None:
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():
         layer.w_qry.normal_()
-    shifts = picture(ReportLayer("", conv, layer))["shifts"]
-    taps = [tap_of_shift(Geometry.read(conv), tuple(shift)) for shift in shifts]
-    assert taps == [*np.ndindex(*conv.kernel_size)]
+    assert picture(ReportLayer("", conv, layer))["shifts"] == shifts
 
 
 def test_a_patch_embedding_has_few_large_tokens() -> None:

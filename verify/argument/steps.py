@@ -24,6 +24,7 @@ from verify.layers.reading import (
     shift_box,
     shift_of_tap,
     tap_matrix,
+    taps_by_shift,
     token_count,
 )
 from verify.layers.taps import TapDifference, compare_taps
@@ -401,17 +402,14 @@ def taps_step(problem: Problem, targets: Targets, may_differ: bool) -> tuple[Ste
     b_out is the bias.
     """
     a = problem.attention
-    g = problem.geometry
     conv = problem.conv
     heads: dict[Vector, list[int]] = {}
     for h, shift in enumerate(targets.shifts):
         if shift is not None:
             heads.setdefault(shift, []).append(h)
-    kernel: dict[Vector, ndarray] = {}
-    for tap in np.ndindex(*g.kernel_size):
-        kernel[tuple(shift_of_tap(g, axis, j) for axis, j in enumerate(tap))] = tap_matrix(
-            conv, tap
-        )
+    kernel = {
+        shift: tap_matrix(conv, tap) for shift, tap in taps_by_shift(problem.geometry).items()
+    }
     differences, in_integers = compare_taps(kernel, heads, a.w_val, a.w_out)
     bias = np.abs(a.b_out - conv.biases)
     taps = Taps(differences, bias)

@@ -139,8 +139,8 @@ def shift_box(g: Geometry, grid: Vector) -> tuple[tuple[int, int], ...]:
 
 
 def shift_of_tap(g: Geometry, axis: int, tap: int) -> int:
-    """τ on this axis of the head that carries tap j: dil·j − a; for a transposed layer,
-    dil·(K − 1 − j) − a.
+    """τ on this axis of the head that carries tap j: dil·j − a; for a transposed layer, whose
+    kernel is flipped on the zero-stuffed grid, dil·(K − 1 − j) − a.
     """
     step = g.dilation[axis] * tap
     return (g.spans[axis] - step if g.transposed else step) - g.anchor[axis]
@@ -171,20 +171,12 @@ def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
     return None  # no tap reads the tokens that are wrong
 
 
-def tap_of_shift(g: Geometry, shift: Vector) -> Vector | None:
-    """The kernel position that a head at this shift must carry, or None if it is no kernel
-    position.
-
-    Tap j is read at δ = dil·j − a; on the zero-stuffed grid of a transposed layer the kernel is
-    flipped.
-    """
-    tap = []
-    for tau, a, k, dil in zip(shift, g.anchor, g.kernel_size, g.dilation, strict=True):
-        j, rest = divmod(tau + a, dil)
-        if rest or not 0 <= j < k:
-            return None
-        tap.append(k - 1 - j if g.transposed else j)
-    return tuple(tap)
+def taps_by_shift(g: Geometry) -> dict[Vector, Vector]:
+    """The tap that a head must carry, by its shift; taps in row-major order."""
+    axes = (
+        [shift_of_tap(g, axis, tap) for tap in range(k)] for axis, k in enumerate(g.kernel_size)
+    )
+    return dict(zip(product(*axes), np.ndindex(*g.kernel_size), strict=True))
 
 
 def token_count(g: Geometry, grid: Vector) -> int:
@@ -192,10 +184,10 @@ def token_count(g: Geometry, grid: Vector) -> int:
     return math.prod(g.padded(grid))
 
 
-def input_span(g: Geometry, axis: int, n: int) -> tuple[int, int]:
-    """The first and last non-padding token of an axis, for ``n`` inputs."""
-    first = g.margins[axis][0]
-    return first, first + g.input_steps[axis] * (n - 1)
+def input_spans(g: Geometry, size: Vector) -> tuple[tuple[int, int], ...]:
+    """The first and last non-padding token of each axis, for inputs of a size."""
+    axes = zip(size, g.input_steps, g.margins, strict=True)
+    return tuple((left, left + step * (n - 1)) for n, step, (left, _) in axes)
 
 
 def require_enumerable(g: Geometry, grid: Vector) -> None:

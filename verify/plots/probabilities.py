@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from construct.attention import MHSA
 from verify.layers.reading import (
-    input_span,
+    input_spans,
     output_size,
     query_places,
     token_count,
@@ -123,7 +123,7 @@ def attention_of(
         outputs,
         g.padded(size),
         tuple(np.asarray(query_places(g, axis, o)) for axis, o in enumerate(outputs)),
-        tuple(input_span(g, axis, n) for axis, n in enumerate(size)),
+        input_spans(g, size),
         content,
     )
 

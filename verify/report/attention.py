@@ -10,7 +10,6 @@ a softer or sharper layer.
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -22,10 +21,10 @@ from construct.attention import MHSA
 from verify.layers.fields import Attention, read_convolution
 from verify.layers.reading import (
     GridRefused,
-    input_span,
+    input_spans,
     output_size,
     query_places,
-    tap_of_shift,
+    taps_by_shift,
     tokens_along,
 )
 from verify.layers.targets import Target, named, target
@@ -121,7 +120,7 @@ def _tokens(g: Geometry, size: Vector) -> Record:
         "shape": [len(axis) for axis in sources],
         "queries": [query_places(g, axis, o).tolist() for axis, o in enumerate(outputs)],
         "sources": sources,
-        "inside": [list(input_span(g, axis, n)) for axis, n in enumerate(size)],
+        "inside": list(map(list, input_spans(g, size))),
         "mode": g.padding_mode,
         "transposed": g.transposed,
     }
@@ -214,15 +213,11 @@ def _taps(layer: ReportLayer, centres: Sequence[Record | None], content: bool) -
         geometry = read_convolution(layer.conv).geometry
     except Unreadable:
         return data
-    places = [*product(*map(range, geometry.kernel_size))]
+    shifts = [list(shift) for shift in taps_by_shift(geometry)]
     data["kernel"] = list(geometry.kernel_size)
     for head, centre in enumerate(centres):
-        tap = None if centre is None else tap_of_shift(geometry, tuple(centre["shift"]))
-        data["taps"][head] = None if tap is None else places.index(tuple(tap))
+        if centre is not None and centre["shift"] in shifts:
+            data["taps"][head] = shifts.index(centre["shift"])
     if content:  # the page finds where the attention of such a head is largest
-        shifts = {
-            tap_of_shift(geometry, s): list(s)
-            for s in product(*(range(-r, r + 1) for r in geometry.spans))
-        }
-        data["shifts"] = [shifts[place] for place in places]
+        data["shifts"] = shifts
     return data

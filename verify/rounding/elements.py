@@ -13,7 +13,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from verify.layers.fields import Attention
-from verify.layers.reading import tap_of_shift
+from verify.layers.reading import taps_by_shift
 from verify.layers.taps import head_product
 from verify.layers.targets import target
 from verify.oracle import Convolution, Vector, by_channel, float64, greatest, largest
@@ -144,6 +144,7 @@ def absolute_kernel(attention: Attention) -> ndarray:
     g = attention.geometry
     groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
     kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
+    taps = taps_by_shift(g)
     for head, (w_val, w_out) in enumerate(zip(*attention.magnitudes, strict=True)):
         # A head adds exactly 0, wherever it looks, unless some inner channel is nonzero in both
         # factors.
@@ -153,7 +154,7 @@ def absolute_kernel(attention: Attention) -> ndarray:
             if carries:
                 raise OffTheKernel(f"head {head} has no single best shift")
             continue
-        tap = tap_of_shift(g, at.shift)
+        tap = taps.get(at.shift)
         if tap is not None:
             kernel[tap] += head_product(w_val, w_out)
         elif carries:

@@ -223,16 +223,20 @@ def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
     if not dims:
         raise ValueError("dims must hold at least one number of dimensions")
     numbers = [_checked(number) for number in dims]
-    proofs: list[Callable[[], Proof]] = [
-        *(partial(prove_lemma1, d) for d in numbers),
-        *(partial(prove_lemma2, d) for d in numbers),
-        *(partial(prove_theorem, d) for d in numbers),
+
+    def each(prove: Callable[[int], Proof]) -> list[Callable[[], Proof]]:
+        return [partial(prove, d) for d in numbers]
+
+    proofs = [
+        *each(prove_lemma1),
+        *each(prove_lemma2),
+        *each(prove_theorem),
         prove_leakage_on_lattice,
         prove_leakage_off_lattice,
-        *(partial(prove_factorisation, d) for d in numbers),
+        *each(prove_factorisation),
         prove_relative_from_absolute,
-        *(partial(prove_absolute_encoding, d) for d in numbers),
-        *(partial(prove_parabola, d) for d in numbers),
+        *each(prove_absolute_encoding),
+        *each(prove_parabola),
         prove_head_count,
     ]
     return (prove() for prove in proofs)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from construct.encoding import quadratic
-from verify.layers.reading import shift_of_tap
+from verify.layers.reading import taps_by_shift
 from verify.oracle import Convolution, Geometry, Vector
 
 
@@ -89,8 +89,7 @@ class Setting:
     @property
     def shifts(self) -> list[Vector]:
         """τ_j = dil·j − a."""
-        g = self.geometry
-        return [tuple(shift_of_tap(g, axis, x) for axis, x in enumerate(tap)) for tap in self.taps]
+        return list(taps_by_shift(self.geometry))
 
     def tokens(self, x: ndarray) -> ndarray:
         """The input (D_in, *size), padded with zeros and laid out as tokens: (T, D_in)."""
