@@ -9,10 +9,11 @@ rounding errors.
 Also here: the torch settings under which arithmetic has the full precision of its format.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -351,6 +352,11 @@ def float64(tensor: Tensor) -> ndarray:
 def by_channel(values: ndarray, ndim: int) -> ndarray:
     """Numbers (D,) with ``ndim`` axes after the first, to meet (D, *places)."""
     return values.reshape(-1, *(1,) * ndim)
+
+
+def places(axes: Iterable[Iterable[int]]) -> ndarray:
+    """Every combination of one number an axis, in row-major order: (places, d)."""
+    return np.array(list(product(*axes)))
 
 
 def greatest(values: ndarray) -> float:

@@ -20,7 +20,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from verify.oracle import Vector, greatest
+from verify.oracle import Vector, float64, greatest
 
 BUDGET = 2**30
 """Default budget in bytes for a layer's linear map."""
@@ -191,7 +191,7 @@ class BlackBox:
                 )
             if y.is_complex():
                 raise TypeError("it gives complex numbers, and an audit is of real ones")
-            return np.asarray(y.detach().cpu().to(torch.float64).numpy())
+            return float64(y)
         except Exception as error:  # an unknown layer may raise anything
             plain = isinstance(error, RuntimeError) and not isinstance(self.function, nn.Module)
             hint = " (a function of float32 tensors takes dtype=torch.float32)" * (
@@ -219,7 +219,7 @@ class BlackBox:
                 p = own(self._input(x)) if own else self._hooked(x)
             if p is None:
                 return None
-            maps = np.asarray(p.detach().cpu().to(torch.float64).numpy())
+            maps = float64(p)
         except Exception as error:  # an unknown layer may raise anything
             raise ValueError(
                 f"the layer's attention cannot be looked at: {_line(error)}"

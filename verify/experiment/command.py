@@ -68,8 +68,7 @@ def run(options: argparse.Namespace) -> "Audit":
             raise ValueError(
                 "the file states no kernel size for the layer (give --grid N ..., the spatial size of the input)"
             )
-        extents = zip(geometry.kernel_size, geometry.dilation, strict=True)
-        grid = [dilation * (kernel_size - 1) + 5 for kernel_size, dilation in extents]
+        grid = [span + 5 for span in geometry.span]
     channels = getattr(getattr(layer, "geometry", None), "in_channels", None)
     return audit(
         layer,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from verify.experiment.receptive_fields import ReceptiveField, Vector
+from verify.oracle import places
 
 SHOWN = 4
 """Shifts listed for each head, heaviest first."""
@@ -54,16 +55,12 @@ def key_grids(field: ReceptiveField, keys: int) -> list[ndarray]:
     with a stride it may extend slightly beyond the last position read.
     """
     if keys == prod(field.grid):
-        return [_positions([range(n) for n in field.grid])]
+        return [places([range(n) for n in field.grid])]
     axes = []
     for (before, after), s, n in zip(field.padding, field.stride, field.grid, strict=True):
         least, most = max(0, before), max(0, after) + s
         axes.append([range(-b, n + a) for b in range(least + 1) for a in range(most)])
-    return [_positions(sides) for sides in product(*axes) if prod(map(len, sides)) == keys]
-
-
-def _positions(sides: Sequence[range]) -> ndarray:
-    return np.array(list(product(*sides)))
+    return [places(sides) for sides in product(*axes) if prod(map(len, sides)) == keys]
 
 
 def summarise_heads(
@@ -82,9 +79,7 @@ def summarise_heads(
     Returns:
         The heads; None if the positions of the keys are ambiguous.
     """
-    queries = _positions(
-        [range(0, s * m, s) for s, m in zip(field.stride, field.output, strict=True)]
-    )
+    queries = places([range(0, s * m, s) for s, m in zip(field.stride, field.output, strict=True)])
     inside = field.interior_or_all()
     mean = maps[0][:, :, inside].mean(axis=0)  # (heads, interior queries, keys)
     sized = np.abs(kernel).sum(axis=(0, 1)).reshape(-1)

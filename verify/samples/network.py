@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_map
 
 from verify.samples.accuracy import Accuracy, accuracy
 from verify.samples.call_counter import CONVOLUTION_OPERATORS, DispatchMode, uncounted
 from verify.samples.comparison import bits, same_bits
-from verify.samples.sampling import call_with, copies, is_transformed, watching
+from verify.samples.sampling import called, watching
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _run(network: nn.Module, x: Any, layers: Mapping[str, nn.Module], seed: int)
         record.append((f"the input of the layer {path or '(the model)'}", _checksum(value)))
 
     with _seeded(seed), torch.no_grad(), watching(layers, see), _Operators() as operators:
-        returned = _leaves(call_with(network, copies(x)))
+        returned = _leaves(called(network, x))
     record += [(f"returned value {place}", value) for place, value in enumerate(returned)]
     outputs = tuple(value for value in returned if isinstance(value, Tensor))
     elsewhere = len(threads) - threads.count(get_ident())
@@ -257,7 +258,7 @@ def _seeded(seed: int) -> Iterator[None]:
 def _checksum(x: Tensor) -> tuple[Any, ...] | None:
     """Shape and sum of bits, in no order; None for a tensor whose numbers cannot be read."""
     with uncounted():
-        if is_transformed(x):
+        if is_functorch_wrapped_tensor(x):  # by vmap, jvp or grad of torch.func
             return None
         return tuple(x.shape), int(bits(x).sum())
 

@@ -214,14 +214,9 @@ def call_with(model: nn.Module, x: Any) -> Any:
     return model(x)
 
 
-def copies(x: Any) -> Any:
-    """An input with its tensors copied, because a network may change them."""
-    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, x)
-
-
 def called(model: nn.Module, x: Any) -> Any:
-    """:func:`call_with` on copies of the tensors."""
-    return call_with(model, copies(x))
+    """:func:`call_with` on copies of the tensors, because a network may change them."""
+    return call_with(model, tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, x))
 
 
 @contextmanager
@@ -235,13 +230,6 @@ def watching(layers: Mapping[str, nn.Module], see: Callable[[str, Tensor], None]
 
             stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
-
-
-def is_transformed(x: Tensor) -> bool:
-    """Whether a transform of ``torch.func`` (vmap, jvp, grad) works on this tensor, so that its
-    numbers cannot be read.
-    """
-    return is_functorch_wrapped_tensor(x)
 
 
 @contextmanager
@@ -271,7 +259,7 @@ def comparing(
         def compared(module: nn.Module, args: Any, kwargs: Any, _: Any) -> None:
             call = dict(zip(("input", "output_size"), args, strict=False)) | kwargs
             x, where = call.pop("input"), what
-            if is_transformed(x):
+            if is_functorch_wrapped_tensor(x):  # a transform of torch.func hides its numbers
                 return
             # a claim about a layer holds in its own format
             if torch.is_autocast_enabled(x.device.type):

@@ -5,10 +5,8 @@ comparing all keys; scores are exact integers.  Tokens and queries are the certi
 (:mod:`verify.layers.reading`), which tests derive anew.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from verify.layers.reading import (
     query_places,
     tokens_along,
 )
-from verify.oracle import Convolution, Geometry, Vector, by_channel
+from verify.oracle import Convolution, Geometry, Vector, by_channel, float64, places
 
 _fractions: Any = np.frompyfunc(Fraction, 1, 1)
 """An array of floats as fractions, without rounding."""
@@ -63,7 +61,7 @@ def attention(layer: Any, x: ndarray) -> ndarray:
     tokens = np.concatenate(
         [np.zeros((len(x), 1), dtype=object), tokens.reshape(len(x), -1)], axis=1
     )
-    (w_val, r), (w_out, s) = as_integers(_numbers(layer.w_val)), as_integers(_numbers(layer.w_out))
+    (w_val, r), (w_out, s) = as_integers(float64(layer.w_val)), as_integers(float64(layer.w_out))
     d_in, d_out = w_val.shape[2], w_out.shape[3]
     total = np.zeros((layer.groups, d_out, sources.shape[1]), dtype=object)
     for head, source in enumerate(sources):
@@ -71,7 +69,7 @@ def attention(layer: Any, x: ndarray) -> ndarray:
         for g in range(layer.groups):
             total[g] = total[g] + (values[g].T @ w_val[head, g] @ w_out[head, g]).T
     y = total.reshape(-1, *output) * Fraction(1, q * r * s)
-    return y + by_channel(_fractions(_numbers(layer.b_out)), len(size))
+    return y + by_channel(_fractions(float64(layer.b_out)), len(size))
 
 
 def exactly_differ(conv: Any, layer: Any, grid: Vector) -> bool:
@@ -104,8 +102,8 @@ def attended_positions(layer: Any, size: Vector) -> tuple[Vector, ndarray]:
     except GridRefused as error:
         raise NoValue from error
     positions = token_sources(layer, size)
-    keys = _places(map(range, g.padded(size)))
-    queries = _places(query_places(g, axis, o).tolist() for axis, o in enumerate(output))
+    keys = places(map(range, g.padded(size)))
+    queries = places(query_places(g, axis, o).tolist() for axis, o in enumerate(output))
     delta = keys[None] - queries[:, None]  # (queries, keys, d)
     if getattr(layer, "radix", None) is not None:
         delta = (delta * np.array(layer.radix)).sum(axis=2, keepdims=True)
@@ -113,11 +111,9 @@ def attended_positions(layer: Any, size: Vector) -> tuple[Vector, ndarray]:
     sources = []
     idle = [
         not (w_val @ w_out).any()
-        for w_val, w_out in zip(_numbers(layer.w_val), _numbers(layer.w_out), strict=True)
+        for w_val, w_out in zip(float64(layer.w_val), float64(layer.w_out), strict=True)
     ]
-    for nothing, v, w_key_pos in zip(
-        idle, _numbers(layer.v), _numbers(layer.w_key_pos), strict=True
-    ):
+    for nothing, v, w_key_pos in zip(idle, float64(layer.v), float64(layer.w_key_pos), strict=True):
         if nothing:  # it adds 0, whatever it attends to
             sources.append(np.zeros(len(queries), dtype=int))
             continue
@@ -137,15 +133,6 @@ def token_sources(layer: Any, size: Vector) -> ndarray:
     (tokens,), row-major.
     """
     g = Geometry.read(layer)
-    copies = _places(tokens_along(g, axis, n).tolist() for axis, n in enumerate(size))
+    copies = places(tokens_along(g, axis, n).tolist() for axis, n in enumerate(size))
     strides = [int(np.prod(size[axis + 1 :])) for axis in range(len(size))]
     return np.where((copies == ZERO).any(axis=1), 0, 1 + (copies * strides).sum(axis=1))
-
-
-def _places(axes: Iterable[Iterable[int]]) -> ndarray:
-    """Every combination of one number an axis, in row-major order: (places, d)."""
-    return np.array(list(product(*axes)))
-
-
-def _numbers(tensor: Any) -> ndarray:
-    return tensor.detach().double().numpy()

@@ -283,9 +283,7 @@ def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
 
 
 def _sizes_differ(case: RandomLayer, grid: Vector) -> bool:
-    expected = exact_layers.convolution(case.conv, np.zeros((case.conv.in_channels, *grid))).shape[
-        1:
-    ]
+    expected = Geometry.read(case.conv).outputs(grid)
     return exact_layers.attended_positions(case.layer, grid)[0] != expected
 
 
