@@ -290,8 +290,7 @@ def stated_geometry(layer: Any) -> Record:
     for name in GEOMETRY:
         if not hasattr(layer, name):
             raise Unreadable(f"{type(layer).__name__} has no {name}")
-        value = getattr(layer, name)
-        stated[name] = list(value) if isinstance(value, tuple | list) else value
+        stated[name] = _plain(getattr(layer, name))
     dims = len(stated["kernel_size"]) if isinstance(stated["kernel_size"], list) else 0
     for name in ("stride", "dilation", "padding", "output_padding"):
         value = [stated[name]] if whole(stated[name]) else stated[name]
@@ -300,6 +299,13 @@ def stated_geometry(layer: Any) -> Record:
     if getattr(layer, "radix", None) is not None:
         stated["radix"] = list(layer.radix)
     return stated
+
+
+def _plain(value: Any) -> Any:
+    """numpy's whole numbers, which torch takes, as Python's, and tuples as lists."""
+    if isinstance(value, tuple | list):
+        return list(map(_plain, value))
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _require_padding(stated: Record, dims: int) -> None:

@@ -37,6 +37,7 @@ def test_the_imaginary_part_of_a_conjugate_is_kept_so():
     assert x.is_neg()
     assert check_call(conv, conv_to_mhsa(conv), x, "x").verdict.name == "CHECKED"
     assert verify.compare(conv, conv_to_mhsa(conv), x).max_abs < 1e-6
+    assert verify.audit(lambda pulse: negative(conv.double()(pulse)), (7,), in_channels=2).is_convolution
 
 
 @settings(max_examples=2 * EXAMPLES)

@@ -22,7 +22,8 @@ class Indexable:
         return self.number
 
 
-CONV = nn.Conv2d(2, 3, 3, padding=1)
+ONE: Any = np.int64(1)
+CONV = nn.Conv2d(2 * ONE, 3, 3 * ONE, padding=ONE)
 LAYER = construct.conv_to_mhsa(CONV)
 GEOMETRY = LAYER.geometry
 
