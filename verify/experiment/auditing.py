@@ -123,7 +123,7 @@ def audit(
         bias_variation=float(np.ldexp(deviations.max(initial=0.0), black_box.exponent)),
         groups=_groups(kernel, linear.rounding, black_box),
         interior=interior if fit.inside.any() else None,
-        border=border if (~fit.inside & linear.finite).any() else None,
+        border=border if fit.border.any() else None,
         border_by_mode={
             mode: distances[1] for mode, distances in residual.items() if field.reads_padding
         },
@@ -161,7 +161,7 @@ def _fitted(
     """Kernel, bias, and the distances with each padding mode."""
     if not linear.affine:
         return _by_regression(black_box, linear, fit, random, budget)
-    outputs = (fit.inside, ~fit.inside & linear.finite, linear.finite)
+    outputs = (fit.inside, fit.border, linear.finite)
     residual = {
         mode: tuple(fit.distance(mode, chosen) for chosen in outputs) for mode in fit.residual
     }
@@ -223,7 +223,7 @@ def _by_regression(
     for mode in MODES:
         squares = np.square(y - convolved(field, kernel, x, mode))
         parts = []
-        for outputs in (inside, ~inside & linear.finite, linear.finite):
+        for outputs in (inside, fit.border, linear.finite):
             size = float(np.square(y[:, outputs] - y[:, outputs].mean(axis=0)).sum())
             left = float(squares[:, outputs].sum())
             parts.append((left / size) ** 0.5 if size else 0.0)

@@ -32,7 +32,7 @@ class Fit:
     Attributes:
         field: its receptive field.
         kernel: (D, C, *K).
-        inside: bool (O,), the interior outputs that count.
+        inside, border: bool (O,), the interior and the other outputs that count.
         size: Σ|A|² for each output, (O,).
         residual: for each padding mode, Σ|A − convolution|² for each output, (O,).
         worst: for each padding mode, the largest |A − convolution| over the channel's largest |A|,
@@ -42,6 +42,7 @@ class Fit:
     field: ReceptiveField
     kernel: ndarray
     inside: ndarray
+    border: ndarray
     size: ndarray
     residual: dict[str, ndarray]
     worst: dict[str, tuple[float, float]]
@@ -158,7 +159,7 @@ def fit_taps(linear: LinearMap, field: ReceptiveField, modes: tuple[str, ...] = 
         by_output = (np.abs(error).max(axis=(1, 3), initial=0.0) / largest).max(axis=1, initial=0.0)
         worst[mode] = (greatest(by_output[inside]), greatest(by_output[~inside]))
     kernel = np.moveaxis(weights, 0, -1).reshape(*matrix.shape[2:], *field.kernel)
-    return Fit(field, kernel, inside, size, residual, worst)
+    return Fit(field, kernel, inside, ~inside & finite, size, residual, worst)
 
 
 def regression(field: ReceptiveField, x: ndarray, y: ndarray) -> tuple[ndarray, ndarray]:

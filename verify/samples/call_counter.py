@@ -4,8 +4,7 @@ function calls them.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -29,11 +28,8 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Suspend counting, for measurements during a run."""
-    with _disable_current_modes():
-        yield
+uncounted = _disable_current_modes
+"""Suspends counting in a ``with`` block, for measurements during a run."""
 
 
 class _ConvolutionCounter(DispatchMode):

@@ -118,7 +118,8 @@ def quadratic_scores(
     queries: ndarray, keys: ndarray, tau: Sequence[Any], alpha: Any = 1
 ) -> ndarray:
     """v·r_δ with the quadratic encoding, (Q, T)."""
-    return _dot(quadratic.v(tau, alpha), quadratic.r(differences(queries, keys)))
+    pairs = zip(quadratic.v(tau, alpha), quadratic.r(differences(queries, keys)), strict=True)
+    return np.sum([v * r for v, r in pairs], axis=0)
 
 
 def radix_for(sides: Sequence[int]) -> Vector:
@@ -141,7 +142,3 @@ def head_vector(
 def code_length(dims: int) -> int:
     """D_p of the quadratic encoding: the number of components of r_δ in d dimensions."""
     return len(quadratic.r((1,) * dims))
-
-
-def _dot(v: Sequence[Any], r: Sequence[Any]) -> ndarray:
-    return sum((a * b for a, b in zip(v, r, strict=True)), start=np.zeros((), dtype=object))

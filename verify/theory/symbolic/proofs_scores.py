@@ -87,9 +87,8 @@ def on_grid(shape: Sequence[int]) -> str:
     )
 
 
-def indexed(name: str, **assumptions: Any) -> Any:
-    """A family of symbols, name[i]."""
-    return sympy.IndexedBase(name, **assumptions)
+indexed: Any = sympy.IndexedBase
+"""A family of symbols, name[i]."""
 
 
 def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
