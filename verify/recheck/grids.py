@@ -25,17 +25,16 @@ from verify.recheck.strict_input import Record, Rejected
 # limits on an axis' tokens and on tokens times taps: about ten seconds of work
 LONGEST, MOST = (2**26, 2**32)
 GEOMETRY = {
-    *(
-        "in_channels",
-        "out_channels",
-        "kernel_size",
-        "stride",
-        "padding",
-        "padding_mode",
-        "dilation",
-        "groups",
-    ),
-    *("transposed", "output_padding"),
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "padding_mode",
+    "dilation",
+    "groups",
+    "transposed",
+    "output_padding",
 }
 MODES = ("zeros", "reflect", "replicate", "circular")
 

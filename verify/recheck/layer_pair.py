@@ -70,11 +70,8 @@ class LayerPair:
                 raise Rejected(
                     f"{prefix}{name} has shape {array.shape}, or there are not {stated.heads} heads"
                 )
-        nonzero = {
-            name: a[name].reshape(stated.heads, -1).any(axis=1)
-            for name in TENSORS
-            if name != "b_out"
-        }
+        # all but b_out have a matrix or a vector for each head
+        nonzero = {name: a[name].reshape(stated.heads, -1).any(axis=1) for name in TENSORS[:-1]}
         by_key = nonzero["w_qry"] & (nonzero["w_key"] | nonzero["w_key_pos"])
         return cls(
             stated=stated,

@@ -164,9 +164,8 @@ def layers_in(path: AnyPath, certified: str | None = None, key: str | None = Non
     """
     with opened(path) as file:
         start = file.read(9)
-    name, notes = Path(path).name, list[str]()
-    if certified not in (None, sha256_of(path)):
-        notes.append(VERY_FILE)
+    name = Path(path).name
+    notes = [VERY_FILE] * (certified not in (None, sha256_of(path)))
     try:
         if start[8:] == b"{" and not start.startswith(b"PK\3\4"):  # as the project's reader decides
             if key is not None:
