@@ -1,4 +1,6 @@
-"""Print the table of docs/numerics.md, the leakage of torch's softmax by sharpness α beside its bound:  python docs/leakage_table.py"""
+"""Print the table of docs/numerics.md, the leakage of torch's softmax by sharpness α beside its bound:
+python docs/leakage_table.py
+"""
 
 from verify.plots.leakage import LOOKS, leaked
 from verify.rounding.leakage import leakage_on_lattice
