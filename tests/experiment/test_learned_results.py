@@ -247,7 +247,17 @@ def test_what_the_answer_says_of_cifar_is_so():
     assert min(first[variant] for variant in moving) > max(first[variant] for variant in still)
     assert "The start from a convolution reaches 64.64 %, more than its two parts apart" in answer
     assert first["from-conv"] > max(first["local-scaled"], first["local-padded"])
-    assert "no control has a second seed" in answer
+    assert "With CutMix the paper's start stays more local (seed 0, 56.13 %): five layers end nearer than" in answer
+    assert [layer for layer in layers if all(ended("quadratic-cutmix", layer))] == [1, 2, 3, 4, 5]
+    assert "layers 1 and 3 nearer than each draw of the null" in answer
+    assert [layer for layer in layers if all(nearer("quadratic-cutmix", null, layer))] == [1, 3]
+    assert "the last two end at 0.27 and 0.59, without it at 0.69 or more in every seed" in answer
+    assert "in six epochs it learns less" in answer
+    assert all(run["test_accuracy"] > runs["quadratic-cutmix"][0]["test_accuracy"] for run in runs["quadratic"])
+    (last,) = (run["layers"][4:] for run in runs["quadratic-cutmix"])
+    assert [round(layer["anywhere"], 2) for layer in last] == [0.27, 0.59]
+    assert all(round(layer["anywhere"], 2) >= 0.69 for run in runs["quadratic"] for layer in run["layers"][4:])
+    assert "No control has a second seed" in answer
     assert all(len(each) == 1 for variant, each in runs.items() if variant not in ("quadratic", "local"))
 
 
