@@ -16,11 +16,11 @@ BUDGETS = {
         "conditional expressions": 16.8,
         "branching functions": 0.02,
     },
-    "verify": {"tokens": 125_408, "tokens a line": 9.1, "conditional expressions": 17.0, "branching functions": 0.024},
+    "verify": {"tokens": 123_550, "tokens a line": 9.1, "conditional expressions": 17.0, "branching functions": 0.024},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""
-TEST_LINES = 31_575
+TEST_LINES = 31_562
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
