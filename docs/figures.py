@@ -3,8 +3,9 @@
 All are drawn from what the code gives, but for some, whose numbers depend on the machine or take minutes and are therefore kept
 beside them: ``cost.json`` (from ``python -m benchmarks.cost``), ``digits_cnn.json`` (the certificate of ``python -m
 construct.from_conv --input-size 1 8 8``), ``learned.json`` (of the summary of ``python -m examples.learned`` what is
-drawn), ``learned_cifar.json`` once it is there (the ``figures.json`` of ``python -m examples.learned.results.figures``), and
-``taught_teacher.json`` and ``taught_cnn.json`` (the summaries of ``python -m examples.taught``).  Each summary names its command.
+drawn), ``learned_cifar.json`` once it is there (the ``figures.json`` of ``python -m examples.learned.results.figures``),
+``taught_teacher.json``, and in ``docs/results`` ``taught_shifted.json``, ``taught_same.json`` and ``taught_apart.json`` (summaries
+of ``python -m examples.taught``).  Each summary names its command.
 """
 
 import argparse
@@ -62,6 +63,12 @@ def summary(name: str) -> dict[str, Any]:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def taught_runs() -> dict[str, Any]:
+    """The runs of all tasks of ``python -m examples.taught cnn``."""
+    paths = [FOLDER.parent / "results" / f"taught_{task}.json" for task in ("shifted", "same", "apart")]
+    return {"runs": [run for path in paths for run in json.loads(path.read_text(encoding="utf-8"))["runs"]]}
+
+
 def of_heads(summary: dict[str, Any], heads: int) -> dict[str, Any]:
     """The groups of this many heads."""
     return {**summary, "groups": [group for group in summary["groups"] if group["heads"] == heads]}
@@ -80,7 +87,7 @@ FIGURES: dict[str, "Callable[[], Figure]"] = {
     "taught_centres": lambda: taught.centres(of_heads(summary("taught_teacher"), 9)),
     "taught_alpha": lambda: taught.alpha(summary("taught_teacher")),
     "taught_error": lambda: taught.error(summary("taught_teacher")),
-    "taught_accuracy": lambda: taught.accuracy(summary("taught_cnn")),
+    "taught_accuracy": lambda: taught.accuracy(taught_runs()),
 }
 """By the name of the file."""
 if (FOLDER / "learned_cifar.json").exists():

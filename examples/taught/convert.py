@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from examples.taught.cnn import ladder_table
+from examples.learned.results.table import mean_and_deviation
 from examples.taught.finetuning import accuracy, day_one
 from examples.taught.networks import cnn_of, read_once, trained_on
 from examples.taught.parts import Part
@@ -94,3 +94,19 @@ def table(summary: dict[str, Any]) -> str:
         for run in summary["runs"]
     ]
     return "\n".join([*lines, "", *ladder_table(summary["runs"])]) + "\n"
+
+
+def ladder_table(firsts: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table on what lowering α does to converted networks before training."""
+    lines = [
+        "| α of all layers, nothing learned | greatest difference of a logit, relative | predictions that differ | accuracy, % |",
+        "|---:|---|---:|---:|",
+    ]
+    for rows in zip(*(first["ladder"] for first in firsts), strict=True):
+        apart = [row["apart"] for row in rows]
+        differ = ", ".join(str(row["predictions"]) for row in rows)
+        lines.append(
+            f"| {rows[0]['alpha']:g} | {min(apart):.1g} to {max(apart):.1g} | {differ} | "
+            f"{mean_and_deviation([row['accuracy'] for row in rows], scale=100)} |"
+        )
+    return lines

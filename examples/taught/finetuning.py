@@ -1,4 +1,4 @@
-"""Fine-tuning of a trained CNN, in several ways on the same pictures in the same order."""
+"""Going on from a trained CNN, in several ways on the same pictures in the same order."""
 
 import copy
 import math
@@ -10,95 +10,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import construct
 import verify
 from construct.heads import tap_shifts
 from examples.learned.running.console import Diverged, stepped
-from examples.taught.converted import (
-    WAYS,
-    as_attention,
-    attentions,
-    inputs_of,
-    network_for,
-    softened,
-    trainable,
-)
+from examples.taught.networks import attentions, inputs_of, softened
+from examples.taught.tasks import Task
 
-TASKS = {
-    "same": "the pictures that the CNN learned from",
-    "shifted": "pictures shifted by up to 2 pixels",
-}
 LADDER = (1024.0, 16.0, 8.0, 4.0, 2.0)
 """The α at which the converted network is measured before training."""
 LOOKED = 60
 """The number of test pictures over which attention is compared."""
-REACH = 2
-"""The most pixels by which digits are shifted along each axis."""
+FASTER = 25
+"""The rate of α and τ over that of everything else: at the network's own rate heads could not move."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """The hyperparameters of fine-tuning.
+    """The hyperparameters of going on.
 
     Attributes:
-        task: a key of ``TASKS``.
-        epochs: passes over the train pictures.
+        epochs: passes over the pictures.
         batch: pictures per step.
-        rate: the learning rate of taps, biases and norms, for the CNN and for attention.
-        aim_rate: the learning rate of the parameters that determine where heads look.
-        alpha: the initial sharpness, where it is lowered.
-        key_dim: D_k of content attention.
-        content_layers: the layers that may learn content, by the first part of their names.
-        execution: of the attention layers that learn where to look.
+        rate: the learning rate at first; it falls by a cosine.
         audited: the number of channels on which an audit reads the map of a layer.
     """
 
-    task: str
     epochs: int
     batch: int
     rate: float
-    aim_rate: float
-    alpha: float
-    key_dim: int
-    content_layers: tuple[str, ...]
-    execution: str = "dense"
     audited: int = 8
-
-    def budget(self, pictures: int) -> float:
-        """The sum of the rates of where heads look over the schedule: about as far as Adam can move
-        a centre, in pixels.
-        """
-        steps = self.epochs * math.ceil(pictures / self.batch)
-        return self.aim_rate * sum(
-            (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)
-        )
-
-
-def shifted(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Pictures shifted by up to ``REACH`` pixels along each axis, with zeros coming in:
-    (B, C, n, m) → the same shape.
-    """
-    rows, columns = x.shape[2:]
-    padded = nn.functional.pad(x, (REACH,) * 4)
-    places = torch.randint(0, 2 * REACH + 1, (len(x), 2), generator=generator).tolist()
-    return torch.stack(
-        [one[:, r : r + rows, c : c + columns] for one, (r, c) in zip(padded, places, strict=True)]
-    )
-
-
-def shifted_test(test: Tensor) -> Tensor:
-    """The test pictures, shifted in the same way for all runs."""
-    return shifted(test, torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
 def logits_of(network: nn.Module, x: Tensor) -> Tensor:
-    """Compute the logits (B, 10) in batches."""
+    """Compute the logits (B, classes) in batches."""
     return torch.cat([network(batch) for batch in x.split(120)])
 
 
 def accuracy(network: nn.Module, x: Tensor, labels: Tensor) -> float:
     """The share of pictures whose largest logit is that of the right class."""
     return float((logits_of(network, x).argmax(1) == labels).double().mean())
+
+
+def accuracies(network: nn.Module, task: Task) -> dict[str, float]:
+    """The accuracy on all of a task's test pictures."""
+    return {name: accuracy(network, *batch) for name, batch in task.tests.items() if len(batch[0])}
 
 
 def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any]]:
@@ -108,7 +65,7 @@ def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any
         For each α: the greatest difference of a logit, over the greatest logit; how many
         predictions differ; the accuracy.
     """
-    expected, sharp = logits_of(cnn, x), as_attention(cnn)
+    expected, sharp = logits_of(cnn, x), construct.convert(cnn)
     rows = []
     for alpha in LADDER:
         logits = logits_of(softened(sharp, alpha), x)
@@ -123,124 +80,116 @@ def day_one(cnn: nn.Sequential, x: Tensor, labels: Tensor) -> list[dict[str, Any
     return rows
 
 
+def groups_of(network: nn.Module, rate: float) -> list[dict[str, Any]]:
+    """The parameters that learn, for an optimiser: log α and τ of heads that move have a faster
+    rate.
+    """
+    learned = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    moving = [name for name in learned if name.endswith(("v.original0", "v.original1"))]
+    groups = [{"params": [p for name, p in learned.items() if name not in moving], "lr": rate}]
+    if moving:
+        groups.append({"params": [learned[name] for name in moving], "lr": FASTER * rate})
+    return groups
+
+
 def continue_training(
-    cnn: nn.Sequential,
-    parts: list[Tensor],
-    way: str,
+    network: nn.Module,
+    task: Task,
     course: Course,
     seed: int,
+    name: str,
     tell: Callable[[int, str], None],
-) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """Fine-tune a trained CNN.
+) -> list[dict[str, Any]]:
+    """Train a network further, in place and in eval mode: batch normalisation by batches would
+    itself change the function.
 
     Args:
-        cnn: the CNN to start from; not changed.
-        parts: train and test pictures, train and test labels.
-        way: a key of ``WAYS``.
+        network: the network.
+        task: its pictures.
         course: the hyperparameters.
-        seed: the seed of the order of pictures, of shifts, and of W_qry and W_key.
+        seed: the seed of the order of pictures and of what the task draws.
+        name: of the run, for messages.
         tell: progress callback with the epochs done and a status.
 
     Returns:
-        The network, and a record for every epoch; the first, 0, is before the first step.
+        A record for every epoch: its loss, the accuracy on the task's own test pictures, and the
+        seconds of CPU time since the first step, without tests; the first, 0, is before that step.
 
     Raises:
         Diverged: the loss is no longer a number.
     """
-    x, test, labels, test_labels = parts
-    if course.task == "shifted":
-        test = shifted_test(test)
-    network = network_for(
-        cnn, WAYS[way], course.alpha, course.key_dim, seed, course.content_layers, course.execution
-    )
-    values, positional = trainable(network)
-    groups = [
-        {"params": parameters, "lr": lr}
-        for parameters, lr in ((values, course.rate), (positional, course.aim_rate))
-        if parameters
-    ]
-    optimiser = torch.optim.Adam(groups)
-    epochs = course.epochs * WAYS[way].longer
-    steps = epochs * math.ceil(len(x) / course.batch)
+    optimiser = torch.optim.Adam(groups_of(network, course.rate))
+    steps = course.epochs * math.ceil(task.size / course.batch)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=max(1, steps))
     order = torch.Generator().manual_seed(seed)
-    start, done = time.monotonic(), 0
-    rows = [
-        {"epoch": 0, "loss": None, "accuracy": accuracy(network, test, test_labels), "seconds": 0.0}
+    own = next(iter(task.tests.values()))
+    rows: list[dict[str, Any]] = [
+        {"epoch": 0, "loss": None, "accuracy": accuracy(network, *own), "seconds": 0.0}
     ]
-    for epoch in range(1, epochs + 1):
-        total = 0.0
-        for chosen in torch.randperm(len(x), generator=order).split(course.batch):
-            pictures = shifted(x[chosen], order) if course.task == "shifted" else x[chosen]
-            loss = nn.functional.cross_entropy(network(pictures), labels[chosen])
+    done, spent = 0, 0.0
+    for epoch in range(1, course.epochs + 1):
+        start, total = time.process_time(), 0.0
+        for chosen in torch.randperm(task.size, generator=order).split(course.batch):
+            pictures, labels = task.draw(chosen, order)
+            loss = nn.functional.cross_entropy(network(pictures), labels)
             value = float(loss.detach())
             if not math.isfinite(value):
-                reason = (
-                    f"{way}, {course.task}, seed {seed}: the loss is {value} at step {done + 1}"
-                )
-                raise Diverged(f"{reason} (try a smaller --rate or --aim-rate)")
+                reason = f"{name}: the loss is {value} at step {done + 1}"
+                raise Diverged(f"{reason} (try a smaller --rates)")
             optimiser.zero_grad()
             loss.backward()
-            stepped(
-                optimiser,
-                f"{way}, {course.task}, seed {seed}: a step is longer than float32 can say (try a smaller --rate)",
-            )
+            long = f"{name}: a step is longer than float32 can say (try a smaller --rates)"
+            stepped(optimiser, long)
             falling.step()
             total, done = total + value * len(chosen), done + 1
             tell(epoch - 1, f"loss {value:.3f}")
-        rows.append(
-            {
-                "epoch": epoch,
-                "loss": total / len(x),
-                "accuracy": accuracy(network, test, test_labels),
-                "seconds": round(time.monotonic() - start, 3),
-            }
-        )
-    return network, rows
+        spent += time.process_time() - start
+        row = {"epoch": epoch, "loss": total / task.size, "accuracy": accuracy(network, *own)}
+        rows.append(row | {"seconds": round(spent, 3)})
+    return rows
 
 
 @torch.no_grad()
-def layers_of(network: nn.Module, x: Tensor, audited: int = 8) -> list[dict[str, Any]]:
-    """How convolution-like each attention layer is.
+def layers_of(network: nn.Module, x: Tensor, added: int, audited: int = 8) -> list[dict[str, Any]]:
+    """How convolution-like each attention layer is that learned.
 
     Args:
-        network: a network with attention layers; a CNN has no rows.
+        network: the network; a CNN has no rows.
         x: pictures, for the layers' real inputs.
+        added: how many heads were added to each layer.
         audited: the number of channels on which an audit reads the map of a layer.
 
     Returns:
-        For each layer: by black-box audit, on white noise, the distance to the nearest convolution
-        and how far other inputs move the attention of the heads, on average; the same (``swayed``)
-        for the layer's inputs from the pictures, as the mean distance to the average attention; the
-        least and the greatest α; the largest distance of a centre from the nearest integer shift;
-        and how far centres moved from the CNN's taps, the mean and the most, in pixels.
+        For each layer: by black-box audit, on white noise, the distance to the nearest convolution;
+        the share of W_out's norm that is the added heads'; how far pictures move the attention of
+        the added heads, as the mean distance to the average attention (``swayed``); the least and
+        the greatest α of the kernel's heads; and how far their centres moved from the CNN's taps,
+        the mean and the most, in pixels.
     """
     rows = []
     for name, given in inputs_of(network, x[:LOOKED]).items():
         layer = attentions(network)[name]
+        taps = torch.tensor(tap_shifts(layer.geometry))
+        if layer.heads == len(taps):
+            continue
         # The kernel is no larger than the CNN's, pixels between its taps included: leakage beyond
         # it counts as distance.
         kernel_size = [span + 1 for span in layer.geometry.span]
+        shape = tuple(given.shape[2:])
         audit = verify.audit(
-            copy.deepcopy(layer),
-            tuple(given.shape[2:]),
-            kernel_size=kernel_size,
-            most_channels=audited,
+            copy.deepcopy(layer), shape, kernel_size=kernel_size, most_channels=audited
         )
-        p = layer.attention_probabilities(given)
-        alpha, tau = layer.centres()
+        p = layer.attention_probabilities(given)[:, -added:]
+        alpha, tau = (part[:-added] for part in layer.centres())
         # heads start in the order of the taps
-        moved = (tau - torch.tensor(tap_shifts(layer.geometry)).to(tau)).norm(dim=1)
+        moved = (tau - taps.to(tau)).norm(dim=1)
         rows.append(
             {
                 "layer": name.removesuffix(".conv"),
                 "distance": audit.distance,
-                "content": None
-                if audit.heads is None
-                else sum(h.content for h in audit.heads) / len(audit.heads),
-                "swayed": float((p - p.mean(0)).abs().sum(-1).mean() / 2) if len(p) > 1 else 0.0,
+                "share": float(layer.w_out[-added:].norm() / layer.w_out.norm()),
+                "swayed": float((p - p.mean(0)).abs().sum(-1).mean() / 2),
                 "alpha": [float(alpha.min()), float(alpha.max())],
-                "between": float((tau - tau.round()).abs().max()),
                 "moved": [float(moved.mean()), float(moved.max())],
             }
         )

@@ -79,30 +79,37 @@ def error(summary: Summary) -> Figure:
 
 
 def accuracy(summary: Summary) -> Figure:
-    """Test accuracy by epoch: the mean over seeds, and a band from the least to the greatest."""
-    tasks = [*dict.fromkeys(run["task"] for run in summary["runs"])]
-    ways = [*dict.fromkeys(run["way"] for run in summary["runs"])]
+    """Test accuracy by epoch, and by seconds of CPU time: the mean over seeds, and a band from the
+    least to the greatest.
+    """
+    kinds: dict[tuple[str, str, float], list[list[dict[str, float]]]] = {}
+    for run in summary["runs"]:
+        kinds.setdefault((run["task"], run["way"], run["rate"]), []).append(run["epochs"])
+    tasks = [*dict.fromkeys(task for task, *_ in kinds)]
+    ways = [*dict.fromkeys(way for _, way, _ in kinds)]
     with style():
-        figure = new_figure(3.9 * len(tasks) + 0.6, 3.4)
-        axes = figure.subplots(1, len(tasks), squeeze=False)[0]
-        xlabel = "epoch" + (" (of cnn-longer, ten)" if "cnn-longer" in ways else "")
-        shortest = min(len(run["epochs"]) for run in summary["runs"]) - 1
-        for ax, task in zip(axes, tasks, strict=True):
-            for place, way in enumerate(ways):
-                runs = [
-                    run["epochs"]
-                    for run in summary["runs"]
-                    if (run["task"], run["way"]) == (task, way)
-                ]
-                percent = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
-                # Runs with more epochs are drawn over the same width.
-                x, colour = np.linspace(0, shortest, percent.shape[1]), COLOURS[place]
-                ax.plot(x, percent.mean(0), ".-", ms=4, color=colour, lw=1.3, label=way)
-                ax.fill_between(x, percent.min(0), percent.max(0), color=colour, alpha=0.12, lw=0)
-            ax.set(xlabel=xlabel, title=task)
-            ax.locator_params("x", integer=True)
-        axes[0].set_ylabel("test accuracy, %")
-        axes[-1].legend(loc="lower right", labelcolor=INK)
+        figure = new_figure(3.9 * len(tasks) + 0.6, 6.2)
+        axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
+        for (task, way, rate), runs in kinds.items():
+            place = tasks.index(task)
+            percent = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
+            seconds = np.array([[row["seconds"] for row in run] for run in runs]).mean(0)
+            several = sum(key[:2] == (task, way) for key in kinds) > 1
+            look = {"color": COLOURS[ways.index(way)], "ms": 4, "lw": 1.3}
+            look["label"] = f"{way}, rate {rate:g}" if several else way
+            if not way.endswith("longer"):
+                axes[0, place].plot(range(len(seconds)), percent.mean(0), ".-", **look)
+            # the first moment, 0 s, has no place on a logarithmic axis
+            axes[1, place].plot(seconds[1:], percent.mean(0)[1:], ".-", **look)
+            band = {"color": look["color"], "alpha": 0.12, "lw": 0}
+            axes[1, place].fill_between(seconds[1:], percent.min(0)[1:], percent.max(0)[1:], **band)
+        for place, task in enumerate(tasks):
+            axes[0, place].set(title=task, xlabel="epoch")
+            axes[0, place].locator_params("x", integer=True)
+            axes[1, place].set(xlabel="seconds of CPU time", xscale="log")
+        for ax in axes[:, 0]:
+            ax.set_ylabel("test accuracy, %")
+        axes[1, -1].legend(loc="lower right", labelcolor=INK, fontsize=7)
         return figure
 
 

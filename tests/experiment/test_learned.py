@@ -780,7 +780,7 @@ def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
     [
         ("learned", [], "--checkpoint-every"),
         ("taught", ["teacher"], "--heads"),
-        ("taught", ["cnn"], "--content-layers"),
+        ("taught", ["cnn"], "--validate"),
     ],
 )
 def test_an_experiment_runs_as_a_module_and_as_a_folder(

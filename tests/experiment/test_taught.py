@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import signal
 from dataclasses import replace
 from itertools import product
@@ -18,24 +17,24 @@ from torch import nn
 import construct
 import verify
 from commands import ROOT, python
-from construct.command.demo import PATH
-from examples import train_digits_cnn
-from examples.learned.data import BadInput
+from examples.learned.data import BadInput, digits
 from examples.learned.running.console import Diverged
 from examples.taught import cnn as cnn_command
-from examples.taught import convert, finetuning, networks, plots, teacher
+from examples.taught import convert, finetuning, networks, plots, tasks, teacher
 from examples.taught.command import METRICS, SUMMARY, TABLE, main
-from examples.taught.converted import WAYS, as_attention, attentions, inputs_of, network_for, trainable
 from examples.taught.counting import NEAR, count
-from examples.taught.finetuning import Course, accuracy, continue_training, day_one, layers_of, shifted
+from examples.taught.finetuning import FASTER, Course, accuracy, continue_training, day_one, groups_of, layers_of
+from examples.taught.networks import WAYS, Heads, as_attention, attentions, enlarged, parameters_of
 from examples.taught.parts import FOLDER, Part
 from examples.taught.patches import LEARNED, patches
 from examples.taught.students import Setting, Students, scale_of, shifts_of, teachers_of
+from examples.taught.tasks import TASKS, task_of
 from examples.taught.teaching import inside, measured, share_of_rate, taught, teach
 from trainings import ends_in_one_line, pictures, quiet, without_times
 
 SETTING = Setting(9, 3, "paper", 1.0, 0.05, "noise", 6, 2, 30, 4, 0.02)
-COURSE = Course("same", 1, 16, 1e-3, 3e-3, 4.0, 5, ("shrink", "mix"))
+COURSE = Course(1, 16, 1e-3)
+HEADS = Heads(2, 5, 4.0)
 
 
 # ---- counting ------------------------------------------------------------------------------------------------------------
@@ -205,96 +204,97 @@ def test_the_rate_rises_and_falls():
 
 @pytest.fixture(scope="module")
 def cnn() -> nn.Sequential:
-    return construct.load(PATH).eval()  # type: ignore[return-value]
+    return networks.trained_on(digits(), 0, 3, 8)
 
 
 @pytest.fixture(scope="module")
-def parts() -> list[torch.Tensor]:
-    """Forty-eight pictures for training, sixty for testing."""
-    x, test, labels, test_labels = train_digits_cnn.digits(0)
-    return [x[:48], test[:60], labels[:48], test_labels[:60]]
+def x() -> torch.Tensor:
+    return digits().test[:48]
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "cnn"])
-def test_every_way_starts_as_the_cnn(way: str, cnn: nn.Sequential, parts: list[torch.Tensor]):
-    """At full sharpness, gate included, logits equal the CNN's within rounding; the gate is closed at any sharpness."""
-    x = parts[1]
-    network = network_for(cnn, WAYS[way], 1024.0, 5, 0, COURSE.content_layers)
+def attention(cnn: nn.Sequential, way: str, x: torch.Tensor) -> nn.Module:
+    return as_attention(cnn, WAYS[way], HEADS, 0, x)
+
+
+def test_attention_starts_as_the_cnn_and_what_is_added_learns(cnn: nn.Sequential, x: torch.Tensor):
+    first = copy.deepcopy(cnn.state_dict())
     with torch.no_grad():
-        right, output = cnn(x), network(x)
-        assert (output - right).abs().max() < 1e-5 * right.abs().max()
-        assert torch.equal(output.argmax(1), right.argmax(1))
-        if way == "content":
-            soft = [
-                network_for(cnn, WAYS[name], 4.0, 5, 0, COURSE.content_layers)(x) for name in ("positions", "content")
-            ]
-            torch.testing.assert_close(*soft, atol=1e-4, rtol=1e-4)
-            assert (soft[0] - right).abs().max() > 0.1  # lowering α changes the output
+        right, sharp = cnn(x), construct.convert(cnn)(x)
+        network, moving = (attention(cnn, way, x) for way in ("heads", "moving"))
+        assert torch.equal(network(x), sharp)
+        assert (sharp - right).abs().max() < 1e-5 * right.abs().max()
+        assert (moving(x) - sharp).abs().max() > 0.01  # lowering α changes the output
+    (slow,) = groups_of(network, 1e-3)
+    still, fast = groups_of(moving, 1e-3)
+    assert [group["lr"] for group in (slow, still, fast)] == [1e-3, 1e-3, FASTER * 1e-3]
+    layers = attentions(network)
+    own = sum(layer.heads - HEADS.heads for layer in layers.values())
+    assert sum(p.numel() for p in fast["params"]) == 3 * own  # log α and τ
+    assert parameters_of(moving) == parameters_of(network) + 3 * own
+    assert all(torch.equal(tensor, first[name]) for name, tensor in cnn.state_dict().items())
+    assert parameters_of(network) > parameters_of(cnn)
 
 
-def test_lowering_alpha_alone_is_told(cnn: nn.Sequential, parts: list[torch.Tensor]):
-    rows = day_one(cnn, parts[1], parts[3])
+def test_only_small_layers_get_heads(monkeypatch: pytest.MonkeyPatch, cnn: nn.Sequential, x: torch.Tensor):
+    monkeypatch.setattr(networks, "TOKENS", 16)
+    heads = {name: layer.heads for name, layer in attentions(attention(cnn, "heads", x)).items()}
+    more = {"stem.conv": 9, "shrink.conv": 4, "context.conv": 11, "shrink_again.conv": 6, "mix.conv": 11, "head": 6}
+    assert heads == more
+
+
+@pytest.mark.parametrize("more", ["channels", "hidden"])
+def test_the_larger_cnn_has_as_many_parameters_and_no_more_than_it_needs(more: str, cnn: nn.Sequential):
+    size = enlarged(digits(), 8, more, HEADS)
+    wanted = parameters_of(attention(cnn, "heads", digits().train))
+    key = "hidden" if more == "hidden" else "width"
+    fewer = {**size, key: size[key] - 1}
+    larger, less = (parameters_of(networks.cnn_of(digits(), **sizes)) for sizes in (size, fewer))
+    assert less < wanted <= larger
+    assert networks.cnn_of(digits(), **size)(digits().test[:2]).shape == (2, 10)
+
+
+def test_lowering_alpha_alone_is_told(cnn: nn.Sequential, x: torch.Tensor):
+    labels = digits().test_labels[:48]
+    rows = day_one(cnn, x, labels)
     assert [row["alpha"] for row in rows] == [*finetuning.LADDER]
     assert rows[0]["apart"] < 1e-5
     assert rows[0]["predictions"] == 0
-    assert rows[0]["accuracy"] == accuracy(cnn, parts[1], parts[3])
+    assert rows[0]["accuracy"] == accuracy(cnn, x, labels)
     assert [row["apart"] for row in rows] == sorted(row["apart"] for row in rows)
     assert rows[-1]["apart"] > 0.1
 
 
-def test_what_learns(cnn: nn.Sequential):
-    counts = {}
-    for way in WAYS:
-        values, aims = trainable(network_for(cnn, WAYS[way], 4.0, 5, 0, COURSE.content_layers))
-        counts[way] = (sum(p.numel() for p in values), sum(p.numel() for p in aims))
-    own = sum(p.numel() for p in cnn.parameters())
-    heads = 9 + 9 + 4 + 9 + 1 + 16
-    assert counts["cnn"] == counts["sharp"] == (own, 0)
-    assert counts["positions"] == (own, 3 * heads)  # α and τ
-    # W_qry, W_key (D_in × D_k), u (D_k) and a gate for each head of the two layers.
-    assert counts["content"] == (own, 3 * heads + (2 * 16 * 5 + 5 + 1) * 4 + (2 * 24 * 5 + 5 + 1))
-
-
-def test_sharp_attention_learns_as_the_cnn_does(cnn: nn.Sequential, parts: list[torch.Tensor]):
-    """With the same pictures, order and optimiser, the function after some steps is the same, so the baseline is fair."""
-    ends = [continue_training(cnn, parts, way, COURSE, 0, quiet) for way in ("cnn", "sharp")]
-    with torch.no_grad():
-        before, plain, attention = cnn(parts[1]), *(network(parts[1]) for network, _ in ends)
-    assert (plain - before).abs().max() > 0.05
-    assert (plain - attention).abs().max() < 1e-3
-    assert ends[0][1][-1]["accuracy"] == ends[1][1][-1]["accuracy"]
-
-
-@pytest.mark.parametrize("task", [*finetuning.TASKS])
-def test_content_learns_and_the_first_network_is_not_changed(task: str, cnn: nn.Sequential, parts: list[torch.Tensor]):
-    first = copy.deepcopy(cnn.state_dict())
-    network, rows = continue_training(cnn, parts, "content", replace(COURSE, task=task), 0, quiet)
+@pytest.mark.parametrize("way", ["heads", "moving"])
+def test_layers_are_measured_before_and_after(way: str, cnn: nn.Sequential, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(networks, "TOKENS", 16)
+    network, task = attention(cnn, way, digits().train), task_of("shifted", digits(), 64, 40, 0)
+    before = {row["layer"]: row for row in layers_of(network, task.tests["shifted"][0], HEADS.heads)}
+    rows = continue_training(network, task, COURSE, 0, way, quiet)
+    after = {row["layer"]: row for row in layers_of(network, task.tests["shifted"][0], HEADS.heads)}
     assert [row["epoch"] for row in rows] == [0, 1]
-    assert all(torch.equal(tensor, first[name]) for name, tensor in cnn.state_dict().items())
-    layers = attentions(network)
-    for name, layer in layers.items():
-        gated = name in ("shrink.conv", "mix.conv")
-        assert layer.has_content() == gated, name
-        assert layer.centres()[0].ne(4.0).all()
-    by_layer = {row["layer"]: row for row in layers_of(network, parts[1][:8])}
-    assert [*by_layer] == ["stem", "context", "shrink", "depthwise", "mix", "head"]
-    assert by_layer["shrink"]["swayed"] > 0
-    assert by_layer["stem"]["swayed"] == by_layer["stem"]["content"] == 0
-    assert all(0 <= row["distance"] < 0.2 for row in by_layer.values())
+    assert [*before] == [*after] == ["context", "shrink_again", "mix", "head"]
+    for layer, row in before.items():
+        assert row["share"] == 0 < after[layer]["share"], layer
+        assert row["moved"] == pytest.approx([0, 0], abs=1e-6), layer
+        assert (row["distance"] < 1e-6) == (way == "heads" or layer == "head"), layer
+        assert row["distance"] < after[layer]["distance"] < 1, layer
+        assert row["alpha"] == pytest.approx([4.0] * 2 if way == "moving" else [1024.0] * 2), layer
+        assert (after[layer]["moved"] != [0, 0]) == (way == "moving"), layer
+    assert layers_of(cnn, digits().test[:4], HEADS.heads) == []
 
 
-def test_sharp_layers_are_measured_as_convolutions(cnn: nn.Sequential, parts: list[torch.Tensor]):
-    for row in layers_of(as_attention(cnn), parts[1][:4]):
-        assert row["distance"] < 1e-6
-        assert row["content"] == row["swayed"] == row["between"] == 0
-        assert row["moved"] == [0, 0]
-        assert row["alpha"] == [1024.0, 1024.0]
-    assert inputs_of(cnn, parts[1][:4]) == {}
+def test_training_that_diverges_is_told_in_a_line(cnn: nn.Sequential):
+    spoiled = replace(digits(), train=digits().train * float("nan"))
+    task = task_of("same", spoiled, 32, 8, 0)
+    with pytest.raises(Diverged, match=r"^cnn: the loss is nan at step 1 \(try a smaller --rates\)"):
+        continue_training(copy.deepcopy(cnn), task, COURSE, 0, "cnn", quiet)
 
 
-def test_shifted_digits_are_digits_shifted(parts: list[torch.Tensor]):
-    x = parts[0]
-    moved = shifted(x, torch.Generator().manual_seed(0))
+# ---- tasks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_shifted_digits_are_digits_shifted(x: torch.Tensor):
+    moved = tasks.shifted(x, torch.Generator().manual_seed(0))
     padded, kinds = nn.functional.pad(x, (2,) * 4), set()
     for picture, source in zip(moved, padded, strict=True):
         fits = [(r, c) for r, c in product(range(5), repeat=2) if torch.equal(source[:, r : r + 8, c : c + 8], picture)]
@@ -303,18 +303,65 @@ def test_shifted_digits_are_digits_shifted(parts: list[torch.Tensor]):
     assert len(kinds) > 10
 
 
-def test_training_that_diverges_is_told_in_a_line(cnn: nn.Sequential, parts: list[torch.Tensor]):
-    spoiled = [parts[0].clone(), *parts[1:]]
-    spoiled[0][:] = float("nan")
-    with pytest.raises(Diverged, match=r"^cnn, same, seed 0: the loss is nan at step 1 \(try a smaller --rate or"):
-        continue_training(cnn, spoiled, "cnn", COURSE, 0, quiet)
+def test_occluded_pictures_lack_a_square(x: torch.Tensor):
+    whole, kinds = x + 9, set()
+    for picture, source in zip(tasks.occluded(whole, torch.Generator().manual_seed(0)), whole, strict=True):
+        rows, columns = (picture[0] == 0).nonzero().T
+        assert (len(rows), rows.max() - rows.min(), columns.max() - columns.min()) == (16, 3, 3)
+        assert torch.equal(torch.where(picture == 0, source, picture), source)
+        kinds.add((int(rows.min()), int(columns.min())))
+    assert len(kinds) > 10
+    assert (whole != 0).all()
+
+
+@given(st.integers(0, 2**31), st.integers(1, 12))
+def test_two_squares_are_of_one_colour_or_of_two(seed: int, number: int):
+    like = torch.zeros(3, 26, 30)
+    pictures, labels, gaps = tasks.pairs(like, number, torch.Generator().manual_seed(seed))
+    noise = tasks.NOISE * 5
+    assert pictures.shape == (number, 3, 26, 30)
+    for picture, label, gap in zip(pictures, labels.tolist(), gaps.tolist(), strict=True):
+        on = [((picture - torch.tensor(kind)[:, None, None]).abs() < noise).all(0) for kind in tasks.COLOURS]
+        sizes = sorted(int(where.sum()) for where in on)[-2:]
+        assert sizes == pytest.approx([0, 128] if label else [64, 64], abs=4)  # five deviations, 384 numbers
+        assert 0 <= gap <= 14
+        corners = [where.nonzero().double().median(0).values for where in on if where.sum() > 32]
+        if not label:
+            assert float((corners[0] - corners[1]).abs().max()) - 8 == pytest.approx(gap, abs=1)
+
+
+def test_validation_pictures_are_left_out_of_training():
+    pictures = digits()
+    left, size = tasks.validation_of(pictures, 100)
+    assert size == 90
+    assert torch.equal(left.test, pictures.train[90:100])
+    assert torch.equal(torch.cat([left.train[:90], left.test, left.train[90:]]), pictures.train)
+    for name in ("same", "shifted"):
+        task = task_of(name, left, size, None, 1)
+        drawn = task.draw(torch.arange(task.size), torch.Generator().manual_seed(0))[1]
+        assert torch.equal(drawn, pictures.train_labels[:90])
+        assert torch.equal(next(iter(task.tests.values()))[1], pictures.train_labels[90:100])
+
+
+def test_the_squares_of_the_test_are_drawn_by_themselves():
+    large = replace(digits(), train=torch.zeros(40, 3, 32, 32), test=torch.zeros(60, 3, 32, 32))
+    held = []
+    for seed in (0, 1):
+        task = task_of("apart", large, 40, 30, seed)
+        drawn, labels = task.draw(torch.arange(40), torch.Generator().manual_seed(seed))
+        assert (drawn.shape, {*labels.tolist()}) == ((40, 3, 32, 32), {0, 1})
+        sizes = [len(labels) for _, labels in task.tests.values()]
+        assert sizes[0] == sum(sizes[1:]) == 30
+        held.append(task.tests["apart"][0])
+        assert not (drawn[:30] == held[-1]).flatten(1).all(1).any()
+    assert not torch.equal(*held)
 
 
 # ---- the commands --------------------------------------------------------------------------------------------------------
 
 SMALL = {
     "teacher": "--heads 4 10 --starts paper --seeds 0 1 --steps 3 --batch 2 --side 5 --out-channels 1".split(),
-    "cnn": "--seeds 0 --epochs 1 --train 16 --pretrained 1 --content-layers mix --ways cnn content".split(),
+    "cnn": "--seeds 0 --epochs 1 --train 16 --test 40 --pretrained 1 --longer 2 --heads 1 --key-dim 4".split(),
 }
 
 
@@ -338,10 +385,11 @@ def test_a_command_writes_metrics_a_summary_a_table_and_pictures(
         assert [line["step"] for line in lines if line["group"] == 0] == [0, 1, 2, 3]
         assert "| images | 4 | paper | injective | 0 of 2 | " in text
     else:
-        expected = [*product(finetuning.TASKS, ("cnn", "content"), (0, 1))]
+        epochs = [(way, epoch) for way in WAYS for epoch in range(3 if WAYS[way].longer else 2)]
+        expected = [(task, *which) for task in ("same", "shifted") for which in epochs]
         assert [(line["task"], line["way"], line["epoch"]) for line in lines] == expected
-        assert "| same | the CNN itself |" in text
-        assert "| shifted | content | mix |" in text
+        assert "| same | the CNN itself | 0.001 |" in text
+        assert "| shifted | attention, added heads | mix |" in text
 
 
 BAD_INPUT = {
@@ -362,7 +410,9 @@ BAD_INPUT = {
     "teacher --threads 99999999999": (2, "--threads is 99999999999, and more than 1024"),
     "teacher --sharpen 1e38": (2, "--sharpen is 1e+38, and more than 1048576 makes no difference"),
     "teacher --rates 1e38 --steps 3 --seeds 0 --jobs 1": (1, "4 heads, paper start"),
-    "cnn --rate 1e38 --train 9 --seeds 0 --pretrained 1 --jobs 1": (1, "cnn, same, seed 0: a step"),
+    "cnn --rates 1e38 --train 9 --seeds 0 --pretrained 1 --jobs 1": (1, "seed 0, same, cnn, rate 1e+38: a step"),
+    "cnn --tasks apart": (2, "--tasks apart needs pictures of 3 × 24 × 24 or more, not 1 × 8 × 8"),
+    "cnn --key-dim 3": (2, "--key-dim is 3, and positions have three numbers (try 4)"),
 }
 
 
@@ -395,20 +445,17 @@ def test_a_converted_cnn_predicts_as_it_did(
 def test_a_cnn_of_other_pictures_goes_on_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Soft heads run by the execution that the layer selects; content is learned only where requested."""
-    noise = pictures(30, (3, 8, 12))
+    """On validation pictures, with a run for each rate, and two objects far apart."""
+    noise = pictures(30, (3, 24, 28))
     monkeypatch.setattr(cnn_command, "read_once", lambda place: noise)
-    words = ["cnn", "--data", str(tmp_path), "--width", "4", "--pretrained", "1", "--train", "12", "--test", "6"]
-    words += ["--tasks", "same", "--ways", "cnn", "content", "--epochs", "1", "--seeds", "0", "--jobs", "1"]
-    assert main([*words, "--content-layers", "mix", "--out", str(tmp_path)]) == 0
-    summary = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))
-    plain, content = summary["runs"]
-    assert plain["layers"] == []
-    swayed = {row["layer"]: row["swayed"] for row in content["layers"]}
-    assert [*swayed] == ["stem", "shrink", "context", "shrink_again", "mix", "head"]
-    assert swayed["mix"] > 0 == sum(swayed[name] for name in swayed if name != "mix")
-    assert main([*words, "--content-layers", "depthwise", "--out", str(tmp_path)]) == 2
-    assert "the layers are stem, shrink, context, shrink_again, mix, head" in capsys.readouterr().err
+    monkeypatch.setattr(networks, "TOKENS", 42)  # mix and head
+    words = ["cnn", "--data", str(tmp_path), "--width", "2", "--pretrained", "1", "--train", "12", "--test", "6"]
+    words += ["--tasks", "apart", "--ways", "cnn", "heads", "--epochs", "1", "--seeds", "0", "--jobs", "1"]
+    assert main([*words, "--rates", "1e-3", "1e-2", "--validate", "--out", str(tmp_path)]) == 0
+    runs = json.loads((tmp_path / SUMMARY).read_text(encoding="utf-8"))["runs"]
+    assert [(run["way"], run["rate"]) for run in runs] == [*product(("cnn", "heads"), (1e-3, 1e-2))]
+    assert all(run["after"].keys() <= {"apart", "beside", "between", "far"} for run in runs)
+    assert "apart, validation, before, %" in capsys.readouterr().out
     assert main([*words, "--train", "999", "--out", str(tmp_path)]) == 2
 
 
@@ -442,7 +489,7 @@ def test_parts_beside_each_other_are_those_of_one_after_the_other(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     words = [name, *SMALL[name], "--no-plots"]
-    words += ["--ways", "content", "--tasks", "same"] if name == "cnn" else NOISE
+    words += ["--ways", "heads", "--tasks", "same"] if name == "cnn" else NOISE
     for jobs in ("1", "2"):
         assert main([*words, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
         assert (", 2 at once" in capsys.readouterr().out) == (jobs == "2")
@@ -491,19 +538,40 @@ def test_parts_of_other_settings_are_other_files(one: int, other: int):
     assert (first == second) == (one == other)
 
 
+def results(name: str) -> Any:
+    return json.loads((ROOT / "docs" / f"{name}.json").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize(
-    ("kind", "results", "starts"),
-    [
-        (teacher, "docs/figures/taught_teacher.json", ("| images", "| noise")),
-        (cnn_command, "docs/results/taught_moved.json", ("| same", "| shifted")),
-    ],
+    ("kind", "name"),
+    [(teacher, "figures/taught_teacher")] + [(cnn_command, f"results/taught_{task}") for task in TASKS],
 )
-def test_the_tables_of_the_page_are_those_of_the_committed_results(kind: Any, results: str, starts: tuple[str, ...]):
-    """Every row that a summary makes stands on the page, but for the layers on the same digits, of which a sentence tells."""
-    page = (ROOT / "docs/taught.md").read_text(encoding="utf-8")
-    lines = kind.table(json.loads((ROOT / results).read_text(encoding="utf-8"))).splitlines()
-    wanted = [
-        line for line in lines if line.startswith(starts) and not re.match(r"\| same \| (positions|content) \|", line)
-    ]
+def test_the_tables_of_the_page_are_those_of_the_committed_results(kind: Any, name: str):
+    page = (ROOT / "docs/taught.md").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in kind.table(results(name)).splitlines() if line.startswith("|")]
     assert len(wanted) >= 12
     assert not [line for line in wanted if line not in page]
+    assert kind is teacher or results(name)["command"] in " ".join(page)
+
+
+def test_rates_are_those_that_validation_chose():
+    """Of the rates that are equally good, the smallest."""
+    chosen: dict[tuple[str, str], dict[str, float]] = {}
+    for task in TASKS:
+        rates = chosen["digits" if task == "shifted" else "CIFAR-10", task] = {}
+        tried = results(f"results/taught_rates_{task}")["runs"]
+        assert all(run["validate"] and run["seed"] == 0 for run in tried)
+        for run in sorted(tried, key=lambda run: (next(iter(run["after"].values())), -run["rate"])):
+            rates[run["way"]] = run["rate"]
+        for run in results(f"results/taught_{task}")["runs"]:
+            assert run["rate"] == rates[run["way"]]
+            assert not run["validate"]
+    assert chosen == cnn_command.RATES
+
+
+def test_attention_reads_as_many_pictures_as_the_cnn_before_it_learns():
+    for task in TASKS:
+        runs = {(run["way"], run["seed"]): run["before"] for run in results(f"results/taught_{task}")["runs"]}
+        for way, seed in runs:
+            if way == "heads":
+                assert runs[way, seed] == runs["cnn", seed]

@@ -350,13 +350,15 @@ right_window, right_spread = claims_added_heads.window, claims_added_heads.sprea
 
 def flipped(self, x):
     """A convolution that reads the reversed input."""
-    reverse = (slice(None), slice(None), *(slice(None, None, -1) for _ in self.kernel_size))
+    reverse = (slice(None), slice(None), *(slice(None, None, -1) for _ in self.geometry.kernel_size))
     return right_call(replace(self, weight=self.weight[reverse]), x)
 
 
 def padding(**instead):
     def call(self, x):
-        return right_call(replace(self, padding_mode=instead.get(self.padding_mode, self.padding_mode)), x)
+        mode = self.geometry.padding_mode
+        other = replace(self.geometry, padding_mode=instead.get(mode, mode))
+        return right_call(replace(self, geometry=other), x)
 
     return oracle.Convolution, "__call__", call
 
@@ -404,7 +406,10 @@ BREAKAGES = {
     "theorem-limit": [NEGATED, MIRRORED, NO_COQ],
     "lemma-1": [NO_PRODUCT, NO_COQ],
     "lemma-2": [NO_COQ],
-    "any-dimension": [FLIPPED, (quadratic, "r", lambda delta: (sum(x * x for x in delta[:-1]), *delta))],
+    "any-dimension": [
+        FLIPPED,
+        (quadratic, "r", lambda delta: (sum((x * x for x in delta[:-1]), 0 * delta[-1]), *delta)),
+    ],
     "flipped-kernel": [(claims_theorem, "linear", two_halves)],
     "sparse": [NO_COQ],
     "as-expressive": [NO_COQ],
