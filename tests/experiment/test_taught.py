@@ -489,7 +489,7 @@ def test_parts_beside_each_other_are_those_of_one_after_the_other(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     words = [name, *SMALL[name], "--no-plots"]
-    words += ["--ways", "heads", "--tasks", "same"] if name == "cnn" else NOISE
+    words += ["--ways", "cnn", "heads", "--tasks", "same"] if name == "cnn" else NOISE
     for jobs in ("1", "2"):
         assert main([*words, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
         assert (", 2 at once" in capsys.readouterr().out) == (jobs == "2")
