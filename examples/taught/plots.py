@@ -109,7 +109,10 @@ def accuracy(summary: Summary) -> Figure:
             axes[1, place].set(xlabel="seconds of CPU time", xscale="log")
         for ax in axes[:, 0]:
             ax.set_ylabel("test accuracy, %")
-        axes[1, -1].legend(loc="lower right", labelcolor=INK, fontsize=7)
+        lines = {line.get_label(): line for ax in axes[1] for line in ax.get_lines()}
+        axes[1, -1].legend(
+            lines.values(), lines.keys(), loc="lower right", labelcolor=INK, fontsize=7
+        )
         return figure
 
 
