@@ -24,6 +24,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+import construct.tokens as tokens
 from construct.errors import require
 from construct.execution import fused, soft_heads
 from construct.execution.cache import Call, keep
@@ -36,7 +37,7 @@ from construct.execution.protocol import (
     memory_format,
     working_dtype,
 )
-from construct.execution.shifts.operator import evaluate, queries_at_once, shifted
+from construct.execution.shifts.operator import evaluate, is_recorded, queries_at_once, shifted_sum
 from construct.execution.shifts.plain import sliced
 from construct.execution.transforms import plain, shared_array
 from construct.tokens import TokenGrid
@@ -52,7 +53,8 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     plan, dtype = plan_for(layer, grid), working_dtype(x.dtype)
     require(memory_of(layer, len(x), plan), x.device, what)
     b_out, w = layer.b_out.to(dtype), merged(layer, dtype, plan.sharp)
-    y = _sharp(x, w, b_out, plan) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
+    call = _sharp(plan, w, b_out, memory_format(x) != torch.contiguous_format)
+    y = call(x.to(dtype)) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft:
         c = heads_of(layer.position_vector().to(x.device), plan.soft)
         soft = merged(layer, dtype, plan.soft)
@@ -61,11 +63,10 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         y = y + fused.attended(layer, x, grid, plan.others)
     if plan.soft or plan.others:
         return y
-    y = _with_positions(layer, y)
-    if not y.requires_grad:
-        form = memory_format(x)
-        keep(layer, run, x, grid, w, lambda: _prepared(plan, w.detach(), b_out.detach(), form))
-    return y
+    positioned = _with_positions(layer, y)
+    if positioned is y:
+        keep(layer, run, x, grid, w, call)
+    return positioned
 
 
 def _with_positions(layer: Layer, y: Tensor) -> Tensor:
@@ -80,30 +81,29 @@ def _with_positions(layer: Layer, y: Tensor) -> Tensor:
     return y + (0 * zero).to(y.dtype)
 
 
-def _sharp(x: Tensor, w: Tensor, bias: Tensor, plan: Plan) -> Tensor:
-    """What the sharp heads add up to, in the type of their matrices w."""
-    grid, sight = plan.grid, plan.sight
+def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
+    """What the sharp heads add up to, for inputs of the type of their matrices w; it reads w and
+    b_out, and is differentiated by these and by its input.
+
+    ``last`` asks for channels last in memory.
+    """
+    grid = plan.grid
     if not plain():
-        return sliced(grid.padded(x).to(w.dtype), w, bias, plan.starts, grid.step, grid.query_shape)
-    images = grid.padded(x) if sight.padded else x
-    return shifted(
-        images.to(w.dtype), w.mT if sight.stuffed else w, bias, sight.shifts, sight.stuffed
-    )
-
-
-def _prepared(plan: Plan, w: Tensor, b_out: Tensor, form: torch.memory_format) -> Call:
-    """The call, if all heads are shifts and no gradient is recorded; it reads w and b_out."""
-    sight, last = plan.sight, form != torch.contiguous_format
-    shifts, stuffed, matrices = sight.shifts, sight.stuffed, w.mT if sight.stuffed else w
-    padded = plan.grid.padded if sight.padded else None
+        return lambda x: sliced(grid.padded(x), w, b_out, plan.starts, grid.step, grid.query_shape)
+    sight, bias = plan.sight, b_out.detach()
     # On a CPU a bias of zeros, as of most layers without one, is not added.
-    array, zeros = shared_array(b_out) if b_out.is_cpu else (), bytearray(b_out.nbytes)
+    readable = bias.is_contiguous() and not tokens.host_waits(bias.device)
+    array, zeros = shared_array(bias) if readable else (), bytearray(bias.nbytes)
 
-    def run(x: Tensor) -> Tensor:
-        images = x if padded is None else padded(x)
-        return evaluate(images, matrices, None if zeros == array else b_out, shifts, stuffed, last)
+    def call(x: Tensor) -> Tensor:
+        images, matrices = grid.padded(x) if sight.padded else x, w.mT if sight.stuffed else w
+        if is_recorded(images, w, b_out):
+            where = sight.shifts.numbers
+            return shifted_sum(images, matrices, b_out, *where, sight.stuffed, last)
+        added = None if zeros == array else bias
+        return evaluate(images, matrices, added, sight.shifts, sight.stuffed, last)
 
-    return run
+    return call
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:

@@ -75,21 +75,21 @@ class PreparedCalls:
             ]
         return self.kept == self.views
 
-    def is_recorded(self, x: Tensor) -> bool:
-        """Whether a call with x is to be differentiated, or to compute in another type."""
+    def differs(self, x: Tensor) -> bool:
+        """Whether a call with x computes in another type, or has derivatives with respect to what
+        was read.
+        """
         if torch.is_autocast_enabled(x.device.type):
             return True
-        return torch.is_grad_enabled() and any(t.requires_grad for t in (x, *self.tensors))
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.read)
 
 
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 
-def keep(
-    layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, prepare: Callable[[], Call]
-) -> None:
-    """Cache a call of an execution's ``run``, without gradients, in which all heads are shifts; w
-    are their matrices W_h.
+def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
+    """Cache a call of an execution's ``run`` in which all heads are shifts; w are their matrices
+    W_h.
     """
     whole = _factor_read_in_place(layer, w)
     if (
@@ -102,12 +102,12 @@ def keep(
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
         entry = ENTRIES[layer] = PreparedCalls(layer, whole)
-    entry.calls.keep((run, x.shape, x.stride()), prepare())
+    entry.calls.keep((run, x.shape, x.stride()), call)
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
-    """The prepared call for inputs like x, (B, D_in, *n); None while gradients are recorded, or if
-    anything has changed.
+    """The prepared call for inputs like x, (B, D_in, *n); None if anything has changed, or if what
+    it was prepared from is learned.
     """
     entry = ENTRIES.get(layer)
     if entry is None or type(x) is not Tensor:
@@ -117,7 +117,7 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
             ENTRIES.pop(layer, None)
         return None
     call = entry.calls.get((run, x.shape, x.stride()))
-    if call is None or not _usual() or entry.is_recorded(x):
+    if call is None or not _usual() or entry.differs(x):
         return None
     if not entry.valid(layer):
         ENTRIES.pop(layer, None)  # another thread may already have removed it

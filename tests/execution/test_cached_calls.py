@@ -1,5 +1,6 @@
 """Cached calls are exact on integers, for every geometry and every memory layout of the input."""
 
+import copy
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
 from construct.execution import cache
+from construct.execution.call import EXECUTIONS
 from construct.execution.shifts import maps
 from runs import FORCED, forced, whole_numbers
 from truths import exact
@@ -91,6 +93,48 @@ def test_a_prepared_call_is_the_convolution(
             sign = -sign
             for _ in range(2):
                 assert torch.equal(layer(x).double(), sign * expected)
+
+
+@pytest.mark.nasty(36)
+@settings(max_examples=EXAMPLES)
+@given(cases(tokens=80, integers=[True], batches=[1, 2]), st.sampled_from(LYING), st.booleans())
+def test_a_prepared_call_has_the_derivatives_of_the_convolution(
+    case: Case, lie: Callable[[Tensor], Tensor], learned: bool
+) -> None:
+    """Of its input; and with one kernel to learn, of this and the bias, once more after they have changed."""
+    if not case.x.numel():
+        return
+    layer = conv_to_mhsa(case.conv).requires_grad_(False)
+    x, run = lie(case.x).detach().requires_grad_(), EXECUTIONS["auto"].run
+    with torch.no_grad():
+        layer(x)
+    known = cache.ENTRIES.get(layer)
+    if known is None:
+        return
+    kernel = getattr(layer, known.whole)
+    parts = [x, *((kernel, layer.b_out) if learned and isinstance(layer.b_out, nn.Parameter) else ())]
+    for part in parts:
+        part.requires_grad_()
+    for _ in range(2):
+        prepared, again = layer(x), copy.deepcopy(layer)
+        assert cache.cached(layer, run, x) is not None
+        y = again(x)
+        assert torch.equal(prepared, y)
+        there = [x, *((getattr(again, known.whole), again.b_out) if len(parts) > 1 else ())]
+        given, expected = torch.ones_like(y), case.conv.double()
+        gradients = torch.autograd.grad(prepared, parts, given)
+        for ours, theirs in zip(gradients, torch.autograd.grad(y, there, given), strict=True):
+            assert torch.equal(ours, theirs)
+        copied = x.detach().double().contiguous().requires_grad_()
+        (true,) = torch.autograd.grad(expected(copied).sum(), copied)
+        if kernel.requires_grad:
+            with torch.no_grad():
+                kernel.mul_(-1)
+                case.conv.weight.mul_(-1)
+        else:
+            kernel.data.neg_()
+            case.conv.weight.data.neg_()
+        assert torch.equal(gradients[0].double(), true)
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["inside", "seeing zeros"])

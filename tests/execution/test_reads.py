@@ -234,7 +234,7 @@ def through_data_while_learned(layer: MHSA, part: str, x: Tensor) -> None:
 
 
 def through_data_and_frozen_again(layer: MHSA, part: str, x: Tensor) -> None:
-    """As training for a while does; calls that record gradients use no prepared call."""
+    """As training for a while does; calls in which it is learned use no prepared call."""
     with torch.enable_grad():
         getattr(layer, part).requires_grad_()
         layer(x)

@@ -19,11 +19,16 @@ from construct.execution.shifts.windows import Ints, Shifts, is_last
 from construct.execution.transforms import nonzero
 
 
-def shifted(
-    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool = False
+def is_recorded(*tensors: Tensor | None) -> bool:
+    """Whether what is computed from these tensors is to be differentiated."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def evaluate(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool
 ) -> Tensor:
-    """What one-hot heads compute, y[o] = b + Σ_h x[s·o + e_h] W_h, or the adjoint, x[t] = b + Σ_{h,
-    o: s·o + e_h = t} y[o] W_hᵀ.
+    """What one-hot heads compute, without derivatives: y[o] = b + Σ_h x[s·o + e_h] W_h, or the
+    adjoint, x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ.
 
     Args:
         images: (B, g·C, *n), or (B, g·D, *o) for the adjoint.
@@ -31,22 +36,11 @@ def shifted(
         bias: (g·D,), or (g·C,) for the adjoint; None for none.
         shifts: where the heads look.
         adjoint: which of the two maps.
+        last: whether channels are to be last in memory.
 
     Returns:
-        (B, g·D, *o), or (B, g·C, *n) for the adjoint, with channels last in memory where the images
-        have them.
+        (B, g·D, *o), or (B, g·C, *n) for the adjoint.
     """
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (images, w, bias)
-    ):
-        return shifted_sum(images, w, bias, *shifts.numbers, adjoint, is_last(images))
-    return evaluate(images, w, _unless_zero(bias), shifts, adjoint, is_last(images))
-
-
-def evaluate(
-    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool
-) -> Tensor:
-    """As :func:`shifted`, without derivatives; ``last`` asks for channels last in memory."""
     if tokens.host_waits(images.device):
         return (indexed.adjoint if adjoint else indexed.forward)(images, w, bias, shifts, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
