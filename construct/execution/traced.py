@@ -224,21 +224,11 @@ def _as_operator(
         size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size)
     )
     sight = sight_of(grid, starts)
-    shifts, offsets = sight.shifts, sum(sight.shifts.offsets, ())
+    shifts = sight.shifts
+    where = sum(shifts.offsets, ()), shifts.step, shifts.size, shifts.output
     images = _padded(x, geometry) if sight.padded else x
     last = memory_format(x) != torch.contiguous_format
-    matrices = w.mT if sight.stuffed else w
-    return shifted_sum(
-        images,
-        matrices,
-        bias,
-        offsets,
-        shifts.step,
-        shifts.size,
-        shifts.output,
-        sight.stuffed,
-        last,
-    )
+    return shifted_sum(images, w.mT if sight.stuffed else w, bias, *where, sight.stuffed, last)
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:

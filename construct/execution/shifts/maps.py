@@ -111,6 +111,7 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
             sums = _by_head(columns, part, at, heads, groups)
             for tokens, addend in zip(block.head_views(by_group, part, shifts), sums, strict=True):
                 tokens.add_(addend)
+            del columns, sums, addend  # before the next ones take as much memory
         if window is not place:
             place.add_(window[(slice(None), slice(None), *block.inside)])
     return out
