@@ -19,7 +19,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 import construct
-from archives import EMPTY_ORDERED, called, named, number, packed, program, row, saved, storage, with_pickle
+from archives import EMPTY_ORDERED, archive_of, called, named, number, program, row, saved, storage, with_pickle
 from commands import Command, bounded, names
 from construct.errors import BadModelFile
 from construct.files.reading import read
@@ -117,7 +117,7 @@ NO_MODEL_FILES = {
     "PNG": (b"\x89PNG\r\n\x1a\n", "not a model file but a PNG"),
     "text": (b"some words\n", "not a model file but plain text, beginning with 'some words'"),
     "ONNX": (b"\x08\x08\x12\x07pytorch", "ONNX model, which is not read"),
-    "another archive": (packed([("notes.txt", b"some words")]), "a zip archive, but not a model file"),
+    "another archive": (archive_of({"notes.txt": b"some words"}), "a zip archive, but not a model file"),
     "an empty archive": (b"PK\5\6" + b"\0" * 18, "not a model file"),
     "one byte": (b"P", "not a model file"),
     "four bytes of a zip": (b"PK\3\4", "truncated"),

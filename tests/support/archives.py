@@ -1,141 +1,29 @@
-"""Takes torch.save archives apart and reassembles them, and writes pickles opcode by opcode.
-
-torch.save writes records one after another, each with its header, its bytes and a descriptor; the directory, with an entry
-for each record; the zip64 record with its locator; and the end record.
-"""
+"""Archives as torch.save writes them, of any records, and pickles written opcode by opcode."""
 
 import io
 import struct
-import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import zipfile
 from typing import Any
 
 import torch
 
-FORMS = {
-    "local": (b"PK\3\4", "HHHHHLLLHH", "need flags method time date crc packed size names extras"),
-    "descriptor": (b"PK\7\10", "LLL", "crc packed size"),
-    "central": (
-        *(b"PK\1\2", "HHHHHHLLLHHHHHLL"),
-        "made need flags method time date crc packed size names extras notes disk inner outer at",
-    ),
-    "zip64": (b"PK\6\6", "QHHLLQQQQ", "length made need disk first here count size at"),
-    "locator": (b"PK\6\7", "LQL", "disk at disks"),
-    "end": (b"PK\5\6", "HHHHLLH", "disk first here count size at notes"),
-}
-"""For each header, its signature, the struct codes of its numbers, and their names."""
-KINDS = {sign: kind for kind, (sign, _, _) in FORMS.items()}
+Records = dict[str, bytes] | list[tuple[str, bytes]]
+"""By name; a list may hold a name twice."""
 
 
-@dataclass
-class Piece:
-    """A header with its fields by name, 0 if missing, and the bytes that follow; ``sig`` replaces its signature."""
-
-    kind: str
-    fields: dict[str, Any]
-    name: bytes = b""
-    extra: bytes = b""
-    data: bytes = b""
-
-    def __bytes__(self) -> bytes:
-        sign, form, names = FORMS[self.kind]
-        numbers = [self.fields.get(name, 0) for name in names.split()]
-        return self.fields.get("sig", sign) + struct.pack(f"<{form}", *numbers) + self.name + self.extra + self.data
-
-    def copy(self) -> "Piece":
-        return Piece(self.kind, dict(self.fields), self.name, self.extra, self.data)
-
-
-def taken_apart(archive: bytes) -> list[Piece]:
-    """The pieces of a small archive that torch.save wrote."""
-    pieces: list[Piece] = []
-    at, sizes = 0, {}
-    place = struct.unpack("<L", archive[-6:-2])[0]
-    while place < len(archive) and archive[place : place + 4] == b"PK\1\2":  # record headers hold no sizes
-        size, names, extras, notes = struct.unpack("<L3H", archive[place + 24 : place + 34])
-        sizes[struct.unpack("<L", archive[place + 42 : place + 46])[0]] = size
-        place += 46 + names + extras + notes
-    while at < len(archive):
-        kind = KINDS[archive[at : at + 4]]
-        _, form, names = FORMS[kind]
-        end = at + 4 + struct.calcsize(f"<{form}")
-        fields = dict(zip(names.split(), struct.unpack(f"<{form}", archive[at + 4 : end]), strict=True))
-        lengths = (fields.get("names", 0), fields.get("extras", 0), sizes.get(at, 0) if kind == "local" else 0)
-        parts = []
-        for length in lengths:
-            parts.append(archive[end : end + length])
-            end += length
-        pieces.append(Piece(kind, fields, *parts))
-        at = end
-    return pieces
-
-
-def joined(pieces: Iterable[Piece]) -> bytes:
-    """The bytes of these pieces, unchanged."""
-    return b"".join(map(bytes, pieces))
-
-
-def repaired(pieces: list[Piece]) -> list[Piece]:
-    """The pieces with correct lengths, checksums, sizes and offsets; the n-th entry belongs to the n-th record."""
-    pieces = [piece.copy() for piece in pieces]
-    at, records = 0, []
-    for piece in pieces:
-        if piece.kind in ("local", "central"):
-            piece.fields |= {"names": len(piece.name), "extras": len(piece.extra)}
-        if piece.kind == "local":
-            records.append((at, zlib.crc32(piece.data), len(piece.data)))
-        elif piece.kind == "descriptor" and records:
-            piece.fields |= {"crc": records[-1][1], "packed": records[-1][2], "size": records[-1][2]}
-        at += len(bytes(piece))
-    entries = [piece for piece in pieces if piece.kind == "central"]
-    for piece, (place, crc, size) in zip(entries, records, strict=False):
-        piece.fields |= {"at": place, "crc": crc, "packed": size, "size": size}
-    at, first = 0, None
-    for piece in pieces:
-        if piece.kind == "central" and first is None:
-            first = at
-        if piece.kind in ("zip64", "end"):
-            length = sum(len(bytes(entry)) for entry in entries)
-            counts = {"here": len(entries), "count": len(entries), "size": length, "at": first or 0}
-            piece.fields |= counts
-        if piece.kind == "locator":
-            piece.fields["at"] = max(0, at - 56)
-        at += len(bytes(piece))
-    return pieces
-
-
-def packed(records: Iterable[tuple[str | bytes, bytes]], align: bool = True) -> bytes:
-    """An archive of these records, in torch.save's layout."""
-    pieces: list[Piece] = []
-    entries: list[Piece] = []
-    at = 0
-    for name, data in records:
-        name = name.encode() if isinstance(name, str) else name
-        flags = {"flags": 0x808 if data else 0x800}
-        padding = -(at + 30 + len(name) + 4) % 64 if align else 0
-        extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
-        pieces.append(Piece("local", {**flags}, name, extra, data))
-        if data:
-            pieces.append(Piece("descriptor", {}))
-        entries.append(Piece("central", {**flags}, name))
-        at = len(joined(pieces))
-    ends = [
-        Piece("zip64", {"length": 44, "made": 798, "need": 45}),
-        Piece("locator", {"disks": 1}),
-        Piece("end", {}),
-    ]
-    return joined(repaired([*pieces, *entries, *ends]))
-
-
-def archive_of(records: dict[str, bytes]) -> bytes:
+def archive_of(records: Records, folder: str = "archive/") -> bytes:
     """An archive of these records in the folder that torch.save gives them."""
-    return packed((f"archive/{name}", data) for name, data in records.items())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in records.items() if isinstance(records, dict) else records:
+            archive.writestr(zipfile.ZipInfo(folder + name), data)
+    return file.getvalue()
 
 
 def records_in(archive: bytes) -> dict[str, bytes]:
     """The records of a torch.save archive, by their name inside its folder."""
-    return {p.name.decode().partition("/")[2]: p.data for p in taken_apart(archive) if p.kind == "local"}
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return {name.partition("/")[2]: opened.read(name) for name in opened.namelist()}
 
 
 def saved(content: Any, **options: Any) -> bytes:
@@ -145,12 +33,11 @@ def saved(content: Any, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def with_pickle(pickle: bytes, *storages: bytes, **more: bytes) -> bytes:
+def with_pickle(pickle: bytes, *storages: bytes) -> bytes:
     """A torch.save file with this pickle and these storages, named 0, 1, and so on."""
     records = {"data.pkl": pickle, "byteorder": b"little"}
     records |= {f"data/{number}": data for number, data in enumerate(storages)}
-    records |= {"version": b"3\n", **{name.replace("__", "/"): data for name, data in more.items()}}
-    return archive_of(records)
+    return archive_of({**records, "version": b"3\n"})
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from archives import (
     called,
     named,
     number,
-    packed,
     records_in,
     row,
     saved,
@@ -72,12 +71,8 @@ def files() -> dict[str, bytes]:
 
 def programs() -> dict[str, bytes]:
     """Files of torch.export and TorchScript, which are refused."""
-    model, x, program, script = (
-        nn.Sequential(nn.Conv2d(1, 2, 3)).eval(),
-        torch.ones(2, 1, 5, 5),
-        io.BytesIO(),
-        io.BytesIO(),
-    )
+    model, x = nn.Sequential(nn.Conv2d(1, 2, 3)).eval(), torch.ones(2, 1, 5, 5)
+    program, script = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.export.save(torch.export.export(model, (x,)), program)
@@ -117,8 +112,7 @@ def odd_records(rng: Random) -> bytes:
             if storages:
                 a, b = rng.choice(storages), rng.choice(storages)
                 records[a], records[b] = (records[a][0], records[b][1]), (records[b][0], records[a][1])
-    folder = rng.choice(["archive/", "m/", "a.b/", "", "/"])
-    return packed(((folder + name, data) for name, data in records), align=rng.random() < 0.8)
+    return archive_of(records, rng.choice(["archive/", "m/", "a.b/", "", "/"]))
 
 
 # ---- the pickle --------------------------------------------------------------------------------------------------------
