@@ -1,6 +1,7 @@
 """Convolutions whose tensors torch computes from others: ``certify`` accepts what ``convert`` accepts, and says what it judges."""
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 from types import MethodType
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from construct import MHSA, UnsupportedLayer, conv_to_mhsa, convert
+from construct.modules.folding import parametrization_names
 from construct.modules.folding import plain_convolution as plain
 from verify.argument.certification import certify
 from verify.layers.fields import digests
@@ -136,27 +138,49 @@ def state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
+KINDS: dict[str, Callable[[], Any]] = {
+    "plain": lambda: nn.Conv2d(3, 4, 3),
+    "grouped, circular": lambda: nn.Conv2d(4, 4, 2, groups=2, padding=1, padding_mode="circular"),
+    "transposed": lambda: nn.ConvTranspose2d(3, 4, 3),
+}
+
+
+@pytest.mark.nasty(26)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_what_convert_takes_certify_takes(way: str, kind: Any):
-    """With the same numbers; the certificate names the parametrizations, and the module is unchanged."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_convert_takes_certify_takes(way: str, kind: str, caplog: pytest.LogCaptureFixture):
+    """With the same numbers, those of eval mode; both say what was folded, and the module is unchanged."""
     torch.manual_seed(0)
     reparametrize, worked_out = WAYS[way]
-    conv = reparametrize(kind(3, 4, 3))
+    conv = reparametrize(KINDS[kind]())
     before, training = state(conv), conv.training
-    layer: Any = convert(conv)
+    with torch.no_grad():  # what learned in the convolution learns in the layer all the same
+        layer: Any = convert(nn.ModuleDict({"block": conv})).get_submodule("block")
     certificate = certify(conv, layer, grid=(5, 5))
     assert certificate.verdict.name == "PROVED", certificate
     assert certificate.conv_sha256 == digests(plain(conv), ("weight", "bias"))
     lines = [line for line in certificate.assumptions if line.startswith("eval mode: ")]
     line = f"eval mode: the convolution's numbers are those of eval mode, worked out by {worked_out}"
     assert lines == ([line] if worked_out else [])
-    assert conv.training == training
+    names = parametrization_names(conv)
+    assert ", ".join(dict.fromkeys(re.sub(r" \(.*?\)", "", name) for name in names)) == worked_out
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"block: parametrization folded into its eval-mode weight: {', '.join(names)}"] * bool(names)
+    assert layer.training == conv.training == training
     assert before.keys() == state(conv).keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in state(conv).items())
     with torch.no_grad():
         layer.b_out[0] += 1e-3
     assert certify(conv, layer, grid=(5, 5)).verdict.name == "REFUTED"
+    conv.eval()
+    alike, x = plain(conv), torch.randn(1, conv.in_channels, 5, 5)
+    assert torch.equal(alike(x), conv(x))
+    assert (parametrization_names(alike), plain(alike)) == ((), alike)
+    assert layer.w_val.requires_grad or not worked_out
+    conv.requires_grad_(False)
+    frozen: Any = convert(conv)
+    assert not frozen.w_val.requires_grad or way == "pruning of factors"  # its weight_v is of an earlier call
+    assert not frozen.b_out.requires_grad
 
 
 @pytest.mark.nasty(26)
@@ -208,19 +232,6 @@ def test_what_an_earlier_call_left_behind_is_not_certified(lie: Callable[[Any], 
     layer = lie(conv)
     assert certify(conv, layer, grid=(5, 5)).verdict.name == "REFUTED"
     assert certify(conv, conv_to_mhsa(conv), grid=(5, 5)).verdict.name == "PROVED"
-
-
-class Sliding(nn.Conv2d):
-    """A property takes precedence over the instance's attribute."""
-
-    stride = property(lambda self: (1, 1) if torch.is_grad_enabled() else (2, 2), lambda self, value: None)  # type: ignore[assignment]
-
-
-def test_a_property_in_the_place_of_a_number_is_refused():
-    conv = Sliding(3, 4, 3)
-    vars(conv)["stride"] = (1, 1)
-    with pytest.raises(Unreadable, match="Sliding has a stride of its own"):
-        certify(conv, conv_to_mhsa(nn.Conv2d(3, 4, 3)), grid=(5, 5))
 
 
 def hook_of(conv: Any) -> Any:

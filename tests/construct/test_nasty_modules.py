@@ -9,7 +9,7 @@ import math
 import threading
 import types
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations, parametrize
 
 import construct
 import verify
@@ -25,7 +25,6 @@ from commands import Command
 from construct import MHSA, UnsupportedLayer
 from construct.encoding import quadratic
 from construct.modules.convolutions import FARTHEST
-from construct.modules.folding import parametrization_names, plain_convolution
 from construct.modules.wrappers import unwrapped
 from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call
@@ -125,9 +124,6 @@ class DeformConv2d(nn.Module):
         self.kernel_size, self.weight = (3, 3), nn.Parameter(torch.randn(3, 3, 3, 3) / 9)
         self.conv_offset = nn.Conv2d(3, 1, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.conv2d(x, self.weight) + self.conv_offset(x)
-
 
 class ConvBlock(OneConvolution):
     """Not a convolution, but contains one and copies an attribute or two of it."""
@@ -137,9 +133,6 @@ class ConvBlock(OneConvolution):
     @property
     def weight(self) -> Tensor:
         return self.conv.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize:UserWarning", "ignore:.*torch.ao.quantization:DeprecationWarning")
@@ -200,99 +193,7 @@ def test_row_25_the_command_lists_what_it_left_and_fails(state: Any, from_conv: 
 # ---- 26: weights computed from others --------------------------------------------------------------------------------
 
 
-class Symmetric(nn.Module):
-    def forward(self, kernel: Tensor) -> Tensor:
-        return kernel + kernel.flip(-1)
-
-
-class HalfMethod(prune.BasePruningMethod):
-    PRUNING_TYPE = "unstructured"
-
-    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        mask = default_mask.clone()
-        mask.view(-1)[::2] = 0
-        return mask
-
-
-def twice_pruned(conv: nn.Module) -> nn.Module:
-    return prune.ln_structured(prune.l1_unstructured(conv, "weight", 0.3), "weight", 0.3, 2, dim=0)
-
-
-def both_chained(conv: nn.Module) -> nn.Module:
-    parametrizations.weight_norm(conv)
-    parametrize.register_parametrization(conv, "weight", Symmetric())
-    parametrize.register_parametrization(conv, "bias", nn.Softplus())
-    return conv
-
-
-FOLDED: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "weight_norm": (parametrizations.weight_norm, ("weight_norm of weight",)),
-    "spectral_norm": (parametrizations.spectral_norm, ("spectral_norm of weight",)),
-    "orthogonal": (parametrizations.orthogonal, ("orthogonal of weight",)),
-    "chain": (both_chained, ("weight_norm of weight", "Symmetric of weight", "Softplus of bias")),
-    "old weight_norm": (nn.utils.weight_norm, ("weight_norm of weight",)),
-    "old spectral_norm": (nn.utils.spectral_norm, ("spectral_norm of weight",)),
-    "pruned": (lambda conv: prune.l1_unstructured(conv, "weight", 0.4), ("pruning (L1Unstructured) of weight",)),
-    "pruned bias": (lambda conv: prune.random_unstructured(conv, "bias", 2), ("pruning (RandomUnstructured) of bias",)),
-    "pruned twice": (twice_pruned, ("pruning (L1Unstructured) of weight", "pruning (LnStructured) of weight")),
-    "own method": (lambda conv: HalfMethod.apply(conv, "weight") and conv, ("pruning (HalfMethod) of weight",)),
-}
-KINDS = [
-    lambda: nn.Conv2d(3, 4, 3, padding=1),
-    lambda: nn.Conv2d(3, 6, 2, groups=3, padding_mode="circular", padding=1),
-    lambda: nn.ConvTranspose2d(3, 4, 3, stride=2),
-]
-
-
-def parametrized(name: str, kind: Any = KINDS[0]) -> Any:
-    torch.manual_seed(0)
-    conv = kind()
-    FOLDED[name][0](conv)
-    with torch.no_grad():  # as in training: the ``weight`` stored by the old weight_norm is now stale
-        for parameter in conv.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return conv
-
-
 old_weight_norm = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
-
-
-@old_weight_norm
-@pytest.mark.parametrize("kind", range(len(KINDS)))
-@pytest.mark.parametrize("name", FOLDED)
-def test_row_26_the_weight_of_eval_mode_is_converted_and_it_is_said(
-    name: str, kind: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    conv, x = parametrized(name, KINDS[kind]), image()
-    model = nn.Sequential(OrderedDict(block=conv)).train()
-    kept = copy.deepcopy(model.state_dict())
-    net = convert(model)
-    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
-    assert all(module.training for module in (*model.modules(), *net.modules()))
-    assert parametrization_names(conv) == FOLDED[name][1]
-    assert said(caplog) == [f"block: parametrization folded into its eval-mode weight: {', '.join(FOLDED[name][1])}"]
-    assert {key.rpartition(".")[2] for key in net.state_dict()} >= {"w_val", "b_out"}
-    model.eval()
-    assert check_call(conv, net.block, x, "an image").verdict.name == "CHECKED"
-    alike = plain_convolution(conv)
-    assert type(alike) is type(KINDS[kind]())
-    with torch.no_grad():
-        assert torch.equal(alike(x), conv(x))
-    assert verify.certify(alike, net.block, grid=(4, 3), input_bound=4.0).verdict.name == "PROVED"
-    assert (parametrization_names(alike), plain_convolution(alike)) == ((), alike)
-
-
-@old_weight_norm
-@pytest.mark.parametrize("name", FOLDED)
-def test_row_26_a_folded_layer_trains_if_what_it_was_made_from_did(name: str) -> None:
-    conv = parametrized(name)
-    assert conv.training
-    with torch.no_grad():
-        assert convert(conv).w_val.requires_grad
-    conv.requires_grad_(False)
-    layer = convert(conv)
-    assert not layer.w_val.requires_grad
-    assert not layer.b_out.requires_grad
 
 
 @old_weight_norm
@@ -633,18 +534,6 @@ class Held(nn.Module):
         return self.identity(x)
 
 
-def test_row_23_methods_that_are_held_follow_the_conversion() -> None:
-    model, x = Held(), image()
-    net = convert(model)
-    assert net.step.__self__ is net.conv
-    with torch.no_grad():
-        assert sum(convolution_calls(model, x).values()) == 7
-        assert not convolution_calls(net, x)
-        torch.testing.assert_close(net(x), model(x))
-        net.conv.b_out.fill_(7.0)
-        assert not torch.allclose(net(x), model(x))
-
-
 class Slotted:
     __slots__ = ("conv",)
 
@@ -798,19 +687,23 @@ class InClosures(nn.Module):
         return self.plain(self.third(self.second[0](self.first(x))))
 
 
-def test_row_23_functions_that_hold_modules_follow_the_conversion() -> None:
-    model, x = InClosures(), image()
+@pytest.mark.parametrize(("make", "calls"), [(Held, 7), (InClosures, 6)])
+def test_row_23_methods_and_functions_that_hold_modules_follow_the_conversion(make: Any, calls: int) -> None:
+    model, x = make(), image()
     net = convert(model)
     with torch.no_grad():
-        assert sum(convolution_calls(model, x).values()) == 6
+        assert sum(convolution_calls(model, x).values()) == calls
         assert not convolution_calls(net, x)
         expected = model(x)
         torch.testing.assert_close(net(x), expected)
-        assert net.first is not model.first
-        assert net.plain is model.plain
         net.conv.b_out.fill_(7.0)
         assert not torch.allclose(net(x), expected)
         assert torch.equal(model(x), expected)
+    if make is Held:
+        assert net.step.__self__ is net.conv
+    else:
+        assert net.first is not model.first
+        assert net.plain is model.plain
 
 
 def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
