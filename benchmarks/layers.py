@@ -197,7 +197,9 @@ def every_layer() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
 
 
 class SelfAttention(nn.Module):
-    """torch's own attention of four heads, of which each has this width, over the same tokens."""
+    """torch's own attention of four heads, of which each has this width, from the same queries over
+    the same keys: those of a 3 × 3 layer, with the padding tokens.
+    """
 
     def __init__(self, width: int):
         super().__init__()
@@ -205,9 +207,10 @@ class SelfAttention(nn.Module):
         self.attention = nn.MultiheadAttention(4 * width, 4, kdim=64, vdim=64, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, 64, *n) → (B, T, 4 · width)."""
-        tokens = x.flatten(2).mT
-        return self.attention(self.ask(tokens), tokens, tokens, need_weights=False)[0]
+        """x (B, 64, H, W) → (B, H · W, 4 · width)."""
+        keys = nn.functional.pad(x, (1, 1, 1, 1)).flatten(2).mT
+        asked = self.ask(x.flatten(2).mT)
+        return self.attention(asked, keys, keys, need_weights=False)[0]
 
 
 def learning(rounds: int) -> Iterator[Row]:

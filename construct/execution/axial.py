@@ -31,12 +31,7 @@ from construct.execution.cache import Call, keep
 from construct.execution.dense import multiplications
 from construct.execution.head_matrices import heads_of, merged
 from construct.execution.plan import Plan, plan_for
-from construct.execution.protocol import (
-    Execution,
-    Layer,
-    memory_format,
-    working_dtype,
-)
+from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.shifts.operator import evaluate, is_recorded, queries_at_once, shifted_sum
 from construct.execution.shifts.plain import sliced
 from construct.execution.transforms import plain, shared_array

@@ -23,7 +23,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from construct.encoding.scores import Scores
-from construct.execution.blocks import queries_per_block
+from construct.execution.blocks import pieces, queries_per_block
 from construct.execution.dense import added_up, averaged, values_of
 from construct.execution.dense import memory as attention_bytes
 from construct.execution.head_matrices import heads_of
@@ -33,6 +33,10 @@ from construct.tokens import TokenGrid
 
 BLOCK_BYTES = 2**26
 """The size of a block of scores of all heads (64 MiB); a block has at least one query."""
+CACHE_BYTES = 2**23
+"""The size of the scores that are differentiated at a time (8 MiB): each step of theirs reads what
+the one before has left in the cache.
+"""
 
 Bias = Callable[[slice], Tensor]
 """The terms with r_δ for a block of queries: (B or 1, heads, queries, T)."""
@@ -108,12 +112,12 @@ def attended_from(
         asking = query + u[:, None]
     values = values_of(tokens, heads_of(layer.w_val, heads))
     bias = _bias_of(layer, query, places, shape, heads, table)
-    if rows is None or rows >= len(places):
+    if rows is None:
         averages = _block(asking, key, values, bias, slice(None))
     else:
-        blocks = [slice(start, start + rows) for start in range(0, len(places), rows)]
-        parts = [bounded(_block, asking, key, values, bias, queries) for queries in blocks]
-        averages = torch.cat(parts, dim=2)
+        blocks = pieces(len(places), rows)
+        run = partial(bounded, _few_at_a_time) if len(blocks) > 1 else _few_at_a_time
+        averages = torch.cat([run(asking, key, values, bias, block) for block in blocks], dim=2)
     return added_up(averages, heads_of(layer.w_out, heads)).mT
 
 
@@ -170,6 +174,22 @@ def _from_table(
     if query is None:
         return bias
     return (bias - bias.detach().amax(-1, keepdim=True)).to(query.dtype)
+
+
+def _few_at_a_time(
+    asking: Tensor | None, key: Tensor | None, values: Tensor, bias: Bias, queries: slice
+) -> Tensor:
+    """As :func:`_block`; where attention to content is differentiated, in pieces that fit into the
+    cache.
+    """
+    if asking is None or key is None or not torch.is_grad_enabled():
+        return _block(asking, key, values, bias, queries)
+    row = asking.shape[0] * asking.shape[1] * key.shape[2] * key.itemsize
+    parts = []
+    for part in pieces(queries.stop - queries.start, max(1, CACHE_BYTES // max(1, row))):
+        piece = slice(queries.start + part.start, queries.start + part.stop)
+        parts.append(_block(asking, key, values, bias, piece))
+    return torch.cat(parts, dim=2)
 
 
 def _block(

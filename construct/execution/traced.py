@@ -19,12 +19,7 @@ from construct.encoding.encodings import CLASSICAL
 from construct.execution.fused import attended_from, query_places
 from construct.execution.head_matrices import heads_of, whole_factor
 from construct.execution.plan import plan_for, sight_of
-from construct.execution.protocol import (
-    Layer,
-    memory_format,
-    tensors_of,
-    working_dtype,
-)
+from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
 from construct.execution.shifts import plain
 from construct.execution.shifts.operator import shifted_sum
 from construct.execution.transforms import abstract, eagerly, transformed

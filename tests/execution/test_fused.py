@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.encoding.scores import Scores
+from construct.execution import fused as evaluation
 from construct.tokens import TokenGrid
 from runs import SMALL, Operators, aim_anywhere, axial_and_dense, normal, peak_bytes
 from truths import layer_of, random_layer
@@ -152,14 +153,16 @@ def test_numbers_that_are_none_spread_as_they_do_in_dense(place: str):
     assert expected.isnan().all()
 
 
-def test_gradients_are_those_of_dense_over_several_blocks():
+@pytest.mark.parametrize(("queries", "at_once"), [(100, 2**23), (625, 2**16), (100, 1)])
+def test_gradients_are_those_of_dense_over_several_blocks(queries: int, at_once: int, monkeypatch: pytest.MonkeyPatch):
     """A softened converted layer that learns content, with 729 keys and 625 queries; all eight tensors and the input."""
+    monkeypatch.setattr(evaluation, "CACHE_BYTES", at_once)
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64), alpha=0.5).requires_grad_()
     switch_content_on(layer, 0.2)
     x = normal(1, 2, 25, 25).requires_grad_()
     wanted = {"input": x, **dict(layer.named_parameters())}
     gradients = []
-    with smaller_blocks(100):
+    with smaller_blocks(queries):
         for y in axial_and_dense(layer, x):
             pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
             gradients.append(torch.autograd.grad((y * pull).sum(), list(wanted.values())))
