@@ -116,7 +116,9 @@ def attended_from(
         averages = _block(asking, key, values, bias, slice(None))
     else:
         blocks = pieces(len(places), rows)
-        run = partial(bounded, _few_at_a_time) if len(blocks) > 1 else _few_at_a_time
+        run: Callable[..., Tensor] = _few_at_a_time
+        if len(blocks) > 1:
+            run = partial(bounded, run)
         averages = torch.cat([run(asking, key, values, bias, block) for block in blocks], dim=2)
     return added_up(averages, heads_of(layer.w_out, heads)).mT
 
