@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 82_370,
+        "tokens": 82_376,
         "tokens a line": 9.2,
         "conditional expressions": 16.8,
         "branching functions": 0.02,
