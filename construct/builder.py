@@ -57,7 +57,7 @@ def conv_to_mhsa(
 
     Raises:
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.
-        ValueError: α is not positive and finite, ``order`` is no permutation, the encoding or D_h
+        ValueError: α is not positive and finite, ``order`` is not a permutation, the encoding or D_h
             is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """
@@ -109,7 +109,7 @@ def kernel_to_mhsa(
     :func:`conv_to_mhsa`; with several heads per shift, ``order`` permutes shifts.
 
     Raises:
-        ValueError: α is not positive or too large to be stored, ``order`` is no permutation, shapes
+        ValueError: α is not positive or too large to be stored, ``order`` is not a permutation, shapes
             do not fit, the encoding or D_h is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """

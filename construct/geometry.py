@@ -186,7 +186,7 @@ class ConvGeometry:
         input of ``size``.
 
         Raises:
-            TypeError: not transposed, or an entry that is no whole number.
+            TypeError: not transposed, or an entry that is not a whole number.
             ValueError: a wrong number of entries, or an unreachable size.
         """
         if not self.transposed:

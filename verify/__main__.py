@@ -286,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:  # its message may say what was kept
         print("interrupted", *stop.args, file=sys.stderr)
         return 130
-    except BrokenPipeError:  # a reader that stops early (``| head``) is no error
+    except BrokenPipeError:  # a reader that stops early (``| head``) is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:

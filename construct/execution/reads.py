@@ -62,7 +62,7 @@ def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
 
 
 def state_of(tensor: Tensor) -> Any:
-    """What differs after a tensor has changed; None for one that is learned, that is no parameter,
+    """What differs after a tensor has changed; None for one that is learned, that is not a parameter,
     or that counts no changes.
     """
     if type(tensor) is not Parameter or is_learned(tensor) or tensor.is_inference():

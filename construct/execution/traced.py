@@ -81,7 +81,7 @@ def freeze(layer: Layer) -> Frozen:
     )
     if len(plan.sharp) + sum(content) < layer.heads or not inside:
         raise ValueError(
-            "MHSA: a head without content that is no shift within the kernel's reach cannot be traced for every size"
+            "MHSA: a head without content that is not a shift within the kernel's reach cannot be traced for every size"
         )
     if plan.others and not layer.encoding.factorises:
         raise ValueError(
@@ -247,7 +247,7 @@ def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any
     torch's own layers.
 
     Raises:
-        TypeError: the input is no symbol of ``torch.fx``, and no tensor either; or no network is
+        TypeError: the input is not a symbol of ``torch.fx``, nor a tensor; or no network is
             around the layer.
     """
     if not isinstance(input, torch.fx.Proxy):

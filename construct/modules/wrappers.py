@@ -7,7 +7,7 @@ from construct.modules.traversal import deep_copy, deepcopy_memo
 
 
 def wrapped_module(module: nn.Module) -> nn.Module | None:
-    """The module inside a wrapper; None if this is no wrapper."""
+    """The module inside a wrapper; None if this is not a wrapper."""
     if isinstance(module, DataParallel | DistributedDataParallel):
         return module.module
     # By name: importing torch's compiler takes seconds.

@@ -78,7 +78,7 @@ def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
         parametrizations, as ``("weight_norm of weight",)``.
 
     Raises:
-        Unreadable: it is no convolution, or calling it runs other code than torch's (its fields
+        Unreadable: it is not a convolution, or calling it runs other code than torch's (its fields
             then do not determine what it computes), or its tensors cannot be recomputed, or differ
             between two evaluations.
     """

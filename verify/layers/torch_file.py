@@ -39,7 +39,7 @@ def contents(
         key: the key of the network in a checkpoint of several.
 
     Returns:
-        The tensors of each layer, but those of torch's own modules that are no convolutions; and
+        The tensors of each layer, but those of torch's own modules that are not convolutions; and
         kind and geometry, ``{"kind": …, **geometry}``.  The kind is "unknown" if class or
         attributes are not torch's own.
 
@@ -49,7 +49,7 @@ def contents(
     try:
         file = read(path, inert=True, key=key)
     except BadModelFile as error:
-        # What a conversion would allow is no remedy here.
+        # What a conversion would allow is not a remedy here.
         advice = "" if re.search(r"\b(trust|allow|model|layers)=", error.remedy) else error.remedy
         advice += "; or any" if advice else "any"
         raise ValueError(

@@ -33,7 +33,7 @@ class StepFails(ValueError):
 
 def only_zeros_by_content(pair: LayerPair, axes: list[Axis], tokens: int) -> None:
     """Step 1: heads that attend by content carry only zeros, and none meets infinity, which times 0
-    is no number.
+    is not a number.
 
     Beside content, a softmax may divide after it has added up the values of all keys, in float32 at
     least; a score may be formed in that type, with content in that of the values, and is then less

@@ -183,7 +183,7 @@ def _lines(models: list[str]) -> list[tuple[str, str]]:
             with opened(name) as file:
                 text = file.read().decode()
             named = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
-            if not named:  # nothing certified is no success
+            if not named:  # nothing certified is not a success
                 raise ValueError(f"{name}: names no network (write MODEL [options] in each line)")
             lines += [(line, f"{name}: {line}") for line in named]
     return lines

@@ -108,7 +108,7 @@ def proved(*checks: Check) -> Judgement:
     """The claim follows from the first check, and the others support it: PROVED if all hold.
 
     Raises:
-        ValueError: the first check is no proof.
+        ValueError: the first check is not a proof.
     """
     if not checks or not checks[0].by:
         raise ValueError(f"only samples, no proof: {evidence_of(checks)!r} (use checked)")

@@ -50,7 +50,7 @@ def prove_lemma1(dims: int) -> Proof:
         The proof: its steps, how each was discharged, and the expressions.
 
     Raises:
-        ValueError: dims is no integer from 1 to 62.
+        ValueError: dims is not an integer from 1 to 62.
         ProofFailed: a step does not hold.
 
     >>> import verify
@@ -80,7 +80,7 @@ def prove_lemma2(dims: int) -> Proof:
         The proof: its steps, how each was discharged, and the expressions.
 
     Raises:
-        ValueError: dims is no integer from 1 to 62.
+        ValueError: dims is not an integer from 1 to 62.
         ProofFailed: a step does not hold for the encoding as it is coded.
 
     >>> import verify
@@ -108,7 +108,7 @@ def prove_theorem(dims: int) -> Proof:
         dims: the number d of spatial dimensions, from 1 to 62.
 
     Raises:
-        ValueError: dims is no integer from 1 to 62.
+        ValueError: dims is not an integer from 1 to 62.
         ProofFailed: a step does not hold for the encoding as it is coded.
 
     >>> import verify
