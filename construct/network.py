@@ -53,10 +53,12 @@ class Survey:
     Attributes:
         convertible: path → convolution; each module is listed once, under its first path.
         refused: the convolutions that cannot be converted, with reasons.
+        earlier: how many attention layers the network has already.
     """
 
     convertible: dict[str, nn.Module]
     refused: tuple[Refusal, ...]
+    earlier: int
 
     def remarks(self) -> list[tuple[str, str]]:
         """(path, remark) of every convolution whose weight is parametrized."""
@@ -89,7 +91,9 @@ def survey(
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
     late: list[Refusal] = []
+    earlier = 0
     for path, module in every_module(model, closed):
+        earlier += isinstance(module, MHSA)
         kind = type(module).__name__
         reason = sharding_reason(module)
         if reason is not None:
@@ -108,7 +112,7 @@ def survey(
     for path, holder, module in hidden_modules(model, closed):
         if wanted(module, path, holder):
             refused.append(Refusal(path, type(module).__name__, HIDDEN))
-    return Survey(convertible, (*refused, *late))
+    return Survey(convertible, (*refused, *late), earlier)
 
 
 def _stored_methods(model: nn.Module) -> dict[nn.Module, str]:

@@ -3,15 +3,13 @@ network.
 """
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
 import torch
-from torch import nn
 
-from construct.attention import MHSA
-from construct.command.report import Conversion, LayerRow, NetworkRow, Pairs
+from construct.command.report import Conversion, LayerRow, NetworkRow, Pairs, percent
 from construct.command.runs import Runs, refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
@@ -25,6 +23,10 @@ from verify.samples.sampling import (
     generated_inputs,
     generated_shape,
 )
+from verify.verdict import Verdict, from_above
+
+MOST_SHARE = 0.01
+"""The largest share of a layer's outputs that a difference may have without ``--within``."""
 
 
 def check_conversion(
@@ -38,38 +40,24 @@ def check_conversion(
     pairs = conversion.pairs
     inputs = inputs_for(conversion.model, options)
     if inputs is None:
-        checks = _checked_alone(pairs, pairs, options, progress)
-        rows = [_row(path, *pairs[path], checks[path], None) for path in pairs]
-        return _certified(rows, options, progress), None
+        checks = _checked_alone(pairs, [*pairs], "", options, progress)
+        return _certified(pairs, checks, {}, options, progress), None
     networks = (conversion.model, conversion.converted)
     runs = run_both(*networks, pairs, *inputs, options, progress)
-    uncalled = [path for path in pairs if path not in runs.checks]
-    checks = runs.checks | _checked_alone(
-        pairs, uncalled, options, progress, "; not exercised by the network"
-    )
-    rows = [_row(path, *pairs[path], checks[path], path not in uncalled) for path in pairs]
-    layers = _certified(rows, options, progress)
+    exercised = {path: path in runs.checks for path in pairs}
+    uncalled = [path for path in pairs if not exercised[path]]
+    remark = "; not exercised by the network"
+    checks = runs.checks | _checked_alone(pairs, uncalled, remark, options, progress)
+    layers = _certified(pairs, checks, exercised, options, progress)
     return layers, _network_row(runs, layers, options)
 
 
-def _row(
-    path: str, conv: nn.Module, layer: MHSA, check: LayerCheck, exercised: bool | None
-) -> LayerRow:
-    """A layer that is not certified yet."""
-    return LayerRow(path, conv, layer, check, None, check.verdict, exercised)
-
-
 def _checked_alone(
-    pairs: Pairs,
-    paths: Iterable[str],
-    options: Namespace,
-    progress: Phases,
-    remark: str = "",
+    pairs: Pairs, paths: list[str], remark: str, options: Namespace, progress: Phases
 ) -> dict[str, LayerCheck]:
     """Check layers on generated inputs, each alone; ``remark`` goes to the description of the
     inputs.
     """
-    paths = list(paths)
     if paths:
         progress.begin("checking", len(paths))
     checks = dict[str, LayerCheck]()
@@ -89,36 +77,51 @@ def _checked_alone(
     return checks
 
 
-def _certified(rows: list[LayerRow], options: Namespace, progress: Phases) -> tuple[LayerRow, ...]:
-    """The rows with their certificates, unless the options want none."""
-    if options.no_certify:
-        return tuple(map(_explaining_leaks, rows))
+def _certified(
+    pairs: Pairs,
+    checks: Mapping[str, LayerCheck],
+    exercised: Mapping[str, bool],
+    options: Namespace,
+    progress: Phases,
+) -> tuple[LayerRow, ...]:
+    """The layers with their verdicts, and with certificates unless the options want none."""
     # Where the user chose the sharpness, certificates of leaking heads claim a difference within a
     # bound.
     chosen = options.alpha is not None or options.tolerance is not None
-    progress.begin("certifying", len(rows))
-    certified = []
-    for row in rows:
-        certificate, verdict = certify_layer(
-            row.conv,
-            row.layer,
-            row.check,
-            options.input_bound,
-            within=options.within,
-            leaking=chosen,
-        )
-        progress.advance(row.path)
-        certified.append(_explaining_leaks(replace(row, certificate=certificate, verdict=verdict)))
-    return tuple(certified)
+    if not options.no_certify:
+        progress.begin("certifying", len(pairs))
+    rows = []
+    for path, (conv, layer) in pairs.items():
+        check = checks[path]
+        certificate = None
+        verdict = check.verdict
+        if not options.no_certify:
+            certificate, verdict = certify_layer(
+                conv, layer, check, options.input_bound, within=options.within, leaking=chosen
+            )
+            progress.advance(path)
+        rows.append(LayerRow(path, conv, layer, check, certificate, verdict, exercised.get(path)))
+    most = max((row.largest_bound for row in rows), default=0.0)
+    return tuple(_explained(row, most, options) for row in rows)
 
 
-def _explaining_leaks(row: LayerRow) -> LayerRow:
-    """A row whose verdict says that soft heads leak, where it is REFUTED and they do."""
-    if row.verdict.name != "REFUTED" or row.alpha >= row.sharp_from:
+def _explained(row: LayerRow, most: float, options: Namespace) -> LayerRow:
+    """A row that says where soft heads leak, if it is REFUTED; UNDECIDED if its bound, which nobody
+    has asked for, is so large that it says little.  ``most`` is the largest bound of all rows.
+    """
+    verdict = row.verdict
+    if verdict.name == "REFUTED" and row.alpha < row.sharp_from:
+        leak = f"at alpha = {row.alpha:.4g} the heads leak attention to other keys"
+        sentence = f"{verdict.sentence}; {leak} (from {row.sharp_from:.4g} on they do not)"
+        return replace(row, verdict=replace(verdict, sentence=sentence))
+    certificate = row.certificate
+    share = row.share or 0.0
+    if certificate is None or verdict.name != "PROVED" or share <= MOST_SHARE or options.within:
         return row
-    leak = f"at alpha = {row.alpha:.4g} the heads leak attention to other keys"
-    sentence = f"{row.verdict.sentence}; {leak} (from {row.sharp_from:.4g} on they do not)"
-    return replace(row, verdict=replace(row.verdict, sentence=sentence))
+    what = f"the bound is {percent(share)} of its largest output, {row.check.largest_output:.2g}"
+    accept = f"--within {from_above(most, digits=2)} accepts it; sharper heads lower it"
+    verdict = Verdict("UNDECIDED", f"{what}, more than {percent(MOST_SHARE)} ({accept})")
+    return replace(row, verdict=verdict, certificate=replace(certificate, verdict=verdict))
 
 
 def _network_row(runs: Runs, rows: tuple[LayerRow, ...], options: Namespace) -> NetworkRow:

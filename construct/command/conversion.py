@@ -11,7 +11,7 @@ from construct.attention import MHSA
 from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
 from construct.command.output import OtherBits, not_rechecked, prepare, write_outputs
-from construct.command.report import Conversion, LayerRow, Report, judged, with_meaning
+from construct.command.report import Conversion, LayerRow, Report, judged
 from construct.command.terminal import Phases, phases
 from construct.errors import BadModelFile, printable
 from construct.files.command_line.load_network import (
@@ -32,8 +32,6 @@ def convert_file(options: Namespace) -> Report:
         require_template(options)
         conversion = _conversion(options, progress)
         layers, network = check_conversion(conversion, options, progress)
-        if options.within is None:
-            layers = with_meaning(layers)
         good, writable = judged(layers, network, conversion.survey.refused, options)
         notes = conversion.notes
         hindrance = ""

@@ -4,7 +4,7 @@ import json
 import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +17,6 @@ from construct.errors import Refusal
 from construct.files.reading import ModelFile
 from construct.geometry import ConvGeometry
 from construct.modules.folding import parametrization_names
-from construct.modules.traversal import every_module
 from construct.network import Survey
 from verify.argument.certificate import Certificate
 from verify.samples.accuracy import Accuracy
@@ -55,11 +54,6 @@ class Conversion:
     remarks: tuple[tuple[str, str], ...]
     unchecked: tuple[tuple[str, str], ...]
 
-    @property
-    def earlier(self) -> int:
-        """How many attention layers the network had already."""
-        return sum(isinstance(module, MHSA) for _, module in every_module(self.model))
-
 
 @dataclass(frozen=True)
 class LayerRow:
@@ -91,16 +85,22 @@ class LayerRow:
         return alpha_for(torch.promote_types(self.layer.w_val.dtype, torch.float32))
 
     @property
+    def largest_bound(self) -> float:
+        """The largest bound of its certificate; 0 without one."""
+        if self.certificate is None:
+            return 0.0
+        return float(self.certificate.bound.max(initial=0.0))
+
+    @property
     def share(self) -> float | None:
         """The bound over the largest |output| in the check, where a difference is claimed; None for
         the same function.
         """
         if self.certificate is None or self.certificate.within is None:
             return None
-        bound = float(self.certificate.bound.max(initial=0.0))
         if self.check.largest_output == 0:
             return math.inf
-        return bound / self.check.largest_output
+        return self.largest_bound / self.check.largest_output
 
 
 @dataclass(frozen=True)
@@ -173,30 +173,6 @@ def judged(
     return good, writable and (bool(layers) or options.copy)
 
 
-MOST_SHARE = 0.01
-"""The largest share of a layer's outputs that a difference may have without ``--within``."""
-
-
-def with_meaning(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
-    """The rows, UNDECIDED where a bound that nobody has asked for is so large that it says little."""
-    most = max(
-        (float(row.certificate.bound.max(initial=0.0)) for row in rows if row.certificate),
-        default=0.0,
-    )
-    judged = []
-    for row in rows:
-        share = row.share or 0.0
-        if row.verdict.name == "PROVED" and row.certificate and not share <= MOST_SHARE:
-            what = f"the bound is {percent(share)} of its largest output, {row.check.largest_output:.2g}"
-            accept = f"--within {from_above(most, digits=2)} accepts it; sharper heads lower it"
-            verdict = Verdict("UNDECIDED", f"{what}, more than {percent(MOST_SHARE)} ({accept})")
-            row = replace(
-                row, verdict=verdict, certificate=replace(row.certificate, verdict=verdict)
-            )
-        judged.append(row)
-    return tuple(judged)
-
-
 def percent(share: float) -> str:
     """A share in percent, rounded up."""
     return f"{from_above(100 * share, digits=3)} %"
@@ -248,7 +224,7 @@ def print_json(report: Report, out: TextIO) -> None:
         "sha256": conversion.source.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
         "network": network and network_dict(network),
-        "already_converted": conversion.earlier,
+        "already_converted": conversion.survey.earlier,
         "left_unconverted": [
             {"path": row.path, "class": row.kind, "reason": row.reason}
             for row in conversion.survey.refused

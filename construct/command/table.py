@@ -93,7 +93,7 @@ def _figures(row: LayerRow) -> tuple[str, ...]:
     certificate = row.certificate
     if certificate is None:
         return (*differences, f"{row.check.bound:.2g}", "samples", "same sums")
-    bound = from_above(float(certificate.bound.max(initial=0.0)), digits=2)
+    bound = from_above(row.largest_bound, digits=2)
     inputs = f"{certificate.input_bound:.4g} on {'x'.join(map(str, certificate.grid))}"
     claim = "within"
     if certificate.within is None:
@@ -109,7 +109,7 @@ def _lines(report: Report) -> list[str]:
         *_claim_lines(report),
         *_run_lines(report),
         *remark_lines(report),
-        *_earlier_lines(report.conversion.earlier),
+        *_earlier_lines(report.conversion.survey.earlier),
         *(f"note: {printable(note)}" for note in report.notes),
         f"seed: {report.options.seed}   torch: {torch.__version__}",
         f"input: {printable(source.path)}   SHA-256: {source.sha256}",

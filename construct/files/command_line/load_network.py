@@ -18,7 +18,6 @@ from construct.files.command_line.bare_kernels import from_kernels, geometry_fla
 from construct.files.loading import attention_paths, loaded_into
 from construct.files.reading import ModelFile, read, read_inputs
 from construct.modules.convolutions import geometry_of
-from construct.modules.traversal import every_module
 from construct.network import Survey, survey
 
 MOST_HEADS = 10_000
@@ -107,9 +106,8 @@ def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | 
 def surveyed(model: nn.Module, name: object) -> Survey:
     """The convolutions of the network called ``name``; refuses a network with nothing to convert."""
     convolutions = survey(model)
-    earlier = sum(isinstance(module, MHSA) for _, module in every_module(model))
     with naming(name):
-        if not convolutions.convertible and not convolutions.refused and not earlier:
+        if not (convolutions.convertible or convolutions.refused or convolutions.earlier):
             raise BadModelFile("no convolution found", "give a network that has one")
         for layer, conv in convolutions.convertible.items():
             heads = geometry_of(conv).taps
