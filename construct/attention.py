@@ -271,7 +271,7 @@ class MHSA(nn.Module):
         """
         from construct.execution.call import has_batch_axis
 
-        x = x if has_batch_axis(self, x) else x[None]
+        x = x if has_batch_axis(self.geometry, self.w_val, x) else x[None]
         grid = TokenGrid.of(self.geometry, tuple(x.shape[2:]))
         return torch.softmax(
             Scores(self, grid.gather(x).to(working_dtype(x.dtype)), grid)(), dim=-1

@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import CellType, FunctionType, MappingProxyType
 from typing import Any
@@ -133,7 +133,12 @@ def layers_from_rules(
     modules whose rule fails.
 
     Of nested modules with rules, only the outermost is replaced.
+
+    Raises:
+        TypeError: the rules do not map classes to functions.
     """
+    if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
+        raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
     rule_of = _rules_of(model, rules, filter_fn)
     methods = [(module, name_of(method)) for _, module, method in every_method(model)]
     layers_of: dict[nn.Module, nn.Module] = {}
@@ -305,10 +310,30 @@ def convert(
         raise TypeError(
             f"convert takes an nn.Module, not {type(model).__name__} (construct.load reads a file)"
         )
-    if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
-        raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
     filter_fn = filter_fn or _every_one
     model, wrappers = unwrapped(model)
+    model, convolutions = _surveyed_with_rules(model, rules, filter_fn)
+    if convolutions.refused and strict:
+        raise UnsupportedLayer(convolutions.refused)
+    for row in convolutions.refused:
+        log.warning("left unconverted: %s", row)
+    replacements = {
+        conv: conv_to_mhsa(conv, alpha=alpha, execution=execution)
+        for conv in convolutions.convertible.values()
+    }
+    converted, remarks = replaced(model, convolutions, replacements)
+    removed = [(path, f"{kind} removed") for path, kind in wrappers]
+    for path, remark in (*removed, *remarks):
+        log.warning("%s", ": ".join(filter(None, (path, remark))))
+    return converted
+
+
+def _surveyed_with_rules(
+    model: nn.Module, rules: Rules, filter_fn: Filter
+) -> tuple[nn.Module, Survey]:
+    """A network, or a copy with the layers of rules in it, and its convolutions; modules whose rule
+    fails are refused, last.
+    """
     layers_of, failed = layers_from_rules(model, rules, filter_fn)
     closed = {id(module) for module in failed}
     exempt: set[nn.Module] = set()
@@ -320,23 +345,18 @@ def convert(
         closed = {id(memo[key]) for key in closed}
     convolutions = survey(model, filter_fn, exempt=exempt, closed=closed)
     refused = (*convolutions.refused, *chain(*failed.values()))
-    if refused and strict:
-        raise UnsupportedLayer(refused)
-    for row in refused:
-        log.warning("left unconverted: %s", row)
-    replacements = {
-        conv: conv_to_mhsa(conv, alpha=alpha, execution=execution)
-        for conv in convolutions.convertible.values()
-    }
-    share_tied(replacements)
-    removed = [(path, f"{kind} removed") for path, kind in wrappers]
-    for path, remark in [
-        *removed,
-        *convolutions.remarks(),
-        *untied_parameters(model, replacements),
-    ]:
-        log.warning("%s", ": ".join(filter(None, (path, remark))))
-    return substitute(model, replacements)
+    return model, replace(convolutions, refused=refused)
+
+
+def replaced(
+    model: nn.Module, convolutions: Survey, layers: Mapping[nn.Module, MHSA]
+) -> tuple[nn.Module, list[tuple[str, str]]]:
+    """A copy of a network with these layers in place of its convolutions, tied where these are; and
+    (path, remark) on what it does not keep.
+    """
+    share_tied(layers)
+    remarks = [*convolutions.remarks(), *untied_parameters(model, layers)]
+    return substitute(model, layers), remarks
 
 
 def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

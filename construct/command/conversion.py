@@ -21,9 +21,8 @@ from construct.files.command_line.load_network import (
     surveyed,
 )
 from construct.files.isolation import isolated
-from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.wrappers import unwrapped
-from construct.network import remarks_on, substitute
+from construct.network import remarks_on, replaced
 
 
 def convert_file(options: Namespace) -> Report:
@@ -77,16 +76,9 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
     for path, conv in survey.convertible.items():
         pairs[path] = conv, converted_layer(conv, options)
         progress.advance(path)
-    replacements = dict(pairs.values())
-    share_tied(replacements)
+    converted, changes = replaced(model, survey, dict(pairs.values()))
     unchecked = tuple(not_rechecked(survey, source, options))
-    remarks = (
-        *remarks_on(model, wrappers),
-        *survey.remarks(),
-        *untied_parameters(model, replacements),
-        *unchecked,
-    )
-    converted = substitute(model, replacements)
+    remarks = (*remarks_on(model, wrappers), *changes, *unchecked)
     notes = (*source.notes, *assumed)
     return Conversion(source, model, survey, pairs, converted, notes, remarks, unchecked)
 

@@ -101,28 +101,24 @@ def _figures(row: LayerRow) -> tuple[str, ...]:
     return (*differences, bound, inputs, claim)
 
 
-def _lines(report: Report) -> list[str]:
-    """The lines below the table."""
+def _lines(report: Report) -> Iterator[str]:
+    """The lines below the table, from the layers that are not good to the files."""
     source = report.conversion.source
-    return [
-        *_layer_lines(report),
-        *_claim_lines(report),
-        *_run_lines(report),
-        *remark_lines(report),
-        *_earlier_lines(report.conversion.survey.earlier),
-        *(f"note: {printable(note)}" for note in report.notes),
-        f"seed: {report.options.seed}   torch: {torch.__version__}",
-        f"input: {printable(source.path)}   SHA-256: {source.sha256}",
-        *_written_lines(report),
-        *_explanations(report),
-    ]
-
-
-def _layer_lines(report: Report) -> Iterator[str]:
-    """The layers that are not good."""
     for row in report.layers:
         if not row.verdict.good:
             yield f"{label(row.path)}: {row.verdict.name}: {row.verdict.sentence}"
+    yield from _claim_lines(report)
+    yield from _run_lines(report)
+    yield from remark_lines(report)
+    if report.conversion.survey.earlier:
+        yield f"already converted: {counted(report.conversion.survey.earlier, 'attention layer')}"
+    for note in report.notes:
+        yield f"note: {printable(note)}"
+    yield f"seed: {report.options.seed}   torch: {torch.__version__}"
+    yield f"input: {printable(source.path)}   SHA-256: {source.sha256}"
+    yield from _written_lines(report)
+    if report.options.explain:
+        yield from _explanations(report)
 
 
 def _claim_lines(report: Report) -> Iterator[str]:
@@ -164,11 +160,6 @@ def remark_lines(report: Report) -> Iterator[str]:
         yield f"{label(path)}: {printable(remark)}"
 
 
-def _earlier_lines(earlier: int) -> Iterator[str]:
-    if earlier:
-        yield f"already converted: {counted(earlier, 'attention layer')}"
-
-
 def _written_lines(report: Report) -> Iterator[str]:
     """The files that were written."""
     if report.output is None:
@@ -182,14 +173,12 @@ def _written_lines(report: Report) -> Iterator[str]:
 
 
 def _explanations(report: Report) -> Iterator[str]:
-    """All steps of the certificates, if the options ask for them."""
-    if report.options.explain:
-        for row in report.layers:
-            if row.certificate is not None:
-                yield ""
-                yield from (
-                    f"{label(row.path)}: {line}" for line in str(row.certificate).splitlines()
-                )
+    """All steps of the certificates."""
+    for row in report.layers:
+        if row.certificate is not None:
+            yield ""
+            for line in str(row.certificate).splitlines():
+                yield f"{label(row.path)}: {line}"
 
 
 def _hindrance(report: Report) -> str:

@@ -4,7 +4,7 @@ To add an execution, add a file, a line in ``EXECUTIONS`` and its name in
 ``construct.execution.NAMES``; the contract test then runs it on every geometry.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -68,31 +68,31 @@ def call(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
     if torch.compiler.is_dynamo_compiling() or input.is_neg():
         input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
     with sizes_as_numbers():
-        batched = has_batch_axis(layer, input)
+        batched = has_batch_axis(layer.geometry, layer.w_val, input)
         size = tuple(input.shape[-layer.geometry.dims :])
     x = input if batched else input[None]
-    y = _evaluated(layer, run, x, _geometry_for(layer.geometry, output_size, size, batched), size)
+    y = _evaluated(layer, run, x, geometry_for(layer.geometry, output_size, size, batched), size)
     y = _in_format_of(x, y)
     return y if batched else y[0]
 
 
-def has_batch_axis(layer: Any, x: Tensor) -> bool:
-    """Check an input as torch's convolution does, and say whether it has a batch axis.
+def has_batch_axis(geometry: ConvGeometry, w: Tensor, x: Tensor) -> bool:
+    """Check an input as torch's convolution with the weight w does, and say whether it has a batch
+    axis.
 
     Raises:
         RuntimeError: its rank, channels, dtype or device do not fit.
     """
-    dims = layer.geometry.dims
+    dims = geometry.dims
     if x.dim() not in (dims + 1, dims + 2):
         raise RuntimeError(
             f"MHSA: expected a {dims + 1}-D (unbatched) or {dims + 2}-D (batched) input, got {tuple(x.shape)}"
         )
     channels = x.shape[-dims - 1]
-    if channels != layer.in_channels:
+    if channels != geometry.in_channels:
         raise RuntimeError(
-            f"MHSA: expected {layer.in_channels} channels, got {channels} in {tuple(x.shape)}"
+            f"MHSA: expected {geometry.in_channels} channels, got {channels} in {tuple(x.shape)}"
         )
-    w = layer.w_val
     if x.dtype != w.dtype:
         raise RuntimeError(f"MHSA: input is {x.dtype}, the layer {w.dtype}; they must be the same")
     if x.device != w.device:
@@ -125,8 +125,8 @@ def _autocast(layer: Any, input: Tensor, output_size: list[int] | None) -> Tenso
         )
 
 
-def _geometry_for(
-    geometry: ConvGeometry, output_size: list[int] | None, size: tuple[int, ...], batched: bool
+def geometry_for(
+    geometry: ConvGeometry, output_size: Sequence[int] | None, size: tuple[int, ...], batched: bool
 ) -> ConvGeometry:
     """The geometry, with the output padding that reaches a requested output size."""
     if output_size is None:

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from construct.attention import MHSA
 from construct.encoding.encoding import Quadratic
-from construct.modules.learning import IsotropicGaussian
+from construct.modules.learning import IsotropicGaussian, has_identity_keys
 
 POSITIONS = ("free", "none")
 """What added heads may learn of positions."""
@@ -170,9 +170,8 @@ def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | 
         return
     if not isinstance(alpha, int | float) or not 0 < alpha < inf:
         raise ValueError(f"alpha must be positive, not {alpha!r}")
-    identity = torch.eye(own, pos_dim, device="cpu").to(layer.w_key_pos)
-    unlike = bool((layer.w_key_pos != identity).any())
-    if type(layer.encoding) is not Quadratic or layer.has_content() or unlike:
+    plain = type(layer.encoding) is Quadratic and has_identity_keys(layer)
+    if not plain or layer.has_content():
         raise ValueError(
             "MHSA: heads that move must have the quadratic encoding, Ŵ_key = [1; 0] and no content"
         )

@@ -168,34 +168,24 @@ def with_covariance(layer: MHSA) -> MHSA:
     dims = layer.geometry.dims
     zero = torch.zeros_like(c[:, 0])
     products = [c[:, 0] if i == j else zero for i in range(dims) for j in range(i, dims)]
-    v = torch.stack([*products, *c[:, 1:].unbind(1)], dim=1)
-    return _with_keys(layer, v.shape[1], Covariance(), v.to(layer.v.dtype))
-
-
-@torch.no_grad()
-def with_key_dim(layer: MHSA, key_dim: int) -> MHSA:
-    """The same function with a larger D_k, to leave room for content: Ŵ_key = [1; 0], and v, u,
-    W_qry, W_key padded with zeros.
-
-    >>> import torch, construct
-    >>> with_key_dim(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3)), 16).w_key.shape
-    torch.Size([9, 1, 16])
-
-    Args:
-        layer: without content, not parametrized, not relative; it is not changed.
-        key_dim: D_k, at least D_p.
-
-    Raises:
-        ValueError: the layer has content, or another encoding, or D_k is too small.
-    """
-    if any(bool(t.any()) for t in (layer.w_qry, layer.w_key, layer.u)) or layer.offsets:
-        raise ValueError("MHSA: takes a layer without content, and no learned relative embedding")
-    c = layer.position_vector()
-    if key_dim < c.shape[1]:
-        raise ValueError(
-            f"MHSA: D_k = {key_dim} has no room for the {c.shape[1]} components of the encoding"
-        )
-    return _with_keys(layer, key_dim, layer.encoding, c.to(layer.v.dtype))
+    v = torch.stack([*products, *c[:, 1:].unbind(1)], dim=1).to(layer.v.dtype)
+    content = layer.w_qry.new_zeros(layer.heads, layer.in_channels, v.shape[1])
+    weights = MHSAWeights(
+        w_qry=content,
+        w_key=content.clone(),
+        w_key_pos=torch.eye(v.shape[1], device="cpu").to(v).repeat(layer.heads, 1, 1),
+        u=layer.u.new_zeros(v.shape),
+        v=v,
+        w_val=layer.w_val.detach().clone(),
+        w_out=layer.w_out.detach().clone(),
+        b_out=layer.b_out.detach().clone(),
+    )
+    copied = MHSA(
+        layer.geometry, weights, layer.execution, encoding=Covariance(), bias=layer.bias is not None
+    )
+    for name in ("w_val", "w_out", "b_out"):
+        getattr(copied, name).requires_grad_(getattr(layer, name).requires_grad)
+    return copied.train(layer.training)
 
 
 def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MHSA:
@@ -278,42 +268,26 @@ def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector
         )
     if parametrize.is_parametrized(layer, "v"):
         raise ValueError("MHSA: v is parametrized already")
-    key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    if not bool(
-        (layer.w_key_pos == torch.eye(key_dim, pos_dim, device="cpu").to(layer.w_key_pos)).all()
-    ):
+    if not has_identity_keys(layer):
         raise ValueError("MHSA: takes a layer with Ŵ_key = [1; 0], as conv_to_mhsa makes them")
     frozen = not layer.v.requires_grad
     layer.v.requires_grad_()
     try:
-        parametrize.register_parametrization(layer, "v", kind(layer.geometry.dims, key_dim))
+        parametrize.register_parametrization(
+            layer, "v", kind(layer.geometry.dims, layer.v.shape[1])
+        )
     except ValueError:
         layer.v.requires_grad_(not frozen)
         raise
     return layer
 
 
-def _with_keys(layer: MHSA, key_dim: int, encoding: Encoding, v: Tensor) -> MHSA:
-    """A copy of a layer with another encoding and D_k: Ŵ_key = [1; 0], v padded with zeros, no
-    content.
+def has_identity_keys(layer: MHSA) -> bool:
+    """Whether Ŵ_key = [1; 0], so that v, but for zeros at its end, is c itself.
+
+    >>> import torch, construct
+    >>> has_identity_keys(construct.conv_to_mhsa(torch.nn.Conv2d(1, 1, 3)))
+    True
     """
-    heads = layer.heads
-    channels = layer.in_channels
-    like = layer.w_qry
-    content = like.new_zeros(heads, channels, key_dim)
-    weights = MHSAWeights(
-        w_qry=content,
-        w_key=content.clone(),
-        w_key_pos=torch.eye(key_dim, v.shape[1], device="cpu").to(v).repeat(heads, 1, 1),
-        u=like.new_zeros(heads, key_dim),
-        v=nn.functional.pad(v, (0, key_dim - v.shape[1])),
-        w_val=layer.w_val.detach().clone(),
-        w_out=layer.w_out.detach().clone(),
-        b_out=layer.b_out.detach().clone(),
-    )
-    copied = MHSA(
-        layer.geometry, weights, layer.execution, encoding=encoding, bias=layer.bias is not None
-    )
-    for name in ("w_val", "w_out", "b_out"):
-        getattr(copied, name).requires_grad_(getattr(layer, name).requires_grad)
-    return copied.train(layer.training)
+    identity = torch.eye(*layer.w_key_pos.shape[1:], device="cpu").to(layer.w_key_pos)
+    return bool((layer.w_key_pos == identity).all())

@@ -22,7 +22,9 @@ from construct.builder import kernel_to_mhsa
 from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_distinct
 from construct.errors import require
+from construct.execution.call import geometry_for, has_batch_axis
 from construct.execution.protocol import tensors_of
+from construct.execution.shifts.operator import is_recorded
 from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
 from construct.modules.convolutions import HOOKS
@@ -107,18 +109,20 @@ class StockAttention(nn.Module):
             RuntimeError: rank, channels, spatial size, dtype or device do not fit.
             NotEnoughMemory: the tokens and their projections would not fit.
         """
-        if output_size is not None:
-            self._check_output(tuple(output_size))
         kind = input.device.type
         if not input.is_meta and torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
             with torch.autocast(kind, enabled=False):  # half precision cannot hold the coordinates
-                return self.forward(input.to(self.positions.dtype)).to(
-                    torch.get_autocast_dtype(kind)
-                )
-        x, batched = self._batch(input)
-        learning = self._is_learning(x)
-        self._require_memory(x, learning)
+                y = self.forward(input.to(self.positions.dtype), output_size)
+            return y.to(torch.get_autocast_dtype(kind))
         g = self.geometry
+        batched = self._check_input(input, output_size)
+        if torch.compiler.is_dynamo_compiling() or input.is_neg():
+            input = input.resolve_neg()  # as MHSA does
+        x = input if batched else input[None]
+        learning = is_recorded(x, *self.parameters()) or (
+            not torch.compiler.is_compiling() and transformed()
+        )
+        self._require_memory(x, learning)
         shape = g.output_size(self.grid)
         if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
@@ -130,30 +134,21 @@ class StockAttention(nn.Module):
         y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
         return y if batched else y[0]
 
-    def _batch(self, x: Tensor) -> tuple[Tensor, bool]:
-        """The input as a batch, checked; and whether it is one."""
-        expected = (self.geometry.in_channels, *self.grid)
-        batched = x.dim() == len(expected) + 1
-        if not batched:
-            x = x[None]
-        if tuple(x.shape[1:]) != expected:
-            sizes = ", ".join(map(str, expected))
-            raise RuntimeError(
-                f"MHSA: this attention takes ([B,] {sizes}), not {tuple(x.shape[not batched :])}"
+    def _check_input(self, x: Tensor, output_size: Sequence[int] | None) -> bool:
+        """Check an input and a wanted output size, and say whether the input has a batch axis."""
+        g = self.geometry
+        batched = has_batch_axis(g, self.positions, x)
+        size = tuple(x.shape[-g.dims :])
+        if size != self.grid:
+            raise RuntimeError(f"MHSA: this attention takes inputs of size {self.grid}, not {size}")
+        if output_size is not None and not g.transposed:
+            raise TypeError("MHSA: output_size is for transposed layers only")
+        if geometry_for(g, output_size, size, batched) != g:
+            raise ValueError(
+                f"MHSA: this attention has outputs of size {g.output_size(size)}, not {tuple(output_size or ())}; "
+                "give the convolution an output_padding, and convert that"
             )
-        own = self.positions
-        if (x.dtype, x.device) != (own.dtype, own.device):
-            raise RuntimeError(
-                f"MHSA: input is {x.dtype} on {x.device}, the layer {own.dtype} on {own.device}"
-            )
-        if torch.compiler.is_dynamo_compiling() or x.is_neg():
-            x = x.resolve_neg()  # as MHSA does
-        return x, batched
-
-    def _is_learning(self, x: Tensor) -> bool:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *self.parameters())):
-            return True
-        return not torch.compiler.is_compiling() and transformed()
+        return batched
 
     def _require_memory(self, x: Tensor, learning: bool) -> None:
         keys = len(self.sources)
@@ -165,16 +160,6 @@ class StockAttention(nn.Module):
             numbers += 4 * self.attention.num_heads * keys * queries
         needed = numbers * len(x) * x.element_size()
         require(needed, x.device, f"a stock attention over {queries} queries and {keys} keys")
-
-    def _check_output(self, wanted: tuple[int, ...]) -> None:
-        if not self.geometry.transposed:
-            raise TypeError("MHSA: output_size is for transposed layers only")
-        fixed = self.geometry.output_size(self.grid)
-        if wanted[-len(fixed) :] != fixed or len(wanted) > len(fixed) + 2:
-            raise ValueError(
-                f"MHSA: this attention has outputs of size {fixed}, not {wanted}; give the convolution an output_padding, and "
-                "convert that"
-            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StockAttention":
         """Move or cast, after checking that the new dtype can hold the scores.

@@ -532,8 +532,8 @@ BUG = ZeroDivisionError("a bug")
         ("construct.files.command_line.load_network.conv_to_mhsa", KeyboardInterrupt(), 130, "interrupted"),
         ("construct.command.output.staged", KeyboardInterrupt(), 130, "interrupted"),
         ("pathlib.Path.replace", KeyboardInterrupt(), 130, "interrupted"),
-        ("construct.command.conversion.substitute", MemoryError(), 2, "out of memory"),
-        ("construct.command.conversion.substitute", BUG, 2, "ZeroDivisionError: a bug (--debug shows where)"),
+        ("construct.command.conversion.replaced", MemoryError(), 2, "out of memory"),
+        ("construct.command.conversion.replaced", BUG, 2, "ZeroDivisionError: a bug (--debug shows where)"),
     ],
 )
 def test_a_failure_leaves_the_earlier_output(

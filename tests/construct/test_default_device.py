@@ -43,7 +43,6 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "weight": lambda _: LAYER.weight,
     "learned": lambda _: learning.learned_quadratic(construct.conv_to_mhsa(CONV, alpha=1.0))(X),
     "covariance": lambda _: learning.with_covariance(construct.conv_to_mhsa(CONV))(X),
-    "wider keys": lambda _: learning.with_key_dim(construct.conv_to_mhsa(CONV), 7)(X),
     "to_torch_mha": lambda _: construct.to_torch_mha(LAYER, (6, 6))(X),
     "from_torch_mha": lambda _: construct.from_torch_mha(STOCK).weight,
     "save": lambda folder: saved(folder / "layer.pt"),
