@@ -57,12 +57,6 @@ def wide(alpha: float) -> int:
 # ---- the bounds hold -------------------------------------------------------------------------------------------------
 
 
-@given(ALPHAS, BOXES)
-def test_bound_on_the_lattice_holds_on_every_finite_grid(alpha: float, box: list[tuple[int, int]]):
-    """Whichever keys are missing at a border or corner, at most 1 − ϑ(α)^{−d} leaks."""
-    assert leaked(alpha, [0] * len(box), box) <= leakage_on_lattice(alpha, len(box))
-
-
 @given(ALPHAS, BOXES, st.data())
 def test_bound_off_the_lattice_holds_on_every_finite_grid(alpha: float, box: list[tuple[int, int]], data):
     """For any real τ, the leakage past the nearest key is within the bound."""

@@ -193,14 +193,7 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
         ("PROVED", None, "UNDECIDED", math.nan, False, "REFUTED"),
         ("PROVED", None, "UNDECIDED", 1.5, True, "UNDECIDED"),  # torch's own convolution is at fault
         ("PROVED", None, "REFUTED", 1.5, True, "REFUTED"),  # the attention is at fault as well
-        (
-            "PROVED",
-            None,
-            "REFUTED",
-            0.5,
-            False,
-            "REFUTED",
-        ),  # where less is allowed than at the largest difference
+        ("PROVED", None, "REFUTED", 0.5, False, "REFUTED"),  # where less is allowed than at the largest
         ("PROVED", 1.0, "REFUTED", 1.5, True, "UNDECIDED"),  # REFUTED for "same sums", which is not claimed
         ("PROVED", 1.0, "REFUTED", 1.5, False, "REFUTED"),
         ("PROVED", 1.0, "REFUTED", 0.5, False, "PROVED"),

@@ -656,14 +656,6 @@ def test_underflow_in_a_folded_matrix_is_counted():
 # ---- the environment -------------------------------------------------------------------------------------------------------------
 
 
-def test_autocast_around_the_call_changes_nothing():
-    conv, layer = pair(2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        certificate = certify(conv, layer, grid=(4, 4))
-    assert certificate.verdict.name == "PROVED"
-    assert certificate.to_json() == certify(conv, layer, grid=(4, 4)).to_json()
-
-
 class Added(nn.Module):
     """A parametrization that multiplies matrices."""
 

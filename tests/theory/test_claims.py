@@ -489,10 +489,10 @@ CORRECTION_BREAKAGES = {
 }
 
 
-def cases(breakages: dict) -> list:
-    """One case for each breakage of each claim."""
+def cases(of: str, breakages: dict) -> list:
+    """One case for each breakage of each claim, or of its correction."""
     return [
-        pytest.param(name, *breakage, id=f"{name}-{breakage[1]}-{number}")
+        pytest.param(of, name, *breakage, id=f"{of}-{name}-{breakage[1]}-{number}")
         for name, several in breakages.items()
         for number, breakage in enumerate(several)
     ]
@@ -512,23 +512,15 @@ def break_it(monkeypatch: pytest.MonkeyPatch, name: str, where, what: str, inste
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("name", "where", "what", "instead"), cases(BREAKAGES))
-def test_a_verdict_changes_when_the_code_under_it_is_broken(monkeypatch, table, name, where, what, instead) -> None:
-    before = next(row for row in table if row.id == name)
-    after = break_it(monkeypatch, name, where, what, instead)
+@pytest.mark.parametrize(
+    ("of", "name", "where", "what", "instead"), cases("verdict", BREAKAGES) + cases("correction", CORRECTION_BREAKAGES)
+)
+def test_a_verdict_changes_when_the_code_under_it_is_broken(monkeypatch, table, of, name, where, what, instead) -> None:
+    before, after = next(row for row in table if row.id == name), break_it(monkeypatch, name, where, what, instead)
+    if of == "correction":
+        before, after = before.correction, after.correction
     assert after.verdict == UNDECIDED != before.verdict
     assert "FAILS: " in after.evidence
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize(("name", "where", "what", "instead"), cases(CORRECTION_BREAKAGES))
-def test_a_correction_changes_when_the_code_under_it_is_broken(monkeypatch, table, name, where, what, instead) -> None:
-    before = next(row for row in table if row.id == name)
-    after = break_it(monkeypatch, name, where, what, instead)
-    assert before.correction is not None
-    assert after.correction is not None
-    assert after.correction.verdict == UNDECIDED != before.correction.verdict
-    assert "FAILS: " in after.correction.evidence
 
 
 @pytest.mark.parametrize(

@@ -153,13 +153,6 @@ def test_nothing_shows_nothing(empty):
         empty()
 
 
-def test_argued_steps_are_counted_apart():
-    mixed = Proof("Claim", (proof.identity("one", (x + x, 2 * x)), proof.argued("two", proof.ge(x, 0))))
-    assert (mixed.discharged, mixed.argued) == (1, 1)
-    assert "[argued] two" in mixed.full()
-    assert mixed.full().endswith("1 steps by sympy, 1 argued")
-
-
 def test_cited_steps_are_counted_apart_and_must_be_headlines():
     cited = proof.cited("the gap", "lemma2", "score_gap")
     mixed = Proof("Claim", (proof.identity("one", (x + x, 2 * x)), cited))

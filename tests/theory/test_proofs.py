@@ -209,9 +209,6 @@ def test_the_written_out_convolution_is_the_convolution():
         assert (y == b + np.einsum("klc,klcd->d", field, w)).all()
 
 
-# ---- numbers, with plain Python --------------------------------------------------------------------------------------------
-
-
 # ---- how they are printed -----------------------------------------------------------------------------------------------------
 
 x, y = sympy.symbols("x y")
