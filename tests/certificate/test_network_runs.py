@@ -330,8 +330,10 @@ def test_convolutions_in_transforms_and_by_stored_methods_run_and_it_is_said(how
     )
     assert not ran.checks
     assert not same_expression(ran.calls, {}, {})
-    numbers = numbers_of(Within(how), noise(2, 2, 5, 5))
-    assert numbers.verdict.name == "CHECKED"
+    assert numbers_from(ran).verdict.name == "CHECKED"
+    said = str(network_sentences(network_dict(NetworkRow(None, "the inputs", ran.calls, None, False))))
+    assert "all inputs and results" not in said
+    assert "what was compared is equal bit for bit" in said
 
 
 class InThread(OneConvolution):
@@ -356,16 +358,6 @@ def test_convolutions_in_a_thread_are_counted_and_hide_no_others(stored: bool) -
     unseen = "1 of 2 convolutions that became attention, in no call of a layer that was seen: "
     assert [text[: len(unseen)] for text in calls.untraced[:-1]] == [unseen] * stored
     assert calls.untraced[-1].startswith("other threads call layers: ")
-
-
-@JVP
-@pytest.mark.parametrize("how", WITHIN)
-def test_equal_is_said_of_what_was_compared_alone(how: str) -> None:
-    calls = compared(Within(how), noise(2, 2, 5, 5))
-    row = NetworkRow(None, "the inputs", calls, None, False)
-    said = str(network_sentences(network_dict(row)))
-    assert "all inputs and results" not in said
-    assert "what was compared is equal bit for bit" in said
 
 
 @JVP

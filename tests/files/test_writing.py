@@ -72,12 +72,6 @@ def test_what_a_program_had_allowed_itself_stays_allowed(saved: Path) -> None:
 # ---- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_old_modules_cannot_be_read(small: nn.Module, tmp_path: Path) -> None:
-    torch.save(small, tmp_path / "module.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(BadModelFile, match=r"a whole module in the format before torch 1\.6"):
-        construct.load(tmp_path / "module.pt")
-
-
 def with_radix_of_other_types(layer: Any) -> None:
     layer.w_key_pos = nn.Parameter(layer.w_key_pos[..., :2].clone(), requires_grad=False)
     layer.radix = ("a", 1.5)

@@ -20,7 +20,7 @@ BUDGETS = {
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""
-TEST_LINES = 31_338
+TEST_LINES = 31_295
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
