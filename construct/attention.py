@@ -247,7 +247,8 @@ class MHSA(nn.Module):
         learned = any([*map(reads.is_learned, rows)])
         if learned and (torch.is_grad_enabled() or tokens.host_waits(rows[0].device)):
             return (True,) * self.heads
-        kept, added = len(rows[0]), (True,) * (self.heads - len(rows[0]))
+        kept = len(rows[0])
+        added = (True,) * (self.heads - len(rows[0]))
         q, u = (reads.once(self, name, nonzero_heads) for name in ("w_qry", "u"))
         if not q.any() and not u.any():
             return (False,) * kept + added
@@ -418,7 +419,8 @@ class MHSA(nn.Module):
         parts: list[Any] = [
             f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"
         ]
-        zeros, ones = (0,) * g.dims, (1,) * g.dims
+        zeros = (0,) * g.dims
+        ones = (1,) * g.dims
         usual = ConvGeometry(
             g.in_channels, g.out_channels, g.kernel_size, g.stride, zeros, "zeros", ones, groups=1
         )

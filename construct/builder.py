@@ -80,7 +80,8 @@ def conv_to_mhsa(
 def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:
     """Give a layer the device, the mode and the ``requires_grad`` flags of a convolution."""
     with with_effective_weight(conv) as plain:
-        weight, bias = plain.weight, plain.bias
+        weight = plain.weight
+        bias = plain.bias
     layer = layer.to(weight.device)
     layer.w_val.requires_grad_(weight.requires_grad)
     layer.w_out.requires_grad_(weight.requires_grad)

@@ -107,7 +107,9 @@ class BadModelFile(ValueError):
 
     def __init__(self, what: str, remedy: str = "", option: str = ""):
         super().__init__(f"{what} ({remedy})" if remedy else what)
-        self.what, self.remedy, self.option = what, remedy, option
+        self.what = what
+        self.remedy = remedy
+        self.option = option
         self.on_command_line = f"{what} ({option})" if option else str(self)
 
 

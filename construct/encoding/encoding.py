@@ -113,7 +113,8 @@ class Quadratic(Encoding):
         """Solve c = −α(1, −2τ), where c may be rounded; τ is an integer if an integer reproduces
         exactly these numbers.
         """
-        alpha, linear = -c[:, :1], c[:, 1:]
+        alpha = -c[:, :1]
+        linear = c[:, 1:]
         tau = linear / (2 * alpha)
         return alpha[:, 0], torch.where(2 * alpha * tau.round() == linear, tau.round(), tau)
 

@@ -133,7 +133,8 @@ class Parabola(Encoding):
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """α, and as τ the shift with the nearest number; NaN for a head without one."""
-        alpha, number = -c[:, 0], -c[:, 1] / (2 * c[:, 0])
+        alpha = -c[:, 0]
+        number = -c[:, 1] / (2 * c[:, 0])
         tau = c.new_full((len(c), len(self.radix)), math.nan)
         for head in number.isfinite().nonzero().flatten().tolist():
             tau[head] = c.new_tensor(shift_of_number(int(number[head].round()), self.radix))

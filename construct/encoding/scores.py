@@ -15,26 +15,24 @@ class Scores:
     """
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
-        self.tokens, self.grid = tokens, grid
-        self.key_codes, self.query_codes, self.query_tokens = (
-            grid.key_codes,
-            grid.query_codes,
-            grid.query_tokens,
-        )
+        self.tokens = tokens
+        self.grid = grid
+        self.key_codes = grid.key_codes
+        self.query_codes = grid.query_codes
+        self.query_tokens = grid.query_tokens
         # Kept from the forward pass: a backward pass that recomputes the scores needs these very
         # tensors, though ``torch.func.functional_call`` may have replaced them in the layer by
         # then.
-        self.w_qry, self.w_key, self.w_key_pos, self.u = (
-            layer.w_qry,
-            layer.w_key,
-            layer.w_key_pos,
-            layer.u,
-        )
+        self.w_qry = layer.w_qry
+        self.w_key = layer.w_key
+        self.w_key_pos = layer.w_key_pos
+        self.u = layer.u
         self.encoding = layer.encoding
         r = self.encoding.r(grid).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
         self.table = layer.position_vector() @ r
-        self.r, self.content = r, layer.has_content()
+        self.r = r
+        self.content = layer.has_content()
 
     def __call__(self, queries: slice = slice(None)) -> Tensor:
         """The scores of a block of queries, float64 (B, heads, queries, T); B is 1 if no term

@@ -45,9 +45,11 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         NotEnoughMemory: the call does not fit in memory.
     """
     what = f"axial attention of {layer.heads} heads over {grid.query_count} queries and {grid.token_count} keys"
-    plan, dtype = plan_for(layer, grid), working_dtype(x.dtype)
+    plan = plan_for(layer, grid)
+    dtype = working_dtype(x.dtype)
     require(memory_of(layer, len(x), plan), x.device, what)
-    b_out, w = layer.b_out.to(dtype), merged(layer, dtype, plan.sharp)
+    b_out = layer.b_out.to(dtype)
+    w = merged(layer, dtype, plan.sharp)
     call = _sharp(plan, w, b_out, memory_format(x) != torch.contiguous_format)
     y = call(x.to(dtype)) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft:
@@ -85,13 +87,16 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
     grid = plan.grid
     if not plain():
         return lambda x: sliced(grid.padded(x), w, b_out, plan.starts, grid.step, grid.query_shape)
-    sight, bias = plan.sight, b_out.detach()
+    sight = plan.sight
+    bias = b_out.detach()
     # On a CPU a bias of zeros, as of most layers without one, is not added.
     readable = bias.is_contiguous() and not tokens.host_waits(bias.device)
-    array, zeros = shared_array(bias) if readable else (), bytearray(bias.nbytes)
+    array = shared_array(bias) if readable else ()
+    zeros = bytearray(bias.nbytes)
 
     def call(x: Tensor) -> Tensor:
-        images, matrices = grid.padded(x) if sight.padded else x, w.mT if sight.stuffed else w
+        images = grid.padded(x) if sight.padded else x
+        matrices = w.mT if sight.stuffed else w
         if is_recorded(images, w, b_out):
             where = sight.shifts.numbers
             return shifted_sum(images, matrices, b_out, *where, sight.stuffed, last)
@@ -110,13 +115,13 @@ def memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
 
 def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
     """As :func:`memory`, with a given plan."""
-    grid, (heads, groups, channels, head_dim) = plan.grid, layer.w_val.shape
-    width, size = layer.w_out.shape[3], working_dtype(layer.w_val.dtype).itemsize
+    grid = plan.grid
+    heads, groups, channels, head_dim = layer.w_val.shape
+    width = layer.w_out.shape[3]
+    size = working_dtype(layer.w_val.dtype).itemsize
     weights = heads * groups * (2 * channels * width + head_dim * (channels + width))
-    inputs, outputs = (
-        batch * grid.token_count * layer.in_channels,
-        batch * grid.query_count * layer.out_channels,
-    )
+    inputs = batch * grid.token_count * layer.in_channels
+    outputs = batch * grid.query_count * layer.out_channels
     total = size * (weights + 2 * inputs + 3 * outputs) + 32 * sum(grid.shape)
     if plan.sharp:
         columns = len(plan.sharp) * groups * max(channels, width, 1)
@@ -141,11 +146,13 @@ def cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
     """Multiplications: one matrix per query and head, plus the soft heads' factors along each axis
     in turn, plus attention over all pairs of tokens.
     """
-    plan, (_, groups, channels, _) = plan_for(layer, grid), layer.w_val.shape
+    plan = plan_for(layer, grid)
+    _, groups, channels, _ = layer.w_val.shape
     merged_heads = len(plan.sharp) + len(plan.soft)
     total = batch * merged_heads * grid.query_count * groups * channels * layer.w_out.shape[3]
     total += multiplications(layer, batch, grid, len(plan.others))
-    done, left = 1, grid.token_count
+    done = 1
+    left = grid.token_count
     for n, queries in zip(grid.shape, grid.query_shape, strict=True):
         left //= n
         done *= queries

@@ -24,7 +24,8 @@ class BoundedCache(dict[Any, Any]):
 
     def __init__(self, most: int):
         super().__init__()
-        self.most, self.bytes = most, 0
+        self.most = most
+        self.bytes = 0
 
     def keep(self, key: Any, value: Any) -> None:
         """Add an entry; it is kept alone if it is larger than ``most``."""
@@ -65,7 +66,9 @@ def bounded_cache(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def bytes_of(*things: Any) -> int:
     """Bytes of Python objects and of all that they hold, without tensors, classes and code."""
-    total, counted, waiting = 0, set[int](), [*things]
+    total = 0
+    counted = set[int]()
+    waiting = [*things]
     while waiting:
         thing = waiting.pop()
         if id(thing) in counted or isinstance(thing, Tensor | type):

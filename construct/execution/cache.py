@@ -48,11 +48,14 @@ class PreparedCalls:
 
     def __init__(self, layer: Any, whole: str):
         held = tensors_held_by(layer)
-        self.whole, self.layout, self.tensors = whole, _layout(layer), list(held.values())
+        self.whole = whole
+        self.layout = _layout(layer)
+        self.tensors = list(held.values())
         self.read: list[Tensor] = [
             held[name] for name in (*POSITIONAL, "w_out" if whole == "w_val" else "w_val")
         ]
-        self.dtype, self.device = self.read[-1].dtype, self.read[-1].device
+        self.dtype = self.read[-1].dtype
+        self.device = self.read[-1].device
         self.calls = BoundedCache(MOST_BYTES)
         self.waits = tokens.host_waits(self.device)
         if self.waits:

@@ -56,8 +56,10 @@ def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int, eac
 
     A score takes ``each`` bytes: itself, its softmax and a temporary, in float64.
     """
-    content, size = layer.has_content(), working_dtype(layer.w_val.dtype).itemsize
-    queries, keys = grid.query_count, grid.token_count
+    content = layer.has_content()
+    size = working_dtype(layer.w_val.dtype).itemsize
+    queries = grid.query_count
+    keys = grid.token_count
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
     # Scores, and probabilities in the working type; shifts as indices; what queries ask of shifts.
     images = batch if content else 1
@@ -80,7 +82,9 @@ def multiplications(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> in
     head, and the content scores.
     """
     _, groups, channels, head_dim = layer.w_val.shape
-    queries, tokens, width = grid.query_count, grid.token_count, layer.w_out.shape[3]
+    queries = grid.query_count
+    tokens = grid.token_count
+    width = layer.w_out.shape[3]
     each = groups * head_dim * (tokens * channels + queries * tokens + queries * width)
     if layer.has_content():
         key_dim = layer.w_key_pos.shape[1]

@@ -98,7 +98,8 @@ def attended_from(
         table: the scores of an encoding that does not factorise.
         rows: queries in a block; all without it.
     """
-    tokens, shape = padded.flatten(2).mT, padded.shape[2:]
+    tokens = padded.flatten(2).mT
+    shape = padded.shape[2:]
     numbers = places[:, 0]
     for axis, n in enumerate(shape[1:], start=1):
         numbers = numbers * n + places[:, axis]

@@ -99,7 +99,8 @@ class Merge(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         """dW_val = dW W_outᵀ and dW_out = W_valᵀ dW."""
-        (w_val, w_out), gradients = ctx.saved_tensors, [gradient, gradient, None]
+        w_val, w_out = ctx.saved_tensors
+        gradients = [gradient, gradient, None]
         again = torch.is_grad_enabled()  # to be differentiated again
         if again or ctx.whole != "w_val":
             gradients[0] = gradient @ w_out.mT if ctx.needs_input_grad[0] else None

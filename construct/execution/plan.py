@@ -80,7 +80,8 @@ class Plan:
 
 def sight_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Sight:
     """What sharp heads read whose tokens for output 0 are ``starts``."""
-    affine, stuffed = grid.affine, max(grid.stuffing) > 1
+    affine = grid.affine
+    stuffed = max(grid.stuffing) > 1
     if affine is None or (stuffed and max(grid.step) > 1):
         return Sight(
             Shifts(starts, grid.step, grid.shape, grid.query_shape), padded=True, stuffed=False
@@ -101,7 +102,8 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned
     encoding's tables.
     """
-    encoding, content = layer.encoding, layer.content_heads()
+    encoding = layer.encoding
+    content = layer.content_heads()
     if all(content) or type(encoding) not in (*CLASSICAL, *LEARNED):
         return Plan(grid, (), (), (), tuple(range(layer.heads)))
     if transformed() and (
@@ -142,7 +144,8 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
     (heads,) says whose scores depend on content.
     """
-    least, shape = np.array([low for low, _ in grid.box]), grid.box_shape
+    least = np.array([low for low, _ in grid.box])
+    shape = grid.box_shape
     if isinstance(encoding, Quadratic):
         axes = [
             _peak_of_parabola(
@@ -197,11 +200,13 @@ def _peak_of_parabola(
     however many integers there are.
     """
     targets = np.stack([linear / (-2 * square), 0 * linear], axis=1)
-    low, high = np.zeros(targets.shape, dtype=np.int64), np.full(targets.shape, count - 1)
+    low = np.zeros(targets.shape, dtype=np.int64)
+    high = np.full(targets.shape, count - 1)
     for _ in range(count.bit_length()):  # the last integer up to each target, by bisection
         middle = (low + high + 1) // 2
         below = number(middle) <= targets
-        low, high = np.where(below, middle, low), np.where(below, high, middle - 1)
+        low = np.where(below, middle, low)
+        high = np.where(below, high, middle - 1)
     near = (low[:, :, None] + np.arange(-2, 4)).reshape(len(square), -1)
     ends = np.broadcast_to([0, 1, count - 2, count - 1], (len(square), 4))
     places = np.concatenate([near, ends], axis=1).clip(0, count - 1)
@@ -220,7 +225,8 @@ def _peak(
     bounds their errors.
     """
     doubt = np.broadcast_to(doubt, scores.shape)
-    rows, first = np.arange(len(scores)), scores.argmax(axis=1)
+    rows = np.arange(len(scores))
+    first = scores.argmax(axis=1)
     at = np.broadcast_to(places, scores.shape)[rows, first]
     others = np.where(places == at[:, None], -np.inf, scores + doubt)
     # False where a score is not a number

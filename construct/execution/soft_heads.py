@@ -63,19 +63,21 @@ def _block(
     queries: slice,
 ) -> Tensor:
     """:func:`attended` for a block of queries of the longest axis: (q, B, q_2, …, q_d, groups · D)."""
-    (heads, groups, channels, _), (batch, *shape) = w.shape, tokens.shape[1:-1]
+    heads, groups, channels, _ = w.shape
+    batch, *shape = tokens.shape[1:-1]
     rows = _factors(c, encoding, grid, _order(grid)[0], queries, tokens.dtype)
     if tokens.is_cpu:  # a sharp head attends few keys from these queries
         met = numbers(rows).ne(0).flatten(0, -2).any(0).nonzero()
         near = slice(int(met[0]), int(met[-1]) + 1) if len(met) else slice(0, len(tokens))
-        rows, tokens = rows[..., near], tokens[near]
-    count, first = (
-        rows.shape[1],
-        _product(rows.flatten(0, 1), tokens.flatten(1)).unflatten(0, rows.shape[:2]),
-    )
+        rows = rows[..., near]
+        tokens = tokens[near]
+    count = rows.shape[1]
+    first = _product(rows.flatten(0, 1), tokens.flatten(1)).unflatten(0, rows.shape[:2])
     columns = []
     for head in range(heads):
-        read, leading, trailing = first[which[0][head]], count * batch, prod(tokens.shape[2:])
+        read = first[which[0][head]]
+        leading = count * batch
+        trailing = prod(tokens.shape[2:])
         for n, factor, number in zip(shape, factors, which[1:], strict=True):
             trailing //= n
             read = torch.bmm(

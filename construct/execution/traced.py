@@ -73,7 +73,8 @@ def freeze(layer: Layer) -> Frozen:
     size = tuple(span + EXAMPLE * s for span, s in zip(geometry.span, geometry.stride, strict=True))
     if geometry.transposed:
         size = (EXAMPLE,) * geometry.dims
-    plan, content = plan_for(layer, TokenGrid.of(geometry, size)), layer.content_heads()
+    plan = plan_for(layer, TokenGrid.of(geometry, size))
+    content = layer.content_heads()
     inside = all(
         0 <= t <= span
         for start in plan.starts
@@ -154,7 +155,8 @@ def _shifts(
     exported: bool,
 ) -> Tensor:
     """b + Σ_h X_h W_h over the heads that are shifts, in the type of x."""
-    w, starts = _matrices(layer, frozen, x.dtype), frozen.starts
+    w = _matrices(layer, frozen, x.dtype)
+    starts = frozen.starts
     if operators and torch.compiler.is_dynamo_compiling() and not w.shape[2] == w.shape[3] == 1:
         return _as_operator(x, w, starts, bias, geometry)
     attended = plain.gathered if exported else plain.sliced
@@ -214,7 +216,8 @@ def _as_operator(
     """The outputs by one operator, which reads the input with zeros around it, or the tokens where
     padding copies inputs.
     """
-    g, size = geometry, tuple(x.shape[2:])
+    g = geometry
+    size = tuple(x.shape[2:])
     grid = TokenGrid(
         size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size)
     )

@@ -130,7 +130,8 @@ def nonzero_heads(t: Tensor) -> np.ndarray:
     """Whether any value of each head is nonzero: t (heads, …) → bool (heads,)."""
     if not nonzero(t):
         return np.zeros(len(t), dtype=bool)
-    values, dims = numbers(t), t.dim()
+    values = numbers(t)
+    dims = t.dim()
     with nullcontext() if plain() else eagerly():
         heads = values.movedim(values.dim() - dims, 0)
         return np.array(heads.flatten(1).ne(0).any(1).tolist())
@@ -138,7 +139,8 @@ def nonzero_heads(t: Tensor) -> np.ndarray:
 
 def common(t: Tensor) -> Tensor | None:
     """The values that all members of a mapped tensor share; None if they differ."""
-    values, dims = numbers(t), t.dim()
+    values = numbers(t)
+    dims = t.dim()
     if values.dim() > dims:
         with eagerly():
             while values.dim() > dims:

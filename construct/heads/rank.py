@@ -32,9 +32,11 @@ def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
     exact = taps.detach().cpu().double().numpy()
     pairs = [_factors(tap, taps.dtype) for tap in exact.reshape(-1, d_in, d_out)]
     head_dim = max(1, *(a.shape[1] for a, _ in pairs)) if pairs else 1
-    w_val, w_out = np.zeros((len(pairs), d_in, head_dim)), np.zeros((len(pairs), head_dim, d_out))
+    w_val = np.zeros((len(pairs), d_in, head_dim))
+    w_out = np.zeros((len(pairs), head_dim, d_out))
     for n, (a, b) in enumerate(pairs):
-        w_val[n, :, : a.shape[1]], w_out[n, : b.shape[0]] = a, b
+        w_val[n, :, : a.shape[1]] = a
+        w_out[n, : b.shape[0]] = b
     return (
         torch.from_numpy(w_val).to(taps).reshape(heads, groups, d_in, head_dim),
         torch.from_numpy(w_out).to(taps).reshape(heads, groups, head_dim, d_out),
@@ -42,7 +44,8 @@ def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
-    rows, columns = np.flatnonzero(tap.any(axis=1)), np.flatnonzero(tap.any(axis=0))
+    rows = np.flatnonzero(tap.any(axis=1))
+    columns = np.flatnonzero(tap.any(axis=0))
     core = tap[np.ix_(rows, columns)]
     if core.size == 0 or _surely_full_rank(core):
         inner = (
@@ -62,7 +65,8 @@ def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
         if inner is None:
             what = "no exact factors of lower rank, made of its own columns or rows"
             raise NoFactors(f"a tap has {what}, that {dtype} can store")
-    a, b = np.zeros((len(tap), inner[0].shape[1])), np.zeros((inner[1].shape[0], tap.shape[1]))
+    a = np.zeros((len(tap), inner[0].shape[1]))
+    b = np.zeros((inner[1].shape[0], tap.shape[1]))
     a[rows], b[:, columns] = inner
     return a, b
 

@@ -196,7 +196,8 @@ def _add_heads(
     learned = ["w_qry", "w_key", "u"] + ["v"] * (position == "free")
     for name, rows in kept.items():
         setattr(layer, name, nn.Parameter(torch.cat([rows, added[name]]), name in learned))
-    own, layer.heads = layer.heads, layer.heads + heads
+    own = layer.heads
+    layer.heads += heads
     w_val = _drawn(layer.w_val, (heads, *layer.w_val.shape[1:]), generator)
     w_out = layer.w_out.new_zeros(heads, *layer.w_out.shape[1:])
     layer.w_val = nn.Parameter(torch.cat([layer.w_val, w_val]))

@@ -280,7 +280,8 @@ def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
             else:
                 stack += reversed(_items(path, value))
         if not stack:
-            stack, inside_functions = inside_functions[::-1], []
+            stack = inside_functions[::-1]
+            inside_functions = []
 
 
 def _items(path: str, value: Any) -> list[tuple[str, Any]]:

@@ -36,7 +36,8 @@ def taps_of_heads(layer: Any) -> list[int]:
 
 def kernel_of_heads(layer: Any) -> Tensor:
     """The kernel in torch's layout: at each tap Σ W_val^h W_out^h over the heads that look there."""
-    (_, groups, d_in, _), d_out = layer.w_val.shape, layer.w_out.shape[3]
+    _, groups, d_in, _ = layer.w_val.shape
+    d_out = layer.w_out.shape[3]
     taps = layer.w_val.new_zeros(layer.geometry.taps, groups, d_in, d_out)
     for head, tap in enumerate(taps_of_heads(layer)):
         taps[tap] += layer.w_val[head] @ layer.w_out[head]
@@ -50,11 +51,9 @@ def write_kernel(layer: Any, kernel: Tensor) -> None:
     Raises:
         ValueError: the heads cannot hold every kernel.
     """
-    order, (_, _, d_in, head_dim), d_out = (
-        taps_of_heads(layer),
-        layer.w_val.shape,
-        layer.w_out.shape[3],
-    )
+    order = taps_of_heads(layer)
+    _, _, d_in, head_dim = layer.w_val.shape
+    d_out = layer.w_out.shape[3]
     # else computed from other tensors
     stored = {"w_val", "w_out"} <= {*layer._parameters, *layer._buffers}
     if (
@@ -103,7 +102,9 @@ class Kernel(Tensor):
     def over(cls, layer: Any, whole: Tensor, part: Tensor) -> "Kernel":
         """Make the kernel that stands for ``part`` of ``whole``."""
         kernel = part.as_subclass(cls)
-        kernel.layer, kernel.whole, kernel.part = layer, whole, part
+        kernel.layer = layer
+        kernel.whole = whole
+        kernel.part = part
         return kernel
 
     @classmethod

@@ -33,7 +33,8 @@ def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
     """What a stored record, None if there is none, and a stored ``b_out`` have that a layer has
     not; zeros fit every layer.
     """
-    own, differences = record_of(layer), []
+    own = record_of(layer)
+    differences = []
     if stated is not None:
         record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
         keys = [

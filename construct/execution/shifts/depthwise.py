@@ -47,7 +47,9 @@ def _pairs(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, 
     at a time.
     """
     rows = queries_per_block(AT_ONCE // (prod(x.shape[:2]) * prod(shifts.output[1:])))
-    x_first, y_first, y_strides = x.storage_offset(), y.storage_offset(), y.stride()
+    x_first = x.storage_offset()
+    y_first = y.storage_offset()
+    y_strides = y.stride()
     for head, shape, x_strides, token, query in _overlaps(
         shifts, rows, tuple(x.shape[:2]), x.stride(), y_strides
     ):
@@ -71,7 +73,8 @@ def _overlaps(
     for part in pieces(shifts.output[0], rows):
         ranges = [part, *(slice(0, n) for n in shifts.output[1:])]
         for head, offset in enumerate(shifts.offsets):
-            first, count = [], []
+            first = []
+            count = []
             for queries, e, step, size in zip(
                 ranges, offset, shifts.step, shifts.size, strict=True
             ):

@@ -53,7 +53,8 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         # addmm would first copy the bias
         return torch.mm(a, b) if bias is None else torch.mm(a, b).add_(bias)
     assert INNER is not None
-    a, b = _whole(a), _whole(b)
+    a = _whole(a)
+    b = _whole(b)
     # which oneDNN would transpose
     if bias is None and not a.is_contiguous() and a.numel() > b.numel():
         return INNER(b.mT, a, None, "none", [], "").mT

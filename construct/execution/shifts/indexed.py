@@ -43,7 +43,9 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
 
 def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     """W_h = Σ_o x[s·o + e_h]ᵀ y[o]: x (B, g·C, *n), y (B, g·D, *o) → (heads, g, C, D)."""
-    heads, channels, width = len(shifts.offsets), x.shape[1] // groups, y.shape[1] // groups
+    heads = len(shifts.offsets)
+    channels = x.shape[1] // groups
+    width = y.shape[1] // groups
     total = x.new_zeros(groups, channels * heads, width)
     for few, box, columns in _columns(x, shifts, (1,) * len(shifts.step)):
         outputs = y[(few, slice(None), *box)].transpose(0, 1).reshape(groups, width, -1)
@@ -107,11 +109,13 @@ def _tokens(x: Tensor, shifts: Shifts, stuffing: Ints) -> tuple[Tensor, Ints]:
     """The input with zeros between neighbours, and around it as far as any head sees; and where
     input 0 is in that.
     """
-    pads, origin = list[int](), list[int]()
+    pads = list[int]()
+    origin = list[int]()
     outputs = zip(shifts.least, shifts.reach, shifts.step, shifts.output, strict=True)
     ends = [step * (output - 1) + least + reach + 1 for least, reach, step, output in outputs]
     for least, end, n, stuff in zip(shifts.least, ends, x.shape[2:], stuffing, strict=True):
-        before, after = max(0, -(least // stuff)), max(0, -((stuff * n - end) // stuff))
+        before = max(0, -(least // stuff))
+        after = max(0, -((stuff * n - end) // stuff))
         pads = [0, stuff - 1, before, after, *pads]
         origin.append(stuff * before)
     if any(pads):

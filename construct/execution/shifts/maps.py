@@ -33,7 +33,8 @@ MIN_CHANNELS_LAST = 2**3
 that look at neighbours.
 """
 
-MOST_WIDER, MIN_FLIPPED = 2, 2**2
+MOST_WIDER = 2
+MIN_FLIPPED = 2**2
 """Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is
 faster as a forward map.
 """
@@ -129,10 +130,8 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
         given = y[few]
         window = block.window(images, at).unflatten(1, (groups, shape[2]))
         for part in block.parts:
-            columns, outputs = (
-                _columns(window, block, part, shifts, at),
-                _outputs(given, part, at, groups),
-            )
+            columns = _columns(window, block, part, shifts, at)
+            outputs = _outputs(given, part, at, groups)
             if at == 1:
                 both = product(outputs.mT, columns)[None]  # (1, D, heads·C)
             elif groups == 1 == len(columns):
@@ -175,7 +174,8 @@ def _columns(window: Tensor, block: Block, part: Box, shifts: Shifts, at: int) -
     """im2col, the tokens of all heads side by side: (B, g, C, *size) → (B·M, heads·C), or
     (B, g, heads·C, M).
     """
-    (batch, groups, channels), heads = window.shape[:3], len(shifts.offsets)
+    batch, groups, channels = window.shape[:3]
+    heads = len(shifts.offsets)
     if heads == 1:
         (tokens,) = block.head_views(window, part, shifts)
         return tokens[:, 0].movedim(1, -1).reshape(-1, channels) if at == 1 else tokens.flatten(3)

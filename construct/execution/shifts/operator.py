@@ -141,7 +141,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    (images, w), wants, (_, *where, adjoint, _) = ctx.saved_tensors, ctx.needs_input_grad, ctx.rest
+    images, w = ctx.saved_tensors
+    wants = ctx.needs_input_grad
+    _, *where, adjoint, _ = ctx.rest
     pair = (gradient, images) if adjoint else (images, gradient)
     return (
         shifted_sum(gradient, w, None, *where, not adjoint, is_last(images)) if wants[0] else None,
@@ -152,7 +154,9 @@ def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 
 
 def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
-    (x, y), wants, (*where, groups) = ctx.saved_tensors, ctx.needs_input_grad, ctx.rest
+    x, y = ctx.saved_tensors
+    wants = ctx.needs_input_grad
+    *where, groups = ctx.rest
     w = _by_head(w, x.shape[1] // groups)
     return (
         shifted_sum(y, w, None, *where, True, is_last(x)) if wants[0] else None,

@@ -67,7 +67,8 @@ def places(
     starts: Sequence[Ints], step: Ints, output: Sequence[Any], device: torch.device
 ) -> list[Tensor]:
     """For each axis, which tokens the heads see from each output, (heads, 1, …, o, …, 1)."""
-    numbers, dims = [], len(step)
+    numbers = []
+    dims = len(step)
     for axis, (stride, count) in enumerate(zip(step, output, strict=True)):
         first = torch.tensor([start[axis] for start in starts], device=device).view(
             -1, *(1,) * dims

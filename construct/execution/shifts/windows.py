@@ -146,7 +146,8 @@ class Block:
         """For each head, the tokens that the outputs of a part see, a strided view:
         (B, g, C, *size) → (B, g, C, *part).
         """
-        starts, steps = self._first(part, shifts), shifts.step
+        starts = self._first(part, shifts)
+        steps = shifts.step
         spans = [
             step * (queries.stop - queries.start - 1) + 1
             for step, queries in zip(steps, part, strict=True)
@@ -169,7 +170,8 @@ class Block:
         image, group, channel, *along = window.stride()
         first = map(add, self._first(part, shifts), shifts.offsets[0])
         place = window.storage_offset() + sum(map(mul, first, along))
-        queries, heads = tuple(map(mul, shifts.step, along)), tuple(map(mul, spacing, along))
+        queries = tuple(map(mul, shifts.step, along))
+        heads = tuple(map(mul, spacing, along))
         batch, groups, channels = window.shape[:3]
         if rows:
             return window.as_strided(
@@ -194,7 +196,9 @@ def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
     for rows in pieces(shifts.output[0], max(shifts.reach[0] // shifts.step[0], queries // row, 1)):
         counts = (rows.stop - rows.start, *shifts.output[1:])
         start = (shifts.step[0] * rows.start + shifts.least[0], *shifts.least[1:])
-        size, inside, source = [], [], []
+        size = []
+        inside = []
+        source = []
         for begin, count, step, reach, n in zip(
             start, counts, shifts.step, shifts.reach, shifts.size, strict=True
         ):
@@ -217,7 +221,8 @@ def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
 
 def _parts(shifts: Shifts, rows: slice, queries: int) -> Iterator[Box]:
     """Some rows at a time; or of one row at a time, ranges of the second axis."""
-    others, row = tuple(slice(0, n) for n in shifts.output[1:]), prod(shifts.output[1:])
+    others = tuple(slice(0, n) for n in shifts.output[1:])
+    row = prod(shifts.output[1:])
     if row <= queries or not others:
         for piece in pieces(rows.stop - rows.start, max(1, queries // row)):
             yield slice(rows.start + piece.start, rows.start + piece.stop), *others
