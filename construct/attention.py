@@ -16,6 +16,7 @@ below float32; the output is rounded once to the layer's type.
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -441,15 +442,10 @@ class MHSA(nn.Module):
 
 def __getattr__(name: str) -> Any:
     """How the layer is evaluated is loaded on first use."""
-    if name == "EXECUTIONS":
-        from construct.execution.call import EXECUTIONS
-
-        return EXECUTIONS
-    if name == "smaller_blocks":
-        from construct.execution.blocks import smaller_blocks
-
-        return smaller_blocks
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = {"EXECUTIONS": "call", "smaller_blocks": "blocks"}.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"construct.execution.{home}"), name)
 
 
 __all__ = ["EXECUTIONS", "MHSA", "POSITIONAL", "ConvGeometry", "MHSAWeights", "smaller_blocks"]

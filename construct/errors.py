@@ -61,11 +61,7 @@ class Refusal:
     reason: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.path}: {self.kind}: {self.reason}"
-            if self.path
-            else f"{self.kind}: {self.reason}"
-        )
+        return ": ".join(filter(None, (self.path, self.kind, self.reason)))
 
 
 class UnsupportedLayer(ValueError):

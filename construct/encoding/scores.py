@@ -16,7 +16,6 @@ class Scores:
 
     def __init__(self, layer: Any, tokens: Tensor, grid: TokenGrid):
         self.tokens = tokens
-        self.grid = grid
         self.key_codes = grid.key_codes
         self.query_codes = grid.query_codes
         self.query_tokens = grid.query_tokens
@@ -27,11 +26,9 @@ class Scores:
         self.w_key = layer.w_key
         self.w_key_pos = layer.w_key_pos
         self.u = layer.u
-        self.encoding = layer.encoding
-        r = self.encoding.r(grid).to(layer.v.device)  # (D_p, box)
+        self.r = layer.encoding.r(grid).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
-        self.table = layer.position_vector() @ r
-        self.r = r
+        self.table = layer.position_vector() @ self.r
         self.content = layer.has_content()
 
     def __call__(self, queries: slice = slice(None)) -> Tensor:
@@ -68,8 +65,7 @@ class Scores:
             return total
         w_key_pos = self.w_key_pos[heads].double()
         places = torch.einsum("bhqk,hkp->bhqp", query.double(), w_key_pos)
-        for p, component in enumerate(
-            self.r
-        ):  # X_q W_qry Ŵ_key r_δ, one at a time for memory's sake
+        # X_q W_qry Ŵ_key r_δ, one component at a time for memory's sake
+        for p, component in enumerate(self.r):
             total = total + places[..., p, None] * component[delta]
         return total
