@@ -156,8 +156,7 @@ class TokenGrid:
     @property
     def queries(self) -> tuple[Tensor, ...]:
         """Per axis, int64 (o_i,): the token position of each output's query."""
-        axes = zip(self.first, self.step, self.query_shape, strict=True)
-        return tuple(_to_tensor(first + step * np.arange(count)) for first, step, count in axes)
+        return tuple(map(_to_tensor, self._query_places))
 
     def gather(self, x: Tensor) -> Tensor:
         """The padded input as a sequence of tokens: (B, C, *size) → (B, T, C)."""
@@ -255,10 +254,12 @@ class TokenGrid:
     @property
     def query_tokens(self) -> Tensor:
         """The row-major token number of each query, int64 (queries,)."""
+        return _numbers(self._query_places, self.shape)
+
+    @property
+    def _query_places(self) -> list[np.ndarray]:
         axes = zip(self.first, self.step, self.query_shape, strict=True)
-        return _numbers(
-            [first + step * np.arange(count) for first, step, count in axes], self.shape
-        )
+        return [first + step * np.arange(count) for first, step, count in axes]
 
 
 @lru_cache(maxsize=512)

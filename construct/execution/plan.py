@@ -104,12 +104,11 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     """
     encoding = layer.encoding
     content = layer.content_heads()
-    if all(content) or type(encoding) not in (*CLASSICAL, *LEARNED):
-        return Plan(grid, (), (), (), tuple(range(layer.heads)))
-    if transformed() and (
+    # learned tables are not unwrapped, and under vmap each member may look elsewhere
+    hidden = transformed() and (
         layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None
-    ):
-        # learned tables are not unwrapped, and under vmap each member may look elsewhere
+    )
+    if hidden or all(content) or type(encoding) not in (*CLASSICAL, *LEARNED):
         return Plan(grid, (), (), (), tuple(range(layer.heads)))
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector

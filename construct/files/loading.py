@@ -113,10 +113,7 @@ def _whole(file: ModelFile) -> nn.Module:
     if isinstance(content, nn.Module):
         return content
     if GEOMETRY in file.metadata:
-        records = records_in(content, file.metadata)
-        return as_network(
-            {path: layer_of(path, content, record) for path, record in records.items()}
-        )
+        return as_network(_recorded(content, file.metadata))
     remedy = "give model=Net(), the network that it is of"
     if attention_paths(content):
         remedy += ", or layers=True for its attention layers alone"
@@ -128,18 +125,23 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
     if isinstance(content, nn.Module):
         layers = attention_in(content)
     else:
-        records = records_in(content, file.metadata)
-        unrecorded = [path for path in attention_paths(content) if path not in records]
+        layers = _recorded(content, file.metadata)
+        unrecorded = [path for path in attention_paths(content) if path not in layers]
         if unrecorded:
             what = f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}"
             raise BadModelFile(what, "give model=Net(), its network")
-        layers = {path: layer_of(path, content, record) for path, record in records.items()}
     if not layers:
         raise BadModelFile(
             "it holds no attention layer",
             "python -m construct.from_conv makes some of convolutions",
         )
     return layers
+
+
+def _recorded(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, MHSA]:
+    """The attention layers of a state dict whose geometry is recorded, by path."""
+    records = records_in(state, metadata).items()
+    return {path: layer_of(path, state, record) for path, record in records}
 
 
 def attention_paths(state: Mapping[str, Tensor]) -> list[str]:

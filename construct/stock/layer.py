@@ -38,7 +38,7 @@ from construct.stock.dot_products import (
     token_grid,
     too_large,
 )
-from construct.stock.projections import read_kernel
+from construct.stock.projections import NoKernel, read_kernel
 from construct.tokens import TokenGrid
 
 
@@ -370,7 +370,10 @@ def from_torch_mha(
         raise ValueError(
             "MHSA: a bare nn.MultiheadAttention needs geometry=ConvGeometry(…) and grid=(…) to be read"
         )
-    weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
+    try:
+        weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
+    except NoKernel as error:
+        refuse(attention, f"no kernel can be read: {error}")
     own = attention.out_proj.bias
     if not bias.any() and (own is None or not own.requires_grad):
         bias = None

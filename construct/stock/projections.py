@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps, tap_shifts
 from construct.modules.convolutions import HOOKS
-from construct.stock.dot_products import DTYPES, HeadCentre, head_size, refuse
+from construct.stock.dot_products import DTYPES, HeadCentre, head_size
 from construct.tokens import TokenGrid
 
 
@@ -53,6 +53,10 @@ class Projections(NamedTuple):
         return (self.reaching() & content).any(1).nonzero().flatten().tolist()
 
 
+class NoKernel(Exception):
+    """Why no kernel can be read."""
+
+
 def read_kernel(
     attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid
 ) -> tuple[Tensor, Tensor]:
@@ -60,21 +64,8 @@ def read_kernel(
     a grid.
 
     Raises:
-        UnsupportedLayer: no such kernel; with the reason.
+        NoKernel: there is none; with the reason.
     """
-    try:
-        return _read(attention, geometry, grid)
-    except NoKernel as error:
-        refuse(attention, f"no kernel can be read: {error}")
-
-
-class NoKernel(Exception):
-    """Why no kernel can be read."""
-
-
-def _read(
-    attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid
-) -> tuple[Tensor, Tensor]:
     dtype = _checked_dtype(attention)
     tensors = _by_head(attention, geometry)
     matrices = _matrices(tensors, geometry)

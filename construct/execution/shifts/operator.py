@@ -82,7 +82,7 @@ def shifted_sum(
     last: bool,
 ) -> Tensor:
     """:func:`evaluate`; the offsets of all heads follow each other."""
-    shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
+    shifts = _shifts(*map(tuple, (offsets, step, size, output)))
     sums = evaluate(images, w, _unless_zero(bias), shifts, adjoint, last)
     axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
     sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
@@ -118,7 +118,7 @@ def shifted_weights(
     """:func:`maps.weights` as it comes out of the product, (g, D, heads·C): another order would
     copy all weights.
     """
-    shifts = _shifts(tuple(offsets), tuple(step), tuple(size), tuple(output))
+    shifts = _shifts(*map(tuple, (offsets, step, size, output)))
     w = (indexed if tokens.host_waits(x.device) else maps).weights(x, y, shifts, groups)
     return w.permute(1, 3, 0, 2).flatten(2).contiguous()
 
