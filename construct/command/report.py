@@ -19,6 +19,7 @@ from construct.geometry import ConvGeometry
 from construct.modules.folding import parametrization_names
 from construct.network import Survey
 from verify.argument.certificate import Certificate
+from verify.argument.documents import json_data
 from verify.samples.accuracy import Accuracy
 from verify.samples.network import CallComparison
 from verify.samples.sampling import LayerCheck
@@ -240,30 +241,27 @@ def print_json(report: Report, out: TextIO) -> None:
         "torch": torch.__version__,
         "exit_code": report.exit_code,
     }
-    out.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    out.write(json.dumps(json_data(document), indent=2, allow_nan=False) + "\n")
     out.flush()
 
 
 def network_dict(network: NetworkRow) -> dict[str, Any]:
-    """The network row as JSON data."""
+    """The network row, for :func:`~verify.argument.documents.json_data`."""
     calls = network.calls
     numbers = network.accuracy
     converted = None
     if calls.left is not None:
         converted = calls.executed - calls.left
     return {
-        "input_size": network.input_size and list(network.input_size),
-        "inputs": network.inputs,
+        **_fields(network, "input_size", "inputs"),
         "calls": {
             "same": calls.difference is None,
-            "difference": calls.difference,
-            "compared": calls.compared,
-            "converted": calls.converted,
-            "unseen": list(calls.untraced),
+            **_fields(calls, "difference", "compared", "converted"),
+            "unseen": calls.untraced,
         },
         "convolution_calls": {"original": calls.executed, "converted": calls.left},
         "convolutions": {"executed": calls.executed, "converted": converted},
-        "max_abs": numbers and _number(numbers.difference),
+        "max_abs": numbers and numbers.difference,
         "numbers": numbers and _accuracy_dict(numbers),
         "same_expression": network.same_expression,
     }
@@ -273,50 +271,37 @@ def _accuracy_dict(numbers: Accuracy) -> dict[str, Any]:
     return {
         "verdict": numbers.verdict.name,
         "sentence": numbers.verdict.sentence,
-        **_numbers(numbers, "original", "converted", "limit", "largest"),
+        **_fields(numbers, "original", "converted", "limit", "largest"),
         "predictions": {"agree": numbers.agree, "of": numbers.predictions},
-        "other": numbers.other,
-        "no_float64": numbers.no_float64,
+        **_fields(numbers, "other", "no_float64"),
     }
 
 
 def _layer_dict(row: LayerRow) -> dict[str, Any]:
-    check = row.check
     return {
         "name": row.path,
         "convolution": convolution_text(row.layer.geometry),
         "heads": row.layer.heads,
         "head_dim": row.layer.w_val.shape[3],
-        "alpha": _number(row.alpha),
-        **_numbers(check, "interior", "border", "bound", "ratio"),
-        "calls": check.calls,
+        "alpha": row.alpha,
+        **_fields(row.check, "interior", "border", "bound", "ratio", "calls"),
         "exercised": row.exercised,
-        "folded": list(parametrization_names(row.conv)),
-        "checked": {"name": check.verdict.name, "sentence": check.verdict.sentence},
+        "folded": parametrization_names(row.conv),
+        "checked": vars(row.check.verdict),
         "certificate": row.certificate and _certificate_dict(row.certificate),
-        "share_of_output": _number(row.share),
-        "verdict": {"name": row.verdict.name, "sentence": row.verdict.sentence},
+        "share_of_output": row.share,
+        "verdict": vars(row.verdict),
     }
 
 
 def _certificate_dict(certificate: Certificate) -> dict[str, Any]:
+    channels = _fields(certificate, "bound", "rounding", "leakage", "taps", "observed")
     return {
         "verdict": certificate.verdict.name,
-        "grid": list(certificate.grid),
-        "input_bound": certificate.input_bound,
-        "within": certificate.within,
-        **{
-            name: _number(float(getattr(certificate, name).max(initial=0.0)))
-            for name in ("bound", "rounding", "leakage", "taps", "observed")
-        },
+        **_fields(certificate, "grid", "input_bound", "within"),
+        **{name: values.max(initial=0.0) for name, values in channels.items()},
     }
 
 
-def _number(value: float | None) -> float | str | None:
-    if value is None or math.isfinite(value):
-        return value
-    return str(value)
-
-
-def _numbers(record: object, *names: str) -> dict[str, float | str | None]:
-    return {name: _number(getattr(record, name)) for name in names}
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}

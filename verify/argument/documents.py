@@ -86,7 +86,7 @@ def document(
         raise ValueError("two layers have the same name")
     import torch
 
-    content = _finite(
+    content = json_data(
         {
             "format": FORMAT,
             "version": VERSION,
@@ -141,16 +141,16 @@ def _digest_of(
     return {"name": text, "sha256": sha256 or sha256_of(path)}
 
 
-def _finite(value: Any) -> Any:
+def json_data(value: Any) -> Any:
     """The value as JSON types: infinity and NaN, which JSON lacks, become strings; tuples and
     numpy's numbers are converted.
     """
     if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
+        return {key: json_data(x) for key, x in value.items()}
     if isinstance(value, np.ndarray | np.generic):
-        return _finite(value.tolist())
+        return json_data(value.tolist())
     if isinstance(value, list | tuple):
-        return list(value) if all(type(x) is str for x in value) else [_finite(x) for x in value]
+        return list(value) if all(type(x) is str for x in value) else [json_data(x) for x in value]
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
