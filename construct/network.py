@@ -87,7 +87,11 @@ def survey(
             return False
         return owner in exempt or filter_fn(module, path)
 
-    stored = _stored_methods(model)
+    stored = {
+        module: f"{path} is its method {name_of(method)}, which attention layers lack"
+        for path, module, method in every_method(model)
+        if not hasattr(MHSA, name_of(method))
+    }
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
     late: list[Refusal] = []
@@ -113,17 +117,6 @@ def survey(
         if wanted(module, path, holder):
             refused.append(Refusal(path, type(module).__name__, HIDDEN))
     return Survey(convertible, (*refused, *late), earlier)
-
-
-def _stored_methods(model: nn.Module) -> dict[nn.Module, str]:
-    """Why modules cannot become attention layers: the network stores methods of theirs that these
-    lack.
-    """
-    return {
-        module: f"{path} is its method {name_of(method)}, which attention layers lack"
-        for path, module, method in every_method(model)
-        if not hasattr(MHSA, name_of(method))
-    }
 
 
 def layers_from_rules(

@@ -33,14 +33,10 @@ class BoundedCache(dict[Any, Any]):
         # call.
         size = KEY_BYTES + sum(map(sys.getsizeof, key)) + bytes_of(value)
         if self.bytes + size > self.most:
-            self.forget()
+            self.clear()
+            self.bytes = 0
         self[key] = value
         self.bytes += size
-
-    def forget(self) -> None:
-        """Drop all entries."""
-        self.clear()
-        self.bytes = 0
 
 
 RESULTS = BoundedCache(MOST_BYTES)

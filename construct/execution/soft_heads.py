@@ -41,7 +41,8 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
     which = [number for _, number in numbers_of]
     # (n_1, B, n_2, …, n_d, D_in)
     tokens = x.permute(first + 2, 0, *(axis + 2 for axis in others), 1)
-    rows = queries_per_block(_fitting(grid, len(w), x.shape[0] * x.shape[1], x.element_size()))
+    a_query = _bytes_per_query(grid, len(w), x.shape[0] * x.shape[1], x.element_size())
+    rows = queries_per_block(max(1, BLOCK_BYTES // max(1, a_query)))
     leading = c[numbers_of[0][0]]
     blocks = [
         bounded(_block, tokens, w, leading, factors, which, encoding, grid, part)
@@ -129,11 +130,6 @@ def _factors(
 def _order(grid: TokenGrid) -> list[int]:
     """The axes, the longest first: heads with equal factors share only the product along the first."""
     return sorted(range(len(grid.shape)), key=grid.shape.__getitem__, reverse=True)
-
-
-def _fitting(grid: TokenGrid, heads: int, channels: int, size: int) -> int:
-    """How many queries of the longest axis fit in a block, at least one; ``channels`` is B · D_in."""
-    return max(1, BLOCK_BYTES // max(1, _bytes_per_query(grid, heads, channels, size)))
 
 
 def _bytes_per_query(grid: TokenGrid, heads: int, channels: int, size: int) -> int:

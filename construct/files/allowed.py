@@ -28,16 +28,11 @@ def allowed_classes() -> tuple[type, ...]:
     classes: set[type] = {MHSA, ConvGeometry}
     for info in iter_modules(nn.modules.__path__):
         module = import_module(f"torch.nn.modules.{info.name}")
-        kinds = {
-            value
-            for name, value in vars(module).items()
-            if isinstance(value, type) and not name.startswith("_")
-        }
-        classes |= {
-            kind
-            for kind in kinds
-            if issubclass(kind, nn.Module) and kind.__module__ == module.__name__
-        }
+        public = [kind for name, kind in vars(module).items() if not name.startswith("_")]
+        own = [kind for kind in public if getattr(kind, "__module__", "") == module.__name__]
+        classes.update(
+            kind for kind in own if isinstance(kind, type) and issubclass(kind, nn.Module)
+        )
     return tuple(classes)
 
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from construct.attention import MHSA
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allowed import NOTHING, Allowed, allow_options, import_allowed, listed
 from construct.files.archives import check_archive
 from construct.files.destination import FilePath, temporary_name
-from construct.files.layer_files import to_safetensors
+from construct.files.layer_files import attention_in, to_safetensors
 
 
 def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None:
@@ -45,23 +44,19 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
-    for name, module in model.named_modules():
-        if isinstance(module, MHSA) and is_parametrized(module):
-            what = (
-                f"{printable(path)}: tensors of {printable(name or 'the layer')} are parametrized"
-            )
-            raise BadModelFile(
-                what, "construct.modules.learning.settle makes plain tensors of them"
-            )
-        if isinstance(module, MHSA) and hasattr(module, "own_encoding"):
-            what = f"{printable(path)}: the encoding of {printable(name or 'the layer')} is {module.encoding.name}"
-            raise BadModelFile(
-                what, "save its state dict, and load it into a layer with that encoding"
-            )
     suffix = Path(path).suffix
-    if suffix in (".pt2", ".onnx"):
-        what = f"{printable(path)}: {suffix} takes the size of an input"
-        raise BadModelFile(what, f"use construct.files.export.to_{suffix[1:]}")
+    with naming(path):
+        for name, layer in attention_in(model).items():
+            which = printable(name or "the layer")
+            if is_parametrized(layer):
+                remedy = "construct.modules.learning.settle makes plain tensors of them"
+                raise BadModelFile(f"tensors of {which} are parametrized", remedy)
+            if hasattr(layer, "own_encoding"):
+                remedy = "save its state dict, and load it into a layer with that encoding"
+                raise BadModelFile(f"the encoding of {which} is {layer.encoding.name}", remedy)
+        if suffix in (".pt2", ".onnx"):
+            remedy = f"use construct.files.export.to_{suffix[1:]}"
+            raise BadModelFile(f"{suffix} takes the size of an input", remedy)
     content = model
     if suffix == ".safetensors":
         content = to_safetensors(model)

@@ -11,15 +11,22 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 81_740,
+        "tokens": 81_685,
         "tokens a line": 9.17,
         "conditional expressions": 16.8,
         "branching functions": 0.019,
+        "packings": 2,
     },
-    "verify": {"tokens": 123_550, "tokens a line": 9.1, "conditional expressions": 17.0, "branching functions": 0.024},
+    "verify": {
+        "tokens": 123_550,
+        "tokens a line": 9.1,
+        "conditional expressions": 17.0,
+        "branching functions": 0.024,
+        "packings": 216,
+    },
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
-these lines; and the share of functions with more than ten branches."""
+these lines; the share of functions with more than ten branches; and how often ``a, b = c, d`` saves a line."""
 TEST_LINES = 31_295
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
@@ -39,7 +46,7 @@ def branches(function: ast.AST) -> int:
 
 def weight(package: str) -> dict[str, float]:
     """What BUDGETS bounds, of one package."""
-    tokens = lines = conditional = functions = branching = 0
+    tokens = lines = conditional = functions = branching = packings = 0
     for path in (ROOT / package).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         read = tokens_of_code(text)
@@ -47,6 +54,8 @@ def weight(package: str) -> dict[str, float]:
         lines += len(lines_of(read))
         nodes = list(ast.walk(ast.parse(text)))
         conditional += sum(isinstance(node, ast.IfExp) for node in nodes)
+        pairs = [(node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign)]
+        packings += sum(isinstance(names, ast.Tuple) and isinstance(values, ast.Tuple) for names, values in pairs)
         defined = [branches(node) for node in nodes if isinstance(node, FUNCTIONS)]
         functions += len(defined)
         branching += sum(count > 10 for count in defined)
@@ -55,6 +64,7 @@ def weight(package: str) -> dict[str, float]:
         "tokens a line": tokens / lines,
         "conditional expressions": 1000 * conditional / lines,
         "branching functions": branching / functions,
+        "packings": packings,
     }
 
 
