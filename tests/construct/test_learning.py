@@ -22,13 +22,7 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
 from construct.errors import BadModelFile, UnsupportedLayer
 from construct.execution.traced import freeze
-from construct.modules.learning import (
-    gate_content,
-    learned_covariance,
-    learned_quadratic,
-    settle,
-    with_covariance,
-)
+from construct.modules.learning import gate_content, learned_covariance, learned_quadratic, settle, with_covariance
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from runs import SMALL, normal, peak_bytes
 from truths import layer_of

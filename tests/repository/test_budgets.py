@@ -15,18 +15,13 @@ BUDGETS = {
         "tokens a line": 9.17,
         "conditional expressions": 16.8,
         "branching functions": 0.019,
-        "packings": 2,
     },
-    "verify": {
-        "tokens": 123_550,
-        "tokens a line": 9.1,
-        "conditional expressions": 17.0,
-        "branching functions": 0.024,
-        "packings": 216,
-    },
+    "verify": {"tokens": 123_550, "tokens a line": 9.1, "conditional expressions": 17.0, "branching functions": 0.024},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
-these lines; the share of functions with more than ten branches; and how often ``a, b = c, d`` saves a line."""
+these lines; and the share of functions with more than ten branches."""
+PACKINGS = {"construct": 2, "verify": 216}
+"""How often ``a, b = c, d`` saves a line."""
 TEST_LINES = 31_295
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
@@ -54,8 +49,7 @@ def weight(package: str) -> dict[str, float]:
         lines += len(lines_of(read))
         nodes = list(ast.walk(ast.parse(text)))
         conditional += sum(isinstance(node, ast.IfExp) for node in nodes)
-        pairs = [(node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign)]
-        packings += sum(isinstance(names, ast.Tuple) and isinstance(values, ast.Tuple) for names, values in pairs)
+        packings += sum(ast.Tuple is type(n.value) is type(n.targets[0]) for n in nodes if isinstance(n, ast.Assign))
         defined = [branches(node) for node in nodes if isinstance(node, FUNCTIONS)]
         functions += len(defined)
         branching += sum(count > 10 for count in defined)
@@ -70,7 +64,9 @@ def weight(package: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("package", list(BUDGETS))
 def test_no_package_weighs_more_than_its_budget(package: str):
-    over = {name: n for name, n in weight(package).items() if n > BUDGETS[package][name]}
+    over = {
+        name: n for name, n in weight(package).items() if n > (BUDGETS[package] | {"packings": PACKINGS[package]})[name]
+    }
     assert not over, f"{package} is over {BUDGETS[package]}"
 
 
