@@ -81,7 +81,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """A module that loads its own profile would change the number of examples of every other test."""
+    """Every test draws from the same seed, and none is given other examples by a module that loads its own profile."""
+    import torch
+
+    torch.manual_seed(0)
     assert settings.get_current_profile_name() == PROFILE
 
 

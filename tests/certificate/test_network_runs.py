@@ -79,11 +79,6 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
-
-
 # ---- nothing else differs --------------------------------------------------------------------------------------------------------
 
 

@@ -150,7 +150,6 @@ KINDS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_convert_takes_certify_takes(way: str, kind: str, caplog: pytest.LogCaptureFixture):
     """With the same numbers, those of eval mode; both say what was folded, and the module is unchanged."""
-    torch.manual_seed(0)
     reparametrize, worked_out = WAYS[way]
     conv = reparametrize(KINDS[kind]())
     before, training = state(conv), conv.training
@@ -227,7 +226,6 @@ def a_weight_put_in_by_hand(conv: Any) -> MHSA:
 
 @pytest.mark.parametrize("lie", [a_weight_of_an_earlier_call, a_weight_put_in_by_hand])
 def test_what_an_earlier_call_left_behind_is_not_certified(lie: Callable[[Any], MHSA]):
-    torch.manual_seed(0)
     conv = nn.Conv2d(3, 4, 3)
     layer = lie(conv)
     assert certify(conv, layer, grid=(5, 5)).verdict.name == "REFUTED"
@@ -355,7 +353,6 @@ HOOKS = [
     ],
 )
 def test_what_works_a_tensor_out_in_a_way_of_its_own_is_refused(plant: Callable[[Any], None], complaint: str):
-    torch.manual_seed(0)
     conv = nn.Conv2d(3, 4, 3)
     layer = conv_to_mhsa(copy.deepcopy(conv))
     plant(conv)

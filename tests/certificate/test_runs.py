@@ -20,14 +20,7 @@ from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS
 from truths import permuted
 from verify.argument.certification import certify
-from verify.argument.runs import (
-    HEAVY,
-    impulses,
-    judged_by_channel,
-    narrow_grid,
-    run_executions,
-    sign_pattern,
-)
+from verify.argument.runs import HEAVY, impulses, judged_by_channel, narrow_grid, run_executions, sign_pattern
 from verify.experiment.sweep import exact_layers
 from verify.layers.fields import Attention
 from verify.layers.reading import GridRefused, output_size, token_count
@@ -210,7 +203,6 @@ FAULTS = {
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, monkeypatch: pytest.MonkeyPatch):
     """In exactly the execution that has it."""
-    torch.manual_seed(0)
     conv = nn.Conv2d(116, 64, 3, padding=1, stride=stride)
     assert conv.weight.numel() >= HEAVY
     layer = conv_to_mhsa(conv)

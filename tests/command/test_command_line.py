@@ -68,11 +68,9 @@ class Box:
 
 @pytest.fixture
 def model() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, (2, 3), stride=2, groups=2)
-        )
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, (2, 3), stride=2, groups=2)
+    )
 
 
 @pytest.fixture
@@ -84,10 +82,8 @@ def saved(model: nn.Module, from_conv: Command) -> Path:
 def built(name: str) -> nn.Module:
     """A network from the file above."""
     scope: dict[str, Any] = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        exec(NETWORKS, scope)
-        return scope[name]()
+    exec(NETWORKS, scope)
+    return scope[name]()
 
 
 @pytest.fixture

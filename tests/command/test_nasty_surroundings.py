@@ -227,22 +227,6 @@ assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
 # ---- 52: an existing file at the output ------------------------------------------------------------------------------
 
 
-def test_row_52_nothing_of_the_users_is_replaced(model: Path, from_conv: Command) -> None:
-    Path("o.pt").write_text("precious")
-    Path("o2.json").write_text('{"precious": true}')
-    line = from_conv.refuses("m.pt", "-o", "o.pt")
-    assert (
-        "o.pt: exists and is not our own output: no certificate beside it names its digest (give another name" in line
-    )
-    assert "o2.json: exists and is not our own output" in from_conv.refuses("m.pt", "-o", "o2.pt")
-    from_conv.prints("m.pt", "-o", "o.pt", "--force")
-    assert isinstance(construct.load("o.pt"), nn.Sequential)
-    first = Path("o.pt").read_bytes()
-    from_conv.prints("m.pt", "-o", "o.pt", "--alpha", "256")  # its own output is replaced without an option
-    assert Path("o.pt").read_bytes() != first
-    assert names() == {"m.pt", "o.pt", "o.json", "o2.json"}
-
-
 @pytest.mark.parametrize("form", ["m.pt", "./m.pt", "link.pt", "hard.pt", "folder/../m.pt"])
 def test_row_52_output_onto_the_input(form: str, model: Path, from_conv: Command) -> None:
     Path("folder").mkdir()

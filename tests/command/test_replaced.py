@@ -67,7 +67,7 @@ def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(
     assert from_conv.refuses(*options).startswith(line)
 
 
-@pytest.mark.parametrize("change", ["a note", "a number", "an earlier version", "another output's"])
+@pytest.mark.parametrize("change", ["a note", "a number", "an earlier version", "another output's", "the user's own"])
 @pytest.mark.nasty(52)
 def test_a_certificate_is_replaced_as_long_as_nobody_has_changed_it(
     change: str, model: str, from_conv: Command
@@ -80,6 +80,8 @@ def test_a_certificate_is_replaced_as_long_as_nobody_has_changed_it(
         document["layers"][0]["grid"] = [1, 1]
     elif change == "an earlier version":
         document = {"format": document["format"], "version": 3}
+    elif change == "the user's own":
+        document = {"precious": True}
     else:
         document["mhsa_file"]["sha256"] = "0" * 64
     Path("model.mhsa.json").write_text(json.dumps(document))

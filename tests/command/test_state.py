@@ -314,7 +314,6 @@ def test_other_numbers_in_what_is_saved_are_named_and_nothing_is_written(
 
 @pytest.mark.parametrize("form", ["pt", "safetensors"])
 def test_attention_that_learns_already_is_written_as_it_is(form: str, given: Any, from_conv: Command) -> None:
-    torch.manual_seed(0)
     learning = construct.conv_to_mhsa(nn.Conv2d(3, 3, 3, padding=1))
     register_parametrization(learning, "v", nn.Identity())
     from_conv.prints(*given(nn.Sequential(learning, nn.Conv2d(3, 4, 3, bias=False))), "--format", form)

@@ -32,7 +32,6 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def network() -> nn.Module:
-    torch.manual_seed(0)
     cnn = nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
@@ -41,7 +40,6 @@ def network() -> nn.Module:
 
 def line_network() -> nn.Module:
     """The smallest network, for what traces it symbolically."""
-    torch.manual_seed(0)
     return construct.convert(nn.Sequential(nn.Conv1d(3, 4, 3, stride=2), nn.AdaptiveAvgPool1d(1), nn.Flatten()))
 
 

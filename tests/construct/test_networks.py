@@ -260,7 +260,6 @@ def test_tied_weights_stay_tied_in_training():
 
 def test_parametrized_convolutions_of_one_shape_are_not_mistaken_for_tied_ones():
     """Their weights are recomputed at each access, so Python may give two of them the same id."""
-    torch.manual_seed(0)
     model = nn.Sequential(*(parametrizations.weight_norm(nn.Conv2d(3, 3, 3, padding=1)) for _ in range(6))).eval()
     net, x = convert(model), image()
     assert not convolution_calls(net, x)

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 import construct
 from construct import UnsupportedLayer
-from verify.samples.sampling import LayerCheck, check_call
+from verify.samples.sampling import check_call
 
 pytestmark = pytest.mark.deep  # torch's test tools take seconds to import
 
@@ -27,27 +27,20 @@ OPERATORS: dict[str, tuple[type[_ConvNd], int]] = {
     "nn.functional.conv_transpose3d": (nn.ConvTranspose3d, 10),
 }
 DTYPES = [torch.float32, torch.float64]
-MODULE_CASES = {"Conv": 4, "ConvTranspose": 2}
 OPTIONS = ("stride", "padding", "output_padding", "groups", "dilation")  # the order of conv_transpose's arguments
 WITHOUT_TRANSPOSED = ("stride", "padding", "dilation", "groups")
 
 
 @cache
-def databases() -> tuple[Any, Any]:
-    """Torch's lists of the operators and modules that it tests."""
+def operators() -> dict[str, Any]:
+    """The operators that torch tests, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's test tools warn about missing packages
         profile = settings.get_current_profile_name()
         from torch.testing._internal.common_methods_invocations import op_db
-        from torch.testing._internal.common_modules import module_db
 
         settings.load_profile(profile)  # torch's test tools load their own profile, with ten examples per test
-    return op_db, module_db
-
-
-def operator(name):
-    (entry,) = (op for op in databases()[0] if op.name == name)
-    return entry
+    return {op.name: op for op in op_db}
 
 
 def arguments_of(name, sample) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
@@ -83,31 +76,23 @@ def as_wrong_module(name: str, weight: Tensor, bias: Tensor | None, options: dic
     return conv
 
 
-def has_no_channels(weight: Tensor) -> bool:
-    return 0 in weight.shape[:2]
-
-
-def judged(conv: nn.Module, x: Tensor, **call: Any) -> LayerCheck:
-    check = check_call(conv, construct.convert(conv), x, "torch's own sample", **call)
-    assert check.verdict.name == "CHECKED", (conv, tuple(x.shape), str(check.verdict))
-    return check
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_sample_of_the_operator(name, dtype):
     counts = Counter()
-    for sample in operator(name).sample_inputs("cpu", dtype, requires_grad=False):
+    for sample in operators()[name].sample_inputs("cpu", dtype, requires_grad=False):
         weight, bias, options = arguments_of(name, sample)
-        if has_no_channels(weight):
+        if 0 in weight.shape[:2]:
             with pytest.raises(UnsupportedLayer):
                 construct.convert(as_module(name, weight, bias, options))
             counts["refused, no channels"] += 1
             continue
         conv = as_module(name, weight, bias, options)
         # First check that the module computes the sample's function.
-        assert torch.equal(conv(sample.input), operator(name).op(sample.input, *sample.args, **sample.kwargs))
-        counts["outputs"] += judged(conv, sample.input).discrepancy.compared
+        assert torch.equal(conv(sample.input), operators()[name].op(sample.input, *sample.args, **sample.kwargs))
+        check = check_call(conv, construct.convert(conv), sample.input, "torch's own sample")
+        assert check.verdict.name == "CHECKED", (conv, tuple(sample.input.shape), str(check.verdict))
+        counts["outputs"] += check.discrepancy.compared
         counts["compared"] += 1
         counts["unbatched"] += sample.input.dim() == weight.dim() - 1
     print(name, dtype, dict(counts))
@@ -121,7 +106,7 @@ def test_every_sample_of_the_operator(name, dtype):
 @pytest.mark.parametrize("name", [name for name in OPERATORS if "transpose" not in name])
 def test_what_torch_rejects_is_rejected(name):
     count = 0
-    for error in operator(name).error_inputs("cpu"):
+    for error in operators()[name].error_inputs("cpu"):
         sample = error.sample_input
         conv = as_wrong_module(name, *arguments_of(name, sample))
         with pytest.raises((RuntimeError, ValueError)):
@@ -134,28 +119,9 @@ def test_what_torch_rejects_is_rejected(name):
     assert count >= 10
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
-@pytest.mark.parametrize("cls", [cls for cls, _ in OPERATORS.values()], ids=lambda cls: cls.__name__)
-def test_every_sample_of_the_module(cls, lazy, dtype):
-    if lazy:
-        cls = getattr(nn, f"Lazy{cls.__name__}")
-    (info,) = (info for info in databases()[1] if info.module_cls is cls)
-    count = unbatched = 0
-    for sample in info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=False):
-        constructor, forward = sample.constructor_input, sample.forward_input
-        conv = cls(*constructor.args, **constructor.kwargs).to(dtype).eval()
-        conv(*forward.args, **forward.kwargs)  # this call initialises a lazy module
-        judged(conv, *forward.args, **forward.kwargs)
-        count += 1
-        unbatched += forward.args[0].dim() == conv.weight.dim() - 1
-    assert count >= MODULE_CASES["ConvTranspose" if "Transpose" in cls.__name__ else "Conv"]
-    assert unbatched > 0
-
-
 def test_a_wrong_layer_does_not_pass_for_a_sample():
     """The comparison above can fail: shift one output channel's bias."""
-    sample = next(iter(operator("nn.functional.conv2d").sample_inputs("cpu", torch.float32, requires_grad=False)))
+    sample = next(iter(operators()["nn.functional.conv2d"].sample_inputs("cpu", torch.float32, requires_grad=False)))
     conv = as_module("nn.functional.conv2d", *arguments_of("nn.functional.conv2d", sample))
     layer = construct.conv_to_mhsa(conv)
     with torch.no_grad():

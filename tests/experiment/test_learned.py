@@ -164,9 +164,7 @@ def test_the_archive_is_read_once_its_hash_is_right(cifar: Path, monkeypatch: py
 
 def test_augmented_pictures_are_shifted_and_mirrored():
     x = torch.arange(1.0, 1 + 3 * 2 * 8 * 8).view(3, 2, 8, 8)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        drawn = torch.cat([augmented(x, len(x)) for _ in range(20)])
+    drawn = torch.cat([augmented(x, len(x)) for _ in range(20)])
     padded, kinds = nn.functional.pad(x, (4, 4, 4, 4)), set()
     for number, picture in enumerate(drawn):
         source = padded[number % 3]
@@ -602,10 +600,7 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     (image,) = plots.maps(summary, "local").axes[0].images
     shown = np.asarray(np.ma.filled(np.ma.asarray(image.get_array()), np.nan))
     assert shown.shape == (2 * 6 - 1, 9 * 7 - 1)
-    for layer, head in (
-        (0, 0),
-        (1, 5),
-    ):  # sharp: only the token at which the head looks from query (2, 3) is dark
+    for layer, head in ((0, 0), (1, 5)):  # sharp: only the token at which the head looks from query (2, 3) is dark
         tile = shown[6 * layer : 6 * layer + 5, 7 * head : 7 * head + 6]
         shift = network.attentions()[layer].centres()[1][head].round().int().tolist()
         assert np.argwhere(tile > 0.5).tolist() == [[2 + shift[0], 3 + shift[1]]]
@@ -777,18 +772,10 @@ def test_an_interrupted_command_ends_all_its_processes(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("folder", "words", "option"),
-    [
-        ("learned", [], "--checkpoint-every"),
-        ("taught", ["teacher"], "--heads"),
-        ("taught", ["cnn"], "--validate"),
-    ],
+    [("learned", [], "--checkpoint-every"), ("taught", ["teacher"], "--heads"), ("taught", ["cnn"], "--validate")],
 )
 def test_an_experiment_runs_as_a_module_and_as_a_folder(
-    folder: str,
-    words: list[str],
-    option: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: str, words: list[str], option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     done = python("-m", f"examples.{folder}", *words, "--help")
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,6 @@ OUTPUT = ("--output", "r.db")
 @pytest.fixture
 def network(tmp_path: Path) -> Path:
     """A file with a network of three convolutions, one of which runs at half the size."""
-    torch.manual_seed(0)
     layers = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.Flatten(2), nn.Conv1d(4, 2, 2)
     torch.save(nn.Sequential(*layers), tmp_path / "net.pt")
     return tmp_path / "net.pt"

@@ -110,12 +110,7 @@ def test_what_could_be_read_in_two_ways_is_refused_or_read_as_torch_reads_it(
     whole, other = saved({"weight": torch.ones(1, 1, 2)}), saved({"weight": torch.zeros(1, 1, 2)})
     with pytest.raises(BadModelFile, match="its records are not where its directory says"):
         by_command(whole + whole, Path("m.pt"))  # torch looks into the directory of the first, zipfile into the other
-    for data in (
-        whole + other,
-        whole[:99] + other,
-        whole[:-22] + other[-22:],
-        with_pickle(program(TWICE), bytes(16)),
-    ):
+    for data in (whole + other, whole[:99] + other, whole[:-22] + other[-22:], with_pickle(program(TWICE), bytes(16))):
         content = reading(lambda data=data: by_torch(data))
         assert wrong_in_command(content, data, Path("m.pt")) in (None, [])
 

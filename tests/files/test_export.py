@@ -204,7 +204,6 @@ RETURNED = {
 @pytest.mark.deep
 @pytest.mark.parametrize("name", RETURNED)
 def test_networks_that_return_several_tensors_are_exported(name: str):
-    torch.manual_seed(0)
     model = Returning(RETURNED[name]).eval()
     for export in (to_pt2, to_onnx) if name == "tuple" else (to_pt2,):
         exported = export(convert(model), (1, 6, 6))
@@ -455,7 +454,6 @@ def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCap
 
 def test_the_command_writes_every_format(from_conv: Command):
     """By --format or by the name, each with its own certificate; it replaces only files that it wrote."""
-    torch.manual_seed(0)
     conv = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
     torch.save(conv, "m.pt")
     expected = {"m.pt"}

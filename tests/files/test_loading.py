@@ -16,9 +16,9 @@ import construct
 import verify
 from commands import Command
 from construct import MHSA
-from construct.errors import BadModelFile
 from construct.modules.learning import learned_quadratic, with_covariance
 from construct.weights.record import GEOMETRY
+from readings import refusal, same, written
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
 from verify.recheck.stored_layers import layers_in
@@ -47,24 +47,6 @@ def built(seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Net().eval()
-
-
-def written(content: Any, path: Path) -> Path:
-    torch.save(content, path)
-    return path
-
-
-def refusal(path: Any, **options: Any) -> str:
-    with pytest.raises(BadModelFile) as caught:
-        construct.load(path, **options)
-    assert "\n" not in str(caught.value)
-    assert "--" not in str(caught.value)
-    return str(caught.value)
-
-
-def same(a: nn.Module, b: nn.Module) -> bool:
-    ours, theirs = a.state_dict(), b.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 IMAGE = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))

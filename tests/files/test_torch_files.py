@@ -46,7 +46,7 @@ from archives import (
 from commands import Command, bounded
 from construct.errors import BadModelFile
 from construct.files.reading import read
-from readings import alike, by_torch
+from readings import alike, by_torch, refusal, same, written
 
 
 class Net(nn.Sequential):
@@ -95,23 +95,6 @@ def easy() -> Easy:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return tmp_path / "m.pt"
-
-
-def written(content: Any, path: Path) -> Path:
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    return path
-
-
-def refusal(path: Path, **options: Any) -> str:
-    with pytest.raises(BadModelFile) as caught:
-        construct.load(path, **options)
-    assert str(caught.value).isprintable()
-    return str(caught.value)
-
-
-def same(one: nn.Module, other: nn.Module) -> bool:
-    a, b = one.state_dict(), other.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
 
 # ---- what is beside the model ------------------------------------------------------------------------------------------

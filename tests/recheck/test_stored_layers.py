@@ -80,7 +80,6 @@ def refused(path, words):
 @pytest.mark.parametrize("make", CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
 def test_a_layer_is_the_same_in_every_format(make, dtype, tmp_path):
     """Bit for bit, and so are the digests: safetensors and torch read it, and the certifier hashes the module."""
-    torch.manual_seed(0)
     conv = make().to(dtype)
     for layer, tensors in ((conv, ("weight", "bias")), (construct.conv_to_mhsa(conv), TENSORS)):
         ((stored, values),) = read(written(tmp_path / "f.pt", layer)).values()
@@ -97,7 +96,6 @@ def test_a_layer_is_the_same_in_every_format(make, dtype, tmp_path):
 
 
 def test_layers_are_found_under_the_names_that_torch_gives_them(tmp_path):
-    torch.manual_seed(0)
     net = Net()
     layers = read(written(tmp_path / "f.pt", net))
     expected: dict[str, Any] = {name: m for name, m in net.named_modules() if isinstance(m, nn.Conv1d | nn.Conv2d)}

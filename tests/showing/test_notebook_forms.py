@@ -50,24 +50,18 @@ def squeezed(text):
 
 @pytest.fixture(scope="module")
 def layers():
-    torch.manual_seed(0)
     conv = torch.nn.Conv1d(1, 2, 3, padding=1)
     return conv, construct.conv_to_mhsa(conv)
 
 
-def test_a_certificate_is_a_table_of_its_lines(layers):
+def test_certificates_and_audits_are_tables_of_their_lines(layers):
     certificate = verify.certify(*layers, grid=(8,), input_bound=1.0)
-    words = shown(certificate)
-    assert words[0] == str(certificate.verdict)
-    assert {"claim", "bound", "observed", "step 0 holds"} <= set(words)
-    assert squeezed("".join(words)) == squeezed(str(certificate))
-
-
-def test_an_audit_is_a_table_of_its_lines(layers):
+    assert shown(certificate)[0] == str(certificate.verdict)
+    assert {"claim", "bound", "observed", "step 0 holds"} <= set(shown(certificate))
     audit = verify.audit(layers[1], grid=(9,))
-    words = shown(audit)
-    assert words[0].startswith("Audit by experiment")
-    assert squeezed("".join(words)) == squeezed(str(audit))
+    assert shown(audit)[0].startswith("Audit by experiment")
+    for value in (certificate, audit):
+        assert squeezed("".join(shown(value))) == squeezed(str(value))
 
 
 def test_a_recheck_shows_every_layer_and_runs_none_of_their_names():

@@ -1,16 +1,40 @@
-"""What torch.load and the project's reader make of the bytes of a file."""
+"""Files of any content, and what torch.load and the project's reader make of the bytes of a file."""
 
 import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
+import construct
+from construct.errors import BadModelFile
 from construct.files.allowed import listed
 from construct.files.checkpoints import unwrap
 from construct.files.reading import read
+
+
+def written(content: Any, path: Path) -> Path:
+    """The path, after saving the content there; bytes as they are."""
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    return path
+
+
+def refusal(path: Path, **options: Any) -> str:
+    """The line with which ``construct.load`` refuses a file; it names no option of the command."""
+    with pytest.raises(BadModelFile) as caught:
+        construct.load(path, **options)
+    assert str(caught.value).isprintable()
+    assert "--" not in str(caught.value)
+    return str(caught.value)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules have the same names, numbers and formats."""
+    a, b = one.state_dict(), other.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
 
 def by_torch(data: bytes) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -345,7 +346,7 @@ right_r, right_v, right_query = quadratic.r, quadratic.v, quadratic.absolute_que
 right_call, right_mix = oracle.Convolution.__call__, equations.mix
 right_content = claims_symmetry.content_scores
 right_linear, right_differences = proof_algebra.linear, proof_positions.differences
-right_window, right_spread = claims_added_heads.window, claims_added_heads.spread_attention
+right_window = claims_added_heads.window
 
 
 def flipped(self, x):
@@ -384,10 +385,7 @@ NEGATED = v(lambda tau, alpha: tuple(-x for x in right_v(tau, alpha)))
 HALVED = v(lambda tau, alpha: (-alpha, *(alpha * x for x in tau)))
 SOFTER = v(lambda tau, alpha: right_v(tau, alpha / 2))
 MIRRORED = (quadratic, "r", lambda delta: right_r([-x for x in delta]))
-LAST_HEAD_LEFT_OUT = (
-    *(equations, "mix"),
-    lambda heads, x, weights: right_mix(list(heads)[:-1], x, list(weights)[:-1]),
-)
+LAST_HEAD_LEFT_OUT = (*(equations, "mix"), lambda heads, x, weights: right_mix(list(heads)[:-1], x, list(weights)[:-1]))
 
 NO_COQ = (statements, "headlines", list)
 DOUBLED_QUERIES = (proof_positions, "differences", lambda queries, keys: right_differences(2 * queries, keys))
@@ -516,7 +514,8 @@ def break_it(monkeypatch: pytest.MonkeyPatch, name: str, where, what: str, inste
     ("of", "name", "where", "what", "instead"), cases("verdict", BREAKAGES) + cases("correction", CORRECTION_BREAKAGES)
 )
 def test_a_verdict_changes_when_the_code_under_it_is_broken(monkeypatch, table, of, name, where, what, instead) -> None:
-    before, after = next(row for row in table if row.id == name), break_it(monkeypatch, name, where, what, instead)
+    before: Any = next(row for row in table if row.id == name)
+    after: Any = break_it(monkeypatch, name, where, what, instead)
     if of == "correction":
         before, after = before.correction, after.correction
     assert after.verdict == UNDECIDED != before.verdict

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import construct
@@ -160,7 +159,6 @@ class Certified(Files):
 
 @pytest.fixture
 def conv() -> Any:
-    torch.manual_seed(0)
     return nn.Conv1d(2, 3, 3, padding=1).requires_grad_(False)
 
 

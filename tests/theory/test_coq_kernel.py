@@ -113,7 +113,6 @@ def test_a_wrong_fact_does_not_compile(compile_: Any):
 
 def test_the_kernel_itself_checks_a_layer(compile_: Any):
     """Without extraction or OCaml, the kernel computes `check_text` on the program's input text."""
-    torch.manual_seed(0)
     conv = nn.Conv1d(2, 2, 3, padding=1).requires_grad_(False)
     asked, pair = Asked(), pair_of(conv, conv_to_mhsa(conv).requires_grad_(False), (6,))
     most = float(pair.stated.parts["bound"].max())
