@@ -27,8 +27,11 @@ AVERAGED = "n_averaged"
 """The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
 
 
-def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[str, ...]]:
-    """The module or state dict in a checkpoint, and notes on what was done.
+def unwrap(
+    content: object, chosen: str | None = None
+) -> tuple[object, tuple[str, ...], dict[str, Any]]:
+    """The module or state dict in a checkpoint, notes on what was done, and what the state dict
+    holds beside tensors, as modules' extra state.
 
     ``chosen`` is the key of the model, or keys with slashes between them; by default the first of
     ``KEYS``.
@@ -38,34 +41,36 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, tuple[st
     """
     notes: list[str] = []
     path: list[str] = []
+    values: dict[str, Any] = {}
     keys = _chosen_keys(content, chosen)
     while isinstance(content, dict) and content and len(path) < 4:
         items = dict(dict.items(content))  # attributes of an OrderedDict may hide its methods
         tensors = all(isinstance(k, str) and isinstance(v, Tensor) for k, v in items.items())
         if tensors and not keys:
             break
-        key = keys.pop(0) if keys else _key_of(items)
+        models = [key for key, x in items.items() if isinstance(key, str) and _holds_model(x)]
+        key = keys.pop(0) if keys else _key_of(models)
         if key is None:
-            content, others = _tensors_in(content, items)
-            notes.append(
-                f"no tensors, and so read only if a network's own loading asks for them: {others}"
-            )
+            content, values, others = _tensors_in(content, items)
+            what = "no tensors, and so read only if a network's own loading asks for them"
+            notes.append(f"{what}: {others}")
             break
         path.append(key)
-        notes.append(f"a checkpoint: its key {'/'.join(path)!r} was used{_beside(key, items)}")
+        note = f"a checkpoint: its key {'/'.join(path)!r} was used"
+        notes.append(f"{note}{_beside(key, models, items)}")
         content = items[key]
-    return content, tuple(notes)
+    return content, tuple(notes), values
 
 
-def _beside(key: str, items: Mapping[Any, Any]) -> str:
+def _beside(key: str, models: list[str], items: Mapping[Any, Any]) -> str:
     """What a checkpoint holds beside the model that was taken, in words."""
-    models = [other for other in _models_in(items) if other != key]
-    others = [other for other in items if other not in (key, *models)]
+    unused = [other for other in models if other != key]
+    ignored = [other for other in items if other not in (key, *models)]
     text = ""
-    if models:
-        text = f", and not {_listed(models)} (the option key chooses)"
-    if others:
-        text += f"; ignored: {_listed(others)}"
+    if unused:
+        text = f", and not {_listed(unused)} (the option key chooses)"
+    if ignored:
+        text += f"; ignored: {_listed(ignored)}"
     return text
 
 
@@ -85,9 +90,11 @@ def _chosen_keys(content: object, chosen: str | None) -> list[str]:
     raise BadModelFile(what, "name a key of the checkpoint")
 
 
-def _tensors_in(content: dict[Any, Any], items: Mapping[Any, Any]) -> tuple[dict[str, Tensor], str]:
-    """The tensors of a state dict that holds other things, too, as ``_values``; and the names of
-    these.
+def _tensors_in(
+    content: dict[Any, Any], items: Mapping[Any, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The tensors of a state dict that holds other things, too; what of these can be used; and
+    the names of all of these.
     """
     tensors = OrderedDict(
         (k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor)
@@ -101,8 +108,7 @@ def _tensors_in(content: dict[Any, Any], items: Mapping[Any, Any]) -> tuple[dict
     if isinstance(content, OrderedDict) and "_metadata" in vars(content):
         tensors._metadata = vars(content)["_metadata"]  # type: ignore[attr-defined]
     values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}
-    tensors._values = values  # type: ignore[attr-defined]
-    return tensors, _listed(others)
+    return tensors, values, _listed(others)
 
 
 def _no_state(content: dict[Any, Any]) -> BadModelFile:
@@ -150,18 +156,12 @@ def _is_plain(key: object) -> bool:
     return key is None or type(key) in (str, int, float, bool)
 
 
-def _key_of(items: Mapping[Any, Any]) -> str | None:
-    """The key of the model: the first of ``KEYS``, or the only one."""
-    models = _models_in(items)
+def _key_of(models: list[str]) -> str | None:
+    """The key of the model, of these: the first of ``KEYS``, or the only one."""
     known = [key for key in KEYS if key in models]
     if known or len(models) == 1:
         return [*known, *models][0]
     return None
-
-
-def _models_in(items: Mapping[Any, Any]) -> list[str]:
-    """The keys of a checkpoint's models."""
-    return [key for key, value in items.items() if isinstance(key, str) and _holds_model(value)]
 
 
 def _holds_model(value: object, depth: int = 3) -> bool:

@@ -117,10 +117,9 @@ def read(
             raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
         else:
             loaded = _load_safely(file, allowed, printable(path), inert)
-        content, unwrapped = unwrap(loaded.content, key)
+        content, unwrapped, values = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
     others = {id(module) for module in _others(loaded.content, content)}
-    values = getattr(content, "_values", {}) if isinstance(content, dict) else {}
     return ModelFile(
         path=place,
         sha256=digest,

@@ -120,11 +120,11 @@ def test_a_reader_that_changes_one_number_is_found(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
 
     def changed(content: Any, key: str | None) -> Any:
-        content, notes = unwrap(content, key)
+        content, *rest = unwrap(content, key)
         tensors = content.values() if isinstance(content, dict) else content.parameters()
         with torch.no_grad():
             next(iter(tensors)).view(-1)[0] += 1
-        return content, notes
+        return content, *rest
 
     for name in ("module", "attention", "state", "bare"):
         data = files()[name]

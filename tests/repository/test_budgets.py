@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 81_685,
+        "tokens": 81_677,
         "tokens a line": 9.17,
         "conditional expressions": 16.8,
         "branching functions": 0.019,
