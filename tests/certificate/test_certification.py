@@ -356,38 +356,29 @@ def test_what_was_observed_is_said_of_every_verdict():
 
 def test_digests_change_with_every_bit_and_every_attribute():
     """In either layer: any number's lowest bit, the sign of a zero, the shape, the type and each geometry attribute."""
-    digests = [digest(LAYER, TENSORS)]
+    layers, convs = [LAYER], [_poisoned(CONV, name, 1e-30) for name in ("weight", "bias")]
     for name in TENSORS:
         tensor = getattr(LAYER, name).detach()
         for place in (0, -1):
             flipped = tensor.clone()
             flipped.view(-1)[place] = torch.nextafter(flipped.view(-1)[place], torch.tensor(9e9))
-            digests.append(digest(altered(LAYER, **{name: flipped}), TENSORS))
-        digests.append(digest(altered(LAYER, **{name: tensor.double()}), TENSORS))
-        digests.append(digest(altered(LAYER, **{name: tensor[..., :-1]}), TENSORS))
-    negated = LAYER.u.detach().clone()
-    negated[0] = -0.0
-    digests.append(digest(altered(LAYER, u=negated), TENSORS))
-    changes: dict[str, Any] = {"kernel_size": (9, 1), "stride": (1, 2), "padding": "same", "padding_mode": "reflect"}
-    changes |= {"dilation": (2, 1), "in_channels": 4, "out_channels": 6, "groups": 2}
-    for name, value in changes.items():
-        other = copy.deepcopy(LAYER)
-        other.geometry = replace(LAYER.geometry, **{name: value})
-        digests.append(digest(other, TENSORS))
-        conv = copy.deepcopy(CONV)
-        setattr(conv, name, value)
-        digests.append(digest(conv, ("weight", "bias")))
-    other = copy.deepcopy(LAYER)
-    other.geometry = replace(LAYER.geometry, transposed=True)
-    digests.append(digest(other, TENSORS))
-    other.geometry = replace(other.geometry, stride=(2, 2), output_padding=(0, 1))
-    digests.append(digest(other, TENSORS))
-    parabola = conv_to_mhsa(CONV, encoding="parabola")
-    digests.append(digest(parabola, TENSORS))
-    parabola.radix = (parabola.radix[0] + 2, 1)  # type: ignore[index]
-    digests.append(digest(parabola, TENSORS))
-    for name in ("weight", "bias"):
-        digests.append(digest(_poisoned(CONV, name, 1e-30), ("weight", "bias")))
+            layers.append(altered(LAYER, **{name: flipped}))
+        layers += [altered(LAYER, **{name: other}) for other in (tensor.double(), tensor[..., :-1])]
+    layers.append(_poisoned(LAYER, "u", -0.0))
+    fields: dict[str, Any] = {"kernel_size": (9, 1), "stride": (1, 2), "padding": "same", "padding_mode": "reflect"}
+    fields |= {"dilation": (2, 1), "in_channels": 4, "out_channels": 6, "groups": 2}
+    changes = [{name: value} for name, value in fields.items()]
+    transposed = {"transposed": True}, {"transposed": True, "stride": (2, 2), "output_padding": (0, 1)}
+    for change in (*changes, *transposed):
+        layers.append(copy.deepcopy(LAYER))
+        layers[-1].geometry = replace(LAYER.geometry, **change)
+    for change in changes:
+        convs.append(copy.deepcopy(CONV))
+        vars(convs[-1]).update(change)
+    for more in (0, 2):
+        layers.append(conv_to_mhsa(CONV, encoding="parabola"))
+        layers[-1].radix = (layers[-1].radix[0] + more, 1)  # type: ignore[index]
+    digests = [digest(layer, TENSORS) for layer in layers] + [digest(conv, ("weight", "bias")) for conv in convs]
     assert len(set(digests)) == len(digests) > 50
     certificate = certify(CONV, LAYER, grid=(4, 4))
     assert certificate.mhsa_sha256 == tensor_digests(LAYER, TENSORS)
