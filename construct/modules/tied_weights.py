@@ -61,20 +61,18 @@ def untied_parameters(
         layer = replacements.get(module)
         if layer is None and id(module) in folded:
             continue
-        parameters = [
-            (name, parameter)
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
+        parameters = module._parameters
         targets = {}
         if layer is not None:
             targets = {"weight": id(layer.w_val), "bias": id(layer.b_out)}
             if parametrization_names(module):
-                folded.update(id(part) for part in module.modules())
-                parameters = list(module.named_parameters(remove_duplicate=False))
-                targets = dict.fromkeys((name for name, _ in parameters), id(layer))
-        for name, parameter in parameters:
-            owners.setdefault(id(parameter), []).append((joined(path, name), targets.get(name, 0)))
+                folded.update(map(id, module.modules()))
+                parameters = dict(module.named_parameters(remove_duplicate=False))
+                targets = dict.fromkeys(parameters, id(layer))
+        for name, parameter in parameters.items():
+            if parameter is not None:
+                use = (joined(path, name), targets.get(name, 0))
+                owners.setdefault(id(parameter), []).append(use)
     remarks = []
     for (first, target), *others in owners.values():
         apart = [other for other, its_target in others if its_target != target]

@@ -27,7 +27,6 @@ from construct.execution.protocol import tensors_of
 from construct.execution.shifts.operator import is_recorded
 from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
-from construct.modules.convolutions import HOOKS
 from construct.stock.dot_products import (
     DTYPES,
     HeadCentre,
@@ -38,7 +37,7 @@ from construct.stock.dot_products import (
     token_grid,
     too_large,
 )
-from construct.stock.projections import NoKernel, read_kernel
+from construct.stock.projections import NoKernel, has_hooks, read_kernel
 from construct.tokens import TokenGrid
 
 
@@ -397,10 +396,7 @@ def _check_stock(module: StockAttention) -> None:
             module,
             "its tokens are not those of its grid, or its class is not the one that was built",
         )
-    if (
-        any(vars(module).get(hooks) for hooks in HOOKS)
-        or {"forward", "tokens"} & vars(module).keys()
-    ):
+    if has_hooks(module) or {"forward", "tokens"} & vars(module).keys():
         refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
 
 

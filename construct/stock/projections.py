@@ -83,13 +83,18 @@ def read_kernel(
     return kernel_of_taps(kernel, geometry).to(**like), (tensors.bias + constant).to(**like)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module runs hooks of its own."""
+    return any(vars(module).get(hooks) for hooks in HOOKS)
+
+
 def _checked_dtype(attention: nn.MultiheadAttention) -> torch.dtype:
     """The dtype of an attention; refuses one whose output is not determined by its projections
     alone.
     """
     if type(attention).forward is not nn.MultiheadAttention.forward or "forward" in vars(attention):
         raise NoKernel("its forward is not torch's")
-    if any(vars(attention).get(hooks) for hooks in HOOKS):
+    if has_hooks(attention):
         raise NoKernel("it has hooks, which may change what it computes")
     if attention.bias_k is not None or attention.bias_v is not None or attention.add_zero_attn:
         raise NoKernel("it adds a key of its own (add_bias_kv, add_zero_attn)")
