@@ -22,7 +22,8 @@ class Variant:
         content: whether there is content attention.
         start: "paper", "local" or "convolution".
         absolute: whether learned positions are added to the tokens of the first layer.
-        frozen: whether where heads look stays as it starts, so that only values learn: a control.
+        frozen: what of where heads look stays as it starts, a control: "all", so that only values
+            learn, or "centres", so that α learns too; nothing by default.
         matrices: the scale of W_val W_out at the start: "xavier", or "convolution" as torch draws a
             convolution's kernel.
         heads: N_h, if not the network's.
@@ -37,7 +38,7 @@ class Variant:
     content: bool = False
     start: str = "paper"
     absolute: bool = False
-    frozen: bool = False
+    frozen: str = ""
     matrices: str = ""
     heads: int = 0
     wide_keys: bool = False
@@ -54,9 +55,12 @@ VARIANTS = {
     "relative-content": Variant("learned relative embedding + content", "relative", content=True),
     "absolute": Variant("absolute embedding + content", "none", content=True, absolute=True),
     "resnet18": Variant("ResNet-18", "resnet"),
-    "frozen": Variant("quadratic, heads frozen at the paper's start", "quadratic", frozen=True),
+    "frozen": Variant("quadratic, heads frozen at the paper's start", "quadratic", frozen="all"),
     "frozen-local": Variant(
-        "quadratic, heads frozen at the local start", "quadratic", start="local", frozen=True
+        "quadratic, heads frozen at the local start", "quadratic", start="local", frozen="all"
+    ),
+    "frozen-centres": Variant(
+        "quadratic, centres frozen at the paper's start, α learned", "quadratic", frozen="centres"
     ),
     "local-scaled": Variant(
         "quadratic, local start, matrices as small as a convolution's",
@@ -109,6 +113,10 @@ class Shape:
     resnet: int
 
 
+CENTRES = "parametrizations.v.original1"
+"""The parameter of a layer with learned α and τ that is τ."""
+
+
 def positions_of(layer: nn.Module) -> list[nn.Parameter]:
     """The trainable parameters that say where the heads of an attention layer look: τ and log α, Σ
     and τ, or offsets and v.
@@ -132,7 +140,9 @@ def layer_of(variant: Variant, shape: Shape, grid: tuple[int, int]) -> MHSA | nn
         if variant.start == "convolution"
         else _from_centres(variant, shape, grid)
     )
-    if variant.frozen:
+    if variant.frozen == "centres":
+        layer.get_parameter(CENTRES).requires_grad_(False)
+    elif variant.frozen:
         for p in positions_of(layer):
             p.requires_grad_(False)
     return layer

@@ -215,50 +215,46 @@ def test_what_the_answer_says_of_cifar_is_so():
     answer = " ".join((ROOT / "docs/learned.md").read_text(encoding="utf-8").split())
     runs = published.committed("learned_cifar")
 
-    def nearer(variant: str, than: str, layer: int) -> list[bool]:
-        return [run["layers"][layer - 1]["anywhere"] < run["layers"][layer - 1][than] for run in runs[variant]]
+    def of(variant: str, layer: int, name: str, when: str = "layers") -> list[float]:
+        return [run[when][layer - 1][name] for run in runs[variant]]
 
-    def ended(variant: str, layer: int) -> list[bool]:
-        """Nearer than before."""
-        return [run["layers"][layer - 1]["anywhere"] < run["untrained"][layer - 1]["anywhere"] for run in runs[variant]]
+    def said(numbers: list[float]) -> str:
+        return ", ".join(f"{number:.2f}" for number in numbers[:-1]) + f" and {numbers[-1]:.2f}"
 
-    null, sharpened, layers = "anywhere_sharp_least", "anywhere_first_centres", range(1, 7)
-    assert "in no layer does the paper's start end nearer to N_h taps than each of 19 draws" in answer
-    assert not any(all(nearer("quadratic", null, layer)) for layer in layers)
-    assert "layer 1 does in two of three" in answer
-    assert sum(nearer("quadratic", null, 1)) == 2
-    assert "layers 1 and 2 end nearer than the same sharpness would be at the first centres" in answer
-    assert [layer for layer in layers if all(nearer("quadratic", sharpened, layer))] == [1, 2]
-    assert "The last two layers widen over most of the picture, and end further than they began." in answer
-    assert not any([*ended("quadratic", 5), *ended("quadratic", 6)])
-    assert "From a kernel, layer 1 alone ends nearer than its null" in answer
-    assert [layer for layer in layers if all(nearer("local", null, layer))] == [1]
-    assert "at the first centres would be nearer still" in answer
-    assert not any(nearer("local", sharpened, 1))
-    assert "With padding tokens it does too, and layer 2 with it (seed 0); its last layers leave as well." in answer
-    assert [layer for layer in layers if all(nearer("local-padded", null, layer))] == [1, 2]
-    assert not any([*ended("local-padded", 5), *ended("local-padded", 6)])
-    first = {variant: next(run["test_accuracy"] for run in each if run["seed"] == 0) for variant, each in runs.items()}
-    assert "on that seed those that move are ahead" in answer
-    moving, still = (
-        ("quadratic", "local", "relative", "quadratic-16"),
-        ("frozen", "frozen-local", "conv3", "conv7", "conv9"),
+    def verdicts(variant: str) -> list[str]:
+        (line,) = rows.compared(rows.rows({25: {variant: runs[variant]}}))[2:]
+        return [re.sub(r"[*\d().e-]", "", cell).strip() for cell in line.split(" | ")[2:8]]
+
+    counted = {
+        when: sum(round(near * heads) for near, heads in zip(of("quadratic", 1, "near", when), (9, 9, 9), strict=True))
+        for when in ("untrained", "layers")
+    }
+    assert (
+        f"{counted['layers']} of its 27 heads end near an integer shift, where {counted['untrained']} began" in answer
     )
-    assert min(first[variant] for variant in moving) > max(first[variant] for variant in still)
-    assert "The start from a convolution reaches 64.64 %, more than its two parts apart" in answer
-    assert first["from-conv"] > max(first["local-scaled"], first["local-padded"])
-    assert "With CutMix the paper's start stays more local (seed 0, 56.13 %): five layers end nearer than" in answer
-    assert [layer for layer in layers if all(ended("quadratic-cutmix", layer))] == [1, 2, 3, 4, 5]
-    assert "layers 1 and 3 nearer than each draw of the null" in answer
-    assert [layer for layer in layers if all(nearer("quadratic-cutmix", null, layer))] == [1, 3]
-    assert "the last two end at 0.27 and 0.59, without it at 0.69 or more in every seed" in answer
-    assert "in six epochs it learns less" in answer
-    assert all(run["test_accuracy"] > runs["quadratic-cutmix"][0]["test_accuracy"] for run in runs["quadratic"])
-    (last,) = (run["layers"][4:] for run in runs["quadratic-cutmix"])
-    assert [round(layer["anywhere"], 2) for layer in last] == [0.27, 0.59]
-    assert all(round(layer["anywhere"], 2) >= 0.69 for run in runs["quadratic"] for layer in run["layers"][4:])
-    assert "No control has a second seed" in answer
-    assert all(len(each) == 1 for variant, each in runs.items() if variant not in ("quadratic", "local"))
+    assert f"It ends at {said(of('quadratic', 1, 'anywhere'))} from nine taps" in answer
+    null = sum(of("quadratic", 1, "anywhere_sharp")) / 3
+    assert f"random heads of the same sharpness are at {null:.2f}, and seldom as near" in answer
+    assert verdicts("quadratic") == ["nearer", "", "", "", "further", "further"]
+    sharp, near = (sum(sum(of("quadratic", layer, name)) for layer in range(1, 7)) for name in ("sharp", "sharp_near"))
+    assert f"{near} of {sharp} in all layers" in answer
+    first = sum(of("quadratic", 1, "sharp"))
+    assert all(sum(of("quadratic", layer, "sharp")) < first for layer in (2, 3, 4))
+    everywhere = [sizes[-1] for sizes in of("quadratic", 1, "by_size")]
+    assert f"Over all outputs the first layer is {said(everywhere)} from any convolution" in answer
+    assert verdicts("local")[:5] == ["nearer", "nearer", "", "", "further"]
+    for layer in range(3, 7):
+        pairs = zip(of("local", layer, "anywhere", "untrained"), of("local", layer, "anywhere"), strict=True)
+        assert all(before < after for before, after in pairs)
+    assert "With smaller matrices (one seed) no layer is told apart" in answer
+    assert {"nearer"}.isdisjoint(verdicts("local-scaled")[:5])
+    scores = {variant: [100 * run["test_accuracy"] for run in each] for variant, each in runs.items()}
+    moving = [scores[variant][0] for variant in ("quadratic", "local", "covariance", "relative", "quadratic-16")]
+    assert f"reach {min(moving):.2f} to {max(moving):.2f} %" in answer
+    assert min(moving) > max(scores[variant][0] for variant in ("frozen", "frozen-local", "conv3", "conv7", "conv9"))
+    spread = f"from {min(scores['quadratic']):.2f} to {max(scores['quadratic']):.2f} %"
+    assert spread in answer
+    assert [variant for variant, each in runs.items() if len(each) == 3] == ["quadratic", "local"]
 
 
 def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -310,14 +306,16 @@ def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pyte
     )
 
 
-def run_of(seed: int, before: float, after: float, null: float | None = None, **more: Any) -> dict[str, Any]:
-    """A result of six like layers; of 19 draws of the null the least is 0.05 below their mean."""
+def run_of(
+    seed: int, before: float, after: float, null: float | None = None, chance: float = 0.5, **more: Any
+) -> dict[str, Any]:
+    """A result of six like layers, nearer than all but ``chance`` of the draws of their null."""
     layer: dict[str, Any] = {"anywhere": after, "moved": 0.5, "log_alpha_moved": 0.25, "width": 3.0}
-    first: dict[str, Any] = {"anywhere": before, "width": 2.0}
+    first: dict[str, Any] = {"anywhere": before, "width": 2.0, "near": 1 / 3, "heads": 9}
     if null is not None:
-        nulls = {"anywhere_sharp": null, "anywhere_sharp_deviation": 0.02, "anywhere_sharp_least": null - 0.05}
-        layer |= {**nulls, "anywhere_first_centres": null + 0.1}
-        first |= {**nulls, "anywhere_first_centres": before}
+        layer |= {"anywhere_sharp": null, "anywhere_sharp_deviation": 0.02, "anywhere_first_centres": null + 0.1}
+        layer |= {"anywhere_sharp_nearer": chance, "anywhere_sharp_further": 1 - chance}
+        layer |= {"near": 8 / 9, "heads": 9, "sharp": 5, "sharp_near": 4}
     result = {
         "seed": seed,
         "test_accuracy": 0.5,
@@ -358,17 +356,26 @@ def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
 
 
 @pytest.mark.parametrize(
-    ("afters", "nearer"), [((0.2, 0.1), True), ((0.2, 0.16), False), ((0.34, 0.14), True), ((0.36, 0.1), False)]
+    ("chances", "said"),
+    [
+        ([0.008], "**nearer** (0.008)"),
+        ([0.009], "0.009"),
+        ([0.1, 0.03, 0.01], "**nearer** (0.0022)"),
+        ([0.5, 0.5], "0.6"),
+        ([0.995], "further (0.005)"),
+    ],
 )
-def test_nearer_than_the_null_is_less_than_each_of_its_draws_in_each_seed(afters: tuple[float, float], nearer: bool):
-    """The null is 0.4 and 0.2, the least of its draws 0.35 and 0.15."""
-    runs = [run_of(seed, 0.6, after, null) for seed, after, null in zip((0, 1), afters, (0.4, 0.2), strict=True)]
-    (line,) = rows.facts(rows.rows({25: {"quadratic": runs}}))
-    layers = "layers 1, 2, 3, 4, 5, 6"
-    assert f"than the null: {layers if nearer else 'no layer'};" in line
-    assert line.endswith("so before training: no layer; further than before: no layer.")
-    (relative,) = rows.facts(rows.rows({25: {"relative": [run_of(0, 0.8, 0.3)]}}))
-    assert "null" not in relative
+def test_a_layer_is_nearer_than_its_null_if_chance_seldom_is_in_one_of_six(chances: list[float], said: str):
+    runs = [run_of(seed, 0.6, 0.2, 0.4, chance) for seed, chance in enumerate(chances)]
+    results = {"quadratic": runs, "relative": [run_of(0, 0.8, 0.3)]}
+    (line,) = rows.compared(rows.rows({25: results}))[2:]
+    assert line.endswith(f" | {rows.seeds(runs)} |" + f" {said} |" * 6)
+
+
+def test_heads_near_the_lattice_are_counted_over_seeds():
+    results = {"quadratic": [run_of(0, 0.6, 0.2, 0.4), run_of(1, 0.6, 0.1, 0.4)], "frozen": [run_of(0, 0.6, 0.6, 0.4)]}
+    (line,) = rows.lattice(rows.rows({25: results}))[2:]
+    assert line.endswith("| 0, 1 | 48 of 60 |" + " 6 → 16 of 18 |" * 6)
 
 
 def test_intervals_are_of_every_variant():
@@ -425,7 +432,7 @@ def test_what_has_not_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(published, "committed", lambda name: committed(name) if "digits" in name else {})
     blocks = published.blocks()
     assert blocks["cifar"] == blocks["cifar-heads"] == published.NONE
-    assert blocks["facts"] == []
     assert all("not run yet | not run yet" in line for line in blocks["tuning"][2:])
     assert "not drawn yet" in blocks["figures"][0]
-    assert rows.absent({"local": []}, ["local", "conv3"]) == ["", "*Not run yet: a 3 × 3 convolution in the block.*"]
+    said = rows.absent({"local": []}, ["local", "conv3"], ["the paper's SGD"])
+    assert said == ["", "*Not run yet: a 3 × 3 convolution in the block; the paper's SGD.*"]

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
-from examples.learned.results import ruler, table
+from examples.learned.results import nulls, ruler, table
+from examples.learned.results import rows as rows_of_tables
 from examples.learned.results.maps import maps_of
 from examples.learned.results.nulls import Gaussians, gaussian_attention
 from examples.learned.results.shifts import Shifts
 from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
 from examples.learned.variants import VARIANTS, Shape, positions_of
 
+NAME = ["quadratic", 0]
 SHAPE = Shape(layers=2, heads=9, width=9, intermediate=8, dropout=0.1, key_dim=0, alpha=40.0, resnet=2)
 
 
@@ -56,7 +58,7 @@ def test_distances_are_those_of_least_squares(grid: tuple[int, int], heads: int,
 def test_a_convolution_is_one_from_its_own_size_on(variant: str, everywhere: bool):
     """A local start has its taps on the image, and at the border reads the edge instead of zeros."""
     net = network(variant)
-    for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20)):
+    for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20), NAME):
         assert row["by_size" if everywhere else "middle"][1:] == pytest.approx([0] * 5, abs=1e-5)
         assert row["anywhere"] == pytest.approx(0, abs=1e-5)
         assert row["anywhere_sharp"] < 0.2  # sharp heads are taps wherever they are, but for centres between two tokens
@@ -83,7 +85,7 @@ def test_a_convolution_with_scattered_taps_is_one_anywhere_and_in_no_square():
     with torch.no_grad():
         tau = parametrizations.v.original1
         tau.copy_(torch.tensor([[0, 3], [3, 0], [-3, 1], [2, 2], [-1, -3], [0, 0], [3, 3], [-2, 2], [1, -3]]))
-    row, _ = ruler.measured(net, network("from-conv"), torch.randn(3, 1, 20, 20))
+    row, _ = ruler.measured(net, network("from-conv"), torch.randn(3, 1, 20, 20), NAME)
     assert row["anywhere"] < 1e-5 < 0.5 < row["middle"][1]
     assert row["moved"] > 1
     assert row["distinct"] == 9
@@ -91,7 +93,7 @@ def test_a_convolution_with_scattered_taps_is_one_anywhere_and_in_no_square():
 
 def test_soft_heads_at_random_centres_are_far_from_taps():
     net = network("quadratic", alpha=1.0)
-    for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20)):
+    for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20), NAME):
         assert 0.4 < row["anywhere"] < 1
         assert row["anywhere_sharp"] == pytest.approx(row["anywhere"], abs=0.15)  # the start is drawn as the null is
 
@@ -115,7 +117,7 @@ def test_gaussian_attention_is_the_layers_own_without_its_padding_tokens(variant
 def test_heads_without_centres_have_no_null():
     assert Gaussians.of(network("relative").attentions()[0]) is None
     net = network("relative")
-    assert "anywhere_sharp" not in ruler.measured(net, net, torch.randn(2, 1, 20, 20))[0]
+    assert "anywhere_sharp" not in ruler.measured(net, net, torch.randn(2, 1, 20, 20), NAME)[0]
 
 
 @pytest.mark.parametrize("variant", ["quadratic", "covariance", "local-padded"])
@@ -130,11 +132,11 @@ def test_what_sharpening_alone_gives_is_told_from_what_moving_gives(variant: str
                 if net is moved:
                     tau.add_(1.4 * torch.randn(tau.shape))
     x = torch.randn(2, 1, 20, 20)
-    for row in ruler.measured(before, before, x):
+    for row in ruler.measured(before, before, x, NAME):
         assert row["anywhere_first_centres"] == pytest.approx(row["anywhere"], abs=1e-6)
-        assert row["anywhere_sharp_least"] < row["anywhere_sharp"]
+        assert 0.9 < row["anywhere_sharp_nearer"] + row["anywhere_sharp_further"] < 1.1
         assert 0 < row["anywhere_sharp_deviation"] < 0.2
-    both = zip(*(ruler.measured(net, before, x) for net in (before, sharper, moved)), strict=True)
+    both = zip(*(ruler.measured(net, before, x, NAME) for net in (before, sharper, moved)), strict=True)
     for alone, row, other in both:
         assert row["anywhere_first_centres"] == pytest.approx(row["anywhere"], abs=1e-6)
         assert row["anywhere"] < alone["anywhere"]
@@ -142,12 +144,48 @@ def test_what_sharpening_alone_gives_is_told_from_what_moving_gives(variant: str
         assert abs(other["anywhere"] - row["anywhere"]) > 1e-4
 
 
-def test_one_hot_heads_over_padding_tokens_are_taps_wherever_they_look():
-    """Beyond the border they read padding alone, so that the null of a convolution is as near to one as it is itself."""
+def test_centres_drawn_as_the_null_is_are_nearer_than_it_as_often_as_chance_has_it(monkeypatch: pytest.MonkeyPatch):
+    """And on the lattice they are nearer than nearly all draws; layers of other names have other draws."""
+    monkeypatch.setattr(nulls, "DRAWS", 49)
+    shares, means = [], []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        for number, layer in enumerate(AttentionNet(VARIANTS["quadratic"], SHAPE, (1, 20, 20), 3).attentions()):
+            tau = layer.centres()[1].detach().double().numpy()
+            forms = 9.0 * np.eye(2)[None].repeat(len(tau), 0)
+            there, near = Gaussians(forms, tau), Gaussians(forms, tau.round().clip(-3, 3))
+            row, best = (
+                ruler.anywhere_of_centres(layer, heads, there, (10, 10), ["quadratic", seed, number])
+                for heads in (there, near)
+            )
+            assert best["anywhere_sharp_nearer"] < 0.05 < 0.95 < best["anywhere_sharp_further"]
+            shares.append(row["anywhere_sharp_nearer"])
+            means.append(row["anywhere_sharp"])
+    assert 0.3 < np.mean(shares) < 0.7
+    assert len({*means}) == len(means)
+
+
+@given(st.lists(st.floats(0.001, 1), min_size=1, max_size=5))
+def test_chances_are_pooled_as_fisher_does(chances: list[float]):
+    """Beside the share of 40,000 products of uniform numbers that are as small."""
+    products = np.random.default_rng(0).random((40_000, len(chances))).prod(1)
+    assert rows_of_tables.pooled(chances) == pytest.approx(float((products <= np.prod(chances)).mean()), abs=0.02)
+
+
+def test_heads_near_the_lattice_are_counted():
+    tau = np.array([[0.2, 3.1], [0.3, 1.0], [-2.0, 0.9], [0.0, 0.0]])
+    heads = Gaussians(np.array([5.0, 5.0, 3.0, 4.5])[:, None, None] * np.eye(2), tau)
+    counted = ruler.centres_moved(heads, heads)
+    assert (counted["near"], counted["heads"], counted["sharp"], counted["sharp_near"]) == (0.75, 4, 3, 2)
+
+
+def test_a_convolution_in_the_place_of_attention_has_no_null():
+    """Its heads are one-hot, and taps wherever they look."""
     net = network("conv3")
-    for row in ruler.measured(net, net, torch.randn(2, 1, 20, 20)):
+    for row in ruler.measured(net, net, torch.randn(2, 1, 20, 20), NAME):
         assert row["anywhere"] == pytest.approx(0, abs=1e-6)
-        assert row["anywhere_sharp"] < 0.01
+        assert "anywhere_sharp" not in row
+        assert row["sharp"] == row["sharp_near"] == row["heads"] == 9
 
 
 @pytest.mark.parametrize("variant", ["from-conv", "conv3"])
@@ -166,7 +204,7 @@ def test_attention_without_a_grid_is_its_own_null():
     """A uniform map is translation equivariant except at the border, and equally near to a convolution in any order."""
     w, grid = np.random.default_rng(0).standard_normal((2, 3, 3)), (4, 5)
     uniform = np.full((2, 20, 20), 1 / 20)
-    assert ruler.null(uniform, w, grid) == pytest.approx(ruler.by_size(uniform, w, grid))
+    assert ruler.null(uniform, w, grid, NAME) == pytest.approx(ruler.by_size(uniform, w, grid))
     assert ruler.by_size(uniform, w, grid)[-1] == 0
 
 
@@ -179,7 +217,7 @@ def test_the_null_keeps_the_spectrum_and_loses_the_grid():
     before, after = (np.linalg.svd(q, compute_uv=False) for q in (p[0], moved))
     np.testing.assert_allclose(after, before, atol=1e-6)
     assert ruler.by_size(moved, w, net.grid)[2] > 0.9
-    assert ruler.null(p[0], w, net.grid)[2] > 0.9
+    assert ruler.null(p[0], w, net.grid, NAME)[2] > 0.9
 
 
 def test_the_share_of_position_is_that_of_the_variance():

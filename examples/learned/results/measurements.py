@@ -12,7 +12,7 @@ from examples.learned.results.ruler import measured
 from examples.learned.results.substitution import accuracy, accuracy_after, explained_variance
 from examples.learned.training import Run
 
-RULER = 3
+RULER = 4
 """The version of what is measured: results of another one are measured anew from their checkpoints.
 """
 SUBSTITUTION = 2
@@ -50,15 +50,16 @@ def measurements(run: Run, earlier: dict[str, Any]) -> dict[str, Any]:
     network, before = run.network, run.untrained().to(run.device)
     if not isinstance(network, AttentionNet) or not isinstance(before, AttentionNet):
         return {"layers": [], "untrained": []}
-    x = run.held[0].to(run.device)[:PICTURES]
+    x, name = run.held[0].to(run.device)[:PICTURES], (run.settings.variant, run.settings.seed)
     layers, score = (
         _substituted(run, network) if earlier.get("ruler", 0) < SUBSTITUTION else _kept(earlier)
     )
     return {
         "layers": [
-            row | layer for row, layer in zip(measured(network, before, x), layers, strict=True)
+            row | layer
+            for row, layer in zip(measured(network, before, x, name), layers, strict=True)
         ],
-        "untrained": measured(before, before, x),
+        "untrained": measured(before, before, x, name),
         "accuracy_of_substitution": score,
     }
 

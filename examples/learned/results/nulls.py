@@ -2,17 +2,16 @@
 elsewhere.
 
 *Sharp*: heads of the same sharpness and W_h at random centres, on the same tokens.  A sharp head
-that attends by position is a tap of a convolution by the theorem, whatever was learned, so that
-only a distance below this null says that centres moved to the lattice.  A convolution in the place
-of attention is measured as one-hot heads over padding tokens, which are taps wherever they look:
-its null is 0 up to ties, and says nothing.  *Orders*: the same layer with the queries and the keys
-of each head in random orders, so attention of the same spectrum, entropy and W_h, but without a
-grid.
+near an integer shift is a tap by the theorem, and one between two shifts a mixture of a few, so
+that sharpening alone lowers the distance: only one below this null says that centres are nearer to
+the lattice than chance puts them.  *Orders*: the same layer with the queries and the keys of each
+head in random orders, so attention of the same spectrum, entropy and W_h, but without a grid.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,9 +20,13 @@ from construct import MHSA
 from construct.encoding.encodings import Covariance, Quadratic
 
 T = TypeVar("T")
-DRAWS = 19
-"""The number of random draws of a null.  One more draw would be the least of all with a probability
-of 1 in 20.
+DRAWS = 299
+"""How often centres are drawn for the null of sharp heads."""
+ORDERS = 19
+"""How often orders are drawn."""
+Name = Sequence[int | str]
+"""What a layer's draws are named by, such as variant, seed and number of the layer: others have
+other draws.
 """
 
 
@@ -59,7 +62,10 @@ class Gaussians:
 
 
 def gaussian_attention(
-    heads: Gaussians, grid: tuple[int, int], pads: Sequence[tuple[int, int]] = ((0, 0), (0, 0))
+    heads: Gaussians,
+    grid: tuple[int, int],
+    pads: Sequence[tuple[int, int]] = ((0, 0), (0, 0)),
+    queries: np.ndarray | None = None,
 ) -> np.ndarray:
     """Softmax over keys of −(k − q − τ)ᵀ A (k − q − τ) (Eq. 10 to 14 of the talk), as ``maps_of``
     has it.
@@ -69,23 +75,26 @@ def gaussian_attention(
         grid: the grid of the tokens.
         pads: padding tokens before and after each axis, which heads attend to, and which are then
             left out.
+        queries: bool (tokens,), the queries that count; by default all.
 
     Returns:
-        From queries to keys, (heads, tokens, tokens).
+        From these queries to keys, (heads, queries, tokens).
     """
+    places = np.stack(np.unravel_index(np.arange(grid[0] * grid[1]), grid))
+    if queries is not None:
+        places = places[:, queries]
     # (heads, queries, keys) of an axis
     down, right = (
-        np.arange(-before, n + after) - np.arange(n)[:, None] - tau[:, None, None]
-        for n, (before, after), tau in zip(grid, pads, heads.tau.T, strict=True)
+        np.arange(-before, n + after) - place[:, None] - tau[:, None, None]
+        for n, (before, after), place, tau in zip(grid, pads, places, heads.tau.T, strict=True)
     )
     (a, b), (_, d) = heads.forms[..., None, None].transpose(1, 2, 0, 3, 4)
-    scores = -(a * down**2)[:, :, None, :, None] - (d * right**2)[:, None, :, None, :]
-    scores -= (2 * b * down)[:, :, None, :, None] * right[:, None, :, None, :]
-    exponentials = np.exp(scores - scores.max((3, 4), keepdims=True))
-    p = exponentials / exponentials.sum((3, 4), keepdims=True)
+    scores = -(a * down**2)[..., None] - (d * right**2)[:, :, None]
+    scores -= (2 * b * down)[..., None] * right[:, :, None]
+    exponentials = np.exp(scores - scores.max((2, 3), keepdims=True))
+    p = exponentials / exponentials.sum((2, 3), keepdims=True)
     inside = tuple(slice(before, before + n) for n, (before, _) in zip(grid, pads, strict=True))
-    tokens = grid[0] * grid[1]
-    return p[..., *inside].reshape(len(p), tokens, tokens)
+    return p[..., *inside].reshape(*p.shape[:2], -1)
 
 
 def in_random_orders(p: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -96,7 +105,9 @@ def in_random_orders(p: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return np.stack([head[np.ix_(*order)] for head, order in zip(p, orders, strict=True)])
 
 
-def drawn(distance: Callable[[np.random.Generator], T]) -> list[T]:
-    """The distance of every draw, the same draws for every layer."""
-    random = np.random.default_rng(0)
-    return [distance(random) for _ in range(DRAWS)]
+def drawn(distance: Callable[[np.random.Generator], T], draws: int, name: Name) -> list[T]:
+    """The distance of every draw, of other draws for every name."""
+    random = np.random.default_rng(
+        [part if isinstance(part, int) else crc32(part.encode()) for part in name]
+    )
+    return [distance(random) for _ in range(draws)]

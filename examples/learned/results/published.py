@@ -56,6 +56,7 @@ PLANNED = (
         "relative-content",
         "frozen",
         "frozen-local",
+        "frozen-centres",
     ),
     *(
         "local-scaled",
@@ -69,6 +70,11 @@ PLANNED = (
     ),
 )
 """The variants to be trained on CIFAR-10."""
+OTHERWISE = {
+    "learned_cifar_sgd": ("the paper's SGD and schedule", 1),
+    "learned_cifar_shuffled": ("train labels in a random order", rows.SHOWN),
+}
+"""Results of CIFAR-10 runs that are trained in another way: how, and the rate of where heads look."""
 NONE = [
     "*Not run yet: there is no result on CIFAR-10 of runs in which centres can move, and so no answer for images.*"
 ]
@@ -150,14 +156,20 @@ def blocks() -> dict[str, list[str]]:
     """Every part of the pages that is made from results, as lines, by its name there."""
     digits = rows.rows({rate: committed(f"learned_digits_{rate}") for rate in rows.RATES})
     cifar = committed("learned_cifar")
-    trained = [
-        *rows.rows({rows.SHOWN: cifar}),
-        *rows.rows({1: committed("learned_cifar_sgd")}, ", the paper's SGD"),
-    ]
+    trained, missing = rows.rows({rows.SHOWN: cifar}), []
+    for name, (how, rate) in OTHERWISE.items():
+        trained += rows.rows({rate: committed(name)}, f", {how}")
+        missing += [] if committed(name) else [how]
     tuning = committed("learned_tuning")
     summary = json.loads(DRAWN.read_text(encoding="utf-8")) if DRAWN.exists() else None
     of_cifar = {
-        "cifar": lambda: [*rows.by_layer(trained), *rows.absent(cifar, PLANNED)],
+        "cifar": lambda: [*rows.by_layer(trained), *rows.absent(cifar, PLANNED, missing)],
+        "cifar-compared": lambda: rows.compared(trained),
+        "cifar-lattice": lambda: rows.lattice(trained),
+        "cifar-lattice-seeds": lambda: rows.lattice(rows.by_seed(trained)),
+        "cifar-compared-seeds": lambda: rows.compared(rows.by_seed(trained)),
+        "cifar-all": lambda: rows.over_all_outputs(trained),
+        "cifar-moved": lambda: rows.moved(trained),
         "cifar-seeds": lambda: rows.by_layer(rows.by_seed(trained)),
         "cifar-accuracy": lambda: rows.accuracy(trained),
         "cifar-sharpening": lambda: rows.sharpening(trained),
@@ -171,8 +183,9 @@ def blocks() -> dict[str, list[str]]:
         "figure": figure(summary),
         "figures": other_figures(summary),
         "tuning": rows.tuning(tuning),
-        "facts": ["What holds in every seed:", "", *rows.facts(trained)] if trained else [],
         "digits": rows.by_layer(digits),
+        "compared": rows.compared(digits),
+        "lattice": rows.lattice(digits),
         "sharpening": rows.sharpening(digits),
         "intervals": rows.intervals(committed(f"learned_digits_{rows.SHOWN}")),
         "heads": rows.heads(digits),

@@ -16,7 +16,9 @@ def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
     ``DIGITS_REACH_LOCAL``.
     """
     cifar = of_cifar["quadratic"]
-    (fact,) = rows.facts([rows.Row(VARIANTS["quadratic"].label, rows.SHOWN, "quadratic", cifar)])
+    row = [rows.Row(VARIANTS["quadratic"].label, rows.SHOWN, "quadratic", cifar)]
+    _, _, *chances = _cells(rows.compared(row))
+    _, _, sharp, *lattice = _cells(rows.lattice(row))
     first, last = (layer - 1 for layer in rows.ENDS)
 
     def ends(runs: Sequence[dict[str, Any]], name: str) -> str:
@@ -28,19 +30,32 @@ def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
     return {
         "CIFAR_RUNS": f"seeds {rows.seeds(cifar)}",
         "DIGITS_RUNS": f"seeds {rows.seeds(digits['quadratic'])}",
-        "FACTS": fact.removeprefix("- ").removesuffix("."),
+        "CHANCES": ", ".join(chance.replace("*", "") for chance in chances),
+        "SHARP": sharp,
+        "LATTICE": ", ".join(lattice),
         "NEAR_1": rows.paired(cifar, first, "near"),
         "NEAR_6": rows.paired(cifar, last, "near"),
         "PEAK_1": rows.paired(cifar, first, "peak"),
         "PEAK_6": rows.paired(cifar, last, "peak"),
         "REACH": ", ".join(rows.paired(cifar, layer - 1, "reach") for layer in rows.LAYERS),
         "WIDTH": ", ".join(rows.paired(cifar, layer - 1, "width") for layer in rows.LAYERS),
+        "OFFSETS": ", ".join(
+            rows.paired(of_cifar["relative"], layer - 1, "anywhere") for layer in rows.LAYERS
+        ),
+        "RESNET": table.mean_and_deviation(
+            [run["test_accuracy"] for run in of_cifar["resnet18"]], scale=100
+        ),
         "ACCURACY": table.mean_and_deviation([run["test_accuracy"] for run in cifar], scale=100),
         "DIGITS_PEAK_1": rows.paired(digits["quadratic"], first, "peak"),
         "DIGITS_PEAK_6": rows.paired(digits["quadratic"], last, "peak"),
         "DIGITS_REACH": ends(digits["quadratic"], "reach"),
         "DIGITS_REACH_LOCAL": ends(digits["local"], "reach"),
     }
+
+
+def _cells(lines: Sequence[str]) -> list[str]:
+    """The cells of the last row of a table."""
+    return [cell.strip() for cell in lines[-1].strip("|").split("|")]
 
 
 def module(cifar: rows.Results, digits: rows.Results) -> str:

@@ -3,6 +3,7 @@ and rate.
 """
 
 from collections.abc import Sequence
+from math import exp, factorial, log
 from typing import Any, NamedTuple
 
 from examples.learned.results import table
@@ -62,22 +63,27 @@ def by_layer(all_rows: Sequence[Row]) -> list[str]:
         "|---|---:|---:|---:|---|---:|" + "---:|" * len(LAYERS),
     ]
     for label, rate, variant, runs in all_rows:
-        learns = bool(runs[0]["layers"]) and not (
-            VARIANTS[variant].frozen or VARIANTS[variant].kernel
-        )
-        rates = f"× {rate} | {runs[0]['budget']:.2g} | {_moved(runs)}" if learns else "– | – | –"
+        rates = "– | – | –"
+        if _learns_where(variant, runs):
+            rates = f"× {rate} | {runs[0]['budget']:.2g} | {_moved(runs)}"
         test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-        cells = [_before_after(runs, layer) for layer in range(len(LAYERS))]
+        cells = ["–"] * len(LAYERS)  # a convolution is one
+        if not VARIANTS[variant].kernel:
+            cells = [_before_after(runs, layer) for layer in range(len(LAYERS))]
         lines.append(f"| {label} | {rates} | {seeds(runs)} | {test} | {' | '.join(cells)} |")
     return lines
 
 
+def _learns_where(variant: str, runs: Sequence[dict[str, Any]]) -> bool:
+    """Whether the layers of a variant learn where their heads look, or how sharply."""
+    of = VARIANTS[variant]
+    return bool(runs[0]["layers"]) and not of.kernel and of.frozen != "all"
+
+
 def _has_null(runs: Sequence[dict[str, Any]]) -> bool:
-    """Whether the runs have a null with its spread: that of older rulers was drawn without padding
-    tokens.
-    """
+    """Whether the heads of the runs have centres, which can be drawn anew."""
     layers = [layer for run in runs for layer in run["layers"]]
-    return bool(layers) and all("anywhere_sharp_least" in layer for layer in layers)
+    return bool(layers) and all("anywhere_sharp" in layer for layer in layers)
 
 
 def _null(runs: Sequence[dict[str, Any]], layer: int) -> str:
@@ -118,42 +124,109 @@ def seeds(runs: Sequence[dict[str, Any]]) -> str:
     return f"{every[0]} to {every[-1]}" if whole else ", ".join(map(str, every))
 
 
-def facts(all_rows: Sequence[Row]) -> list[str]:
-    """For each start whose heads learn where to look, the layers of which something holds in every
-    seed.
+CERTAIN = 0.05
+"""The probability below which a layer is said to be nearer than its null, or further: once in so
+many of all starts none of whose six layers is.
+"""
+
+
+def compared(all_rows: Sequence[Row]) -> list[str]:
+    """For each start whose heads have centres, and each layer, how often random centres would be at
+    least as near, over its seeds together.
     """
-    lines = []
+    lines = _by_layer_of("start | seeds")
     for label, _, variant, runs in all_rows:
-        if VARIANTS[variant].frozen or VARIANTS[variant].kernel or not runs[0]["layers"]:
-            continue
-        before = _of_layers(runs, "untrained", "anywhere")
-        after = _of_layers(runs, "layers", "anywhere")
-        said = [f"nearer to N_h taps than before: {_where_less(after, before)}"]
-        if _has_null(runs):
-            sharpened = _of_layers(runs, "layers", "anywhere_first_centres")
-            least, first_least = (
-                _of_layers(runs, when, "anywhere_sharp_least") for when in ("layers", "untrained")
-            )
-            said.append(f"than by sharpening alone: {_where_less(after, sharpened)}")
-            said.append(f"than the null: {_where_less(after, least)}")
-            said.append(f"so before training: {_where_less(before, first_least)}")
-        said.append(f"further than before: {_where_less(before, after)}")
-        lines.append(f"- {label} (seed{'s' * (len(runs) > 1)} {seeds(runs)}): {'; '.join(said)}.")
+        if _has_null(runs) and not VARIANTS[variant].kernel:
+            cells = [_against_chance(runs, layer) for layer in range(len(LAYERS))]
+            lines.append(f"| {label} | {seeds(runs)} | {' | '.join(cells)} |")
     return lines
 
 
-def _of_layers(runs: Sequence[dict[str, Any]], when: str, name: str) -> list[list[float]]:
-    """A measurement of every layer, for each run."""
-    return [[run[when][layer][name] for run in runs] for layer in range(len(runs[0][when]))]
+def _by_layer_of(columns: str) -> list[str]:
+    """The head of a table with a column for each layer."""
+    heading = f"| {columns} | " + " | ".join(f"layer {n}" for n in LAYERS) + " |"
+    return [heading, "|---" * (columns.count("|") + 1) + "|---:" * len(LAYERS) + "|"]
 
 
-def _where_less(less: Sequence[Sequence[float]], more: Sequence[Sequence[float]]) -> str:
-    """The layers in which each number is less than its counterpart."""
-    pairs = enumerate(zip(less, more, strict=True), start=1)
-    layers = [str(n) for n, pair in pairs if all(a < b for a, b in zip(*pair, strict=True))]
-    if not layers:
-        return "no layer"
-    return f"layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
+def _against_chance(runs: Sequence[dict[str, Any]], layer: int) -> str:
+    near, far = (
+        pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in runs])
+        for side in ("nearer", "further")
+    )
+    if len(LAYERS) * near <= CERTAIN:
+        return f"**nearer** ({near:.2g})"
+    return f"further ({far:.2g})" if len(LAYERS) * far <= CERTAIN else f"{near:.2g}"
+
+
+def pooled(chances: Sequence[float]) -> float:
+    """The probability that the product of as many uniform numbers is as small (Fisher's method).
+
+    >>> pooled([0.3]), round(pooled([0.1, 0.1]), 3)
+    (0.3, 0.056)
+    """
+    t = -sum(map(log, chances))
+    return exp(-t) * sum(t**n / factorial(n) for n in range(len(chances)))
+
+
+def lattice(all_rows: Sequence[Row]) -> list[str]:
+    """How many heads are near an integer shift: of the sharp ones of all layers; and of all heads
+    of each layer, before → after training, of how many; over all seeds.
+    """
+    lines = _by_layer_of("start | seeds | sharp and near, of sharp")
+    for label, _, variant, runs in all_rows:
+        if not (_has_null(runs) and _learns_where(variant, runs)):
+            continue
+        every = [layer for run in runs for layer in run["layers"]]
+        sharp = f"{_total(every, 'sharp_near')} of {_total(every, 'sharp')}"
+        cells = []
+        for layer in range(len(LAYERS)):
+            after = [run["layers"][layer] for run in runs]
+            before = [run["untrained"][layer] for run in runs]
+            cells.append(f"{_near(before)} → {_near(after)} of {_total(after, 'heads')}")
+        lines.append(f"| {label} | {seeds(runs)} | {sharp} | {' | '.join(cells)} |")
+    return lines
+
+
+def _total(layers: Sequence[dict[str, Any]], name: str) -> int:
+    return sum(layer[name] for layer in layers)
+
+
+def _near(layers: Sequence[dict[str, Any]]) -> int:
+    """The heads near an integer shift."""
+    return sum(round(layer["near"] * layer["heads"]) for layer in layers)
+
+
+def over_all_outputs(all_rows: Sequence[Row]) -> list[str]:
+    """The distance to the nearest convolution of any size over the outputs in the middle, and over
+    all; means over seeds.
+    """
+    lines = _by_layer_of("start | seeds")
+    for label, _, _, runs in _with_attention(all_rows):
+        cells = []
+        for layer in range(len(LAYERS)):
+            ends = [
+                _mean([run["layers"][layer][name][-1] for run in runs])
+                for name in ("middle", "by_size")
+            ]
+            cells.append(", ".join(ends))
+        lines.append(f"| {label} | {seeds(runs)} | {' | '.join(cells)} |")
+    return lines
+
+
+def moved(all_rows: Sequence[Row]) -> list[str]:
+    """How far τ (in tokens) and log α moved in each layer, means over heads and seeds."""
+    lines = _by_layer_of("start | rate | seeds")
+    for label, rate, variant, runs in all_rows:
+        if _has_null(runs) and _learns_where(variant, runs):
+            cells = [
+                ", ".join(
+                    table.cell(runs, "layers", layer, name, _mean)
+                    for name in ("moved", "log_alpha_moved")
+                )
+                for layer in range(len(LAYERS))
+            ]
+            lines.append(f"| {label} | × {rate} | {seeds(runs)} | {' | '.join(cells)} |")
+    return lines
 
 
 def heads(all_rows: Sequence[Row]) -> list[str]:
@@ -189,7 +262,7 @@ def sharpening(all_rows: Sequence[Row]) -> list[str]:
         "|---|---:|" + "---:|" * len(LAYERS),
     ]
     for label, rate, variant, runs in all_rows:
-        if _has_null(runs) and not (VARIANTS[variant].frozen or VARIANTS[variant].kernel):
+        if _has_null(runs) and _learns_where(variant, runs):
             names = (
                 ("untrained", "anywhere"),
                 ("layers", "anywhere_first_centres"),
@@ -234,7 +307,7 @@ def looks(all_rows: Sequence[Row]) -> list[str]:
         "|---|---|" + "---:|" * len(LAYERS),
     ]
     for label, _, variant, runs in _with_attention(all_rows):
-        if not VARIANTS[variant].frozen:
+        if _learns_where(variant, runs):
             cells = [
                 ", ".join(paired(runs, layer, name) for name in ("reach", "width", "peak"))
                 for layer in range(len(LAYERS))
@@ -326,9 +399,12 @@ def accuracy(all_rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def absent(results: Results, planned: Sequence[str]) -> list[str]:
-    """A sentence about the planned variants without results; nothing if there are none."""
+def absent(results: Results, planned: Sequence[str], more: Sequence[str]) -> list[str]:
+    """A sentence about the planned variants without results, and what more there is none of;
+    nothing if there is all.
+    """
     missing = [VARIANTS[variant].label for variant in planned if variant not in results]
+    missing += more
     return ["", f"*Not run yet: {'; '.join(missing)}.*"] if missing else []
 
 

@@ -32,15 +32,27 @@ NEAR = 0.25
 """A centre is near an integer shift if each component is within this: a quarter of all random
 centres in two dimensions.
 """
+SHARP = 4.0
+"""Heads of a larger α are counted as sharp: at an integer shift their key has a weight of 0.93 or
+more.
+"""
+
+ONE_HOT = 256.0
+"""Heads as sharp as this, those of a convolution in the place of attention, are taps wherever they
+look: they have no null.
+"""
 
 
-def measured(network: AttentionNet, before: AttentionNet, x: torch.Tensor) -> list[dict[str, Any]]:
+def measured(
+    network: AttentionNet, before: AttentionNet, x: torch.Tensor, name: nulls.Name
+) -> list[dict[str, Any]]:
     """Measure every attention layer of a network.
 
     Args:
         network: the network, in any mode.
         before: the same network before its first step.
         x: pictures over which attention is averaged, (B, C, rows, columns).
+        name: of the network, by which random numbers are drawn.
 
     Returns:
         For each layer ``by_size``, ``middle`` (over queries far from the border) and ``null``, a
@@ -57,42 +69,48 @@ def measured(network: AttentionNet, before: AttentionNet, x: torch.Tensor) -> li
     )
     return [
         {
-            **_of_layer(layer, p, network.grid),
+            **_of_layer(layer, p, network.grid, [*name, number]),
             "equivariance": error,
-            **_of_centres(layer, first, network.grid),
+            **_of_centres(layer, first, network.grid, [*name, number]),
         }
-        for layer, first, p, error in layers
+        for number, (layer, first, p, error) in enumerate(layers)
     ]
 
 
-def _of_layer(layer: MHSA, p: np.ndarray, grid: tuple[int, int]) -> dict[str, Any]:
+def _of_layer(
+    layer: MHSA, p: np.ndarray, grid: tuple[int, int], name: nulls.Name
+) -> dict[str, Any]:
     """What the ruler says of any layer whose attention for several pictures is p,
     (B, heads, tokens, tokens).
     """
     w, mean, inside = matrices_of(layer), p.mean(0), middle(grid)
 
     def in_other_orders(random: np.random.Generator) -> float:
-        return Shifts(nulls.in_random_orders(mean, random), w, grid, inside).distance_anywhere(
-            layer.heads
-        )
+        mixed = nulls.in_random_orders(mean, random)[:, inside]
+        return Shifts(mixed, w, grid, inside).distance_anywhere(layer.heads)
 
     return {
         "by_size": by_size(mean, w, grid),
         "middle": by_size(mean, w, grid, inside),
-        "null": null(mean, w, grid),
-        "anywhere": Shifts(mean, w, grid, inside).distance_anywhere(layer.heads),
-        "anywhere_orders": float(np.mean(nulls.drawn(in_other_orders))),
+        "null": null(mean, w, grid, name),
+        "anywhere": Shifts(mean[:, inside], w, grid, inside).distance_anywhere(layer.heads),
+        "anywhere_orders": float(np.mean(nulls.drawn(in_other_orders, nulls.ORDERS, name))),
         "position": position_share(p),
         **where_heads_look(mean.reshape(*mean.shape[:2], *grid)),
     }
 
 
-def _of_centres(layer: MHSA, first: MHSA, grid: tuple[int, int]) -> dict[str, Any]:
+def _of_centres(
+    layer: MHSA, first: MHSA, grid: tuple[int, int], name: nulls.Name
+) -> dict[str, Any]:
     """What it says of heads with centres; nothing of others."""
     heads, first_heads = Gaussians.of(layer), Gaussians.of(first)
     if heads is None or first_heads is None:
         return {}
-    return anywhere_of_centres(layer, heads, first_heads, grid) | centres_moved(first_heads, heads)
+    moved = centres_moved(first_heads, heads)
+    if heads.alpha.min() >= ONE_HOT:
+        return moved
+    return moved | anywhere_of_centres(layer, heads, first_heads, grid, name)
 
 
 def matrices_of(layer: MHSA) -> np.ndarray:
@@ -122,47 +140,58 @@ def by_size(
         p: attention, (heads, tokens, tokens), from queries to keys.
         w: the matrices of the heads, (heads, C, D).
         grid: the grid of the tokens.
-        queries: bool (tokens,), the outputs that count; by default all.
+        queries: bool (tokens,), the queries that count; by default all.
 
     >>> eye = np.eye(9)[None]  # one head, which looks at its own token
     >>> by_size(eye, np.ones((1, 2, 2)), (3, 3))
     [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
-    shifts = Shifts(p, w, grid, queries)
+    shifts = Shifts(p if queries is None else p[:, queries], w, grid, queries)
     return [shifts.distance_of_square(size) for size in SIZES]
 
 
-def null(p: np.ndarray, w: np.ndarray, grid: tuple[int, int]) -> list[float]:
+def null(p: np.ndarray, w: np.ndarray, grid: tuple[int, int], name: nulls.Name) -> list[float]:
     """The distances of the same heads with their queries and keys in random orders, the mean of the
     draws.
     """
-    distances = nulls.drawn(lambda random: by_size(nulls.in_random_orders(p, random), w, grid))
+    distances = nulls.drawn(
+        lambda random: by_size(nulls.in_random_orders(p, random), w, grid), nulls.ORDERS, name
+    )
     return np.mean(distances, axis=0).tolist()
 
 
 def anywhere_of_centres(
-    layer: MHSA, heads: Gaussians, first: Gaussians, grid: tuple[int, int]
+    layer: MHSA, heads: Gaussians, first: Gaussians, grid: tuple[int, int], name: nulls.Name
 ) -> dict[str, float]:
     """The distance to the best N_h taps anywhere with the layer's sharpness and W_h, but with its
     heads at other centres.
 
     Returns:
         ``anywhere_first_centres``, at the centres of ``first``: what is left of the distance by
-        sharpening alone; and of centres as the paper draws them the mean ``anywhere_sharp``, the
-        sample deviation ``anywhere_sharp_deviation`` and the least ``anywhere_sharp_least``.
+        sharpening alone; of centres as the paper draws them the mean ``anywhere_sharp`` and the
+        sample deviation ``anywhere_sharp_deviation``; and the share of these that are at least as
+        near as the layer is, ``anywhere_sharp_nearer``, and at least as far,
+        ``anywhere_sharp_further``, the layer itself counted as one.
     """
     w, inside = matrices_of(layer), middle(grid)
 
     def at(tau: np.ndarray) -> float:
-        p = nulls.gaussian_attention(Gaussians(heads.forms, tau), grid, layer.geometry.pads)
+        there = Gaussians(heads.forms, tau)
+        p = nulls.gaussian_attention(there, grid, layer.geometry.pads, inside)
         return Shifts(p, w, grid, inside).distance_anywhere(layer.heads)
 
-    draws = nulls.drawn(lambda random: at(SPREAD * random.standard_normal(heads.tau.shape)))
+    own = at(heads.tau)
+    draws = np.array(
+        nulls.drawn(
+            lambda random: at(SPREAD * random.standard_normal(heads.tau.shape)), nulls.DRAWS, name
+        )
+    )
     return {
         "anywhere_first_centres": at(first.tau),
         "anywhere_sharp": float(np.mean(draws)),
         "anywhere_sharp_deviation": float(np.std(draws, ddof=1)),
-        "anywhere_sharp_least": min(draws),
+        "anywhere_sharp_nearer": float((1 + (draws <= own).sum()) / (1 + len(draws))),
+        "anywhere_sharp_further": float((1 + (draws >= own).sum()) / (1 + len(draws))),
     }
 
 
@@ -171,15 +200,21 @@ def centres_moved(before: Gaussians, after: Gaussians) -> dict[str, Any]:
 
     Returns:
         ``alpha``, the median; ``distinct``, the number of distinct nearest integer shifts;
-        ``near``, the share of heads within ``NEAR`` of one along each axis; ``moved`` and
-        ``moved_most``, the mean and greatest displacement of τ in tokens; and ``log_alpha_moved``,
-        the mean displacement of log α.
+        ``heads``, how many there are; ``near``, the share of those within ``NEAR`` of one along
+        each axis; ``sharp``, how many are sharper than ``SHARP``, and ``sharp_near``, how many of
+        these are near; ``moved`` and ``moved_most``, the mean and greatest displacement of τ in
+        tokens; and ``log_alpha_moved``, the mean displacement of log α.
     """
     displacement = np.linalg.norm(after.tau - before.tau, axis=1)
+    near = (np.abs(after.tau - after.tau.round()) <= NEAR).all(1)
+    sharp = after.alpha > SHARP
     return {
         "alpha": float(np.median(after.alpha)),
         "distinct": len({tuple(shift) for shift in after.tau.round().tolist()}),
-        "near": float((np.abs(after.tau - after.tau.round()) <= NEAR).all(1).mean()),
+        "near": float(near.mean()),
+        "heads": len(near),
+        "sharp": int(sharp.sum()),
+        "sharp_near": int((sharp & near).sum()),
         "moved": float(displacement.mean()),
         "moved_most": float(displacement.max()),
         "log_alpha_moved": float(np.abs(np.log(after.alpha / before.alpha)).mean()),

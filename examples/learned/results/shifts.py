@@ -12,10 +12,10 @@ class Shifts:
     """The mean map of a layer, projected onto every shift δ = key − query.
 
     Args:
-        p: attention, (heads, tokens, tokens), from queries to keys.
+        p: attention from the queries that count to keys, (heads, queries, tokens).
         w: the matrices of the heads, (heads, C, D).
         grid: the grid of the tokens.
-        queries: bool (tokens,), the outputs that count; by default all.
+        queries: bool (tokens,), the queries that count; by default all.
 
     Attributes:
         shifts: every shift between a query and a key, int (S, 2).
@@ -31,15 +31,14 @@ class Shifts:
         places = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, 2)
         queries = np.ones(len(places), dtype=bool) if queries is None else queries
         gram = np.einsum("hcd,gcd->hg", w, w)
-        read = p[:, queries]
-        self.total = float(np.einsum("hoi,hg,goi->", read, gram, read, optimize=True))
+        self.total = float(np.einsum("hoi,hg,goi->", p, gram, p, optimize=True))
         least, span = 1 - np.array(grid), 2 * grid[1] - 1
         delta = (places[None] - places[queries][:, None]).reshape(-1, 2) - least
         which = delta[:, 0] * span + delta[:, 1]
         counts = np.bincount(which)
         occurs = np.flatnonzero(counts)
         self.shifts = np.stack(np.divmod(occurs, span), 1) + least
-        sums = np.stack([np.bincount(which, weights=head.reshape(-1))[occurs] for head in read])
+        sums = np.stack([np.bincount(which, weights=head.reshape(-1))[occurs] for head in p])
         self.weights = sums / counts[occurs]
         self.explained = np.einsum("hs,hg,gs->s", sums, gram, self.weights, optimize=True)
         self.far = max(grid)

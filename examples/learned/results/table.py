@@ -164,7 +164,9 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
         seconds = statistics.fmean(run["seconds"] for run in runs)
         seeds = ", ".join(str(run["seed"]) for run in runs)
         budget = (
-            "–" if VARIANTS[variant].frozen or not runs[0]["layers"] else f"{runs[0]['budget']:.2f}"
+            "–"
+            if VARIANTS[variant].frozen == "all" or not runs[0]["layers"]
+            else f"{runs[0]['budget']:.2f}"
         )
         lines.append(
             f"| {VARIANTS[variant].label} | {runs[0]['parameters']:,} | {accuracy} | {budget} | {seconds:.0f} | {seeds} |"
