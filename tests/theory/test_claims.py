@@ -216,9 +216,10 @@ def test_what_is_measured_has_the_seeds_and_the_controls_of_the_committed_result
 
 def test_what_is_said_of_every_rate_on_digits_is_so() -> None:
     results = {rate: published.committed(f"learned_digits_{rate}") for rate in rows.RATES}
-    paper = [line for line in rows.facts(rows.rows(results)) if line.startswith(f"- {VARIANTS['quadratic'].label} (")]
+    lines = rows.compared(rows.rows(results))
+    paper = [line for line in lines if line.startswith(f"| {VARIANTS['quadratic'].label} |")]
     assert len(paper) == len(rows.RATES)
-    assert all("than the null: no layer" in line for line in paper)
+    assert all("nearer" not in line for line in paper)
 
 
 def test_slips_stand_apart_and_have_no_verdict(table: ClaimTable) -> None:

@@ -17,8 +17,8 @@ def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
     """
     cifar = of_cifar["quadratic"]
     row = [rows.Row(VARIANTS["quadratic"].label, rows.SHOWN, "quadratic", cifar)]
-    _, _, *chances = _cells(rows.compared(row))
-    _, _, sharp, *lattice = _cells(rows.lattice(row))
+    _, _, _, *chances = _cells(rows.compared(row))
+    _, _, _, sharp, *lattice = _cells(rows.lattice(row))
     first, last = (layer - 1 for layer in rows.ENDS)
 
     def ends(runs: Sequence[dict[str, Any]], name: str) -> str:

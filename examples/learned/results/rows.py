@@ -134,11 +134,12 @@ def compared(all_rows: Sequence[Row]) -> list[str]:
     """For each start whose heads have centres, and each layer, how often random centres would be at
     least as near, over its seeds together.
     """
-    lines = _by_layer_of("start | seeds")
-    for label, _, variant, runs in all_rows:
+    lines = _by_layer_of("start | rate | seeds")
+    for label, rate, variant, runs in all_rows:
         if _has_null(runs) and not VARIANTS[variant].kernel:
+            at = f"× {rate}" if _learns_where(variant, runs) else "–"
             cells = [_against_chance(runs, layer) for layer in range(len(LAYERS))]
-            lines.append(f"| {label} | {seeds(runs)} | {' | '.join(cells)} |")
+            lines.append(f"| {label} | {at} | {seeds(runs)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -172,8 +173,8 @@ def lattice(all_rows: Sequence[Row]) -> list[str]:
     """How many heads are near an integer shift: of the sharp ones of all layers; and of all heads
     of each layer, before → after training, of how many; over all seeds.
     """
-    lines = _by_layer_of("start | seeds | sharp and near, of sharp")
-    for label, _, variant, runs in all_rows:
+    lines = _by_layer_of("start | rate | seeds | sharp and near, of sharp")
+    for label, rate, variant, runs in all_rows:
         if not (_has_null(runs) and _learns_where(variant, runs)):
             continue
         every = [layer for run in runs for layer in run["layers"]]
@@ -183,7 +184,7 @@ def lattice(all_rows: Sequence[Row]) -> list[str]:
             after = [run["layers"][layer] for run in runs]
             before = [run["untrained"][layer] for run in runs]
             cells.append(f"{_near(before)} → {_near(after)} of {_total(after, 'heads')}")
-        lines.append(f"| {label} | {seeds(runs)} | {sharp} | {' | '.join(cells)} |")
+        lines.append(f"| {label} | × {rate} | {seeds(runs)} | {sharp} | {' | '.join(cells)} |")
     return lines
 
 
