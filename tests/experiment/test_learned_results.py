@@ -215,7 +215,7 @@ def test_what_the_answer_says_of_cifar_is_so():
     answer = " ".join((ROOT / "docs/learned.md").read_text(encoding="utf-8").split())
     runs = published.committed("learned_cifar")
 
-    def of(variant: str, layer: int, name: str, when: str = "layers") -> list[float]:
+    def of(variant: str, layer: int, name: str, when: str = "layers") -> list[Any]:
         return [run[when][layer - 1][name] for run in runs[variant]]
 
     def said(numbers: list[float]) -> str:
@@ -433,5 +433,5 @@ def test_what_has_not_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert blocks["cifar"] == blocks["cifar-heads"] == published.NONE
     assert all("not run yet | not run yet" in line for line in blocks["tuning"][2:])
     assert "not drawn yet" in blocks["figures"][0]
-    said = rows.absent({"local": []}, ["local", "conv3"], ["the paper's SGD"])
+    said = published.absent({"local": []}, ["local", "conv3"], ["the paper's SGD"])
     assert said == ["", "*Not run yet: a 3 × 3 convolution in the block; the paper's SGD.*"]

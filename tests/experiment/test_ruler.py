@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
 from examples.learned.results import nulls, ruler, table
-from examples.learned.results import rows as rows_of_tables
 from examples.learned.results.maps import maps_of
 from examples.learned.results.nulls import Gaussians, gaussian_attention
 from examples.learned.results.shifts import Shifts
@@ -169,7 +168,7 @@ def test_centres_drawn_as_the_null_is_are_nearer_than_it_as_often_as_chance_has_
 def test_chances_are_pooled_as_fisher_does(chances: list[float]):
     """Beside the share of 40,000 products of uniform numbers that are as small."""
     products = np.random.default_rng(0).random((40_000, len(chances))).prod(1)
-    assert rows_of_tables.pooled(chances) == pytest.approx(float((products <= np.prod(chances)).mean()), abs=0.02)
+    assert nulls.pooled(chances) == pytest.approx(float((products <= np.prod(chances)).mean()), abs=0.02)
 
 
 def test_heads_near_the_lattice_are_counted():

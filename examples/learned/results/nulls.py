@@ -10,6 +10,7 @@ head in random orders, so attention of the same spectrum, entropy and W_h, but w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp, factorial, log
 from typing import TypeVar
 from zlib import crc32
 
@@ -111,3 +112,13 @@ def drawn(distance: Callable[[np.random.Generator], T], draws: int, name: Name) 
         [part if isinstance(part, int) else crc32(part.encode()) for part in name]
     )
     return [distance(random) for _ in range(draws)]
+
+
+def pooled(chances: Sequence[float]) -> float:
+    """The probability that the product of as many uniform numbers is as small (Fisher's method).
+
+    >>> pooled([0.3]), round(pooled([0.1, 0.1]), 3)
+    (0.3, 0.056)
+    """
+    t = -sum(map(log, chances))
+    return exp(-t) * sum(t**n / factorial(n) for n in range(len(chances)))

@@ -163,7 +163,7 @@ def blocks() -> dict[str, list[str]]:
     tuning = committed("learned_tuning")
     summary = json.loads(DRAWN.read_text(encoding="utf-8")) if DRAWN.exists() else None
     of_cifar = {
-        "cifar": lambda: [*rows.by_layer(trained), *rows.absent(cifar, PLANNED, missing)],
+        "cifar": lambda: [*rows.by_layer(trained), *absent(cifar, PLANNED, missing)],
         "cifar-compared": lambda: rows.compared(trained),
         "cifar-lattice": lambda: rows.lattice(trained),
         "cifar-lattice-seeds": lambda: rows.lattice(rows.by_seed(trained)),
@@ -171,7 +171,7 @@ def blocks() -> dict[str, list[str]]:
         "cifar-all": lambda: rows.over_all_outputs(trained),
         "cifar-moved": lambda: rows.moved(trained),
         "cifar-seeds": lambda: rows.by_layer(rows.by_seed(trained)),
-        "cifar-accuracy": lambda: rows.accuracy(trained),
+        "cifar-accuracy": lambda: accuracy(trained),
         "cifar-sharpening": lambda: rows.sharpening(trained),
         "cifar-intervals": lambda: rows.intervals(cifar),
         "cifar-heads": lambda: rows.heads(trained),
@@ -194,6 +194,34 @@ def blocks() -> dict[str, list[str]]:
         "digits-runs": table.stated([run for row in digits for run in row.runs]),
         **{name: lines() if trained else NONE for name, lines in of_cifar.items()},
     }
+
+
+def accuracy(all_rows: Sequence[rows.Row]) -> list[str]:
+    """Parameters, time, test accuracy, and accuracy on the held-out pictures after each epoch;
+    means over seeds.
+    """
+    lines = [
+        "| variant | parameters | seeds | seconds a run | test, % | after each epoch, % |",
+        "|---|---:|---|---:|---:|---|",
+    ]
+    for label, _, _, runs in all_rows:
+        seconds = sum(run["seconds"] for run in runs) / len(runs)
+        test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
+        epochs = zip(*(run["accuracy"] for run in runs), strict=True)
+        by_epoch = ", ".join(f"{100 * sum(shares) / len(shares):.1f}" for shares in epochs)
+        lines.append(
+            f"| {label} | {runs[0]['parameters']:,} | {rows.seeds(runs)} | {seconds:.0f} | {test} | {by_epoch} |"
+        )
+    return lines
+
+
+def absent(results: rows.Results, planned: Sequence[str], more: Sequence[str]) -> list[str]:
+    """A sentence about the planned variants without results, and what more there is none of;
+    nothing if there is all.
+    """
+    missing = [VARIANTS[variant].label for variant in planned if variant not in results]
+    missing += more
+    return ["", f"*Not run yet: {'; '.join(missing)}.*"] if missing else []
 
 
 def figure(summary: Summary | None) -> list[str]:

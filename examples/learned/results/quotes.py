@@ -33,8 +33,6 @@ def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
         "CHANCES": ", ".join(chance.replace("*", "") for chance in chances),
         "SHARP": sharp,
         "LATTICE": ", ".join(lattice),
-        "NEAR_1": rows.paired(cifar, first, "near"),
-        "NEAR_6": rows.paired(cifar, last, "near"),
         "PEAK_1": rows.paired(cifar, first, "peak"),
         "PEAK_6": rows.paired(cifar, last, "peak"),
         "REACH": ", ".join(rows.paired(cifar, layer - 1, "reach") for layer in rows.LAYERS),

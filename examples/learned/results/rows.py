@@ -2,11 +2,11 @@
 and rate.
 """
 
-from collections.abc import Sequence
-from math import exp, factorial, log
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from examples.learned.results import table
+from examples.learned.results import nulls, table
 from examples.learned.variants import VARIANTS
 
 RATES = (1, 5, 25, 100)
@@ -18,6 +18,8 @@ TUNED = ("quadratic", "local")
 LAYERS = range(1, 7)
 ENDS = (1, 6)
 """The layers whose heads are shown."""
+LEFT = ("rate", "seeds", "moved: τ, log α")
+"""Columns of words, which begin at the left."""
 
 Results = dict[str, list[dict[str, Any]]]
 """Results by variant, one for each seed."""
@@ -52,69 +54,90 @@ def by_seed(all_rows: Sequence[Row]) -> list[Row]:
     return [row._replace(runs=[run]) for row in all_rows for run in row.runs]
 
 
+def _table(
+    all_rows: Sequence[Row],
+    columns: dict[str, Callable[[Row], str]],
+    cell: Callable[[Row, int], str],
+) -> list[str]:
+    """A table with the label of each row, these columns, and one for each layer (by its number from
+    0).
+    """
+    heads = ["start", *columns, *(f"layer {n}" for n in LAYERS)]
+    left = 1 + sum(name in LEFT for name in columns)
+    lines = [f"| {' | '.join(heads)} |", "|---" * left + "|---:" * (len(heads) - left) + "|"]
+    for row in all_rows:
+        cells = [of(row) for of in columns.values()]
+        cells += [cell(row, layer) for layer in range(len(LAYERS))]
+        lines.append(f"| {row.label} | {' | '.join(cells)} |")
+    return lines
+
+
+def _rate(row: Row) -> str:
+    return f"× {row.rate}" if _learns_where(row) else "–"
+
+
+def _budget(row: Row) -> str:
+    return f"{row.runs[0]['budget']:.2g}" if _learns_where(row) else "–"
+
+
+def _moved(row: Row) -> str:
+    """The mean displacement of τ and of log α, over heads, layers and seeds."""
+    layers = [layer for run in row.runs for layer in run["layers"]]
+    if not _learns_where(row) or any("moved" not in layer for layer in layers):
+        return "–"
+    names = ("moved", "log_alpha_moved")
+    return ", ".join(_mean([layer[name] for layer in layers]) for name in names)
+
+
+def _seeds(row: Row) -> str:
+    return seeds(row.runs)
+
+
 def by_layer(all_rows: Sequence[Row]) -> list[str]:
     """The distance to the nearest N_h taps anywhere, layer by layer: before → after (the null),
     means over seeds.
     """
-    lines = [
-        "| start | rate | Σ rate | moved: τ, log α | seeds | test, % | "
-        + " | ".join(f"layer {n}" for n in LAYERS)
-        + " |",
-        "|---|---:|---:|---:|---|---:|" + "---:|" * len(LAYERS),
-    ]
-    for label, rate, variant, runs in all_rows:
-        rates = "– | – | –"
-        if _learns_where(variant, runs):
-            rates = f"× {rate} | {runs[0]['budget']:.2g} | {_moved(runs)}"
-        test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-        cells = ["–"] * len(LAYERS)  # a convolution is one
-        if not VARIANTS[variant].kernel:
-            cells = [_before_after(runs, layer) for layer in range(len(LAYERS))]
-        lines.append(f"| {label} | {rates} | {seeds(runs)} | {test} | {' | '.join(cells)} |")
-    return lines
+    columns = {
+        "rate": _rate,
+        "Σ rate": _budget,
+        "moved: τ, log α": _moved,
+        "seeds": _seeds,
+        "test, %": lambda row: table.mean_and_deviation(
+            [run["test_accuracy"] for run in row.runs], scale=100
+        ),
+    }
+    return _table(all_rows, columns, _before_after)
 
 
-def _learns_where(variant: str, runs: Sequence[dict[str, Any]]) -> bool:
-    """Whether the layers of a variant learn where their heads look, or how sharply."""
-    of = VARIANTS[variant]
-    return bool(runs[0]["layers"]) and not of.kernel and of.frozen != "all"
+def _learns_where(row: Row) -> bool:
+    """Whether the layers of a row learn where their heads look, or how sharply."""
+    of = VARIANTS[row.variant]
+    return bool(row.runs[0]["layers"]) and not of.kernel and of.frozen != "all"
 
 
-def _has_null(runs: Sequence[dict[str, Any]]) -> bool:
-    """Whether the heads of the runs have centres, which can be drawn anew."""
-    layers = [layer for run in runs for layer in run["layers"]]
+def _has_null(row: Row) -> bool:
+    """Whether the heads of a row have centres, which can be drawn anew."""
+    layers = [layer for run in row.runs for layer in run["layers"]]
     return bool(layers) and all("anywhere_sharp" in layer for layer in layers)
 
 
-def _null(runs: Sequence[dict[str, Any]], layer: int) -> str:
+def _null(row: Row, layer: int) -> str:
     """The null of a layer, ± the deviation of its draws; a dash where there is none."""
-    if not _has_null(runs):
+    if not _has_null(row):
         return "–"
-    mean, deviation = (
-        table.cell(runs, "layers", layer, name, _mean)
-        for name in ("anywhere_sharp", "anywhere_sharp_deviation")
-    )
+    names = ("anywhere_sharp", "anywhere_sharp_deviation")
+    mean, deviation = (table.cell(row.runs, "layers", layer, name, _mean) for name in names)
     return f"{mean} ± {deviation}"
 
 
-def _before_after(runs: Sequence[dict[str, Any]], layer: int) -> str:
-    if not runs[0]["layers"]:
+def _before_after(row: Row, layer: int) -> str:
+    if not row.runs[0]["layers"] or VARIANTS[row.variant].kernel:  # which is a convolution
         return "–"
     before, after = (
-        table.cell(runs, when, layer, "anywhere", _mean) for when in ("untrained", "layers")
+        table.cell(row.runs, when, layer, "anywhere", _mean) for when in ("untrained", "layers")
     )
-    null = _null(runs, layer)
+    null = _null(row, layer)
     return f"{before} → {after}" + ("" if null == "–" else f" ({null})")
-
-
-def _moved(runs: Sequence[dict[str, Any]]) -> str:
-    """The mean displacement of τ and of log α, over heads, layers and seeds."""
-    layers = [layer for run in runs for layer in run["layers"]]
-    if any("moved" not in layer for layer in layers):
-        return "–"
-    return ", ".join(
-        _mean([layer[name] for layer in layers]) for name in ("moved", "log_alpha_moved")
-    )
 
 
 def seeds(runs: Sequence[dict[str, Any]]) -> str:
@@ -134,24 +157,12 @@ def compared(all_rows: Sequence[Row]) -> list[str]:
     """For each start whose heads have centres, and each layer, how often random centres would be at
     least as near, over its seeds together.
     """
-    lines = _by_layer_of("start | rate | seeds")
-    for label, rate, variant, runs in all_rows:
-        if _has_null(runs) and not VARIANTS[variant].kernel:
-            at = f"× {rate}" if _learns_where(variant, runs) else "–"
-            cells = [_against_chance(runs, layer) for layer in range(len(LAYERS))]
-            lines.append(f"| {label} | {at} | {seeds(runs)} | {' | '.join(cells)} |")
-    return lines
+    return _table([*filter(_has_null, all_rows)], {"rate": _rate, "seeds": _seeds}, _against_chance)
 
 
-def _by_layer_of(columns: str) -> list[str]:
-    """The head of a table with a column for each layer."""
-    heading = f"| {columns} | " + " | ".join(f"layer {n}" for n in LAYERS) + " |"
-    return [heading, "|---" * (columns.count("|") + 1) + "|---:" * len(LAYERS) + "|"]
-
-
-def _against_chance(runs: Sequence[dict[str, Any]], layer: int) -> str:
+def _against_chance(row: Row, layer: int) -> str:
     near, far = (
-        pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in runs])
+        nulls.pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in row.runs])
         for side in ("nearer", "further")
     )
     if len(LAYERS) * near <= CERTAIN:
@@ -159,75 +170,53 @@ def _against_chance(runs: Sequence[dict[str, Any]], layer: int) -> str:
     return f"further ({far:.2g})" if len(LAYERS) * far <= CERTAIN else f"{near:.2g}"
 
 
-def pooled(chances: Sequence[float]) -> float:
-    """The probability that the product of as many uniform numbers is as small (Fisher's method).
-
-    >>> pooled([0.3]), round(pooled([0.1, 0.1]), 3)
-    (0.3, 0.056)
-    """
-    t = -sum(map(log, chances))
-    return exp(-t) * sum(t**n / factorial(n) for n in range(len(chances)))
-
-
 def lattice(all_rows: Sequence[Row]) -> list[str]:
     """How many heads are near an integer shift: of the sharp ones of all layers; and of all heads
     of each layer, before → after training, of how many; over all seeds.
     """
-    lines = _by_layer_of("start | rate | seeds | sharp and near, of sharp")
-    for label, rate, variant, runs in all_rows:
-        if not (_has_null(runs) and _learns_where(variant, runs)):
-            continue
-        every = [layer for run in runs for layer in run["layers"]]
-        sharp = f"{_total(every, 'sharp_near')} of {_total(every, 'sharp')}"
-        cells = []
-        for layer in range(len(LAYERS)):
-            after = [run["layers"][layer] for run in runs]
-            before = [run["untrained"][layer] for run in runs]
-            cells.append(f"{_near(before)} → {_near(after)} of {_total(after, 'heads')}")
-        lines.append(f"| {label} | × {rate} | {seeds(runs)} | {sharp} | {' | '.join(cells)} |")
-    return lines
+    columns = {"rate": _rate, "seeds": _seeds, "sharp and near, of sharp": _sharp_and_near}
+    return _table([*filter(_moves, all_rows)], columns, _near_before_after)
 
 
-def _total(layers: Sequence[dict[str, Any]], name: str) -> int:
-    return sum(layer[name] for layer in layers)
+def _moves(row: Row) -> bool:
+    """Whether heads with centres learn where they look, or how sharply."""
+    return _has_null(row) and _learns_where(row)
 
 
-def _near(layers: Sequence[dict[str, Any]]) -> int:
-    """The heads near an integer shift."""
-    return sum(round(layer["near"] * layer["heads"]) for layer in layers)
+def _sharp_and_near(row: Row) -> str:
+    layers = [layer for run in row.runs for layer in run["layers"]]
+    near, sharp = (sum(layer[name] for layer in layers) for name in ("sharp_near", "sharp"))
+    return f"{near} of {sharp}"
+
+
+def _near_before_after(row: Row, layer: int) -> str:
+    before, after = (
+        sum(round(run[when][layer]["near"] * run[when][layer]["heads"]) for run in row.runs)
+        for when in ("untrained", "layers")
+    )
+    return f"{before} → {after} of {sum(run['layers'][layer]['heads'] for run in row.runs)}"
 
 
 def over_all_outputs(all_rows: Sequence[Row]) -> list[str]:
     """The distance to the nearest convolution of any size over the outputs in the middle, and over
     all; means over seeds.
     """
-    lines = _by_layer_of("start | seeds")
-    for label, _, _, runs in _with_attention(all_rows):
-        cells = []
-        for layer in range(len(LAYERS)):
-            ends = [
-                _mean([run["layers"][layer][name][-1] for run in runs])
-                for name in ("middle", "by_size")
-            ]
-            cells.append(", ".join(ends))
-        lines.append(f"| {label} | {seeds(runs)} | {' | '.join(cells)} |")
-    return lines
+    return _table(_with_attention(all_rows), {"seeds": _seeds}, _of_any_size)
+
+
+def _of_any_size(row: Row, layer: int) -> str:
+    names = ("middle", "by_size")
+    return ", ".join(_mean([run["layers"][layer][name][-1] for run in row.runs]) for name in names)
 
 
 def moved(all_rows: Sequence[Row]) -> list[str]:
     """How far τ (in tokens) and log α moved in each layer, means over heads and seeds."""
-    lines = _by_layer_of("start | rate | seeds")
-    for label, rate, variant, runs in all_rows:
-        if _has_null(runs) and _learns_where(variant, runs):
-            cells = [
-                ", ".join(
-                    table.cell(runs, "layers", layer, name, _mean)
-                    for name in ("moved", "log_alpha_moved")
-                )
-                for layer in range(len(LAYERS))
-            ]
-            lines.append(f"| {label} | × {rate} | {seeds(runs)} | {' | '.join(cells)} |")
-    return lines
+    return _table([*filter(_moves, all_rows)], {"rate": _rate, "seeds": _seeds}, _moved_in)
+
+
+def _moved_in(row: Row, layer: int) -> str:
+    names = ("moved", "log_alpha_moved")
+    return ", ".join(table.cell(row.runs, "layers", layer, name, _mean) for name in names)
 
 
 def heads(all_rows: Sequence[Row]) -> list[str]:
@@ -238,18 +227,19 @@ def heads(all_rows: Sequence[Row]) -> list[str]:
         "| start | layer | taps anywhere | sharp null | orders null | distinct shifts | near | median α | moved, mean and most |",
         "|---|---:|" + "---:|" * 7,
     ]
-    for label, _, _, runs in _with_attention(all_rows):
+    for row in _with_attention(all_rows):
+        runs = row.runs
         for layer in ENDS:
             nulls = ("anywhere", "anywhere_sharp", "anywhere_orders")
             cells = [table.cell(runs, "layers", layer - 1, name, _mean) for name in nulls]
-            cells[1] = _null(runs, layer - 1)
+            cells[1] = _null(row, layer - 1)
             cells += [paired(runs, layer - 1, name) for name in ("distinct", "near", "alpha")]
             moved = [
                 table.cell(runs, "layers", layer - 1, name, _mean)
                 for name in ("moved", "moved_most")
             ]
             lines.append(
-                f"| {label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |"
+                f"| {row.label} | {layer} | {' | '.join(cells)} | {', '.join(dict.fromkeys(moved))} |"
             )
     return lines
 
@@ -258,23 +248,14 @@ def sharpening(all_rows: Sequence[Row]) -> list[str]:
     """The distance before, with the trained α and W_h at the first centres, and after; means over
     seeds.
     """
-    lines = [
-        "| start | rate | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
-        "|---|---:|" + "---:|" * len(LAYERS),
-    ]
-    for label, rate, variant, runs in all_rows:
-        if _has_null(runs) and _learns_where(variant, runs):
-            names = (
-                ("untrained", "anywhere"),
-                ("layers", "anywhere_first_centres"),
-                ("layers", "anywhere"),
-            )
-            cells = [
-                " → ".join(table.cell(runs, when, layer, name, _mean) for when, name in names)
-                for layer in range(len(LAYERS))
-            ]
-            lines.append(f"| {label} | × {rate} | {' | '.join(cells)} |")
-    return lines
+    return _table([*filter(_moves, all_rows)], {"rate": _rate}, _sharpened)
+
+
+def _sharpened(row: Row, layer: int) -> str:
+    after = ("anywhere_first_centres", "anywhere")
+    cells = [table.cell(row.runs, "untrained", layer, "anywhere", _mean)]
+    cells += [table.cell(row.runs, "layers", layer, name, _mean) for name in after]
+    return " → ".join(cells)
 
 
 def intervals(results: Results) -> list[str]:
@@ -303,18 +284,12 @@ def looks(all_rows: Sequence[Row]) -> list[str]:
     """How far, how widely and how sharply the heads of every layer look, before → after; means over
     heads and seeds.
     """
-    lines = [
-        "| start | seeds | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
-        "|---|---|" + "---:|" * len(LAYERS),
-    ]
-    for label, _, variant, runs in _with_attention(all_rows):
-        if _learns_where(variant, runs):
-            cells = [
-                ", ".join(paired(runs, layer, name) for name in ("reach", "width", "peak"))
-                for layer in range(len(LAYERS))
-            ]
-            lines.append(f"| {label} | {seeds(runs)} | {' | '.join(cells)} |")
-    return lines
+    shown = [row for row in _with_attention(all_rows) if _learns_where(row)]
+    return _table(shown, {"seeds": _seeds}, _looking)
+
+
+def _looking(row: Row, layer: int) -> str:
+    return ", ".join(paired(row.runs, layer, name) for name in ("reach", "width", "peak"))
 
 
 def paired(runs: Sequence[dict[str, Any]], layer: int, name: str) -> str:
@@ -329,20 +304,15 @@ def substitution(all_rows: Sequence[Row], sizes: Sequence[int]) -> list[str]:
     """Accuracy lost with the nearest convolutions of these sizes in a layer's place, and R² of
     fitted ones; means over seeds.
     """
-    lines = [
-        "| start | " + " | ".join(f"layer {n}" for n in LAYERS) + " |",
-        "|---|" + "---:|" * len(LAYERS),
+    return _table(_with_attention(all_rows), {}, partial(_substituted, sizes))
+
+
+def _substituted(sizes: Sequence[int], row: Row, layer: int) -> str:
+    lost = [table.cell(row.runs, "layers", layer, f"lost {size}", _tenths) for size in sizes]
+    explained = [
+        table.cell(row.runs, "layers", layer, f"explained {size}", _mean) for size in sizes
     ]
-    for label, _, _, runs in _with_attention(all_rows):
-        cells = []
-        for layer in range(len(LAYERS)):
-            lost = [table.cell(runs, "layers", layer, f"lost {size}", _tenths) for size in sizes]
-            explained = [
-                table.cell(runs, "layers", layer, f"explained {size}", _mean) for size in sizes
-            ]
-            cells.append(f"{' / '.join(lost)}, {' / '.join(explained)}")
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
+    return f"{' / '.join(lost)}, {' / '.join(explained)}"
 
 
 def _with_attention(all_rows: Sequence[Row]) -> list[Row]:
@@ -379,34 +349,6 @@ def tuning(results: Results) -> list[str]:
         for variant, by_rate in scores.items()
     ]
     return [*lines, "", f"Highest at {' and '.join(best)}; the runs below have × {SHOWN}."]
-
-
-def accuracy(all_rows: Sequence[Row]) -> list[str]:
-    """Parameters, time, test accuracy, and accuracy on the held-out pictures after each epoch;
-    means over seeds.
-    """
-    lines = [
-        "| variant | parameters | seeds | seconds a run | test, % | after each epoch, % |",
-        "|---|---:|---|---:|---:|---|",
-    ]
-    for label, _, _, runs in all_rows:
-        seconds = sum(run["seconds"] for run in runs) / len(runs)
-        test = table.mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
-        epochs = zip(*(run["accuracy"] for run in runs), strict=True)
-        by_epoch = ", ".join(_tenths([100 * share for share in shares]) for shares in epochs)
-        lines.append(
-            f"| {label} | {runs[0]['parameters']:,} | {seeds(runs)} | {seconds:.0f} | {test} | {by_epoch} |"
-        )
-    return lines
-
-
-def absent(results: Results, planned: Sequence[str], more: Sequence[str]) -> list[str]:
-    """A sentence about the planned variants without results, and what more there is none of;
-    nothing if there is all.
-    """
-    missing = [VARIANTS[variant].label for variant in planned if variant not in results]
-    missing += more
-    return ["", f"*Not run yet: {'; '.join(missing)}.*"] if missing else []
 
 
 def _mean(numbers: Sequence[float]) -> str:

@@ -212,7 +212,7 @@ def centres_moved(before: Gaussians, after: Gaussians) -> dict[str, Any]:
         "alpha": float(np.median(after.alpha)),
         "distinct": len({tuple(shift) for shift in after.tau.round().tolist()}),
         "near": float(near.mean()),
-        "heads": len(near),
+        "heads": len(after.tau),
         "sharp": int(sharp.sum()),
         "sharp_near": int((sharp & near).sum()),
         "moved": float(displacement.mean()),
