@@ -154,7 +154,9 @@ class Geometry:
 
     def outputs_along(self, axis: int, n: int) -> int:
         """The number of outputs along an axis with ``n`` inputs; below 1 if there is none."""
-        span, s, pads = self.spans[axis], self.stride[axis], sum(self.pads[axis])
+        span = self.spans[axis]
+        s = self.stride[axis]
+        pads = sum(self.pads[axis])
         if self.transposed:
             return (n - 1) * s - pads + span + self.output_padding[axis] + 1
         return (n + pads - span - 1) // s + 1
@@ -232,7 +234,8 @@ class Convolution:
 
     def _gather(self, x: ndarray) -> ndarray:
         """Y[o] = Σ_j W_j X̃[s·o + dil·j]."""
-        g, weight = self.geometry, self.matrices
+        g = self.geometry
+        weight = self.matrices
         # A numpy integer zero would overflow beside a large Python integer in an object array.
         padded = pad(x, [(0, 0), (0, 0), *g.pads], g.padding_mode, np.zeros((), x.dtype))
         output = g.outputs(x.shape[2:])
@@ -246,7 +249,9 @@ class Convolution:
 
     def _scatter(self, x: ndarray) -> ndarray:
         """Y[s·i + dil·j − p] += X[i] W_j."""
-        g, weight, size = self.geometry, np.swapaxes(self.matrices, -1, -2), x.shape[2:]
+        g = self.geometry
+        weight = np.swapaxes(self.matrices, -1, -2)
+        size = x.shape[2:]
         output = g.outputs(size)
         full = [before + n + after for (before, after), n in zip(g.pads, output, strict=True)]
         channels = g.groups * weight.shape[-2]
@@ -312,7 +317,9 @@ def _require_padding(stated: Record, dims: int) -> None:
     """Refuse a stated padding that torch does not know, or not together with the layer's other
     fields.
     """
-    padding, mode, transposed = stated["padding"], stated["padding_mode"], stated["transposed"]
+    padding = stated["padding"]
+    mode = stated["padding_mode"]
+    transposed = stated["transposed"]
     if mode not in PADDING_MODES:
         raise Unreadable(f"padding_mode is {mode!r}")
     if not isinstance(padding, str | list) or not isinstance(transposed, bool):
@@ -407,7 +414,8 @@ def winograd_may_run(conv: Any) -> bool:
     """Whether torch may give large batches to NNPACK, whose Winograd and FFT algorithms round by
     more than sums do.
     """
-    weight, backends = conv.weight, torch.backends
+    weight = conv.weight
+    backends = torch.backends
     # 1-D as 2-D
     taken = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.dim() in (3, 4)
     instead = backends.mkldnn.is_available() and backends.mkldnn.enabled

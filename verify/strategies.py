@@ -170,7 +170,8 @@ def inputs_for(
     >>> find(inputs_for(nn.Conv1d(3, 8, kernel_size=5), batches=[2]), lambda x: True).shape
     torch.Size([2, 3, 5])
     """
-    batch, layout = draw(st.sampled_from(batches)), draw(st.sampled_from(layouts))
+    batch = draw(st.sampled_from(batches))
+    layout = draw(st.sampled_from(layouts))
     if size is None:
         size = draw(sizes_for(conv, tokens))
     generator = torch.Generator().manual_seed(draw(_SEEDS))
@@ -225,7 +226,8 @@ def sizes_for(draw: st.DrawFn, conv: Any, tokens: int | None = None) -> Vector:
     """Spatial sizes that a convolution accepts, with about ``tokens`` positions on the padded grid
     at most.
     """
-    g, size = Geometry.read(conv), list(least_size(conv))
+    g = Geometry.read(conv)
+    size = list(least_size(conv))
     lengths = g.padded(size)
     room = (TOKENS[len(size)] if tokens is None else tokens) / prod(lengths)
     for i, least in enumerate(lengths):
@@ -301,7 +303,8 @@ def _output_paddings(draw: st.DrawFn, most: list[int]) -> int | Vector:
 def _channels(draw: st.DrawFn, kinds: Sequence[str]) -> tuple[int, int, int]:
     """D_in, D_out and groups."""
     kind = draw(st.sampled_from(kinds))
-    few, several = st.integers(1, 3), st.integers(2, 6)
+    few = st.integers(1, 3)
+    several = st.integers(2, 6)
     if kind == "one":
         return 1, 1, 1
     if kind == "dense":
@@ -329,7 +332,8 @@ def _fill(conv: Any, integers: bool, seed: int) -> None:
     """Fill in weight and bias; enough small integers become 0 that no output can reach
     ``EXACT_BELOW``.
     """
-    generator, dtype = torch.Generator().manual_seed(seed), conv.weight.dtype
+    generator = torch.Generator().manual_seed(seed)
+    dtype = conv.weight.dtype
     if conv.bias is not None:
         conv.bias.copy_(numbers(conv.bias.shape, dtype, integers, generator))
     weight = numbers(conv.weight.shape, dtype, integers, generator)

@@ -205,7 +205,8 @@ def _of_impulses(
             difference = _coefficients(reading.problem, taps, heads)
             for g, i, o in [*first, np.unravel_index(int(np.argmax(difference)), difference.shape)]:
                 d_in, d_out = difference.shape[1:]
-                entry, output = (int(g * d_in + i), *position), (int(g * d_out + o), *place)
+                entry = (int(g * d_in + i), *position)
+                output = (int(g * d_out + o), *place)
                 counterexample = _confirmed(reading.problem, output, entry, taps, heads)
                 if counterexample is not None:
                     return counterexample

@@ -109,7 +109,8 @@ def run_step(argument: Argument, total: ndarray) -> tuple[Step, list[Probe]]:
 def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) -> list[Probe]:
     """Runs on adversarial inputs of the first size, and on random inputs and impulses of the other."""
     problem = argument.problem
-    conv, bound = problem.conv, problem.bound
+    conv = problem.conv
+    bound = problem.bound
     probes: list[Probe] = []
     if conv.weight.size < HEAVY:
         inputs = adversarial_inputs(conv, small, bound)

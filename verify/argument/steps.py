@@ -211,7 +211,9 @@ def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
         return Argument(problem, (*steps, step), unknown, unknown, unknown)
     leakage_shown, leaks = leakage_step(problem, targets, may_leak)
     taps_shown, kernel = taps_step(problem, targets, may_differ)
-    conv, attention, bound = problem.conv, problem.attention, problem.bound
+    conv = problem.conv
+    attention = problem.attention
+    bound = problem.bound
     rounding = rounding_part(
         conv, attention, bound, problem.fmt, problem.tokens, soft=not leaks.one_hot
     )
@@ -221,7 +223,8 @@ def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
         # Beside attention by content, the scores of these heads too may be rounded to that type.
         sentence = f"no bound for heads that leak beside attention by content in {named(attention.content)}"
         sentence += f" (take α from {from_above(leaks.sharp_from)} on)"
-        rounding, rounding_shown = unknown, Step(5, "rounding", False, sentence)
+        rounding = unknown
+        rounding_shown = Step(5, "rounding", False, sentence)
     return Argument(
         problem,
         (*steps, step, leakage_shown, taps_shown, rounding_shown),
@@ -235,7 +238,8 @@ def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:
 
 
 def _refuse_overflow(problem: Problem) -> None:
-    largest, fmt = largest_intermediate(problem.conv, problem.attention, problem.bound), problem.fmt
+    largest = largest_intermediate(problem.conv, problem.attention, problem.bound)
+    fmt = problem.fmt
     if not largest < fmt.largest:
         message = f"an intermediate may reach {largest:.3g}, beyond the largest {fmt.name}, {fmt.largest:.3g}"
         raise ValueError(f"{message}; lower the input bound")
@@ -245,9 +249,11 @@ def tokens_step(problem: Problem) -> Step:
     """Step 0: compare geometries field by field, for every size, and tokens one by one on this
     grid, derived independently.
     """
-    g, ours = problem.geometry, problem.attention.geometry
+    g = problem.geometry
+    ours = problem.attention.geometry
     for field in fields(Geometry):
-        theirs, its = getattr(g, field.name), getattr(ours, field.name)
+        theirs = getattr(g, field.name)
+        its = getattr(ours, field.name)
         if theirs != its:
             return Step(
                 0,

@@ -108,7 +108,8 @@ def same_expression(
     if calls.difference is not None or calls.untraced or calls.left:
         return False
     for path in calls.layers:
-        certificate, check = certificates.get(path), checks.get(path)
+        certificate = certificates.get(path)
+        check = checks.get(path)
         if certificate is None or check is None or certificate.within is not None:
             return False
         if certificate.verdict.name != "PROVED" or not _covers(certificate, check):

@@ -74,13 +74,13 @@ def headlines(names: Sequence[str] = ()) -> list[Headline]:
     for path in sorted(SOURCES.glob("*/*.v")):
         for headline in _statements(path):
             stated.setdefault(headline.name, []).append(headline)
-    listed, group, equation = [], "", ""
+    listed = []
+    group = ""
+    equation = ""
     for match in _HEADLINE.finditer((SOURCES / "Headlines.v").read_text(encoding="utf-8")):
         if match["name"] is None:
-            group, equation = (
-                match["group"] or group,
-                " ".join((match["equation"] or equation).split()),
-            )
+            group = match["group"] or group
+            equation = " ".join((match["equation"] or equation).split())
             continue
         module, _, name = match["name"].rpartition(".")
         (headline,) = [one for one in stated[name] if module in ("", Path(one.file).stem)]
@@ -138,10 +138,15 @@ def _digest(sentences: Sequence[str]) -> str:
 @cache
 def _sentences(text: str) -> list[tuple[str, str]]:
     """Every Coq sentence (it ends with a period) with the comment before it; comments nest."""
-    depth, comment, began, start, sentences = 0, (0, 0), 0, -1, []
+    depth = 0
+    comment = (0, 0)
+    began = 0
+    start = -1
+    sentences = []
     for token in _TOKEN.finditer(text):
         if token[0] == "(*":
-            began, depth = (token.start() if depth == 0 else began), depth + 1
+            began = token.start() if depth == 0 else began
+            depth = depth + 1
         elif token[0] == "*)":
             depth -= 1
             comment = (began, token.end()) if depth == 0 and start < 0 else comment
@@ -149,7 +154,8 @@ def _sentences(text: str) -> list[tuple[str, str]]:
             start = token.start() if start < 0 else start
             if token["end"]:
                 sentences.append((text[slice(*comment)], text[start : token.end()]))
-                comment, start = (0, 0), -1
+                comment = (0, 0)
+                start = -1
     return sentences
 
 

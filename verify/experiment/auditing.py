@@ -202,7 +202,8 @@ def _by_regression(
 
     The fit and the distances use different inputs.
     """
-    field, inside = fit.field, fit.inside
+    field = fit.field
+    inside = fit.inside
     unknown = field.taps * len(black_box.inputs) + 1
     usable = int(inside.sum()) or len(inside)
     samples = max(16, ceil(8 * unknown / usable))

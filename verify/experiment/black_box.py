@@ -132,7 +132,8 @@ class BlackBox:
                 f"the layer makes {first.shape} of {(1, in_channels, *self.grid)}, and not (1, channels, "
                 f"{len(self.grid)} spatial axes)"
             )
-        self.out_channels, self.output = first.shape[1], first.shape[2:]
+        self.out_channels = first.shape[1]
+        self.output = first.shape[2:]
         self.outputs = np.arange(self.out_channels)
         self.exponent = 0
 
@@ -300,8 +301,10 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
     Raises:
         ValueError: the map would exceed the budget.
     """
-    places, channels = prod(black_box.grid), len(black_box.inputs)
-    outputs, width = prod(black_box.output), len(black_box.outputs)
+    places = prod(black_box.grid)
+    channels = len(black_box.inputs)
+    outputs = prod(black_box.output)
+    width = len(black_box.outputs)
     needed = 3 * 8 * outputs * places * width * channels  # the map, and two copies during the fit
     if needed > budget:
         raise ValueError(
@@ -353,7 +356,8 @@ def _superposition(
 
     An output is judged until a run makes it infinite or NaN.
     """
-    off, judged = 0.0, finite.copy()
+    off = 0.0
+    judged = finite.copy()
     for _ in range(3):
         x, y = size * random.standard_normal((2, 1, len(black_box.inputs), *black_box.grid))
         a, b = random.uniform(0.5, 2.0, 2)

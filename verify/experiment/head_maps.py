@@ -58,7 +58,8 @@ def key_grids(field: ReceptiveField, keys: int) -> list[ndarray]:
         return [places([range(n) for n in field.grid])]
     axes = []
     for (before, after), s, n in zip(field.padding, field.stride, field.grid, strict=True):
-        least, most = max(0, before), max(0, after) + s
+        least = max(0, before)
+        most = max(0, after) + s
         axes.append([range(-b, n + a) for b in range(least + 1) for a in range(most)])
     return [places(sides) for sides in product(*axes) if prod(map(len, sides)) == keys]
 

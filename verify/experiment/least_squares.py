@@ -83,7 +83,8 @@ def nearest_convolution(linear: LinearMap, most: Vector | None) -> Fit:
 
 
 def _best(linear: LinearMap, most: Vector | None) -> Fit:
-    best, least_cost = None, np.inf
+    best = None
+    least_cost = np.inf
     for field in candidates(linear, most):
         fit = fit_taps(linear, field, ("zeros",))
         # Fitting every padding takes long, so only where the border fits much worse than the
@@ -102,7 +103,8 @@ def _best(linear: LinearMap, most: Vector | None) -> Fit:
         if not fit.inside.any():
             cost *= 100
         if best is None or cost < least_cost:
-            best, least_cost = fit, cost
+            best = fit
+            least_cost = cost
     assert best is not None
     if len(best.residual) > 1:
         return best
@@ -148,7 +150,8 @@ def fit_taps(linear: LinearMap, field: ReceptiveField, modes: tuple[str, ...] = 
             weights[tap] = first + (blocks - first).mean(axis=0)  # exact for equal numbers
     size = np.square(matrix).sum(axis=(1, 2, 3)) * finite
     largest = sizes_by_channel(np.moveaxis(matrix[finite], 2, -1), linear.products)
-    residual, worst = {}, {}
+    residual = {}
+    worst = {}
     for mode in modes:
         error = matrix.copy()
         for tap, source in enumerate(field.sources(mode)):

@@ -42,7 +42,8 @@ class ReceptiveField(NamedTuple):
 
     def reads(self, axis: int) -> ndarray:
         """The positions read along an axis, on or off the grid: (outputs, taps)."""
-        o, j = np.arange(self.output[axis])[:, None], np.arange(self.kernel[axis])
+        o = np.arange(self.output[axis])[:, None]
+        j = np.arange(self.kernel[axis])
         return self.stride[axis] * o + self.start[axis] + self.dilation[axis] * j
 
     @property
@@ -211,7 +212,8 @@ def _may_fit(energy: ndarray, part: ReceptiveField, floor: float) -> bool:
     """Whether all interior rows have the same energy on the taps and some padding mode explains the
     other rows.
     """
-    reads, inside = part.reads(0), part.within(0)
+    reads = part.reads(0)
+    inside = part.within(0)
     if not inside.any():
         return False
     on_taps = np.take_along_axis(energy[inside], reads[inside], axis=1)
@@ -241,7 +243,8 @@ def _strides(linear: LinearMap, axis: int) -> list[int]:
     """Strides along an axis, likeliest first: the right s has A[o + 1, i + s] = A[o, i] away from
     the border.
     """
-    m, n = linear.output[axis], linear.grid[axis]
+    m = linear.output[axis]
+    n = linear.grid[axis]
     if m == 1:
         return [1]  # with a single output every stride gives the same function
     full = linear.matrix.reshape(*linear.output, *linear.grid, *linear.matrix.shape[2:])
@@ -253,7 +256,8 @@ def _strides(linear: LinearMap, axis: int) -> list[int]:
     total = float(np.square(row).sum() + np.square(next_row).sum())
     mismatch = []
     for s in range(1, n + 1):
-        a, b = row[: n - s], next_row[s:]
+        a = row[: n - s]
+        b = next_row[s:]
         matched = float(np.square(a).sum() + np.square(b).sum())
         mismatch.append(float(np.square(a - b).sum()) + total - matched)
     order = sorted(range(n), key=lambda k: (mismatch[k], k))
@@ -274,7 +278,8 @@ def _axis_candidates(
         energies: dict[int, float] = defaultdict(float)
         for row, i in np.argwhere(energy[rows] > floor).tolist():
             energies[i - stride * rows[row]] += float(energy[rows[row], i])
-        low, high = min(energies, default=0), max(energies, default=0)
+        low = min(energies, default=0)
+        high = max(energies, default=0)
         step = reduce(gcd, (delta - low for delta in energies), 0) or 1
         taps = (high - low) // step + 1
         if most is None or taps <= most:
@@ -287,7 +292,8 @@ def _strongest(energies: Mapping[int, float], most: int) -> tuple[int, int, int]
     """(start, kernel, dilation) of the ``most`` taps with the most energy; on a tie, the least
     dilated.
     """
-    low, high = min(energies), max(energies)
+    low = min(energies)
+    high = max(energies)
     choices = [
         (-sum(energies.get(start + step * j, 0.0) for j in range(most)), step, start)
         for step in range(1, max(1, (high - low) // max(most - 1, 1)) + 1)

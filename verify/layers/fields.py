@@ -67,7 +67,8 @@ class Attention:
                 raise Unreadable(
                     f"{name} is {getattr(layer, name).dtype}, but w_val {layer.w_val.dtype}"
                 )
-        geometry, radix = Geometry.read(layer), getattr(layer, "radix", None)
+        geometry = Geometry.read(layer)
+        radix = getattr(layer, "radix", None)
         if radix is not None:
             if not (
                 isinstance(radix, tuple | list)
@@ -167,7 +168,8 @@ def _require_described(conv: Any, g: Geometry) -> None:
             raise Unreadable(
                 f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}"
             )
-    first, second = g.out_channels, g.in_channels
+    first = g.out_channels
+    second = g.in_channels
     if g.transposed:
         first, second = second, first
     if tuple(conv.weight.shape) != (first, second // g.groups, *g.kernel_size):

@@ -80,7 +80,8 @@ def require_no_overrides(
 
 def _require_no_fields_of_its_own(layer: nn.Module, base: type[nn.Module]) -> None:
     """Refuse an instance that overrides what its class defines or what is registered."""
-    name, fields = type(layer).__name__, vars(layer)
+    name = type(layer).__name__
+    fields = vars(layer)
     for own in fields:
         if hasattr(base, own) and own not in HARMLESS:
             raise Unreadable(f"{name} has a {own} of its own")
@@ -90,7 +91,8 @@ def _require_no_fields_of_its_own(layer: nn.Module, base: type[nn.Module]) -> No
 
 def _require_no_class_of_its_own(layer: nn.Module, base: type[nn.Module], read: set[str]) -> None:
     """Refuse a subclass that overrides what a call of ``base`` reads of an instance."""
-    name, fields = type(layer).__name__, vars(layer)
+    name = type(layer).__name__
+    fields = vars(layer)
     # A property of a subclass may keep what it stands for elsewhere, so that the instance has no
     # field of that name.
     registered = (
@@ -143,7 +145,8 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
         )
     if type(geometry) is not ConvGeometry:
         raise Unreadable(f"the geometry of {name} is a {type(geometry).__name__}")
-    stated, expected = vars(geometry), vars(replace(geometry))
+    stated = vars(geometry)
+    expected = vars(replace(geometry))
     for own, value in expected.items():
         if stated.get(own) != value:
             raise Unreadable(

@@ -66,7 +66,8 @@ def tap_place(g: Geometry, axis: int, tap: Any, output: Any) -> Any:
     """The convolution's side: the place where a tap meets an output, on one axis; transposed: the
     stride times that place.
     """
-    before, dil = g.pads[axis][0], g.dilation[axis]
+    before = g.pads[axis][0]
+    dil = g.dilation[axis]
     return (
         output + before - dil * tap
         if g.transposed
@@ -155,7 +156,8 @@ def mismatched_tap(g: Geometry, axis: int, n: int, outputs: int) -> int | None:
     at its place, and all keys must be tokens: work of the order of tokens plus taps, not of their
     product.
     """
-    tokens, queries = tokens_along(g, axis, n), query_places(g, axis, outputs)
+    tokens = tokens_along(g, axis, n)
+    queries = query_places(g, axis, outputs)
     lead = int(queries[0]) + shift_of_tap(g, axis, 0) - tap_place(g, axis, 0, 0)
     for tap in range(g.kernel_size[axis]):
         for output in (0, outputs - 1):
@@ -211,7 +213,8 @@ def exact_output(conv: Convolution, x: ndarray, output: Vector) -> Fraction:
     own = np.split(x, g.groups)[group]
     total = Fraction(float(conv.biases[channel]))
     for tap, read in taps_at(g, x.shape[1:], place):
-        row, values = tap_matrix(conv, tap)[group, :, o], own[(slice(None), *read)]
+        row = tap_matrix(conv, tap)[group, :, o]
+        values = own[(slice(None), *read)]
         total += sum(
             (Fraction(float(a)) * Fraction(float(b)) for a, b in zip(row, values, strict=True)),
             Fraction(0),

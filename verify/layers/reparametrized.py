@@ -84,13 +84,15 @@ def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
     """
     base = base_of(conv)
     require_no_overrides(conv, base, ("weight", "bias"), COPIED, recomputing_hooks(conv))
-    hooks, chains = recomputing_hooks(conv), _chains(conv)
+    hooks = recomputing_hooks(conv)
+    chains = _chains(conv)
     if not hooks and not chains:
         return conv, ()
     folded = [f"{_name(hook)} of {_tensor_name(hook)}" for hook in hooks]
     folded += [f"{_name(part)} of {tensor}" for tensor, chain in chains.items() for part in chain]
     try:
-        first, second = _tensors(conv, hooks), _tensors(conv, hooks)
+        first = _tensors(conv, hooks)
+        second = _tensors(conv, hooks)
     except Unreadable:
         raise
     except Exception as error:  # whatever the user's own parametrization raises
@@ -114,7 +116,8 @@ def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None]:
     """Weight and bias as a call in eval mode recomputes them."""
-    chains, tensors = _chains(conv), {}
+    chains = _chains(conv)
+    tensors = {}
     devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
     device = next(filter(torch.amp.is_autocast_available, devices - {"cpu"}), "cpu")
     # Autocast would round matrix products to half precision, which no claim covers.

@@ -20,7 +20,8 @@ from numpy import ndarray
 
 from verify.oracle import Vector, matmul
 
-SMALLEST, LARGEST = 2.0**-1000, 2.0**1000
+SMALLEST = 2.0**-1000
+LARGEST = 2.0**1000
 """Well inside the normal range of float64."""
 
 
@@ -92,7 +93,8 @@ def _select(a: ndarray, b: ndarray) -> ndarray | None:
     if a.shape[2] == 0:
         return np.zeros((*a.shape[:2], b.shape[2]))
     place = np.argmax(a != 0, axis=2, keepdims=True)
-    scale, row = np.take_along_axis(a, place, axis=2), np.take_along_axis(b, place, axis=1)
+    scale = np.take_along_axis(a, place, axis=2)
+    row = np.take_along_axis(b, place, axis=1)
     product = scale * row
     if not np.all(np.abs(scale) == 1):
         size = np.abs(product)
@@ -149,7 +151,8 @@ def compare_taps(
     in_integers: Vector | None = None
     zero = np.zeros((*w_val.shape[1:3], w_out.shape[3]))
     for shift in sorted({*kernel, *heads}):
-        members, tap = heads.get(shift, []), kernel.get(shift, zero)
+        members = heads.get(shift, [])
+        tap = kernel.get(shift, zero)
         if len(members) <= 1:
             product = (
                 scaled_permutation_product(w_val[members[0]], w_out[members[0]])

@@ -58,7 +58,8 @@ def may_crash(conv: Any, size: Sequence[int]) -> bool:
     """Whether torch's convolution may crash this process on contiguous inputs of a size, with this
     processor and weight layout.
     """
-    g, weight = Geometry.read(conv), conv.weight
+    g = Geometry.read(conv)
+    weight = conv.weight
     if weight.device.type != "cpu" or not any(
         crashes_along(g, weight.dtype, axis, n) for axis, n in enumerate(size)
     ):

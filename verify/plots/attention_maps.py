@@ -89,15 +89,22 @@ def attention_figure(
 
 def _draw(ax: Axes, attention: LayerAttention, head: int, position: Vector, most: float) -> str:
     """Draw one panel and return its title."""
-    weights, query, title = attention.map(head, position), attention.query(position), f"head {head}"
-    inside, query_on_plane = attention.inside, True
+    weights = attention.map(head, position)
+    query = attention.query(position)
+    title = f"head {head}"
+    inside = attention.inside
+    query_on_plane = True
     if weights.ndim == 3:
         plane = int(weights.sum(axis=(1, 2)).argmax())
         query_on_plane = plane == query[0]
         title += "" if query_on_plane else f", plane {plane - query[0]:+d}"
-        weights, query, inside = weights[plane], query[1:], inside[1:]
+        weights = weights[plane]
+        query = query[1:]
+        inside = inside[1:]
     if weights.ndim == 1:
-        weights, query, inside = weights[None], (0, *query), ((0, 0), *inside)
+        weights = weights[None]
+        query = (0, *query)
+        inside = ((0, 0), *inside)
     ax.imshow(weights, cmap="Blues", vmin=0.0, vmax=most, interpolation="nearest", aspect="equal")
     Rectangle = import_module("matplotlib.patches").Rectangle
     (top, bottom), (left, right) = inside

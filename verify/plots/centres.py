@@ -26,7 +26,8 @@ def centres_of(attention: LayerAttention, position: Vector) -> tuple[ndarray, nd
         The mean shift Σ_k P_k (k − q), (heads, d), and the standard deviation along each axis,
         (heads, d).
     """
-    query, heads = attention.query(position), len(attention.probabilities)
+    query = attention.query(position)
+    heads = len(attention.probabilities)
     row = np.stack([attention.map(head, position) for head in range(heads)])
     centre, spread = np.zeros((2, heads, len(attention.tokens)))
     for axis, (n, q) in enumerate(zip(attention.tokens, query, strict=True)):
@@ -126,7 +127,8 @@ def _circles(ax: Axes, centre: ndarray, spread: ndarray, heads: ndarray) -> None
         label="query",
         zorder=3,
     )
-    reach, palette = 1.0, colours(len(centre))
+    reach = 1.0
+    palette = colours(len(centre))
     for head in heads:
         y, x = centre[head]
         colour = palette[head]

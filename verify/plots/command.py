@@ -100,7 +100,8 @@ def _figure(options: argparse.Namespace) -> "Figure":
         return plots.errors_figure(options.file)
     if options.name == "cost":
         return _cost(options)
-    queries, grid = _queries(options), None if options.grid is None else tuple(options.grid)
+    queries = _queries(options)
+    grid = None if options.grid is None else tuple(options.grid)
     if options.name == "attention":
         return plots.attention_figure(
             _layer(options), grid=grid, queries=queries, alpha=options.alpha

@@ -18,11 +18,13 @@ from verify.oracle import Geometry
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, Figure, new_figure, plain, style
 from verify.recheck.strict_input import AnyPath, strict_json
 
-FORMAT, VERSION = "conv-as-attention cost", 1
+FORMAT = "conv-as-attention cost"
+VERSION = 1
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"), (INK, "v"))
 LEAST = 3
 """The fewest points for a fit."""
-SECONDS, PAIRS = 2.0, 2**26
+SECONDS = 2.0
+PAIRS = 2**26
 """Limits of a series: it stops before a call that would take longer, or have more
 (head, query, key) triples.
 """
@@ -109,7 +111,8 @@ def measured(
     Raises:
         ValueError: too few sizes were fast enough for a fit.
     """
-    g, series = Geometry.read(layer), []
+    g = Geometry.read(layer)
+    series = []
     own = layer.execution
     try:
         for layer.execution in executions:

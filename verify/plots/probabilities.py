@@ -104,7 +104,8 @@ def attention_of(
         size = tuple(x.shape[2:])
     else:
         size = drawn_size(g, larger * TOKENS[g.dims], None) if grid is None else grid
-    outputs, tokens = output_size(g, size), token_count(g, size)
+    outputs = output_size(g, size)
+    tokens = token_count(g, size)
     if layer.heads * prod(outputs) * tokens > MOST_NUMBERS:
         raise ValueError(
             f"{layer.heads} heads, {prod(outputs)} queries and {tokens} tokens are too many to draw"

@@ -59,9 +59,11 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
         return given_picture(layer.name, layer.attention, share, MOST_HEADS)
     mhsa = layer.mhsa
     fields, centres = _targets(mhsa)
-    g, content = fields.geometry, bool(fields.content.any())
+    g = fields.geometry
+    content = bool(fields.content.any())
     size = _size(layer, g, content)
-    part, caption = None, ""
+    part = None
+    caption = ""
     if layer.x is not None and layer.x.numel():
         part, caption = crop(layer.x, size)
     data: Record = _tokens(g, size) | {"crop": caption}
@@ -184,7 +186,8 @@ def _slider(centres: Sequence[Target | None]) -> Record:
         None if a is None else rows.setdefault((a.sharpness, a.offset), len(rows)) for a in centres
     ]
     if len(rows) > 16:  # a learned layer, for which a bound per head and stop would take too long
-        rows, bound_of = {}, [None] * len(centres)
+        rows = {}
+        bound_of = [None] * len(centres)
     bounds = [
         [_bound(sharpness * Fraction(f), offset) for f in factors] for sharpness, offset in rows
     ]

@@ -64,7 +64,8 @@ def strip(layer: ReportLayer) -> Strip | None:
         raise NoPicture(layer.no_input or "there is no input of this layer")
     with evaluating(layer.conv, layer.mhsa), torch.no_grad():
         x = layer.x[:1]
-        before, after = layer.conv(x), layer.mhsa(x)
+        before = layer.conv(x)
+        after = layer.mhsa(x)
     if before.shape != after.shape:
         raise NoPicture(f"the outputs have shapes {tuple(before.shape)} and {tuple(after.shape)}")
     x, before, after = (t[0].detach().double().cpu().numpy() for t in (x, before, after))
@@ -85,10 +86,8 @@ def strip(layer: ReportLayer) -> Strip | None:
         channel = most_varied(before)
         worst = int(np.abs(difference).reshape(len(before), -1).max(axis=1).argmax())
         planes = before[channel], after[channel], difference[worst]
-        of, of_worst = (
-            f"channel {channel} of {len(before)}",
-            f"channel {worst}, where it is greatest",
-        )
+        of = f"channel {channel} of {len(before)}"
+        of_worst = f"channel {worst}, where it is greatest"
     images = [
         _input_image(x),
         _image("Convolution", planes[0], of),
@@ -107,7 +106,8 @@ def strip(layer: ReportLayer) -> Strip | None:
 
 def _input_image(x: ndarray) -> Image:
     if x.ndim == 3 and len(x) == 3:
-        low, high = float(x.min()), float(x.max())
+        low = float(x.min())
+        high = float(x.max())
         shade = (
             np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
         )
@@ -127,7 +127,8 @@ def _image(title: str, values: ndarray, of: str, scaled_as: ndarray | None = Non
     """
     if scaled_as is None:
         scaled_as = values
-    low, high = float(scaled_as.min()), float(scaled_as.max())
+    low = float(scaled_as.min())
+    high = float(scaled_as.max())
     shade = (_small(_flat(values)) - low) / ((high - low) or 1.0)
     return Image(
         title,
@@ -159,7 +160,8 @@ def _small(planes: ndarray, greatest: bool = False) -> ndarray:
     largest magnitude.
     """
     height, width = planes.shape[-2:]
-    f, g = -(-height // LARGEST), -(-width // LARGEST)
+    f = -(-height // LARGEST)
+    g = -(-width // LARGEST)
     if f == g == 1:
         return planes
     widths = [(0, 0)] * (planes.ndim - 2) + [(0, -height % f), (0, -width % g)]
@@ -167,7 +169,8 @@ def _small(planes: ndarray, greatest: bool = False) -> ndarray:
     blocks = whole.reshape(*planes.shape[:-2], whole.shape[-2] // f, f, whole.shape[-1] // g, g)
     if not greatest:
         return blocks.mean(axis=(-3, -1))
-    least, most = blocks.min(axis=(-3, -1)), blocks.max(axis=(-3, -1))
+    least = blocks.min(axis=(-3, -1))
+    most = blocks.max(axis=(-3, -1))
     return np.where(-least > most, least, most)
 
 

@@ -47,11 +47,14 @@ def grey(x: Tensor) -> dict[str, Any]:
     if not np.isfinite(values).all():
         raise NoPicture("the input is not finite everywhere")
     if len(values) == 3 and values.ndim == 3:
-        plane, of = np.tensordot([0.299, 0.587, 0.114], values, 1), "its three channels as one grey"
+        plane = np.tensordot([0.299, 0.587, 0.114], values, 1)
+        of = "its three channels as one grey"
     else:
         channel = most_varied(values)
-        plane, of = values[channel], f"channel {channel} of {len(values)}"
-    low, high = float(plane.min()), float(plane.max())
+        plane = values[channel]
+        of = f"channel {channel} of {len(values)}"
+    low = float(plane.min())
+    high = float(plane.max())
     shades = np.rint(255 * (plane - low) / ((high - low) or 1.0)).astype(np.uint8)
     return {
         "bytes": base64.b64encode(shades.tobytes()).decode(),
@@ -85,7 +88,8 @@ def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
     taps = np.einsum(
         "hce,he->hc", float64(mhsa.w_val)[:, group], float64(mhsa.w_out)[:, group, :, inner]
     )
-    z, bias = taps @ own, float(float64(mhsa.b_out)[channel])
+    z = taps @ own
+    bias = float(float64(mhsa.b_out)[channel])
     for what, values in (
         ("input", x),
         ("output", expected[channel]),

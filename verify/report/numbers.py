@@ -70,7 +70,8 @@ def summary(layer: ReportLayer, numbers: list[Quantity]) -> Sentence:
     another function includes the difference of the functions; then the claim allows only rounding,
     or the tolerance of ``within``.
     """
-    certificate, verdict = layer.certificate, layer.verdict
+    certificate = layer.certificate
+    verdict = layer.verdict
     if certificate is None or verdict is None:
         return ()
     known = {number.key: number for number in numbers}

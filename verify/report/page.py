@@ -78,7 +78,8 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
                 one for one in layer.certificate.assumptions if one not in common
             ]
     names = Counter(layer.verdict.name for layer in layers if layer.verdict is not None)
-    style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
+    style = _part("page.css")
+    script = "\n".join(map(_part, SCRIPTS))
     text = template.render(
         **vars(facts),
         layers=views,

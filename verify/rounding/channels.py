@@ -63,10 +63,8 @@ def working_rounding(
     (D_out,) each or (N, D_out, *output); ``soft_tokens`` is T if attention weights other than 0 and
     1 occur.
     """
-    theirs, ours = (
-        convolution_rounding(conv, fmt),
-        attention_rounding(attention, bound, fmt, soft_tokens),
-    )
+    theirs = convolution_rounding(conv, fmt)
+    ours = attention_rounding(attention, bound, fmt, soft_tokens)
     with np.errstate(over="ignore", invalid="ignore"):
         lost = fmt.eta * (theirs.underflows + ours.underflows)
         return theirs.slope * size_c + ours.slope * size_a + by_channel(lost, size_c.ndim - 2)

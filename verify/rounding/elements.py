@@ -35,7 +35,8 @@ class OffTheKernel(ValueError):
 
 def convolution_bound(conv: Any, x: Tensor, output: Vector | None = None) -> ndarray:
     """Elementwise bound on the error of torch's convolution of ``x`` (B, D_in, *size)."""
-    fields, fmt = _fields(conv, x, output), Format.of(x.dtype)
+    fields = _fields(conv, x, output)
+    fmt = Format.of(x.dtype)
     return _bound(
         convolution_rounding(fields, fmt), size_of(fields, x), most_roundings(fields), fmt
     )
@@ -48,7 +49,8 @@ def convolution_share(conv: Any, x: Tensor) -> ndarray:
     In half precision, taps that meet only zeros do not round, and every rounding goes to the
     nearest number.
     """
-    fields, fmt = Convolution.read(conv), Format.of(x.dtype)
+    fields = Convolution.read(conv)
+    fmt = Format.of(x.dtype)
     met: Any = 0
     if fmt.stored_u:
         met = _taps_met(fields, (x != 0).any(dim=1, keepdim=True).cpu().double().numpy())
@@ -73,9 +75,13 @@ def difference_bound(conv: Any, layer: Any, x: Tensor, output: Vector | None = N
     Raises:
         OffTheKernel: a head looks at no tap of the kernel.
     """
-    fields, attention, fmt = _fields(conv, x, output), Attention.read(layer), Format.of(x.dtype)
-    size, times = size_of(fields, x), most_roundings(fields)
-    theirs, ours = convolution_rounding(fields, fmt), _rounding_of(attention, x)
+    fields = _fields(conv, x, output)
+    attention = Attention.read(layer)
+    fmt = Format.of(x.dtype)
+    size = size_of(fields, x)
+    times = most_roundings(fields)
+    theirs = convolution_rounding(fields, fmt)
+    ours = _rounding_of(attention, x)
     kernel = absolute_kernel(attention)
     bias = np.abs(attention.b_out)
     if np.array_equal(bias, np.abs(fields.biases)) and np.array_equal(
@@ -142,7 +148,8 @@ def absolute_kernel(attention: Attention) -> ndarray:
         OffTheKernel: a head looks at no tap, or has no unique best shift.
     """
     g = attention.geometry
-    groups, width = attention.w_val.shape[1:3], attention.w_out.shape[3]
+    groups = attention.w_val.shape[1:3]
+    width = attention.w_out.shape[3]
     kernel = np.zeros((*g.kernel_size, *groups, width))  # (*K, g, in/g, out/g)
     taps = taps_by_shift(g)
     for head, (w_val, w_out) in enumerate(zip(*attention.magnitudes, strict=True)):

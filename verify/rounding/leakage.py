@@ -46,7 +46,8 @@ def tail(alpha: Number, offset: Number = 0) -> Any:
         raise ValueError(f"α is {alpha}, not positive")
     if not abs(offset) <= Fraction(1, 2):
         raise ValueError(f"the offset {offset} exceeds one half")
-    a, f = _interval(alpha), _interval(offset)
+    a = _interval(alpha)
+    f = _interval(offset)
     if alpha < SOFT:
         everything = iv.sqrt(iv.pi / a) * (1 + 3 * iv.exp(-iv.pi * iv.pi / a))
         return iv.exp(a * f * f) * everything - 1

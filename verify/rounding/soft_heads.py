@@ -53,7 +53,8 @@ def soft_heads_bound(
     Raises:
         Unreadable: the layer cannot be read.
     """
-    attention, fmt = Attention.read(layer), Format.of(x.dtype)
+    attention = Attention.read(layer)
+    fmt = Format.of(x.dtype)
     keys = attention.geometry.padded(x.shape[2:])
     tokens = math.prod(keys)
     brightest = largest(x)

@@ -49,10 +49,8 @@ class _ConvolutionCounter(DispatchMode):
         defined = OPDEFS.get(func._schema.name)
         if defined is None:
             return func(*args, **(kwargs or {}))
-        kernels, device = (
-            defined._backend_fns,
-            next((a.device.type for a in args if isinstance(a, Tensor)), None),
-        )
+        kernels = defined._backend_fns
+        device = next((a.device.type for a in args if isinstance(a, Tensor)), None)
         with self:  # an operator that Python code defines: what it executes counts too
             return kernels.get(device, kernels.get(None, defined._init_fn))(*args, **(kwargs or {}))
 

@@ -97,8 +97,11 @@ def subtracted(
             f"the outputs have shapes {tuple(expected.shape)} and {tuple(attended.shape)}"
         )
     if x.dim() < conv.weight.dim():
-        x, expected, attended = x[None], expected[None], attended[None]
-    a, b = float64(expected), float64(attended)
+        x = x[None]
+        expected = expected[None]
+        attended = attended[None]
+    a = float64(expected)
+    b = float64(attended)
     with np.errstate(invalid="ignore"):  # ∞ − ∞
         error = np.subtract(a, b)
     np.abs(error, out=error)

@@ -87,11 +87,13 @@ class _Operators(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions, self.narrowed = 0, ""
+        self.convolutions = 0
+        self.narrowed = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Execute the operator and note it."""
-        result, name = func(*args, **(kwargs or {})), str(func)
+        result = func(*args, **(kwargs or {}))
+        name = str(func)
         if "conv" in name and CONVOLUTION_OPERATORS.search(name):  # without FFTs
             self.convolutions += 1
         if isinstance(result, Tensor) and result.is_floating_point() and result.dtype not in WIDE:

@@ -87,11 +87,9 @@ def deviation(
         """Judge one output exactly."""
         image, *output = index
         exact = exact_output(fields, inputs[image], tuple(output))
-        convolution, attention, explained = (
-            float(expected[index]),
-            float(attended[index]),
-            float(rounding[index]),
-        )
+        convolution = float(expected[index])
+        attention = float(attended[index])
+        explained = float(rounding[index])
         convolution_off = not _within(convolution, exact, explained)
         refutes = not _within(attention, exact, float(allowed[index])) or not convolution_off
         sentence = (
@@ -109,7 +107,8 @@ def deviation(
             index, inputs[image], exact, convolution, attention, refutes, convolution_off, sentence
         )
 
-    reference, places = fields(inputs)[over], np.flatnonzero(over)
+    reference = fields(inputs)[over]
+    places = np.flatnonzero(over)
     attention = _ratio(attended[over], reference, allowed[over])
     convolution = _ratio(expected[over], reference, rounding[over])
     candidates = dict.fromkeys((attention.argmax(), convolution.argmin(), convolution.argmax()))

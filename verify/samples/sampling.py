@@ -133,7 +133,8 @@ def check_outputs(
     try:
         bound = difference_bound(conv, layer, x, outputs)
     except OffTheKernel as off:  # only the sizes of its terms are known
-        bound, soft = soft_heads_bound(layer, conv, x, outputs), f"{off}, and "
+        bound = soft_heads_bound(layer, conv, x, outputs)
+        soft = f"{off}, and "
     except Unreadable as unknown:
         return replace(judged, verdict=Verdict("UNDECIDED", str(unknown)))
     relative = ratios(error, bound)
@@ -141,7 +142,8 @@ def check_outputs(
         # Soft attention also rounds in sums over all keys, which that bound does not cover.
         wide = soft_heads_bound(layer, conv, x, outputs)
         if greatest(ratios(error, wide)) <= 1:
-            bound, soft = wide, "attention is shared among keys, and "
+            bound = wide
+            soft = "attention is shared among keys, and "
             relative = ratios(error, bound)
     ratio = greatest(relative)
     at_worst = float(bound[difference.worst]) if difference.worst else 0.0
@@ -258,12 +260,14 @@ def comparing(
     def hook(path: str, conv: Any, layer: nn.Module) -> Callable[..., None]:
         def compared(module: nn.Module, args: Any, kwargs: Any, _: Any) -> None:
             call = dict(zip(("input", "output_size"), args, strict=False)) | kwargs
-            x, where = call.pop("input"), what
+            x = call.pop("input")
+            where = what
             if is_functorch_wrapped_tensor(x):  # a transform of torch.func hides its numbers
                 return
             # a claim about a layer holds in its own format
             if torch.is_autocast_enabled(x.device.type):
-                x, where = x.to(conv.weight.dtype), f"{what}, without the network's autocast"
+                x = x.to(conv.weight.dtype)
+                where = f"{what}, without the network's autocast"
             with uncounted(), torch.autocast(x.device.type, enabled=False):
                 # a call would compare again
                 expected = (conv.forward if conv is module else conv)(x, **call)

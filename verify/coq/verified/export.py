@@ -102,7 +102,8 @@ def text(
 
 def _geometry(fields: Mapping[str, Any]) -> str:
     """The fields of a geometry, in the format's order."""
-    kernel, padding = fields["kernel_size"], fields["padding"]
+    kernel = fields["kernel_size"]
+    padding = fields["padding"]
     pads = [("same", "valid").index(padding) + 1] if isinstance(padding, str) else [0, *padding]
     numbers = [fields["in_channels"], fields["out_channels"], len(kernel)]
     numbers += [*kernel, *fields["stride"], *fields["dilation"]]

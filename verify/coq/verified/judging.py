@@ -58,7 +58,8 @@ def questions_of(pair: LayerPair) -> list[Question]:
     The certified bound gives a third, for layers that ``_judged_in_floats`` accepts.  "A difference
     within T" is asked over the reals.
     """
-    stated, inputs = pair.stated, f"for |x| ≤ {exactly(pair.stated.input_bound)}"
+    stated = pair.stated
+    inputs = f"for |x| ≤ {exactly(pair.stated.input_bound)}"
     if stated.within is not None:
         what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
         return [Question(export.within(stated.input_bound, stated.within), what)]
@@ -90,7 +91,8 @@ def refutation_of(pair: LayerPair) -> list[Question]:
     """The certificate's counterexample to "the same function" as a question, if there is one with
     dyadic numbers.
     """
-    stated, counter = pair.stated, pair.stated.counterexample
+    stated = pair.stated
+    counter = pair.stated.counterexample
     if (
         stated.verdict != "REFUTED"
         or stated.within is not None
@@ -146,7 +148,8 @@ class Judge:
         return "\n".join([head, *map(str, self.answers)])
 
     def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
-        name, stated = pair.stated.name, pair.stated
+        name = pair.stated.name
+        stated = pair.stated
         if pair.radix is not None:
             return Answer(
                 name,

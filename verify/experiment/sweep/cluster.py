@@ -29,7 +29,8 @@ from verify.experiment.sweep.results import Row
 
 TRIES = 3
 """Attempts at a task before its rows report failure."""
-BATCH_SECONDS, MOST = 1.0, 256
+BATCH_SECONDS = 1.0
+MOST = 256
 """Approximate work in a batch, and the most tasks in it."""
 
 QUIET = {
@@ -88,7 +89,8 @@ def execute(tasks: Sequence[SweepTask], seconds: float) -> tuple[list[list[Any]]
     with suppress(ModuleNotFoundError):  # the task reports it
         import torch  # noqa: F401  slow, so outside a task's time limit
 
-    results, start = [], time.monotonic()
+    results = []
+    start = time.monotonic()
     with _one_at_a_time, warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
         warnings.simplefilter("ignore")
         for task in tasks:
@@ -203,14 +205,16 @@ class _Run:
 
     def until_done(self) -> None:
         """Hand out batches and collect them, until nothing is left to run."""
-        workers, looked = addresses_of(self.client), time.monotonic()
+        workers = addresses_of(self.client)
+        looked = time.monotonic()
         while True:
             self._hand_out(workers)
             if workers and not self.running and not self.waiting:
                 return
             died = self._collect()
             if died or time.monotonic() > looked + 5:  # workers may have joined or left
-                workers, looked = addresses_of(self.client), time.monotonic()
+                workers = addresses_of(self.client)
+                looked = time.monotonic()
 
     def _hand_out(self, workers: set[str]) -> None:
         """Submit a batch to every idle worker, as long as there are tasks."""
@@ -236,7 +240,8 @@ class _Run:
         """Take tasks of the group that this worker has open, else of none that a worker has open,
         else any; and the number of the try.
         """
-        own, opened = self.opened.get(worker), set(self.opened.values())
+        own = self.opened.get(worker)
+        opened = set(self.opened.values())
         first, tries = min(
             self.waiting, key=lambda entry: (entry[0].group != own, entry[0].group in opened)
         )

@@ -62,7 +62,8 @@ def attention(layer: Any, x: ndarray) -> ndarray:
         [np.zeros((len(x), 1), dtype=object), tokens.reshape(len(x), -1)], axis=1
     )
     (w_val, r), (w_out, s) = as_integers(float64(layer.w_val)), as_integers(float64(layer.w_out))
-    d_in, d_out = w_val.shape[2], w_out.shape[3]
+    d_in = w_val.shape[2]
+    d_out = w_out.shape[3]
     total = np.zeros((layer.groups, d_out, sources.shape[1]), dtype=object)
     for head, source in enumerate(sources):
         values = tokens[:, source].reshape(layer.groups, d_in, -1)

@@ -146,7 +146,8 @@ class NetworkLayer:
             yield self._judged(conv, self.network.options)
 
     def _judged(self, conv: Any, options: Namespace) -> Row:
-        layer, start = converted_layer(conv, options), time.perf_counter()
+        layer = converted_layer(conv, options)
+        start = time.perf_counter()
         x = generated_inputs(conv, options.samples, options.seed, self.grid)
         with evaluating(conv, layer), torch.no_grad():
             check = check_call(conv, layer, x, "generated inputs")

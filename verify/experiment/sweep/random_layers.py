@@ -92,14 +92,17 @@ def random_layer(seed: int) -> RandomLayer:
     >>> random_layer(2).conv
     ConvTranspose1d(1, 2, kernel_size=(3,), stride=(1,), padding=(1,), dilation=(2,), bias=False)
     """
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
     conv, grid = _convolution_and_grid(rng)
-    size, most = _size(rng), torch.finfo(conv.weight.dtype).max
+    size = _size(rng)
+    most = torch.finfo(conv.weight.dtype).max
     with torch.no_grad():
         for tensor in conv.parameters():
             values = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
             tensor.copy_(values.clamp(-most, most))
-    alpha, encoding = rng.choice(SHARPNESS)(rng), rng.choice(["quadratic", "quadratic", "parabola"])
+    alpha = rng.choice(SHARPNESS)(rng)
+    encoding = rng.choice(["quadratic", "quadratic", "parabola"])
     return RandomLayer(seed, conv, alpha, encoding, grid, _size(rng), rng)
 
 
@@ -110,7 +113,8 @@ def _size(rng: random.Random) -> float:
 def _convolution_and_grid(rng: random.Random) -> tuple[Any, Vector]:
     """A convolution with its weights not yet drawn, and a grid on which it has an output."""
     while True:
-        d, transposed = rng.choice([1, 1, 2, 2, 3]), rng.random() < 0.3
+        d = rng.choice([1, 1, 2, 2, 3])
+        transposed = rng.random() < 0.3
         kernel = tuple(rng.randint(1, {1: 6, 2: 4, 3: 2}[d]) for _ in range(d))
         stride, dilation = (tuple(rng.randint(1, most) for _ in range(d)) for most in (3, 2))
         groups = rng.choice([1, 1, 1, 2, 3])
@@ -150,7 +154,8 @@ def certify_seed(seed: int) -> list[Row]:
     row, certificate = _certified(case, leaking=True)
     if certificate is None:
         return [row]
-    rows, sharp = [replace(row, error=_error_of(case, certificate))], not certificate.leakage.any()
+    rows = [replace(row, error=_error_of(case, certificate))]
+    sharp = not certificate.leakage.any()
     if certificate.verdict.name == "PROVED" and case.rng.random() < 0.1:
         return [*rows, _off_in_one_output(case, row, certificate)]
     name = _plant(case, tuple(FAULTS) if sharp else ON_ANY_SHARPNESS)
@@ -214,7 +219,8 @@ def facts_of(certificate: Certificate) -> Record:
 
 def _error_of(case: RandomLayer, certificate: Certificate) -> str:
     """What is wrong with the certificate of a layer as built; "" if nothing is."""
-    verdict, x = certificate.verdict, _sample(case)
+    verdict = certificate.verdict
+    x = _sample(case)
     if verdict.name == "PROVED" and not _holds(case, certificate, x):
         return f"a false PROVED: an execution is over the bound on an input: {verdict.sentence}"
     # torch's own convolution may be at fault, but nothing else
@@ -259,15 +265,15 @@ def _holds(case: RandomLayer, certificate: Certificate, x: Tensor) -> bool:
 
 def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
     """Whether exact arithmetic confirms the evidence for REFUTED."""
-    counter, over = certificate.counterexample, certificate.overrun
+    counter = certificate.counterexample
+    over = certificate.overrun
     if counter is not None:
         if counter.shapes is not None:
             return counter.shapes[0] != counter.shapes[1]
-        x, place = counter.input(case.conv.in_channels, case.grid), counter.output
-        theirs, ours = (
-            exact_layers.convolution(case.conv, x)[place],
-            exact_layers.attention(case.layer, x)[place],
-        )
+        x = counter.input(case.conv.in_channels, case.grid)
+        place = counter.output
+        theirs = exact_layers.convolution(case.conv, x)[place]
+        ours = exact_layers.attention(case.layer, x)[place]
         return (theirs, ours) == (counter.convolution, counter.attention) and theirs != ours
     if over is None:  # then a run on a smaller grid gave outputs of another size
         grids = [
@@ -312,7 +318,9 @@ def _off_in_one_output(case: RandomLayer, row: Row, certificate: Certificate) ->
     the last input.
     """
     name = case.rng.choice(["dense", "axial", "auto"])
-    right, off, start = EXECUTIONS[name], 2.5 * float(certificate.bound[-1]), time.perf_counter()
+    right = EXECUTIONS[name]
+    off = 2.5 * float(certificate.bound[-1])
+    start = time.perf_counter()
 
     def wrong(layer: MHSA, x: Tensor, grid: Any) -> Tensor:
         y = right.run(layer, x, grid).double().contiguous()

@@ -83,7 +83,9 @@ class Sweep:
         Raises:
             SchedulerLost: there is no scheduler, or it has gone.
         """
-        start, places, seeds = time.monotonic(), 0, left_of(self._seeds, self._done)
+        start = time.monotonic()
+        places = 0
+        seeds = left_of(self._seeds, self._done)
         tasks: Iterable[SweepTask] = chain(map(SeededLayer, seeds), self._networks)
         try:
             with cluster(workers, scheduler, dashboard) as client, _progress(len(seeds)) as show:
@@ -164,7 +166,9 @@ def _progress(total: int) -> Iterator[Any]:
     """Yield a function (new rows, steps done, further steps) that shows progress: a bar, or
     occasional lines.
     """
-    console, verdicts, start = Console(stderr=True), Counter[str](), time.monotonic()
+    console = Console(stderr=True)
+    verdicts = Counter[str]()
+    start = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -176,7 +180,8 @@ def _progress(total: int) -> Iterator[Any]:
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),
     )
-    shown, steps = start, 0
+    shown = start
+    steps = 0
     with Progress(
         *columns, *times, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
@@ -187,7 +192,9 @@ def _progress(total: int) -> Iterator[Any]:
             verdicts.update(
                 ("faulty " if row.fault else "") + (row.verdict or "failed") for row in rows
             )
-            total, steps, now = total + more, steps + done, time.monotonic()
+            total = total + more
+            steps = steps + done
+            now = time.monotonic()
             rate = f"{steps / max(now - start, 1e-9):.1f}/s"
             bar.update(
                 task,

@@ -130,7 +130,8 @@ def _not_a_unit_steps() -> list[ProofStep]:
     """A combination of windows is c(z)·(1 + z + … + z^2R): its lowest and highest terms are at
     least 2R apart.
     """
-    low, length = sympy.Symbol("m", integer=True), sympy.Symbol("L", integer=True, nonnegative=True)
+    low = sympy.Symbol("m", integer=True)
+    length = sympy.Symbol("L", integer=True, nonnegative=True)
     radius = sympy.Symbol("R", integer=True, positive=True)
     apart = (low + length + 2 * radius) - low
     return [

@@ -38,7 +38,8 @@ def three_sufficient() -> Judgement:
     """Proved in Coq with D_p = d + 1; and the layer with the code's encoding is certified."""
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv)
-    coded, stored = proof_positions.code_length(2), layer.w_key_pos.shape[2]
+    coded = proof_positions.code_length(2)
+    stored = layer.w_key_pos.shape[2]
     return proved(
         by_coq("score_gap", "softmax_limit"),
         Check(f"D_p is {coded} in the encoding and {stored} in the layer", coded == stored == 3),
@@ -114,7 +115,8 @@ def last_term() -> Judgement:
 )
 def scores_and_shift() -> Judgement:
     """Three of the four terms depend on the content."""
-    q, k = integers("q", 2), integers("k", 2)
+    q = integers("q", 2)
+    k = integers("k", 2)
     terms = proofs_relative.eq_6(q, k, proofs_relative.image_token).args
     tokens = {proofs_relative.image_token(q), proofs_relative.image_token(k)}
     by_content = sum(bool(term.atoms(sympy.MatrixSymbol) & tokens) for term in terms)

@@ -21,7 +21,8 @@ EARLIER = f"{DETAILS}, Earlier runs (four epochs at × 1, Σ rate 1.8)"
 """The page, the section and the seeds of the numbers that follow.  A test finds every number and
 quotation there.
 """
-PARTLY, SHORT = "agrees in part", "too short to tell"
+PARTLY = "agrees in part"
+SHORT = "too short to tell"
 OUTCOMES = (PARTLY, SHORT)
 """How a measurement of ours stands to a claim, written by hand; to refute one would take the
 setting of those who made it.

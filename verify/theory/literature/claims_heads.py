@@ -123,13 +123,18 @@ def translates() -> Judgement:
 
 
 def _profile_steps() -> list[ProofStep]:
-    x, p, w = indexed("X"), indexed("p"), indexed("W")
+    x = indexed("X")
+    p = indexed("p")
+    w = indexed("W")
     h, c, o = sympy.symbols("h c o", integer=True)
     sums = []
     for dims in (1, 2, 3):
-        q, delta = integers("q", dims), integers("delta", dims)
+        q = integers("q", dims)
+        delta = integers("delta", dims)
         box = [(shift, -sympy.oo, sympy.oo) for shift in delta]
-        share, token, matrix = p[(h, *delta)], x[(*plus(q, delta), c)], w[h, c, o]
+        share = p[(h, *delta)]
+        token = x[(*plus(q, delta), c)]
+        matrix = w[h, c, o]
         sums.append(
             (matrix * sympy.Sum(share * token, *box), sympy.Sum(token * (share * matrix), *box))
         )
@@ -147,7 +152,8 @@ def _profile_steps() -> list[ProofStep]:
 
 def _on_a_wrapped_grid() -> Check:
     """Three heads with integer profiles over the shifts of a 3×3 kernel, on a wrapped 4×5 grid."""
-    profiles, w = equations.integers(1, 3, 9), equations.integers(2, 3, 2, 2)
+    profiles = equations.integers(1, 3, 9)
+    w = equations.integers(2, 3, 2, 2)
     x = equations.integers(3, 2, 4, 5)
     read = equations.read_by_taps(PLANE, "circular").astype(object)
     output = equations.mix(list(np.tensordot(profiles, read, axes=1)), x.reshape(2, -1).T, list(w))
@@ -164,7 +170,8 @@ def _renormalised() -> Check:
     """At the border of an unpadded image the softmax renormalises, so the rows are not translates."""
     tokens = PLANE.keys[:6]
     rows = equations.softmax(-((tokens[None] - tokens[:, None]) ** 2).sum(axis=2).astype(float))
-    inside, border = float(rows[1, 1]), float(rows[0, 0])
+    inside = float(rows[1, 1])
+    border = float(rows[0, 0])
     return Check(
         f"a Gaussian of 6 pixels peaks at {inside:.2f} inside and {border:.2f} at the border",
         border > inside + 0.1,

@@ -46,8 +46,10 @@ def alpha_46() -> Judgement:
     single = torch.finfo(torch.float32)
     smallest = single.tiny * single.eps
     top, weight = two_keys(46)
-    leaks, aside = leaked_from_a_bright_pixel(46), leaked_from_a_bright_pixel(104)
-    low, high = 46.0, 200.0
+    leaks = leaked_from_a_bright_pixel(46)
+    aside = leaked_from_a_bright_pixel(104)
+    low = 46.0
+    high = 200.0
     while high - low > 1e-9:
         middle = (low + high) / 2
         low, high = (low, middle) if two_keys(middle)[1] == 0 else (middle, high)

@@ -41,8 +41,10 @@ def permutation_equivariance() -> Judgement:
     content attention only.
     """
     tokens, d_in, d_k = sympy.symbols("T D_in D_k", integer=True, positive=True)
-    x, turn = sympy.MatrixSymbol("X", tokens, d_in), sympy.MatrixSymbol("Pi", tokens, tokens)
-    shuffled, scores = content_scores(turn * x, d_k), turn * content_scores(x, d_k) * turn.T
+    x = sympy.MatrixSymbol("X", tokens, d_in)
+    turn = sympy.MatrixSymbol("Pi", tokens, tokens)
+    shuffled = content_scores(turn * x, d_k)
+    scores = turn * content_scores(x, d_k) * turn.T
     moved = _largest_move(pointwise_layer(positions=False))
     return proved(
         Check(
@@ -83,10 +85,12 @@ def _largest_move(layer: Any) -> float:
 )
 def permutation_invariance() -> Judgement:
     """The output is permuted as well: equivariance, not invariance."""
-    layer, order = pointwise_layer(positions=False), torch.tensor([3, 1, 6, 0, 5, 2, 4])
+    layer = pointwise_layer(positions=False)
+    order = torch.tensor([3, 1, 6, 0, 5, 2, 4])
     x = torch.randn(1, 2, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     with torch.no_grad():
-        before, after = layer(x), layer(x[..., order])
+        before = layer(x)
+        after = layer(x[..., order])
     change = float((after - before).abs().max())
     back = float((after - before[..., order]).abs().max())
     return refuted(
@@ -138,13 +142,15 @@ def convolution_equivariance() -> Judgement:
 
 def _moved_steps() -> list[ProofStep]:
     """X'_i = X_{i−t}, so Y'_{o+t} = Σ_j X_{o+t+j−t} W_j."""
-    x, w = indexed("X"), indexed("W")
+    x = indexed("X")
+    w = indexed("W")
     a, b = sympy.symbols("a b", integer=True)
     sums = []
     for dims in (1, 2, 3):
         o, t, j, first, last = (integers(name, dims) for name in ("o", "t", "j", "first", "last"))
         box = list(zip(j, first, last, strict=True))
-        moved, matrix = x[(*minus(plus(plus(o, t), j), t), a)], w[(*j, a, b)]
+        moved = x[(*minus(plus(plus(o, t), j), t), a)]
+        matrix = w[(*j, a, b)]
         sums.append(
             (sympy.Sum(moved * matrix, *box), sympy.Sum(x[(*plus(o, j), a)] * matrix, *box))
         )
@@ -184,7 +190,8 @@ def _by_sign(law: Callable[..., tuple[Any, Any]]) -> Check:
 
         return int(np.not_equal(*law(conv, v, w, x)).sum())
 
-    without, flipped = differing(-1), differing(1)
+    without = differing(-1)
+    flipped = differing(1)
     finding = (
         f"of 5 wrapped pixels {without} differ with X_(n−i), {flipped} with the X_(q+δ) of Eq. 8"
     )
@@ -195,7 +202,9 @@ def _associative_steps() -> list[ProofStep]:
     """Σ_i W'_i (Σ_j W_j X_{n−i−j}) = Σ_m (Σ_i W'_i W_{m−i}) X_{n−m}: the inner sum moves by i,
     whose sum is outside of both.
     """
-    outer, inner, x = indexed("V"), indexed("W"), indexed("X")
+    outer = indexed("V")
+    inner = indexed("W")
+    x = indexed("X")
     a, b, c = sympy.symbols("a b c", integer=True)
     sums = []
     for dims in (1, 2, 3):
@@ -242,10 +251,12 @@ def convolution_commutative() -> Judgement:
 
 
 def _commutative_steps() -> list[ProofStep]:
-    v, w = indexed("V"), indexed("W")
+    v = indexed("V")
+    w = indexed("W")
     sums = []
     for dims in (1, 2, 3):
-        n, i = integers("n", dims), integers("i", dims)
+        n = integers("n", dims)
+        i = integers("i", dims)
         backwards: Any = sympy.Sum(v[i] * w[minus(n, i)], *_all(i))
         for at, end in zip(i, n, strict=True):
             backwards = backwards.change_index(at, end - at)
@@ -263,7 +274,8 @@ def convolution_fourier() -> Judgement:
     """Every wave is an eigenvector of every kernel, on one axis of any length; with zeros around it
     is none.
     """
-    setting, n = Setting((3,), (8,), (1,)), 8
+    setting = Setting((3,), (8,), (1,))
+    n = 8
     fourier = np.fft.fft(np.eye(n)) / np.sqrt(n)
     rest = {}
     for mode in ("circular", "zeros"):
@@ -311,7 +323,8 @@ receptive_field = claim(
 
 
 def _positive_steps() -> list[ProofStep]:
-    own, others = sympy.Symbol("s", real=True), sympy.Symbol("S", nonnegative=True)
+    own = sympy.Symbol("s", real=True)
+    others = sympy.Symbol("S", nonnegative=True)
     weight = sympy.exp(own) / (sympy.exp(own) + others)
     return [from_assumptions("e^s/(e^s + S) > 0", gt(weight, 0))]
 

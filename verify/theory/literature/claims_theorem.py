@@ -134,10 +134,12 @@ def flipped_kernel() -> Judgement:
 
 def _flipping_steps() -> list[ProofStep]:
     r = sympy.Symbol("r", integer=True, nonnegative=True)
-    x, w = indexed("X"), indexed("W")
+    x = indexed("X")
+    w = indexed("W")
     sums = []
     for dims in (1, 2, 3):
-        q, tau = integers("q", dims), integers("tau", dims)
+        q = integers("q", dims)
+        tau = integers("tau", dims)
         box = [(t, -r, r) for t in tau]
         back: Any = sympy.Sum(x[minus(q, tau)] * w[tau], *box)
         for t in tau:

@@ -50,7 +50,8 @@ def read_by_taps(setting: Setting, mode: str = "zeros") -> ndarray:
     """The impulse response of each tap of the oracle's convolution: integers
     (taps, outputs, inputs).
     """
-    taps, inputs = prod(setting.kernel), prod(setting.size)
+    taps = prod(setting.kernel)
+    inputs = prod(setting.size)
     weight = np.eye(taps, dtype=int).reshape(taps, 1, *setting.kernel)
     impulses = np.eye(inputs, dtype=int).reshape(inputs, 1, *setting.size)
     y = setting.convolution(weight, mode=mode)(impulses)  # (inputs, taps, *outputs)
@@ -69,13 +70,15 @@ def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list
     """The attention for α → ∞ of heads with the code's quadratic encoding, one per shift, (Q, T)
     each.
     """
-    keys, queries = setting.keys, setting.queries
+    keys = setting.keys
+    queries = setting.queries
     return [sharp(quadratic_scores(queries, keys, tau)) for tau in shifts or setting.shifts]
 
 
 def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[ndarray]:
     """The one-hot attention that Lemma 1 assumes: 1 where k − q = τ, else 0."""
-    keys, queries = setting.keys, setting.queries
+    keys = setting.keys
+    queries = setting.queries
     matches = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
     return [match.all(axis=2).astype(int) for match in matches]
 

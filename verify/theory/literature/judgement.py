@@ -13,7 +13,11 @@ from functools import partial
 from verify.coq import statements
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep, counts_of
 
-PROVED, CHECKED, REFUTED, UNDECIDED, OPEN = "PROVED", "CHECKED", "REFUTED", "UNDECIDED", "OPEN"
+PROVED = "PROVED"
+CHECKED = "CHECKED"
+REFUTED = "REFUTED"
+UNDECIDED = "UNDECIDED"
+OPEN = "OPEN"
 MEASURED = "MEASURED HERE"
 
 

@@ -45,9 +45,11 @@ def attention_for(
     heads, pos_dim = vectors.shape
     key_dim = key_dim or pos_dim
     if key_dim == 1:
-        v, w_key_pos = torch.ones(heads, 1, dtype=torch.float64), vectors[:, None, :]
+        v = torch.ones(heads, 1, dtype=torch.float64)
+        w_key_pos = vectors[:, None, :]
     else:
-        v, w_key_pos = vectors, torch.eye(pos_dim, dtype=torch.float64).repeat(heads, 1, 1)
+        v = vectors
+        w_key_pos = torch.eye(pos_dim, dtype=torch.float64).repeat(heads, 1, 1)
     taps = conv.weight.detach().flatten(2).permute(2, 1, 0)  # (taps, D_in, D_out)
     zero = torch.zeros(heads, conv.in_channels, key_dim, dtype=taps.dtype)
     weights = layers.MHSAWeights(

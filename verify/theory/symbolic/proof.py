@@ -76,7 +76,9 @@ class ProofFailed(Exception):
 
     def __init__(self, step: str, expression: Any, reason: str) -> None:
         super().__init__(step, expression, reason)
-        self.step, self.expression, self.reason = step, expression, reason
+        self.step = step
+        self.expression = expression
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"{self.step}: {self.reason}: {_shown(self.expression)}"
@@ -411,9 +413,11 @@ def _require(statement: str, fact: Any) -> None:
     failure.
     """
     if isinstance(fact, sympy.AppliedPredicate):
-        name, quantity = _predicate(fact), fact.arg
+        name = _predicate(fact)
+        quantity = fact.arg
     elif type(fact) in _SIGNS:
-        name, quantity = _SIGNS[type(fact)], fact.gts - fact.lts
+        name = _SIGNS[type(fact)]
+        quantity = fact.gts - fact.lts
     else:
         raise TypeError(f"a fact is an inequality or an applied predicate, not {fact!r}")
     expanded = sympy.expand(quantity)

@@ -65,9 +65,11 @@ def absolute_steps(dims: int) -> list[ProofStep]:
 
 def _channels_step(dims: int) -> ProofStep:
     """The features are linear in the d + 2 channels (p, ‖p‖², 1) of a token; the 1 serves as bias."""
-    p, tau = integers("p", dims), integers("tau", dims)
+    p = integers("p", dims)
+    tau = integers("tau", dims)
     token = sympy.Matrix([[*p, norm2(p), 1]])
-    zeros, eye = sympy.zeros(dims, 1), sympy.eye(dims)
+    zeros = sympy.zeros(dims, 1)
+    eye = sympy.eye(dims)
     w_key = sympy.Matrix.vstack(
         zeros.row_join(eye), sympy.Matrix([[1, *(0,) * dims]]), sympy.zeros(1, dims + 1)
     )

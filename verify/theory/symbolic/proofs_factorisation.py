@@ -25,7 +25,8 @@ def factorisation_steps(dims: int) -> list[ProofStep]:
     """P = P_1 ⊗ … ⊗ P_d for every α and every real τ, but not for a full covariance or the
     parabola.
     """
-    tau, delta = reals("tau", dims), integers("delta", dims)
+    tau = reals("tau", dims)
+    delta = integers("delta", dims)
     # On one axis, the paper's quadratic as printed, not the code's.
     axis_scores = [-alpha * (x - t) ** 2 for x, t in zip(delta, tau, strict=True)]
     return [

@@ -50,7 +50,8 @@ def _unfolding_steps() -> list[ProofStep]:
     p = [sympy.Matrix(2, 3, symbols(f"P{h}", 6)) for h in (1, 2)]
     w = [sympy.Matrix(2, 2, symbols(f"W{h}", 4)) for h in (1, 2)]
     x = sympy.Matrix(3, 2, symbols("x", 6))
-    output, flat = sympy.zeros(2, 2), sympy.zeros(4, 6)
+    output = sympy.zeros(2, 2)
+    flat = sympy.zeros(4, 6)
     for attention, tap in zip(p, w, strict=True):
         output += attention * x * tap
         flat += sympy.kronecker_product(attention, tap.T)
@@ -76,8 +77,10 @@ def _unfolding_steps() -> list[ProofStep]:
 def width_steps() -> list[ProofStep]:
     """Two heads of rank 1 that spread their attention give two taps of rank 2."""
     left, right, other, another = (sympy.Matrix(symbols(name, 2)) for name in ("f", "g", "h", "l"))
-    a, b = left * right.T, other * another.T
-    half, quarter = sympy.Rational(1, 2), sympy.Rational(1, 4)
+    a = left * right.T
+    b = other * another.T
+    half = sympy.Rational(1, 2)
+    quarter = sympy.Rational(1, 4)
     taps = [half * (2 * a) + quarter * (4 * b), half * (2 * a) + (1 - quarter) * (4 * b)]
     return [
         ranks(

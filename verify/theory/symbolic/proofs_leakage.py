@@ -24,7 +24,8 @@ def on_lattice_steps() -> list[ProofStep | Proof]:
     """The bound for an integer shift τ, where query + τ is a key."""
     gaps = []
     for dims in _DIMS:
-        tau, n = integers("tau", dims), integers("n", dims)
+        tau = integers("tau", dims)
+        n = integers("n", dims)
         gaps.append((score(tau, tau) - score(plus(tau, n), tau), alpha * norm2(n)))
     dims, tolerance = sympy.symbols("d epsilon", positive=True)
     derived = sympy.log(16 * dims / (7 * tolerance))
@@ -47,7 +48,9 @@ def off_lattice_steps() -> list[ProofStep | Proof]:
     """The bound for τ = t + f, where t is the nearest key and every |f_i| ≤ ½."""
     gaps = []
     for dims in _DIMS:
-        t, n, f = integers("t", dims), integers("n", dims), reals("f", dims)
+        t = integers("t", dims)
+        n = integers("n", dims)
+        f = reals("f", dims)
         tau = plus(t, f)
         gaps.append(
             (score(t, tau) - score(plus(t, n), tau), alpha * (norm2(minus(n, f)) - norm2(f)))

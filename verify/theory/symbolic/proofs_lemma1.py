@@ -56,8 +56,10 @@ def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
     """A plain convolution in d dimensions, and one with stride and dilation; axes beyond the third
     have length 1.
     """
-    kernel, size = small(dims, (3,), (3, 2), (2, 2, 2)), small(dims, (5,), (3, 3), (3, 2, 2))
-    far, wide = small(dims, (3,), (2, 2), (3, 1, 2)), small(dims, (7,), (5, 4), (7, 2, 3))
+    kernel = small(dims, (3,), (3, 2), (2, 2, 2))
+    size = small(dims, (5,), (3, 3), (3, 2, 2))
+    far = small(dims, (3,), (2, 2), (3, 1, 2))
+    wide = small(dims, (7,), (5, 4), (7, 2, 3))
     dilation = small(dims, (2,), (2, 3), (2, 3, 2))
     strided = SymbolicConvolution(far, wide, stride=(2,) * dims, dilation=dilation)
     return SymbolicConvolution(kernel, size), strided
@@ -85,7 +87,8 @@ def attention(
     w_out: Sequence[sympy.Matrix],
 ) -> sympy.Matrix:
     """Eq. 3, (queries, D_out): MHSA(X) = b + Σ_h P^h X W_val^h W_out^h, with P^h (queries, tokens)."""
-    x, ones = case.x, sympy.ones(len(case.queries), 1)
+    x = case.x
+    ones = sympy.ones(len(case.queries), 1)
     total = ones * case.b
     for p, val, out in zip(heads, w_val, w_out, strict=True):
         total += p * x * val * out
@@ -106,7 +109,8 @@ def place_steps(dims: int) -> list[ProofStep | Proof]:
     s, dil = sympy.symbols("s dil", integer=True, positive=True)
     o, j, o_rest, j_rest, extra = sympy.symbols("o j o' j' e", integer=True, nonnegative=True)
     anchor = dil * sympy.floor(sympy.Rational(1, 2) * (j + j_rest))  # K = j + j' + 1
-    query, shift = s * o + anchor, dil * j - anchor
+    query = s * o + anchor
+    shift = dil * j - anchor
     # the last token, where o + o' is the last output
     last = s * (o + o_rest) + dil * (j + j_rest) + extra
     read = [
@@ -149,7 +153,8 @@ def lemma1_steps(dims: int) -> list[ProofStep | Proof]:
 
 def _equality_steps(case: SymbolicConvolution) -> list[ProofStep]:
     """Equality for both factorisations, the second with the heads in another order."""
-    w, shifts = case.w, case.shifts
+    w = case.w
+    shifts = case.shifts
     eye_in, eye_out = map(sympy.eye, CHANNELS)
     expected = convolution(case, w)
     given = [one_hot(case, shift) for shift in shifts]

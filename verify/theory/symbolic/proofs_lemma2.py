@@ -29,7 +29,8 @@ from verify.theory.symbolic.proofs_scores import (
 
 def score_steps(dims: int) -> list[ProofStep]:
     """Lemma 2, first part: the score is the quadratic −α(‖δ−τ‖² − ‖τ‖²)."""
-    delta, tau = integers("delta", dims), integers("tau", dims)
+    delta = integers("delta", dims)
+    tau = integers("tau", dims)
     quadratic = -alpha * (norm2(minus(delta, tau)) - norm2(tau))
     return [identity("v·r_δ = −α(‖δ − τ‖² − ‖τ‖²) for all δ and τ", (score(delta, tau), quadratic))]
 
@@ -38,7 +39,8 @@ def gap_steps(dims: int) -> list[ProofStep | Proof]:
     """Lemma 2, second part: δ = τ is the only maximum among integer shifts, with a gap of exactly
     α; so the softmax tends to one-hot.
     """
-    delta, tau = integers("delta", dims), integers("tau", dims)
+    delta = integers("delta", dims)
+    tau = integers("tau", dims)
     units = [
         tuple(sign * int(i == j) for j in range(dims)) for i in range(dims) for sign in (1, -1)
     ]

@@ -32,7 +32,8 @@ def _expansion_steps() -> list[ProofStep]:
         sympy.Matrix([symbols(name, 2)]) for name in ("x", "p", "y", "s", "u", "v", "a", "c", "e")
     )
     w_qry, w_key = (sympy.Matrix(2, 2, symbols(name, 4)) for name in ("Q", "K"))
-    w_pos, r = sympy.Matrix(2, 3, symbols("W", 6)), sympy.Matrix(symbols("r", 3))
+    w_pos = sympy.Matrix(2, 3, symbols("W", 6))
+    r = sympy.Matrix(symbols("r", 3))
     at_k = sympy.Matrix(symbols("b", 2))
 
     def put(*pairs: tuple[Any, Any]) -> list[tuple[Any, Any]]:
@@ -41,7 +42,8 @@ def _expansion_steps() -> list[ProofStep]:
         ]
 
     def four(position_3: sympy.Matrix, position_4: sympy.Matrix, key: sympy.Matrix) -> list[Any]:
-        query, content = x_q * w_qry, w_key.T * x_k.T
+        query = x_q * w_qry
+        content = w_key.T * x_k.T
         return [
             (query * content)[0],
             (query * key)[0],
@@ -80,15 +82,18 @@ def _no_identity_steps() -> list[ProofStep]:
     """Eq. 6 is more general than Eq. 5; the quadratic encoding has both forms, the latter with d +
     2 features.
     """
-    rows, features = [], []
+    rows = []
+    features = []
     for dims in _DIMS:
         keys = list(product(range(3), repeat=dims))
-        tau, one = integers("tau", dims), sympy.Integer(1)
+        tau = integers("tau", dims)
+        one = sympy.Integer(1)
         table = sympy.Matrix([[score(minus(k, q), tau) for k in keys] for q in keys]).subs(
             dict.fromkeys(tau, 1)
         )
         rows.append((table.subs(alpha, 1), dims + 2))
-        q, k = integers("q", dims), integers("k", dims)
+        q = integers("q", dims)
+        k = integers("k", dims)
         p_q, p_k = (sympy.Matrix([(norm2(x), *x, one)]) for x in (q, k))
         features.append((score(minus(k, q), tau), (p_q * _bilinear(tau) * p_k.T)[0]))
     return [
@@ -111,11 +116,15 @@ def construction_steps() -> list[ProofStep]:
     """Theorem 1's parameters in Eq. 6, with one more key channel than D_p requires."""
     reduced = []
     for dims in _DIMS:
-        delta, tau = integers("delta", dims), integers("tau", dims)
-        r, d_p = sympy.Matrix(quadratic.r(delta)), dims + 1
+        delta = integers("delta", dims)
+        tau = integers("tau", dims)
+        r = sympy.Matrix(quadratic.r(delta))
+        d_p = dims + 1
         w_pos = sympy.Matrix.vstack(sympy.eye(d_p), sympy.zeros(1, d_p))
-        x_q, x_k = sympy.Matrix([symbols("x", 2)]), sympy.Matrix([symbols("y", 2)])
-        nothing, u = sympy.zeros(2, d_p + 1), sympy.zeros(1, d_p + 1)
+        x_q = sympy.Matrix([symbols("x", 2)])
+        x_k = sympy.Matrix([symbols("y", 2)])
+        nothing = sympy.zeros(2, d_p + 1)
+        u = sympy.zeros(1, d_p + 1)
         v = sympy.Matrix([[*quadratic.v(tau, alpha), 0]])
         eq6 = (
             x_q * nothing * nothing.T * x_k.T
@@ -165,11 +174,9 @@ def eq_6(
     r = sympy.MatrixSymbol(f"r_{minus(key, query)}", D_P, 1)
     w_qry, w_key = (sympy.MatrixSymbol(name, D_IN, D_K) for name in ("W_qry", "W_key"))
     u, v = (sympy.MatrixSymbol(name, 1, D_K) for name in "uv")
-    q, k, position = (
-        token(query) * w_qry,
-        w_key.T * token(key).T,
-        sympy.MatrixSymbol("W_pos", D_K, D_P) * r,
-    )
+    q = token(query) * w_qry
+    k = w_key.T * token(key).T
+    position = sympy.MatrixSymbol("W_pos", D_K, D_P) * r
     return q * k + q * position + u * k + v * position
 
 

@@ -21,7 +21,8 @@ alpha = sympy.Symbol("alpha", positive=True)
 
 def score(delta: Sequence[Any], tau: Sequence[Any]) -> Any:
     """The positional score v·r_δ of Lemma 2, from the two functions that the layer calls."""
-    r, v = quadratic.r(delta), quadratic.v(tau, alpha)
+    r = quadratic.r(delta)
+    v = quadratic.v(tau, alpha)
     if not len(r) == len(v) == len(delta) + 1:
         raise ProofFailed("r and v have D_p = d + 1 components", (len(r), len(v)), "but they have")
     return dot(v, r)
@@ -42,7 +43,8 @@ def parabola_score(delta: Sequence[Any], tau: Sequence[Any], sizes: Sequence[Any
 
 def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any]) -> Any:
     """The absolute encoding's score: the dot product of a query's and a key's d + 1 features."""
-    left, right = quadratic.absolute_query(query, tau, alpha), quadratic.absolute_key(key)
+    left = quadratic.absolute_query(query, tau, alpha)
+    right = quadratic.absolute_key(key)
     if not len(left) == len(right) == len(key) + 1:
         raise ProofFailed(
             "query and key have d + 1 features", (len(left), len(right)), "but they have"

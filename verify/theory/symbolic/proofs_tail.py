@@ -31,8 +31,10 @@ def tail_steps() -> list[ProofStep | Proof]:
     exponent = count * (count + 1) + 2 * (count + 1) * _m
     beyond = 2 * sympy.exp(-alpha * count * (count + 1)) / (1 - sympy.exp(-2 * alpha * (count + 1)))
     y = sympy.Symbol("y", positive=True)
-    ratio, x = sympy.Symbol("x", positive=True), 1 / (1 + y)
-    place, p = sympy.Symbol("M", integer=True, nonnegative=True), sympy.Symbol("p", real=True)
+    ratio = sympy.Symbol("x", positive=True)
+    x = 1 / (1 + y)
+    place = sympy.Symbol("M", integer=True, nonnegative=True)
+    p = sympy.Symbol("p", real=True)
     excess = sympy.Symbol("s", nonnegative=True)
     exponents = [
         identity(

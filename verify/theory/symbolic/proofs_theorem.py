@@ -30,7 +30,8 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
     )
     value = {line.lhs.args[0]: line.rhs for line in limit_step.expressions}
     tends_to = [sympy.Matrix([[value[w] for w in row] for row in head]) for head in soft]
-    eye, w = sympy.eye(CHANNELS[1]), case.w
+    eye = sympy.eye(CHANNELS[1])
+    w = case.w
     layer = attention(case, tends_to, w, [eye] * len(w))
     return [
         Proof(
