@@ -77,7 +77,7 @@ def _rate(row: Row) -> str:
 
 
 def _budget(row: Row) -> str:
-    return f"{row.runs[0]['budget']:.2g}" if _learns_where(row) else "–"
+    return table.in_two_digits(row.runs[0]["budget"]) if _learns_where(row) else "–"
 
 
 def _moved(row: Row) -> str:
@@ -148,14 +148,13 @@ def seeds(runs: Sequence[dict[str, Any]]) -> str:
 
 
 CERTAIN = 0.05
-"""The probability below which a layer is said to be nearer than its null, or further: once in so
-many of all starts none of whose six layers is.
-"""
+"""The probability that random centres give any layer of a row a label, of either side."""
+SIDES = ("nearer", "further")
 
 
 def compared(all_rows: Sequence[Row]) -> list[str]:
-    """For each start whose heads have centres, and each layer, how often random centres would be at
-    least as near, over its seeds together.
+    """For each start whose heads have centres, and each layer, the chance that random centres are as
+    near, or if it is called further, as far; over its seeds together.
     """
     return _table([*filter(_has_null, all_rows)], {"rate": _rate, "seeds": _seeds}, _against_chance)
 
@@ -163,11 +162,12 @@ def compared(all_rows: Sequence[Row]) -> list[str]:
 def _against_chance(row: Row, layer: int) -> str:
     near, far = (
         nulls.pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in row.runs])
-        for side in ("nearer", "further")
+        for side in SIDES
     )
-    if len(LAYERS) * near <= CERTAIN:
+    most = CERTAIN / len(LAYERS) / len(SIDES)
+    if near <= most:
         return f"**nearer** ({near:.2g})"
-    return f"further ({far:.2g})" if len(LAYERS) * far <= CERTAIN else f"{near:.2g}"
+    return f"further ({far:.2g})" if far <= most else f"{near:.2g}"
 
 
 def lattice(all_rows: Sequence[Row]) -> list[str]:

@@ -92,6 +92,15 @@ def mean_and_deviation(numbers: Sequence[float], digits: int = 2, scale: float =
     return f"{mean:.{digits}f} ± {scale * statistics.stdev(numbers):.{digits}f}"
 
 
+def in_two_digits(number: float) -> str:
+    """A number as 0.28, 6.3 or 140.
+
+    >>> in_two_digits(0.281), in_two_digits(135.1)
+    ('0.28', '140')
+    """
+    return f"{float(f'{number:.2g}'):g}"
+
+
 def interval(numbers: Sequence[float]) -> str:
     """Mean [bootstrap interval over the numbers]; for one number, that number."""
     if len(numbers) < 2:

@@ -37,8 +37,8 @@ CLAIMS = (
         "attention layers can perform convolution and, indeed, they often learn to do so in practice",
         "abstract",
         PARTLY,
-        f"{CIFAR}: random centres as sharp would be as near to nine taps, by layer, with the shares {measured.CHANCES}; so "
-        "the first layer becomes nearly a convolution, away from the border, the last do not; that they can is theorem-limit",
+        f"{CIFAR}: the chance of random centres as near to nine taps (or, where it says further, as far) is, by layer, "
+        f"{measured.CHANCES}; so the first becomes nearly a convolution, away from the border, the last do not; see theorem-limit",
     ),
     measured_claim(
         "heads-learn-convolution",
