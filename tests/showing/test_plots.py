@@ -39,6 +39,11 @@ def conv_and_layer(alpha: float = 1.0, **options: Any) -> tuple[nn.Conv2d, Any]:
     return conv, construct.conv_to_mhsa(conv, alpha=alpha, **options)
 
 
+def drawn(figure: Any) -> list[Any]:
+    """Without a type: its artists have none to check."""
+    return figure.axes
+
+
 def panels(figure: Any) -> list[Any]:
     return [ax for ax in figure.axes if ax.images]
 
@@ -113,7 +118,7 @@ def test_many_heads_are_drawn_in_rows_and_the_rest_is_said():
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1024.0])
 def test_centres_and_circles_are_mean_and_spread_of_the_softmax(alpha):
     _, layer = conv_and_layer(alpha=alpha)
-    ax = centres_figure(layer, grid=(9, 9)).axes[0]
+    ax = drawn(centres_figure(layer, grid=(9, 9)))[0]
     own = layer.attention_probabilities(torch.zeros(1, 2, 9, 9))[0, :, 40].detach().double().reshape(9, 11, 11)
     steps = torch.arange(11.0).double() - 5
     points = {line.get_gid(): line for line in ax.lines if line.get_gid()}
@@ -144,7 +149,7 @@ def test_circles_of_a_gaussian_hold_their_share():
 
 def test_centres_in_one_dimension_and_in_three():
     _, layer = seeded(SHOWN["1-D"])
-    ax = centres_figure(layer, grid=(15,)).axes[0]
+    ax = drawn(centres_figure(layer, grid=(15,)))[0]
     points = [line for line in ax.lines if line.get_gid()]
     attention = attention_of(layer, grid=(15,))
     mean = centres_of(attention, attention.middle())[0][:, 0]
@@ -159,7 +164,7 @@ def test_centres_in_one_dimension_and_in_three():
 @pytest.mark.parametrize("dims", [1, 2])
 def test_leakage_is_measured_and_beside_its_bound(dims):
     figure = leakage_figure(dims)
-    for ax in figure.axes:
+    for ax in drawn(figure):
         (bound,) = [line for line in ax.lines if line.get_label().startswith("bound")]
         for alpha, y in list(zip(*bound.get_data(), strict=True))[::7]:
             value = leakage_on_lattice(float(alpha), dims)
@@ -196,7 +201,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_errors_are_those_of_the_certificate(document):
-    ax = errors_figure(document).axes[0]
+    ax = drawn(errors_figure(document))[0]
     records = json.loads(document.read_text())["layers"]
     lines = [line for line in ax.lines if line.get_gid()]
     shown = {line.get_gid(): dict(zip(line.get_ydata(), line.get_xdata(), strict=True)) for line in lines}
@@ -213,7 +218,7 @@ def test_costs_are_those_of_the_file(tmp_path):
     write_costs(tmp_path / "c.json", TIMES, "two made up")
     series, what = read_costs(tmp_path / "c.json")
     assert (series, what) == (TIMES, "two made up")
-    ax = cost_figure(series, what).axes[0]
+    ax = drawn(cost_figure(series, what))[0]
     for s in TIMES:
         (points,) = [line for line in ax.lines if line.get_gid() == s.name]
         np.testing.assert_array_equal(points.get_xdata(), s.tokens)

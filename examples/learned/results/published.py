@@ -273,7 +273,8 @@ def other_figures(summary: Summary | None) -> list[str]:
 
 def quoted_by_claims() -> str:
     """The text of the module that claims quote."""
-    return quotes.module(committed("learned_cifar"), committed(f"learned_digits_{rows.SHOWN}"))
+    cifar, shuffled = (committed(f"learned_cifar{how}") for how in ("", "_shuffled"))
+    return quotes.module(cifar, shuffled, committed(f"learned_digits_{rows.SHOWN}"))
 
 
 def with_blocks(page: str) -> str:

@@ -11,7 +11,9 @@ from examples.learned.results import rows, table
 from examples.learned.variants import VARIANTS
 
 
-def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
+def constants(
+    of_cifar: rows.Results, shuffled: rows.Results, digits: rows.Results
+) -> dict[str, str]:
     """What claims quote of the tables by name, all of the paper's start but for
     ``DIGITS_REACH_LOCAL``.
     """
@@ -19,6 +21,7 @@ def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
     row = [rows.Row(VARIANTS["quadratic"].label, rows.SHOWN, "quadratic", cifar)]
     _, _, _, *chances = _cells(rows.compared(row))
     _, _, _, sharp, *lattice = _cells(rows.lattice(row))
+    _, _, _, mixed, *_ = _cells(rows.lattice([row[0]._replace(runs=shuffled["quadratic"])]))
     first, last = (layer - 1 for layer in rows.ENDS)
 
     def ends(runs: Sequence[dict[str, Any]], name: str) -> str:
@@ -33,6 +36,7 @@ def constants(of_cifar: rows.Results, digits: rows.Results) -> dict[str, str]:
         "CHANCES": ", ".join(chance.replace("*", "") for chance in chances),
         "SHARP": sharp,
         "LATTICE": ", ".join(lattice),
+        "SHUFFLED": mixed,
         "PEAK_1": rows.paired(cifar, first, "peak"),
         "PEAK_6": rows.paired(cifar, last, "peak"),
         "REACH": ", ".join(rows.paired(cifar, layer - 1, "reach") for layer in rows.LAYERS),
@@ -56,13 +60,13 @@ def _cells(lines: Sequence[str]) -> list[str]:
     return [cell.strip() for cell in lines[-1].strip("|").split("|")]
 
 
-def module(cifar: rows.Results, digits: rows.Results) -> str:
+def module(cifar: rows.Results, shuffled: rows.Results, digits: rows.Results) -> str:
     """The text of a module of these constants."""
     lines = [
         '"""What claims quote of docs/learned.md; ``python -m examples.learned.results.published write`` writes it."""',
         "",
     ]
-    for name, value in constants(cifar, digits).items():
+    for name, value in constants(cifar, shuffled, digits).items():
         parts = [f'"{part}"' for part in textwrap.wrap(value, 110, drop_whitespace=False)]
         lines += (
             [f"{name} = {parts[0]}"]

@@ -38,7 +38,8 @@ CLAIMS = (
         "abstract",
         PARTLY,
         f"{CIFAR}: the chance of random centres as near to nine taps (or, where it says further, as far) is, by layer, "
-        f"{measured.CHANCES}; so the first becomes nearly a convolution, away from the border, the last do not; see theorem-limit",
+        f"{measured.CHANCES}; so the first becomes nearly a convolution, away from the border, the last do not "
+        "(heads-learn-convolution says what random labels do)",
     ),
     measured_claim(
         "heads-learn-convolution",
@@ -48,7 +49,8 @@ CLAIMS = (
         "blog, Figure 1",
         PARTLY,
         f"{CIFAR}: from the paper's start {measured.SHARP} sharp heads end within 0.25 of an integer shift, and of all heads, "
-        f"layer by layer, {measured.LATTICE}; {CIFAR_HEADS}: the largest weight goes {measured.PEAK_1} in layer 1",
+        f"layer by layer, {measured.LATTICE}; {CIFAR_HEADS}: the largest weight goes {measured.PEAK_1} in layer 1; {CIFAR_ONE}: "
+        f"with train labels in a random order “{measured.SHUFFLED}” do so, in all layers, so that nothing need be learned for it",
     ),
     open_claim(
         "one-dimension",
