@@ -112,8 +112,9 @@ def _whole(file: ModelFile) -> nn.Module:
     content = file.content
     if isinstance(content, nn.Module):
         return content
-    if GEOMETRY in file.metadata:
-        return as_network(_recorded(content, file.metadata))
+    recorded = _recorded(content, file.metadata) if GEOMETRY in file.metadata else {}
+    if recorded:
+        return as_network(recorded)
     remedy = "give model=Net(), the network that it is of"
     if attention_paths(content):
         remedy += ", or layers=True for its attention layers alone"

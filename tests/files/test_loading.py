@@ -496,3 +496,10 @@ def test_safetensors_of_others_say_nothing_of_geometry(tmp_path: Path) -> None:
     assert "a state dict without its network" in refusal(path)
     assert "nothing is said of the geometry" in refusal(path, layers=True)
     assert same(construct.load(path, model=built(1)), net)
+
+
+def test_a_file_of_ours_without_attention_needs_its_network(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 4))
+    construct.save(net, tmp_path / "s.safetensors")
+    assert "a state dict without its network (give model=Net()" in refusal(tmp_path / "s.safetensors")
+    assert same(construct.load(tmp_path / "s.safetensors", model=nn.Sequential(nn.Linear(3, 4))), net)
