@@ -272,14 +272,12 @@ def test_what_the_answer_says_of_cifar_is_so():
     (sgd,) = published.committed("learned_cifar_sgd")["quadratic"]
     assert f"(one seed, {100 * sgd['test_accuracy']:.2f} %)" in answer
     assert verdicts([sgd]) == [""] * 6
-    (mixed,) = published.committed("learned_cifar_shuffled")["quadratic"]
-    assert f"(one seed, {100 * mixed['test_accuracy']:.2f} %: nothing is learned)" in answer
-    sharp, beside = (sum(layer[name] for layer in mixed["layers"]) for name in ("sharp", "sharp_near"))
+    mixed = published.committed("learned_cifar_shuffled")["quadratic"]
+    worst, best = (100 * end(run["test_accuracy"] for run in mixed) for end in (min, max))
+    assert f"({len(mixed)} seeds, {worst:.2f} to {best:.2f} %: nothing is learned)" in answer
+    layers = [layer for run in mixed for layer in run["layers"]]
+    sharp, beside = (sum(layer[name] for layer in layers) for name in ("sharp", "sharp_near"))
     assert f"{beside} of {sharp} sharp heads onto shifts, in all layers" in answer
-    assert verdicts([mixed]) == ["", *["nearer"] * 5]
-    ends = [layer["anywhere"] for layer in mixed["layers"]]
-    assert f"layers 2 to 6 end at {min(ends[1:]):.2f} to {max(ends[1:]):.2f} from nine taps" in answer
-    assert f"and layer 1 at {ends[0]:.2f}" in answer
 
 
 def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -49,7 +49,7 @@ CLAIMS = (
         "blog, Figure 1",
         PARTLY,
         f"{CIFAR}: from the paper's start {measured.SHARP} sharp heads end within 0.25 of an integer shift, and of all heads, "
-        f"layer by layer, {measured.LATTICE}; {CIFAR_HEADS}: the largest weight goes {measured.PEAK_1} in layer 1; {CIFAR_ONE}: "
+        f"layer by layer, {measured.LATTICE}; {CIFAR_HEADS}: the largest weight goes {measured.PEAK_1} in layer 1; {CIFAR}: "
         f"with train labels in a random order “{measured.SHUFFLED}” do so, in all layers, so that nothing need be learned for it",
     ),
     open_claim(
