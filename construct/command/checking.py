@@ -116,7 +116,8 @@ def _explained(row: LayerRow, most: float, options: Namespace) -> LayerRow:
         return replace(row, verdict=replace(verdict, sentence=sentence))
     certificate = row.certificate
     share = row.share or 0.0
-    if certificate is None or verdict.name != "PROVED" or share <= MOST_SHARE or options.within:
+    meant = options.within is not None or share <= MOST_SHARE
+    if certificate is None or verdict.name != "PROVED" or meant:
         return row
     what = f"the bound is {percent(share)} of its largest output, {row.check.largest_output:.2g}"
     accept = f"--within {from_above(most, digits=2)} accepts it; sharper heads lower it"

@@ -61,7 +61,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     if plan.soft or plan.others:
         return y
     positioned = _with_positions(layer, y)
-    if positioned is y:
+    if positioned is y:  # while positions are learned, a call that is kept is never taken
         keep(layer, run, x, grid, w, call)
     return positioned
 

@@ -96,45 +96,44 @@ def test_a_prepared_call_is_the_convolution(
 
 
 @pytest.mark.nasty(36)
+@pytest.mark.parametrize("learned", [["x"], ["kernel"], ["bias"], ["x", "kernel", "bias"]], ids=" ".join)
 @settings(max_examples=EXAMPLES)
-@given(cases(tokens=80, integers=[True], batches=[1, 2]), st.sampled_from(LYING), st.booleans())
+@given(cases(tokens=80, integers=[True], batches=[1, 2]), st.sampled_from(LYING))
 def test_a_prepared_call_has_the_derivatives_of_the_convolution(
-    case: Case, lie: Callable[[Tensor], Tensor], learned: bool
+    learned: list[str], case: Case, lie: Callable[[Tensor], Tensor]
 ) -> None:
-    """Of its input; and with one kernel to learn, of this and the bias, once more after they have changed."""
+    """Of its input, of the one kernel that learns, of the bias, or of all of these; once more after a change."""
     if not case.x.numel():
         return
     layer = conv_to_mhsa(case.conv).requires_grad_(False)
-    x, run = lie(case.x).detach().requires_grad_(), EXECUTIONS["auto"].run
+    x, run = lie(case.x).detach(), EXECUTIONS["auto"].run
     with torch.no_grad():
         layer(x)
     known = cache.ENTRIES.get(layer)
     if known is None:
         return
-    kernel = getattr(layer, known.whole)
-    parts = [x, *((kernel, layer.b_out) if learned and isinstance(layer.b_out, nn.Parameter) else ())]
-    for part in parts:
-        part.requires_grad_()
+
+    def parts_of(of: MHSA) -> list[Tensor]:
+        parts: dict[str, Tensor] = {"x": x, "kernel": getattr(of, known.whole), "bias": of.b_out}
+        return [parts[name].requires_grad_() for name in learned]
+
+    parts, conv = parts_of(layer), case.conv.double()
     for _ in range(2):
         prepared, again = layer(x), copy.deepcopy(layer)
         assert cache.cached(layer, run, x) is not None
         y = again(x)
         assert torch.equal(prepared, y)
-        there = [x, *((getattr(again, known.whole), again.b_out) if len(parts) > 1 else ())]
-        given, expected = torch.ones_like(y), case.conv.double()
-        gradients = torch.autograd.grad(prepared, parts, given)
-        for ours, theirs in zip(gradients, torch.autograd.grad(y, there, given), strict=True):
+        ones = torch.ones_like(y)
+        gradients = torch.autograd.grad(prepared, parts, ones)
+        for ours, theirs in zip(gradients, torch.autograd.grad(y, parts_of(again), ones), strict=True):
             assert torch.equal(ours, theirs)
         copied = x.detach().double().contiguous().requires_grad_()
-        (true,) = torch.autograd.grad(expected(copied).sum(), copied)
-        if kernel.requires_grad:
-            with torch.no_grad():
-                kernel.mul_(-1)
-                case.conv.weight.mul_(-1)
-        else:
-            kernel.data.neg_()
-            case.conv.weight.data.neg_()
-        assert torch.equal(gradients[0].double(), true)
+        (expected,) = torch.autograd.grad(conv(copied).sum(), copied)
+        true = {"x": expected, "bias": ones.double().sum((0, *range(2, ones.dim())))}
+        for name, ours in zip(learned, gradients, strict=True):
+            assert name == "kernel" or torch.equal(ours.double(), true[name])
+        getattr(layer, known.whole).data.neg_()
+        conv.weight.data.neg_()
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["inside", "seeing zeros"])

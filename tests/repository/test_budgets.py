@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 81_664,
+        "tokens": 81_670,
         "tokens a line": 9.17,
         "conditional expressions": 16.8,
         "branching functions": 0.0175,
@@ -22,7 +22,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 31_203
+TEST_LINES = 31_202
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
