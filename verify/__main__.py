@@ -18,6 +18,7 @@ from verify.experiment.sweep import command as sweep_command
 from verify.plots import command as plot_command
 from verify.verdict import escaped
 
+COMMAND = "python -m verify"
 EXAMPLES = {
     "": (
         "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
@@ -89,7 +90,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verified",
         action="store_true",
-        help="also by the checker that is proved in Coq (python -m verify coq build)",
+        help="also by the checker that is proved in Coq and built by the command coq build",
     )
 
 
@@ -230,11 +231,11 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (--help lists the options)")
 
 
-def _help(name: str, summary: str) -> dict[str, Any]:
+def _help(program: str, name: str, summary: str) -> dict[str, Any]:
     """Keyword arguments for a parser: its description, with three examples first, and its format,
     80 columns wide.
     """
-    examples = "".join(f"  python -m verify {example}\n" for example in EXAMPLES[name])
+    examples = "".join(f"  {program} {example}\n" for example in EXAMPLES[name])
     return {
         "description": f"examples:\n{examples}\n{fill(f'{summary[0].upper()}{summary[1:]}.', 79)}",
         "formatter_class": partial(argparse.RawDescriptionHelpFormatter, width=80),
@@ -242,12 +243,14 @@ def _help(name: str, summary: str) -> dict[str, Any]:
     }
 
 
-def parser_of_commands() -> argparse.ArgumentParser:
+def parser_of_commands(program: str = COMMAND) -> argparse.ArgumentParser:
     """The parser of the command line, with a subparser for each command."""
     parser = _Parser(
-        prog="python -m verify",
+        prog=program,
         **_help(
-            "", "recheck certificates, print proofs, judge the claims, audit layers, draw figures"
+            program,
+            "",
+            "recheck certificates, print proofs, judge the claims, audit layers, draw figures",
         ),
     )
     parser.epilog = EXIT_CODES
@@ -257,16 +260,17 @@ def parser_of_commands() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         command.arguments(
-            commands.add_parser(name, help=command.summary, **_help(name, command.summary))
+            commands.add_parser(name, help=command.summary, **_help(program, name, command.summary))
         )
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
     """Run one command.
 
     Args:
         argv: the arguments; by default those of the process.
+        program: what was typed before them, which the help and remedies name.
 
     Returns:
         The exit code: 0 all proved and confirmed, 1 not all, 2 bad input, 130 interrupted.
@@ -275,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  names of files and layers may be anything
     try:
-        parser = parser_of_commands()
+        parser = parser_of_commands(program)
         options = parser.parse_args(argv)
         if options.command is None:
             parser.print_help()
@@ -290,13 +294,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        what = str(error)
+        what = str(error).replace(COMMAND, program)
         if isinstance(error, OSError) and error.strerror:
             what = f"{error.filename or 'output'}: {error.strerror}"
         print(f"error: {escaped(' '.join(what.split())[:1000])}", file=sys.stderr)
         return 2
 
 
+def run(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
+    """:func:`main` for a process of its own: SIGTERM ends it like Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return main(argv, program)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the command like Ctrl-C
-    sys.exit(main())
+    sys.exit(run())

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from construct.command import demo
-from construct.command.startup import VERSION
+from construct.command.startup import COMMAND, VERSION
 from construct.errors import BadModelFile, printable
 from construct.execution import NAMES as EXECUTION_NAMES
 from construct.geometry import PADDING_MODES
 
 DESCRIPTION = """examples:
-  python -m construct.from_conv
-  python -m construct.from_conv model.pt --input-size 3 64 64
-  python -m construct.from_conv model.pt --report page.html
+  %(prog)s
+  %(prog)s model.pt --input-size 3 64 64
+  %(prog)s model.pt --report page.html
 
 Turn every convolution of a saved network into multi-head self-attention, and
 prove layer by layer that both compute the same function.
@@ -46,19 +46,27 @@ class _Parser(argparse.ArgumentParser):
 FORMATS = ("pt", "safetensors", "pt2", "onnx")
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None, program: str = COMMAND) -> argparse.Namespace:
     """Parse the command line, and fill in defaults that depend on other options.
+
+    Args:
+        argv: the arguments; by default those of the process.
+        program: what was typed before them.
 
     Returns:
         The options; ``model``, ``output`` and ``document``, the certificate's, are paths,
         ``input_size`` is a tuple or None, ``alpha`` a number or None for the default; ``copy`` says
-        whether a network with nothing to convert is written.
+        whether a network with nothing to convert is written, ``verify`` how ``python -m verify`` is
+        typed.
 
     Raises:
         BadModelFile: the options are wrong.
         SystemExit: after ``--help``.
     """
-    options = _parser().parse_args(argv)
+    options = _parser(program).parse_args(argv)
+    options.verify = "python -m verify"
+    if program != COMMAND:
+        options.verify = f"{program} verify"
     options.copy = {options.output, options.format} != {None}
     if options.model is None:
         _take_demo(options)
@@ -96,9 +104,9 @@ def _one_padding(values: list[Any] | None) -> list[Any] | str | None:
     return values[0]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str = COMMAND) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m construct.from_conv",
+        prog=program,
         usage="%(prog)s [MODEL] [options]",
         description=DESCRIPTION,
         epilog=EXIT_CODES,

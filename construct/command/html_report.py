@@ -85,7 +85,8 @@ def _recheck(report: Report) -> str | None:
     if report.output is None or report.document is None:
         return None
     files = (report.document, report.conversion.source.path, report.output)
-    return "python -m verify check {} --conv {} --mhsa {}".format(*map(_as_argument, files))
+    check = " check {} --conv {} --mhsa {}".format(*map(_as_argument, files))
+    return f"{report.options.verify}{check}"
 
 
 def _as_argument(path: Path) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from construct.command.arguments import parse
-from construct.command.startup import INTERRUPTED, require_torch, restore_signals
+from construct.command.startup import COMMAND, INTERRUPTED, require_torch, restore_signals
 from construct.errors import BadModelFile, describe, one_line, out_of_memory_error, printable
 from construct.files.destination import check_destination, not_written, regular_file
 from verify.argument.documents import is_document, names_file
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 LESS_MEMORY = "try --execution auto, a smaller --input-size, or fewer --samples"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
     """Run the command on these arguments, by default those of the process.
+
+    Args:
+        argv: the arguments.
+        program: what was typed before them, which the help, remedies and the page name.
 
     Returns:
         The exit code: 0 all layers PROVED or CHECKED; 1 a layer or the network REFUTED, a layer
@@ -38,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
-        return _run(argv, sys.stdout)
+        return _run(argv, program, sys.stdout)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
     except KeyboardInterrupt as error:
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
         cause = error
     except BadModelFile as error:
-        message = f"error: {one_line(error.on_command_line, 2000)}"
+        message = f"error: {one_line(error.on_command_line.replace(COMMAND, program), 2000)}"
         code = 2
         cause = error
     if debug:
@@ -59,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(argv: Sequence[str] | None, stdout: TextIO) -> int:
+def _run(argv: Sequence[str] | None, program: str, stdout: TextIO) -> int:
     """Convert and print; errors are BadModelFile, and KeyboardInterrupt."""
     with _explained(""):
         try:
-            options = parse(argv)
+            options = parse(argv, program)
         except BrokenPipeError:  # --help | head
             _discard(stdout)
             return 0

@@ -14,6 +14,7 @@ from types import FrameType
 
 DISTRIBUTION = "conv-as-attention"
 VERSION = f"{DISTRIBUTION} 0.1.0"
+COMMAND = "python -m construct.from_conv"
 OVERWRITTEN = (
     f"the package construct is not that of {DISTRIBUTION}: the distribution construct has overwritten it, or took it along when "
     "it was removed (pip uninstall construct, then pip install --force-reinstall --no-deps . in our folder)"

@@ -13,8 +13,8 @@ THEIRS = '"""Another library."""\nfrom construct.core import *\n'
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with both packages, as pip would install them."""
-    for package in ("construct", "verify"):
+    """A folder with the packages, as pip would install them."""
+    for package in ("construct", "verify", "conv_as_attention"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
@@ -36,7 +36,8 @@ def test_every_way_in_says_so_in_one_line(how: str, site: Path) -> None:
         (package / "core.py").write_text("Struct = dict\n")
     else:  # pip uninstall has removed the __init__.py as theirs
         (package / "__init__.py").unlink()
-    for command in (["construct.from_conv"], ["construct.from_conv", "--help"], ["verify"], ["verify", "lemmas"]):
+    ours = (["construct.from_conv"], ["verify"], ["conv_as_attention"], ["conv_as_attention", "verify"])
+    for command in (*ours, ["construct.from_conv", "--help"], ["verify", "lemmas"]):
         assert run(site, "-S", "-m", *command) == (2, "", f"error: {OVERWRITTEN}\n")
     for module in ("verify", "verify.checker", "construct.from_conv"):
         code, out, err = run(site, "-S", "-c", f"import {module}")

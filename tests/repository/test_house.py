@@ -172,7 +172,7 @@ def test_every_entry_has_its_place():
 def test_no_folder_is_crowded(package):
     folders = [folder for folder in (ROOT / package).rglob("*") if folder.is_dir() and folder.name != "__pycache__"]
     for folder in (ROOT / package, *folders):
-        entries = [entry for entry in folder.iterdir() if entry.name != "__pycache__"]
+        entries = [entry for entry in folder.iterdir() if entry.name not in ("__pycache__", "py.typed")]
         assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
 
 

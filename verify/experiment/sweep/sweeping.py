@@ -134,7 +134,7 @@ class Sweep:
             where = ": ".join(filter(None, (model, layer)))
             lines.append(f"{', '.join(filter(None, (where, fault)))}: {error}")
         if len(wrong) > 20:
-            lines.append(f"and {len(wrong) - 20} more (python -m verify sweep --report DB)")
+            lines.append(f"and {len(wrong) - 20} more (sweep --report DB lists them)")
         return "\n".join(lines), int(bool(wrong))
 
     def _rows(self) -> list[tuple[str, ...]]:
