@@ -4,6 +4,7 @@ that computes the same function.
 
 from collections.abc import Sequence
 from operator import index
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,11 @@ from construct.modules.convolutions import geometry_of
 from construct.modules.parametrizations import with_effective_weight
 from construct.weights import MHSAWeights
 
+if TYPE_CHECKING:
+    from construct.modules.patches import PatchAttention
 
+
+@overload
 def conv_to_mhsa(
     conv: nn.Module,
     *,
@@ -28,7 +33,31 @@ def conv_to_mhsa(
     encoding: str = "quadratic",
     head_dim: int | str | None = None,
     heads_per_shift: int | None = 1,
-) -> MHSA:
+    patch: None = None,
+) -> MHSA: ...
+@overload
+def conv_to_mhsa(
+    conv: nn.Module,
+    *,
+    alpha: float = ALPHA,
+    order: Sequence[int] | None = None,
+    execution: str = "auto",
+    encoding: str = "quadratic",
+    head_dim: int | str | None = None,
+    heads_per_shift: int | None = 1,
+    patch: int | Sequence[int],
+) -> "PatchAttention": ...
+def conv_to_mhsa(
+    conv: nn.Module,
+    *,
+    alpha: float = ALPHA,
+    order: Sequence[int] | None = None,
+    execution: str = "auto",
+    encoding: str = "quadratic",
+    head_dim: int | str | None = None,
+    heads_per_shift: int | None = 1,
+    patch: int | Sequence[int] | None = None,
+) -> "MHSA | PatchAttention":
     """Build the attention layer that computes the same function as a convolution (Theorem 1).
 
     >>> import torch, construct
@@ -50,23 +79,34 @@ def conv_to_mhsa(
         heads_per_shift: how many heads attend each shift.  m heads of width D_h carry any tap of
             rank at most m·D_h; None means ⌈min(D_in, D_out)/D_h⌉ per group, which makes the
             function exact for any D_h.
+        patch: P, one number or d of them, to take patches of P^d pixels as tokens, as vision
+            transformers do; see :mod:`construct.modules.patches`.
 
     Returns:
-        A layer called like ``conv``, with its dtype, device and mode; what is frozen in ``conv`` is
-        frozen in the layer.
+        An :class:`~construct.MHSA` called like ``conv``, with its dtype, device and mode; what is
+        frozen in ``conv`` is frozen in the layer.  With ``patch``, a
+        :class:`~construct.modules.patches.PatchAttention`, called with images or patch tokens.
 
     Raises:
-        UnsupportedLayer: ``conv`` cannot be converted; the error says why.
-        ValueError: α is not positive and finite, ``order`` is not a permutation, the encoding or D_h
-            is unknown, or several heads per shift have no D_h.
+        UnsupportedLayer: ``conv`` cannot be converted, or not over patches; the error says why.
+        ValueError: α is not positive and finite, ``order`` is not a permutation, the encoding, P or
+            D_h is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """
     geometry = geometry_of(conv)
+    patching = None
     with with_effective_weight(conv) as plain:
+        weight = plain.weight
+        bias = plain.bias
+        if patch is not None:
+            from construct.modules.patches import PatchAttention, patching_of
+
+            patching = patching_of(conv, geometry, patch)
+            weight, bias = patching.reshuffled(weight, bias)
         layer = kernel_to_mhsa(
-            plain.weight,
-            plain.bias,
-            geometry,
+            weight,
+            bias,
+            geometry if patching is None else patching.tokens,
             alpha=alpha,
             order=order,
             execution=execution,
@@ -74,7 +114,8 @@ def conv_to_mhsa(
             head_dim=head_dim,
             heads_per_shift=heads_per_shift,
         )
-    return as_trainable_as(conv, layer)
+    layer = as_trainable_as(conv, layer)
+    return layer if patching is None else PatchAttention(layer, geometry, patching.patch)
 
 
 def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:

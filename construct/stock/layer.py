@@ -27,6 +27,7 @@ from construct.execution.protocol import tensors_of
 from construct.execution.shifts.operator import is_recorded
 from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
+from construct.modules.patches import PatchAttention, Patching
 from construct.stock.dot_products import (
     DTYPES,
     HeadCentre,
@@ -57,8 +58,11 @@ class StockAttention(nn.Module):
         positions: (T, d + 1 or d + 2), the position channels.
         sources: int64 (T,), the source of each token: 0 for zeros, i + 1 for input position i.
         query_tokens: int64 (outputs,), the query token of each output.
+        patching: None; or how an image is cut into patches, if these are the tokens: then geometry and
+            grid count patches.
     """
 
+    patching: Patching | None = None
     positions: Tensor
     sources: Tensor
     query_tokens: Tensor
@@ -108,10 +112,17 @@ class StockAttention(nn.Module):
             RuntimeError: rank, channels, spatial size, dtype or device do not fit.
             NotEnoughMemory: the tokens and their projections would not fit.
         """
+        if self.patching is None:
+            return self._attended(input, output_size)
+        if has_batch_axis(self.patching.pixels, self.positions, input):
+            return self.patching.applied(self._attended, input)
+        return self.patching.applied(self._attended, input[None])[0]
+
+    def _attended(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         kind = input.device.type
         if not input.is_meta and torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
             with torch.autocast(kind, enabled=False):  # half precision cannot hold the coordinates
-                y = self.forward(input.to(self.positions.dtype), output_size)
+                y = self._attended(input.to(self.positions.dtype), output_size)
             return y.to(torch.get_autocast_dtype(kind))
         g = self.geometry
         batched = self._check_input(input, output_size)
@@ -183,7 +194,9 @@ class StockAttention(nn.Module):
 
 
 @torch.no_grad()
-def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> StockAttention:
+def to_torch_mha(
+    layer: MHSA | PatchAttention, grid: tuple[int, ...], *, bias: bool = True
+) -> StockAttention:
     """Convert an attention layer to a stock ``nn.MultiheadAttention`` with the same function on
     inputs of one size.
 
@@ -199,7 +212,7 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
 
     Args:
         layer: without content terms (W_qry, W_key and u silent), quadratic encoding or parabola,
-            float32 or float64.
+            float32 or float64; over patches, they are the stock attention's tokens.
         grid: the spatial size of the input before padding, d numbers.
         bias: whether the projections have biases (torch's default); without them the constant 1 is
             one more channel.
@@ -220,6 +233,11 @@ def to_torch_mha(layer: MHSA, grid: tuple[int, ...], *, bias: bool = True) -> St
         ValueError: the layer accepts no input of spatial size ``grid``.
         NotEnoughMemory: the projections, 4·embed_dim² numbers, or the tokens would not fit.
     """
+    if isinstance(layer, PatchAttention):
+        patches = layer.patching.patches_along(grid)
+        stock = to_torch_mha(layer.attention, patches, bias=bias)
+        stock.patching = layer.patching
+        return stock
     g, tokens = _checked(layer, grid)
     dtype = layer.w_val.dtype
     device = layer.w_val.device

@@ -48,7 +48,7 @@ RINGS = {
         [
             *("heads.rank", "encoding.encodings", "weights.kernel", "weights.record"),
             *(f"execution.{name}" for name in EVALUATION),
-            *("modules.learning", "modules.added_heads", "files", "stock", "command", "from_conv"),
+            *("modules.patches", "modules.learning", "modules.added_heads", "files", "stock", "command", "from_conv"),
         ],
     ],
     "verify": [
@@ -64,6 +64,7 @@ holds what is under its name, but for what has an entry of its own."""
 ON_FIRST_USE = {
     ("construct.heads", "construct.heads.rank"),
     ("construct.builder", "construct.encoding.encodings"),
+    ("construct.builder", "construct.modules.patches"),
     ("construct.attention", "construct.encoding.encodings"),
     ("construct.attention", "construct.weights.kernel"),
     ("construct.attention", "construct.weights.record"),
@@ -214,7 +215,7 @@ def test_the_theorem_stands_alone():
     entries = {max((entry for entry in ENTRIES if under(name, [entry])), key=len) for name in theorem}
     assert entries - {"construct.modules"} <= inner
     assert len(theorem) <= 20
-    assert sum(code_lines_in(MODULES[name]) for name in theorem) <= 1_578
+    assert sum(code_lines_in(MODULES[name]) for name in theorem) <= 1_613
 
 
 def test_no_import_goes_in_a_circle():
@@ -237,6 +238,7 @@ def test_errors_imports_nothing_heavy():
 MAY_IMPORT = {
     "verify": ("construct.attention", "construct.stock"),
     "verify.layers.overrides": ("construct.attention", "construct.modules.added_heads"),  # whose class it believes
+    "verify.layers.patches": ("construct.modules.patches",),
     "verify.layers.torch_file": ("construct.attention", "construct.errors", "construct.files", "construct.modules"),
     "verify.plots.stored_layer": ("construct.attention", "construct.files"),
     "verify.experiment.stored_attention": ("construct.attention", "construct.files", "construct.stock"),

@@ -78,10 +78,10 @@ def test_what_the_theorems_state_is_what_is_committed():
             ["theory/Softmax.v"],
         ),
         (
-            "theory/Borders.v",
+            "geometry/Borders.v",
             "(length axes) d_in d_out α hs f W b.",
             "(length axes) d_in d_out α hs f W W.",
-            ["off_grid_leak", "theory/Borders.v"],
+            ["off_grid_leak", "geometry/Borders.v"],
         ),
         ("theory/Lemma2.v", "Qed.", "idtac. Qed.", []),
         ("theory/Lemma2.v", "Theorem lemma2 d α", "(* why *)\nTheorem lemma2\n  d α", []),  # words and lines are free

@@ -24,6 +24,7 @@ from verify.argument.runs import Probe, run_step
 from verify.argument.steps import Argument, Problem, Step, argue
 from verify.layers.fields import TENSORS, digests
 from verify.layers.overrides import require_plain_attention
+from verify.layers.patches import over_patches
 from verify.layers.reparametrized import folded_convolution
 from verify.layers.targets import named
 from verify.layers.torch_faults import KNOWN
@@ -45,7 +46,8 @@ def certify(
         conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d; if ``torch.nn.utils`` computes its
             tensors from others (weight_norm, spectral_norm, pruning, parametrizations), it is
             judged in eval mode, and an assumption says so.
-        mhsa: the attention layer (its raw fields are read; its executions are run).
+        mhsa: the attention layer (its raw fields are read; its executions are run); of one over
+            patches, its attention is judged against the convolution over patches.
         grid: the spatial size of the input, before padding; smaller inputs are covered too.
         input_bound: B; the claim is about inputs with |x| ≤ B.
         within: None to claim the same function, which is UNDECIDED where heads leak (the sentence
@@ -94,10 +96,11 @@ def certified(
     input_bound = _positive(input_bound, "the input bound")
     if within is not None:
         within = _positive(within, "within")
+    plain, folded = folded_convolution(conv)
+    given, mhsa, grid, patches = over_patches(conv, mhsa, grid)
     if isinstance(mhsa, MHSA):  # no other class is run
         require_plain_attention(mhsa, TENSORS)
-    given = conv
-    conv, folded = folded_convolution(given)
+    conv = given if patches else plain
     problem = Problem.read(conv, mhsa, grid, input_bound)
     stated = _identity(conv, mhsa)
     _require_comparable(problem)
@@ -130,7 +133,7 @@ def certified(
         leakage=argument.leakage,
         taps=argument.taps,
         steps=steps,
-        assumptions=_assumptions(problem, probes, folded),
+        assumptions=(*_assumptions(problem, probes, folded), *patches),
         dtype=problem.fmt.name,
         heads=len(problem.attention.v),
         **stated,

@@ -3,7 +3,7 @@
     that each rests on: axioms.txt lists the axioms allowed, all of them of Coq's own real numbers. *)
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
-  Exactness HeadCount Same Geometry Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps
+  Exactness HeadCount Same Geometry Patches Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps
   RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
 From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText.
 
@@ -140,6 +140,20 @@ Print Assumptions off_grid_leak.
 Print Assumptions border_replicates.
 (* And never with zero padding: Lemma 2 as printed is false at borders *)
 Print Assumptions border_not_zeros.
+
+(** patches as tokens *)
+(* Beyond the paper: cut into patches, as vision transformers see it, a convolution is a convolution over patches *)
+Print Assumptions patches_conv.
+(* Theorem 1 over patches: the limit *)
+Print Assumptions patches_theorem1.
+(* Beyond the paper: which taps it takes over patches *)
+Print Assumptions patches_fit.
+(* Beyond the paper: and which padding *)
+Print Assumptions patches_output.
+(* Beyond the paper: 2⌈h/P⌉ + 1 on an axis for an odd kernel of 2h + 1 *)
+Print Assumptions patches_taps.
+(* Beyond the paper: nine heads in two dimensions for every odd kernel up to 2P + 1 *)
+Print Assumptions three_taps.
 
 (** floating point *)
 (* The talk's “for Float32, set α ≥ 46”: e^−α is exactly 0 from α = 104 on *)

@@ -1,3 +1,3 @@
 """The theorem in Coq, and the checker extracted from its proof; the Coq sources are in theory/,
-floats/ and verified/.
+geometry/, floats/ and verified/.
 """

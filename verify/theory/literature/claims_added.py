@@ -49,6 +49,12 @@ finite_error = added(
 )(lambda: proved(by_coq("theorem1_finite", "leak_theta", "leak_closed")))
 
 
+patches = added(
+    "patches",
+    "Over patches of P^d pixels every odd kernel up to 2P + 1 takes 3^d heads: nine in two dimensions.",
+)(lambda: proved(by_coq("patches_conv", "patches_fit", "three_taps")))
+
+
 @added(
     "rounding-alone",
     "In floating point, where exp returns 0 at minus the scores' gap, layer and convolution differ by rounding alone.",

@@ -1,0 +1,319 @@
+"""Patches as tokens: a convolution as attention over patches of P^d pixels, as vision transformers
+see an image (Li and others 2021, arXiv 2111.01353; Coq: ``patches_conv``, ``patches_fit``).
+
+Cut into patches, a convolution of pixels is a convolution over patches: output s·o reads pixel
+s·o + dil·j − p, and ⌊(s·r + dil·j − p) / P⌋ is the patch of that pixel, counted from the patch of the
+output, r the output's place in its patch.  So the kernel has ⌈p/P⌉ + ⌊(P − s + dil·(K − 1) − p)/P⌋ + 1
+taps on an axis: three for every odd K ≤ 2P + 1.  Only its entries move; Theorem 1 does the rest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from construct.attention import MHSA
+from construct.errors import Refusal, UnsupportedLayer, require
+from construct.execution.call import has_batch_axis
+from construct.geometry import ConvGeometry, positive_number, whole_numbers
+from construct.tokens import output_size
+
+
+@dataclass(frozen=True)
+class Patching:
+    """A convolution of pixels as one over patches.
+
+    Attributes:
+        pixels: the convolution's geometry.
+        patch: P_1, …, P_d, the pixels of a patch along each axis.
+        tokens: the geometry of the convolution over patches.
+        first: on each axis, which of its outputs is the first patch of outputs.
+    """
+
+    pixels: ConvGeometry
+    patch: tuple[int, ...]
+    tokens: ConvGeometry
+    first: tuple[int, ...]
+
+    @property
+    def out_patch(self) -> tuple[int, ...]:
+        """P/s: the outputs of a patch along each axis."""
+        return tuple(p // s for p, s in zip(self.patch, self.pixels.stride, strict=True))
+
+    def reshuffled(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Kernel and bias over patches: (D_out, D_in/groups, *K) → (D_out·Π P_i/s_i,
+        D_in/groups·Π P_i, *K'), and (D_out·Π P_i/s_i,).
+
+        Channel c·Π P_i + n is channel c of the n-th pixel of a patch, row-major.
+        """
+        g = self.pixels
+        outputs = self.tokens.out_channels
+        numbers = outputs * self.tokens.in_channels // g.groups * self.tokens.taps
+        require(2 * numbers * weight.element_size(), weight.device, "the kernel over patches")
+        if bias is not None:
+            bias = bias.detach().repeat_interleave(prod(self.out_patch))
+        weight = weight.detach()
+        axes = zip(
+            *(self.patch, self.out_patch, self.tokens.kernel_size, self.tokens.dilation),
+            *(g.kernel_size, g.stride, g.dilation, (before for before, _ in g.pads)),
+            strict=True,
+        )
+        big = weight
+        for axis, (p, q, taps, apart, k, s, dil, before) in enumerate(axes):
+            # Pixel s·r + dil·j − p of an output patch is pixel u of patch y.
+            j, r = torch.arange(k)[:, None], torch.arange(q)
+            pixel = s * r + dil * j - before
+            y = (pixel.div(p, rounding_mode="floor") - -before // p) // apart
+            # One axis j becomes three: output r, pixel u, tap y.
+            moved = big.new_zeros(
+                *big.shape[: 2 + 3 * axis], q * p * taps, *big.shape[3 + 3 * axis :]
+            )
+            place = ((r * p + pixel % p) * taps + y).flatten().to(big.device)
+            moved.index_copy_(2 + 3 * axis, place, big.repeat_interleave(q, dim=2 + 3 * axis))
+            big = moved.unflatten(2 + 3 * axis, (q, p, taps))
+        d = g.dims
+        r, u, y = (tuple(range(first, 2 + 3 * d, 3)) for first in (2, 3, 4))
+        big = big.permute(0, *r, 1, *u, *y)
+        return big.flatten(d + 1, 2 * d + 1).flatten(0, d), bias
+
+    def cut(self, x: Tensor) -> Tensor:
+        """The patches of an image, as ``pixel_unshuffle``: (B, D_in, *n) → (B, D_in·Π P_i, *n/P)."""
+        d = self.pixels.dims
+        for axis in reversed(range(d)):
+            x = x.unflatten(2 + axis, (-1, self.patch[axis]))
+        patches = range(2, 2 + 2 * d, 2)
+        inside = range(3, 2 + 2 * d, 2)
+        return x.permute(0, 1, *inside, *patches).flatten(1, d + 1)
+
+    def patches_along(self, grid: Any) -> tuple[int, ...]:
+        """How many patches an image of spatial size ``grid`` has along each axis.
+
+        Raises:
+            ValueError: the size is not d multiples of the patch.
+        """
+        size = whole_numbers(grid)
+        if size is None or len(size) != len(self.patch):
+            raise ValueError(f"the grid {grid!r} is not {len(self.patch)} whole numbers")
+        axes = tuple(zip(size, self.patch, strict=True))
+        if any(n % p for n, p in axes):
+            raise ValueError(
+                f"patches of {self.patch} do not divide an image of {size}; "
+                "pad it to multiples, or convert without patch"
+            )
+        return tuple(n // p for n, p in axes)
+
+    def applied(self, attention: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The convolution of an image (B, D_in, *n) by attention over its patches, contiguous.
+
+        Raises:
+            ValueError: the size is not a multiple of the patch, or too small for circular padding.
+        """
+        size = tuple(x.shape[2:])
+        along = self.patches_along(size)
+        outputs = output_size(self.pixels, size)
+        wraps = zip(along, self.tokens.pads, strict=True)
+        if self.tokens.padding_mode == "circular" and any(n < pad for n, (pad, _) in wraps):
+            raise ValueError(
+                f"{size} is too small for circular padding by patches of {self.patch}; convert without patch"
+            )
+        y = self.join(self.whole(attention(self.cut(x)), outputs))
+        for axis, n in enumerate(outputs):
+            y = y.narrow(2 + axis, 0, n)
+        return y.contiguous()
+
+    def whole(self, y: Tensor, outputs: Sequence[int]) -> Tensor:
+        """Of the outputs over patches, those that hold the convolution's, which has ``outputs``."""
+        axes = zip(self.first, outputs, self.out_patch, strict=True)
+        for axis, (first, n, q) in enumerate(axes):
+            y = y.narrow(2 + axis, first, -(-n // q))
+        return y
+
+    def join(self, y: Tensor) -> Tensor:
+        """The image of patches of outputs, as ``pixel_shuffle``: the inverse of :meth:`cut`."""
+        d = self.pixels.dims
+        y = y.unflatten(1, (-1, *self.out_patch))
+        pairs = [axis for i in range(d) for axis in (2 + d + i, 2 + i)]
+        y = y.permute(0, 1, *pairs)
+        for axis in range(d):
+            y = y.flatten(2 + axis, 3 + axis)
+        return y
+
+
+def patching_of(conv: nn.Module, geometry: ConvGeometry, patch: Any) -> Patching:
+    """The convolution over patches of a convolution, of whose axes ``patch`` is P, one number or d.
+
+    Raises:
+        ValueError: ``patch`` is neither.
+        UnsupportedLayer: patches cannot be its tokens; the error says why.
+    """
+    number = positive_number(patch)
+    sizes = whole_numbers(patch) if number is None else (number,) * geometry.dims
+    if sizes is None or len(sizes) != geometry.dims or min(sizes) < 1:
+        raise ValueError(
+            f"patch is {patch!r}, neither a positive whole number nor {geometry.dims} of them"
+        )
+    try:
+        return patching(geometry, sizes)
+    except ValueError as reason:
+        raise UnsupportedLayer([Refusal("", type(conv).__name__, str(reason))]) from None
+
+
+def patching(geometry: ConvGeometry, patch: tuple[int, ...]) -> Patching:
+    """The convolution over patches of a convolution of pixels (Coq: ``patches_fit``,
+    ``patches_output``).
+
+    Raises:
+        ValueError: patches cannot be its tokens; the message says why.
+    """
+    if geometry.transposed:
+        raise ValueError(
+            "patches are tokens of convolutions that are not transposed; leave patch out"
+        )
+    if geometry.padding_mode not in ("zeros", "circular") and any(map(any, geometry.pads)):
+        mode = geometry.padding_mode
+        raise ValueError(
+            f"{mode} padding is not padding of patches; pad the image first (torch.nn.functional.pad), "
+            "and convert a convolution without padding"
+        )
+    axes = zip(
+        *(patch, geometry.stride, geometry.dilation, geometry.kernel_size),
+        *(geometry.span, geometry.pads),
+        strict=True,
+    )
+    kernel_size, dilation, padding, first = zip(*(_axis(*axis) for axis in axes), strict=True)
+    channels = prod(patch)
+    outputs = channels // prod(geometry.stride)
+    tokens = ConvGeometry(
+        geometry.in_channels * channels,
+        geometry.out_channels * outputs,
+        kernel_size,
+        (1,) * geometry.dims,
+        padding,
+        geometry.padding_mode,
+        dilation,
+        geometry.groups,
+    )
+    return Patching(geometry, patch, tokens, first)
+
+
+def _axis(
+    p: int, s: int, dil: int, k: int, span: int, pads: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Taps, dilation, padding and the first output over patches, on one axis."""
+    if p % s:
+        raise ValueError(f"the stride {s} does not divide the patch {p}; give a multiple of {s}")
+    before, after = pads
+    ahead = -(-before // p)
+    if dil % p == 0 and before % p == 0:  # the kernel's own taps, a whole number of patches apart
+        taps, apart = k, dil // p
+    else:
+        taps, apart = ahead + (p - s + span - before) // p + 1, 1
+    needed_after = apart * (taps - 1) - ahead + 1 + (before + after - span - 1) // p
+    padding = max(ahead, needed_after)
+    return taps, apart, padding, padding - ahead
+
+
+class PatchAttention(nn.Module):
+    """An attention layer over patches, called like the convolution of pixels that it computes; made
+    by ``construct.conv_to_mhsa(conv, patch=P)``.
+
+    >>> import torch, construct
+    >>> conv = torch.nn.Conv2d(3, 8, kernel_size=11, padding=5)
+    >>> layer = construct.conv_to_mhsa(conv, patch=8)
+    >>> x = torch.randn(2, 3, 32, 32)
+    >>> layer.heads, torch.allclose(layer(x), conv(x), atol=1e-4)  # 121 heads over pixels
+    (9, True)
+    >>> layer(layer.patching.cut(x).flatten(2).transpose(1, 2)).shape  # 16 tokens of 3·8² channels
+    torch.Size([2, 16, 512])
+
+    Attributes:
+        attention: the :class:`~construct.MHSA` over patches; a token has D_in·Π P_i channels.
+        geometry: the convolution's.
+        patch: P_1, …, P_d.
+    """
+
+    def __init__(self, attention: MHSA, geometry: ConvGeometry, patch: tuple[int, ...]):
+        super().__init__()
+        self.attention = attention
+        self.geometry = geometry
+        self.patch = patch
+        self.train(attention.training)
+
+    heads = property(lambda self: self.attention.heads)
+    in_channels = property(lambda self: self.geometry.in_channels)
+    out_channels = property(lambda self: self.geometry.out_channels)
+    patching = property(lambda self: patching(self.geometry, self.patch))
+
+    @property
+    def execution(self) -> str:
+        """The execution of :attr:`attention`; assign to change it."""
+        return self.attention.execution
+
+    @execution.setter
+    def execution(self, name: str) -> None:
+        self.attention.execution = name
+
+    def forward(self, input: Tensor, grid: Any = None) -> Tensor:
+        """Apply the layer to an image, like the convolution, or to patch tokens.
+
+        Args:
+            input: an image (B, D_in, *n) or (D_in, *n), every n a multiple of P; or tokens
+                (B, T, D_in·Π P_i), patches row-major, their channels as ``pixel_unshuffle`` and
+                ``unfold`` order them.
+            grid: for tokens, the image's size n, d numbers; without it as many patches along every
+                axis.
+
+        Returns:
+            (B, D_out, *output) or (D_out, *output) of an image; of tokens (B, T', D_out·Π P_i/s_i).
+
+        Raises:
+            RuntimeError: rank, channels, dtype or size do not fit.
+            ValueError: P does not divide the size, or tokens make no grid, or what they give is
+                not whole patches; or the input may be an image and tokens.
+        """
+        g = self.geometry
+        dims = g.dims
+        image = input.dim() in (dims + 1, dims + 2) and input.shape[-dims - 1] == g.in_channels
+        tokens = input.dim() == 3 and input.shape[2] == self.patching.tokens.in_channels
+        if grid is None and image and tokens and dims == 2:
+            raise ValueError(
+                f"PatchAttention: {tuple(input.shape)} may be an image or tokens; give tokens a grid, "
+                "an image a batch axis"
+            )
+        if grid is not None or (tokens and not image):
+            return self._of_tokens(input, grid)
+        if has_batch_axis(g, self.attention.w_val, input):
+            return self.patching.applied(self.attention, input)
+        return self.patching.applied(self.attention, input[None])[0]
+
+    def _of_tokens(self, x: Tensor, grid: Any) -> Tensor:
+        channels = self.patching.tokens.in_channels
+        if x.dim() != 3 or x.shape[2] != channels:
+            raise RuntimeError(
+                f"PatchAttention: expected tokens (B, T, {channels}), got {tuple(x.shape)}"
+            )
+        if grid is None:
+            side = round(x.shape[1] ** (1 / self.geometry.dims))
+            grid = tuple(side * p for p in self.patch)
+        patches = self.patching.patches_along(grid)
+        if prod(patches) != x.shape[1]:
+            raise ValueError(
+                f"PatchAttention: {x.shape[1]} tokens are not the patches of an image of {tuple(grid)}; "
+                "give grid, the size of the image"
+            )
+        size = tuple(n * p for n, p in zip(patches, self.patch, strict=True))
+        outputs = output_size(self.geometry, size)
+        if any(n % q for n, q in zip(outputs, self.patching.out_patch, strict=True)):
+            raise ValueError(
+                f"PatchAttention: an output of {outputs} is not whole patches of {self.patching.out_patch}; "
+                "give the image instead of tokens"
+            )
+        y = self.attention(x.transpose(1, 2).unflatten(2, patches))
+        return self.patching.whole(y, outputs).flatten(2).transpose(1, 2).contiguous()
+
+    def extra_repr(self) -> str:
+        """The patch."""
+        return f"patch={self.patch}"
