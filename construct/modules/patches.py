@@ -56,26 +56,24 @@ class Patching:
         if bias is not None:
             bias = bias.detach().repeat_interleave(prod(self.out_patch))
         weight = weight.detach()
-        axes = zip(
-            *(self.patch, self.out_patch, self.tokens.kernel_size, self.tokens.dilation),
-            *(g.kernel_size, g.stride, g.dilation, (before for before, _ in g.pads)),
-            strict=True,
-        )
         big = weight
-        for axis, (p, q, taps, apart, k, s, dil, before) in enumerate(axes):
-            # Pixel s·r + dil·j − p of an output patch is pixel u of patch y.
-            j, r = torch.arange(k)[:, None], torch.arange(q)
-            pixel = s * r + dil * j - before
-            y = (pixel.div(p, rounding_mode="floor") - -before // p) // apart
-            # One axis j becomes three: output r, pixel u, tap y.
-            moved = big.new_zeros(
-                *big.shape[: 2 + 3 * axis], q * p * taps, *big.shape[3 + 3 * axis :]
-            )
+        for axis, p in enumerate(self.patch):
+            q = self.out_patch[axis]
+            taps = self.tokens.kernel_size[axis]
+            before, _ = g.pads[axis]
+            # Tap j of output r of a patch reads pixel u of patch y: the axis j becomes three.
+            j = torch.arange(g.kernel_size[axis])[:, None]
+            r = torch.arange(q)
+            pixel = g.stride[axis] * r + g.dilation[axis] * j - before
+            y = (pixel.div(p, rounding_mode="floor") - -before // p) // self.tokens.dilation[axis]
             place = ((r * p + pixel % p) * taps + y).flatten().to(big.device)
-            moved.index_copy_(2 + 3 * axis, place, big.repeat_interleave(q, dim=2 + 3 * axis))
-            big = moved.unflatten(2 + 3 * axis, (q, p, taps))
+            dim = 2 + 3 * axis
+            shape = list(big.shape)
+            shape[dim] = q * p * taps
+            read = big.repeat_interleave(q, dim)
+            big = big.new_zeros(shape).index_copy_(dim, place, read).unflatten(dim, (q, p, taps))
         d = g.dims
-        r, u, y = (tuple(range(first, 2 + 3 * d, 3)) for first in (2, 3, 4))
+        r, u, y = (range(first, 2 + 3 * d, 3) for first in (2, 3, 4))
         big = big.permute(0, *r, 1, *u, *y)
         return big.flatten(d + 1, 2 * d + 1).flatten(0, d), bias
 
@@ -172,18 +170,16 @@ def patching(geometry: ConvGeometry, patch: tuple[int, ...]) -> Patching:
         raise ValueError(
             "patches are tokens of convolutions that are not transposed; leave patch out"
         )
-    if geometry.padding_mode not in ("zeros", "circular") and any(map(any, geometry.pads)):
-        mode = geometry.padding_mode
+    mode = geometry.padding_mode
+    if not any(map(any, geometry.pads)):
+        mode = "zeros"
+    if mode not in ("zeros", "circular"):
         raise ValueError(
             f"{mode} padding is not padding of patches; pad the image first (torch.nn.functional.pad), "
             "and convert a convolution without padding"
         )
-    axes = zip(
-        *(patch, geometry.stride, geometry.dilation, geometry.kernel_size),
-        *(geometry.span, geometry.pads),
-        strict=True,
-    )
-    kernel_size, dilation, padding, first = zip(*(_axis(*axis) for axis in axes), strict=True)
+    axes = [_along_axis(geometry, axis, p) for axis, p in enumerate(patch)]
+    kernel_size, dilation, padding, first = zip(*axes, strict=True)
     channels = prod(patch)
     outputs = channels // prod(geometry.stride)
     tokens = ConvGeometry(
@@ -192,25 +188,26 @@ def patching(geometry: ConvGeometry, patch: tuple[int, ...]) -> Patching:
         kernel_size,
         (1,) * geometry.dims,
         padding,
-        geometry.padding_mode,
+        mode,
         dilation,
         geometry.groups,
     )
     return Patching(geometry, patch, tokens, first)
 
 
-def _axis(
-    p: int, s: int, dil: int, k: int, span: int, pads: tuple[int, int]
-) -> tuple[int, int, int, int]:
-    """Taps, dilation, padding and the first output over patches, on one axis."""
+def _along_axis(geometry: ConvGeometry, axis: int, p: int) -> tuple[int, int, int, int]:
+    """Taps, dilation, padding and the first output over patches."""
+    s = geometry.stride[axis]
     if p % s:
         raise ValueError(f"the stride {s} does not divide the patch {p}; give a multiple of {s}")
-    before, after = pads
+    span = geometry.span[axis]
+    before, after = geometry.pads[axis]
     ahead = -(-before // p)
-    if dil % p == 0 and before % p == 0:  # the kernel's own taps, a whole number of patches apart
-        taps, apart = k, dil // p
-    else:
-        taps, apart = ahead + (p - s + span - before) // p + 1, 1
+    taps = ahead + (p - s + span - before) // p + 1
+    apart = 1
+    if geometry.dilation[axis] % p == 0 and before % p == 0:
+        taps = geometry.kernel_size[axis]  # its own taps, a whole number of patches apart
+        apart = geometry.dilation[axis] // p
     needed_after = apart * (taps - 1) - ahead + 1 + (before + after - span - 1) // p
     padding = max(ahead, needed_after)
     return taps, apart, padding, padding - ahead

@@ -11,18 +11,18 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 81_839,
-        "tokens a line": 9.17,
+        "tokens": 84_318,
+        "tokens a line": 9.18,
         "conditional expressions": 16.8,
-        "branching functions": 0.0175,
+        "branching functions": 0.017,
     },
-    "verify": {"tokens": 123_379, "tokens a line": 8.93, "conditional expressions": 17.0, "branching functions": 0.024},
+    "verify": {"tokens": 124_541, "tokens a line": 8.94, "conditional expressions": 17.0, "branching functions": 0.0241},
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 31_427
+TEST_LINES = 31_720
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

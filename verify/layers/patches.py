@@ -42,9 +42,9 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
     g = read_convolution(conv).geometry
     tokens = Geometry.read(layer.attention)
     patch = layer.patch
-    if len(patch) != g.dims or not all(whole(p) and p >= 1 for p in patch) or tokens.dims != g.dims:
-        raise Unreadable(f"the patch is {patch!r}, of a convolution with {g.dims} axes")
-    if any(n % p for n, p in zip(grid, patch, strict=True)):
+    if not len(patch) == len(grid) == tokens.dims == g.dims:
+        raise Unreadable(f"patches of {patch!r} on a grid {grid} are not of {g.dims} axes")
+    if not all(whole(p) and p >= 1 and n % p == 0 for n, p in zip(grid, patch, strict=True)):
         raise Unreadable(f"patches of {patch} do not divide the grid {grid}")
     patches = tuple(n // p for n, p in zip(grid, patch, strict=True))
     _require_alike(g, tokens, patch)
@@ -52,7 +52,7 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
     weight = conv.weight.detach().double()
     for axis in range(g.dims):
         reads = _reads(g, tokens, axis, patch[axis], grid[axis])
-        weight = torch.tensordot(weight, reads.to(weight), dims=([2], [3]))
+        weight = torch.tensordot(weight.movedim(2, -1), reads.to(weight).movedim(-1, 0), dims=1)
     note = (
         f"patches: judged are the convolution and the attention over patches of {patch}, of which the grid {grid} has "
         f"{patches}; images are cut and joined by the layer as by pixel_unshuffle"
@@ -63,16 +63,15 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
 def _require_alike(g: Geometry, tokens: Geometry, patch: Vector) -> None:
     pixels = math.prod(patch)
     outputs = pixels // math.prod(g.stride)
-    stated = (tokens.in_channels, tokens.out_channels, tokens.groups, tokens.transposed)
-    wanted = (g.in_channels * pixels, g.out_channels * outputs, g.groups, g.transposed)
-    if stated != wanted or g.transposed or any(s != 1 for s in tokens.stride):
-        raise Unreadable(f"attention over patches of {patch} is {wanted}, not {stated}")
-    padded = any(map(any, g.pads))
-    if padded and (g.padding_mode, tokens.padding_mode) not in (
-        ("zeros", "zeros"),
-        ("circular", "circular"),
-    ):
-        raise Unreadable(f"padding of {g.padding_mode} is not padding of patches")
+    stated = (tokens.in_channels, tokens.out_channels, tokens.groups)
+    wanted = (g.in_channels * pixels, g.out_channels * outputs, g.groups)
+    if stated != wanted:
+        raise Unreadable(f"attention over patches of {patch} has {wanted} channels, not {stated}")
+    if g.transposed or tokens.transposed or any(s != 1 for s in tokens.stride):
+        raise Unreadable("attention over patches is neither strided nor transposed")
+    modes = {g.padding_mode, tokens.padding_mode}
+    if any(map(any, g.pads)) and modes not in ({"zeros"}, {"circular"}):
+        raise Unreadable(f"padding by {g.padding_mode} is not padding of patches")
 
 
 def _reads(g: Geometry, tokens: Geometry, axis: int, p: int, size: int) -> Tensor:
@@ -85,10 +84,10 @@ def _reads(g: Geometry, tokens: Geometry, axis: int, p: int, size: int) -> Tenso
         raise Unreadable(f"the stride {s} does not divide the patch {p}")
     pad, pad_after = tokens.pads[axis]
     first = pad - math.ceil(before / p)
-    r, u, y, j = torch.meshgrid(
-        *map(torch.arange, (p // s, p, tokens.kernel_size[axis], g.kernel_size[axis])),
-        indexing="ij",
-    )
+    r = torch.arange(p // s).reshape(-1, 1, 1, 1)
+    u = torch.arange(p).reshape(-1, 1, 1)
+    y = torch.arange(tokens.kernel_size[axis]).reshape(-1, 1)
+    j = torch.arange(g.kernel_size[axis])
     pixel = s * r + g.dilation[axis] * j - before
     reads = pixel == p * (first + tokens.dilation[axis] * y - pad) + u
     if not bool((reads.sum(dim=(1, 2)) == 1).all()):
