@@ -27,7 +27,7 @@ ARGUED = {
     "prove_lemma1": 0,
     "prove_lemma2": 0,
     "prove_theorem": 0,
-    "prove_leakage_on_lattice": 1,  # bounded increasing sums converge
+    "prove_leakage_on_lattice": 1,  # terms no greater add up to no more
     "prove_leakage_off_lattice": 1,
     "prove_factorisation": 0,
     "prove_relative_from_absolute": 0,

@@ -14,7 +14,6 @@ from verify.theory.symbolic.proof import (
     ge,
     identity,
     least_value,
-    sum_at_most,
 )
 from verify.theory.symbolic.proof_algebra import sum_value
 from verify.theory.symbolic.proofs_scores import alpha
@@ -30,12 +29,8 @@ def tail_steps() -> list[ProofStep | Proof]:
     n = count + 1 + _m
     exponent = count * (count + 1) + 2 * (count + 1) * _m
     beyond = 2 * sympy.exp(-alpha * count * (count + 1)) / (1 - sympy.exp(-2 * alpha * (count + 1)))
-    y = sympy.Symbol("y", positive=True)
-    ratio = sympy.Symbol("x", positive=True)
-    x = 1 / (1 + y)
-    place = sympy.Symbol("M", integer=True, nonnegative=True)
+    x = 1 / (1 + sympy.Symbol("y", positive=True))
     p = sympy.Symbol("p", real=True)
-    excess = sympy.Symbol("s", nonnegative=True)
     exponents = [
         identity(
             "beyond N, at n = N + 1 + m, n (n - 1) = N (N + 1) + 2 (N + 1) m + m (m - 1)",
@@ -46,24 +41,11 @@ def tail_steps() -> list[ProofStep | Proof]:
             *(ge((_m * (_m - 1)).subs(_m, value), 0) for value in (0, 1 + _k)),
         ),
     ]
-    terms = [
-        least_value(
-            "e^(-s) <= 1 for s >= 0, so a larger exponent weighs less: such a term is at most e^(-alpha N (N + 1)) x^m with "
-            "x = e^(-2 alpha (N + 1))",
-            *(1 - sympy.exp(-excess), excess, sympy.Interval(0, sympy.oo), 0),
-        ),
-        least_value(
-            "e^p >= 1 + p for p >= 0, so x = 1/(1 + y) with y >= 2 alpha (N + 1) > 0",
-            *(sympy.exp(p) - 1 - p, p, sympy.Interval(0, sympy.oo), 0),
-        ),
-    ]
-    series = [
-        sum_at_most(
-            "the first M powers of x add up to at most (1 - x^M)/(1 - x)",
-            *(ratio**place, (1 - ratio**place) / (1 - ratio), place),
-        ),
-        sum_value("all of them to 1/(1 - x)", (sympy.Sum(x**_m, (_m, 0, sympy.oo)), 1 / (1 - x))),
-    ]
+    term = least_value(
+        "e^p >= 1 + p for p >= 0, so a larger exponent weighs less: such a term is at most e^(-alpha N (N + 1)) x^m with "
+        "x = e^(-2 alpha (N + 1)), which is 1/(1 + y) for a y > 0",
+        *(sympy.exp(p) - 1 - p, p, sympy.Interval(0, sympy.oo), 0),
+    )
     return [
         Proof(
             "n(n − 1) ≥ N(N + 1) + 2(N + 1)m for all N and m ≥ 0, at n = N + 1 + m",
@@ -71,13 +53,14 @@ def tail_steps() -> list[ProofStep | Proof]:
         ),
         Proof(
             "so e^(−αn(n−1)) ≤ e^(−αN(N+1)) x^m for all N and m, with x = e^(−2α(N+1)) < 1",
-            tuple(terms),
+            (term,),
         ),
-        Proof(
-            "for all x < 1: 1 + x + x² + … = 1/(1 − x), and no partial sum is more", tuple(series)
+        sum_value(
+            "for all x < 1: 1 + x + x² + … = 1/(1 − x)",
+            (sympy.Sum(x**_m, (_m, 0, sympy.oo)), 1 / (1 - x)),
         ),
         argued(
-            "growing, bounded sums have limits: for all N beyond N lie ≤ 2e^(−αN(N+1))/(1 − x)",
+            "terms no greater add up to no more: for all N beyond N lie ≤ 2e^(−αN(N+1))/(1 − x)",
             beyond,
         ),
     ]
