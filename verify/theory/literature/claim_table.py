@@ -131,22 +131,13 @@ class ClaimTable(tuple[JudgedClaim, ...]):
         """Both tables in Markdown, and the slips and fragments, as in docs/claims.md."""
         head = "| | claim | source | verdict | evidence |\n|---|---|---|---|---|"
         parts = [
-            "## The claims",
-            "",
-            head,
+            f"## The claims\n\n{head}",
             *map(_markdown, self._of(False)),
-            "",
-            "## What we add",
-            "",
-        ]
-        parts += [
-            head.replace("source", "stands beside"),
+            "\n## What we add\n\n" + head.replace("source", "stands beside"),
             *map(_markdown, self._of(True)),
-            "",
-            self.summary + ".",
+            f"\n{self.summary}.\n\n## Slips and fragments\n\n| printed | where | meant |\n|---|---|---|",
+            *(_cells(_in_markdown(slip.printed), slip.place, slip.meant) for slip in SLIPS),
         ]
-        parts += ["", "## Slips and fragments", "", "| printed | where | meant |\n|---|---|---|"]
-        parts += [_cells(_in_markdown(slip.printed), slip.place, slip.meant) for slip in SLIPS]
         return "\n".join(parts)
 
     def _of(self, ours: bool) -> list[JudgedClaim]:

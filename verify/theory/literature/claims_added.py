@@ -4,7 +4,6 @@ refute.
 
 from fractions import Fraction
 
-import numpy as np
 import sympy
 import torch
 
@@ -158,7 +157,10 @@ def one_component_spread() -> Judgement:
     For β → ∞ head h gives tap j the weight x_h^j/Σ_i x_h^i and other keys none: a scaled
     Vandermonde matrix, which can be solved for every kernel's taps.
     """
-    rank = equations.rank(_spread_weights(9))
+    nodes = range(2, 11)
+    rank = equations.rank(
+        [[Fraction(x**j, sum(x**i for i in range(9))) for j in range(9)] for x in nodes]
+    )
     finding = f"the limits of the weights of 9 heads on 9 taps have rank {rank}"
     return proved(
         Check(finding, rank == 9, "exact rank: 9 heads on 9 taps"),
@@ -171,14 +173,6 @@ def _spread_limit() -> list[ProofStep]:
     x, taps, n, v, beta = sympy.symbols("x S n v beta", positive=True)
     limit = sympy.limit(x / (taps + n * sympy.exp(-beta * v)), beta, sympy.oo)
     return [identity("x/(S + n e^(−βv)) tends to x/S", (limit, x / taps))]
-
-
-def _spread_weights(taps: int) -> np.ndarray:
-    """x_h^j/Σ_i x_h^i for x_h = 2, 3, 4, …: exact fractions (heads, taps)."""
-    nodes = [Fraction(2 + head) for head in range(taps)]
-    return np.array(
-        [[x**j / sum(x**i for i in range(taps)) for j in range(taps)] for x in nodes], dtype=object
-    )
 
 
 @added(

@@ -66,21 +66,18 @@ def read_by_heads(setting: Setting, attention: Sequence[ndarray]) -> ndarray:
     return np.array([p[:, placed.argmax(axis=0)] for p in attention])
 
 
-def hard_heads(setting: Setting, shifts: Sequence[Vector] | None = None) -> list[ndarray]:
+def hard_heads(setting: Setting) -> list[ndarray]:
     """The attention for α → ∞ of heads with the code's quadratic encoding, one per shift, (Q, T)
     each.
     """
     keys = setting.keys
     queries = setting.queries
-    return [sharp(quadratic_scores(queries, keys, tau)) for tau in shifts or setting.shifts]
+    return [sharp(quadratic_scores(queries, keys, tau)) for tau in setting.shifts]
 
 
 def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[ndarray]:
     """The one-hot attention that Lemma 1 assumes: 1 where k − q = τ, else 0."""
-    keys = setting.keys
-    queries = setting.queries
-    matches = [queries[:, None] + np.array(tau, dtype=object) == keys[None] for tau in shifts]
-    return [match.all(axis=2).astype(int) for match in matches]
+    return [setting.one_hot(tau) for tau in shifts]
 
 
 def integers(seed: int, *shape: int) -> ndarray:
@@ -97,11 +94,4 @@ def tap_matrices(weight: ndarray) -> list[ndarray]:
 
 def rank(rows: Any) -> int:
     """The rank of a matrix of rationals, without rounding."""
-    return DomainMatrix.from_Matrix(_exactly(rows)).to_field().rank()
-
-
-def _exactly(rows: Any) -> sympy.Matrix:
-    """A matrix of rationals; floats are converted exactly."""
-    return sympy.Matrix(
-        [[sympy.Rational(*Fraction(x).as_integer_ratio()) for x in row] for row in rows]
-    )
+    return DomainMatrix.from_Matrix(sympy.Matrix(rows)).to_field().rank()

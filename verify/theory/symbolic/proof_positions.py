@@ -91,6 +91,11 @@ class Setting:
         """τ_j = dil·j − a."""
         return list(taps_by_shift(self.geometry))
 
+    def one_hot(self, tau: Vector) -> ndarray:
+        """The attention of a head on the one key at query + τ, (Q, T)."""
+        targets = self.queries + np.array(tau, dtype=object)
+        return (targets[:, None] == self.keys).all(axis=2).astype(int)
+
     def tokens(self, x: ndarray) -> ndarray:
         """The input (D_in, *size), padded with zeros and laid out as tokens: (T, D_in)."""
         widths: Any = [(0, 0), *self.geometry.pads]

@@ -12,7 +12,7 @@ import sympy
 
 from verify.theory.symbolic.proof import Proof, ProofStep, cited, from_assumptions, ge, identity, le
 from verify.theory.symbolic.proof_positions import Setting, Vector, positions
-from verify.theory.symbolic.proofs_scores import on_grid, plus, small, symbols
+from verify.theory.symbolic.proofs_scores import on_grid, small, symbols
 
 CHANNELS = (2, 2)
 """D_in and D_out of the small convolutions."""
@@ -97,9 +97,7 @@ def attention(
 
 def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
     """The attention of a head that attends only the key at query + shift, (queries, tokens)."""
-    return sympy.Matrix(
-        [[int(tuple(key) == plus(query, shift)) for key in case.keys] for query in case.queries]
-    )
+    return sympy.Matrix(case.one_hot(shift))
 
 
 def place_steps(dims: int) -> list[ProofStep | Proof]:
