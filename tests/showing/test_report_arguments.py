@@ -30,10 +30,10 @@ def test_a_certificate_of_numbers_that_have_changed_is_refused(tmp_path: Path) -
     old = verify.certify(conv, layer, grid=(8, 8))
     with torch.no_grad():
         layer.v[4] = layer.v[0]
-    with pytest.raises(ValueError, match=r"'the model' is of another attention layer: its v is another one"):
+    with pytest.raises(ValueError, match=r"'the model' is of another attention layer \(certify"):
         verify.write_report(tmp_path / "page.html", conv, layer, certificates=old)
     conv.dilation = (2, 2)  # the same tensors
-    with pytest.raises(ValueError, match="'the model' is of another convolution: its geometry is another one"):
+    with pytest.raises(ValueError, match="'the model' is of another geometry of the convolution"):
         verify.write_report(tmp_path / "page.html", conv, layer, certificates=old)
     _, (other, its) = pair(), pair()  # the first has the numbers of ``seeded``
     with pytest.raises(ValueError, match="is of another convolution"):
@@ -82,13 +82,12 @@ def test_a_given_certificate_and_its_own_say_the_same(tmp_path: Path) -> None:
             TypeError,
             "attention must be a mapping from names to probabilities, not a Tensor",
         ),
-        ({"attention": {3: torch.ones(2, 4, 4)}}, TypeError, "the name 3 of attention must be a text, not a int"),
         ({"attention": {"a": "text"}}, TypeError, "the attention of 'a' must be an array of numbers"),
         ({"attention": {"a": torch.ones(2, 4, 4)}}, ValueError, "'a'.*not made of probabilities"),
         ({"attention": {"a": torch.full((2, 4, 4), float("nan"))}}, ValueError, "'a'.*not made of probabilities"),
         ({"attention": {"a": torch.ones(2, 4, 3) / 3}}, ValueError, r"'a'.*shape \(2, 4, 3\)"),
         ({"attention": {"a": torch.ones(4, 5, 4, 5) / 20}}, ValueError, r"'a'.*shape \(4, 5, 4, 5\)"),
-        ({"converted": "net"}, TypeError, "the converted network must be a torch.nn.Module, not a str"),
+        ({"converted": "net"}, TypeError, "converted must be a torch.nn.Module, not a str"),
         ({"converted": None}, ValueError, "both networks, or neither"),
         ({"converted": nn.Conv2d(1, 1, 1)}, ValueError, "no convolution of the original"),
         ({"original": None, "converted": None}, ValueError, "nothing to show"),

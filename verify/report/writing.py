@@ -14,7 +14,7 @@ from construct.attention import MHSA
 from verify.argument.certificate import Certificate
 from verify.argument.documents import replace_file
 from verify.argument.verdicts import certify_layer, combined
-from verify.report.arguments import batch, certificates_by_path, models, probabilities_by_name
+from verify.report.arguments import certificates_by_path, probabilities_by_name, require_types
 from verify.report.images import activations, has_photograph, photograph
 from verify.report.layer import ReportLayer
 from verify.report.page import Facts, page
@@ -69,8 +69,15 @@ def write_report(
     >>> "PROVED" in pathlib.Path(path).read_text(encoding="utf-8")
     True
     """
-    models(original, converted)
-    batch(x)
+    require_types(
+        original=(original, nn.Module, "a torch.nn.Module"),
+        converted=(converted, nn.Module, "a torch.nn.Module"),
+        x=(x, Tensor | tuple | Mapping, "a tensor, or a tuple or mapping of arguments"),
+        certificates=(certificates, Certificate | Mapping, "a Certificate or a mapping of them"),
+        attention=(attention, Mapping, "a mapping from names to probabilities"),
+    )
+    if (original is None) != (converted is None):
+        raise ValueError("write_report takes both networks, or neither and attention alone")
     arrays = probabilities_by_name(attention)
     layers: list[ReportLayer] = []
     input_caption = ""
