@@ -6,17 +6,19 @@ The convolution 64 → 64, 3 × 3, and its attention: by default, and densely as
 thread, processor time.
 """
 
+import json
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import construct
 from benchmarks.timing import medians
-from verify.plots.costs import Series, write_costs
+from verify.plots.costs import FORMAT, VERSION, Series
 
 SIDES = (14, 20, 28, 40, 56, 80, 112, 160, 224)
 MOST_DENSE = 40
@@ -31,6 +33,14 @@ def series(name: str, call: Callable[[torch.Tensor], object], sides: tuple[int, 
         seconds += medians(partial(call, x), rounds=5)
         print(f"  {name}, side {side}: {1e3 * seconds[-1]:.3f} ms")
     return Series(name, tuple((side + 2) ** 2 for side in sides), tuple(seconds))
+
+
+def write_costs(path: str | Path, series: Sequence[Series], what: str) -> None:
+    """Write times for ``read_costs``; ``what`` says what was measured and where."""
+    rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
+    document = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 @torch.no_grad()

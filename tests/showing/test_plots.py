@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import construct
+from benchmarks.cost import write_costs
 from commands import Command, python
 from report_layers import HOSTILE, SHOWN, seeded
 from verify.__main__ import main
@@ -21,7 +22,7 @@ from verify.argument import documents
 from verify.argument.certification import certify
 from verify.plots import attention_figure, centres_figure, cost_figure, errors_figure, leakage_figure, write_figure
 from verify.plots.centres import SHARES, centres_of, radius
-from verify.plots.costs import Series, measured, read_costs, write_costs
+from verify.plots.costs import Series, measured, read_costs
 from verify.plots.errors import rows_of
 from verify.plots.leakage import LOOKS, leaked
 from verify.plots.probabilities import attention_of
@@ -375,7 +376,7 @@ def test_a_foreign_file_is_replaced_only_by_force(suffix, plot):
     out = Path(f"mine{suffix}")
     out.write_bytes(b"mine")
     line = plot.refuses("leakage", "-o", out)
-    assert "exists and is not a figure of ours (give another name with -o, or --force)" in line
+    assert "exists and is not a figure of ours (give another name, or remove it)" in line
     plot.prints("leakage", "-o", out, "--force")
     plot.prints("leakage", "-o", out)  # its own earlier output
 

@@ -28,7 +28,7 @@ from truths import exact, permuted
 from verify.argument.certification import certify
 from verify.experiment.sweep import exact_layers
 from verify.experiment.sweep.exact_layers import exactly_differ
-from verify.experiment.sweep.faults import Inapplicable, flip_kernel
+from verify.experiment.sweep.faults import Inapplicable
 from verify.samples.sampling import check_call
 from verify.strategies import convolutions, least_size, sizes_for
 
@@ -79,7 +79,7 @@ def test_flipping_a_symmetric_kernel_is_no_fault():
     conv, x = convolution_and_inputs("2-D", 0, integers=True)
     conv.weight.add_(conv.weight.flip(2, 3))
     layer = conv_to_mhsa(conv)
-    flip_kernel(layer)
+    FAULTS["kernel flipped on every axis"].plant(conv, layer, np.random.default_rng(0))
     assert torch.equal(layer(x).double(), exact(conv, x))
     assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
 

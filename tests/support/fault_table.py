@@ -132,7 +132,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "shifts mirrored on one axis": {"more": 2},
     "axes of the shifts swapped": {"dims": [2, 3]},
     "another padding": {"paddings": ["numbers"]},
-    "padding 'same' for none": {"more": 5, "paddings": ["none"], "transposed": [False]},
+    "padding same for none": {"more": 5, "paddings": ["none"], "transposed": [False]},
     "another padding mode": {"transposed": [False], "paddings": ["numbers", "same"]},
     "another dilation": {"more": 2},
     "another output padding": {"more": 2, "transposed": [True]},

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from verify.argument.documents import json_data
 from verify.experiment.head_maps import Head, collapsed
 from verify.oracle import Vector, greatest
 from verify.verdict import as_html
@@ -150,10 +151,9 @@ class Audit:
         """The audit as JSON types."""
         derived = ("is_convolution", "affine", "equivariant", "kernel_size", "content", "unplaced")
         named = {name: getattr(self, name) for name in (*vars(self), *derived)}
-        collapsed = [
-            {"shift": list(shift), "heads": list(heads)} for shift, heads in self.collapsed
-        ]
-        return {name: _json(value) for name, value in named.items()} | {"collapsed": collapsed}
+        named["heads"] = self.heads and [head.record() for head in self.heads]
+        named["collapsed"] = [{"shift": shift, "heads": heads} for shift, heads in self.collapsed]
+        return json_data(named)
 
     def to_json(self) -> str:
         """The record as JSON text."""
@@ -166,28 +166,23 @@ class Audit:
         verdict = "it is not a convolution"
         if self.is_convolution:
             verdict = "nothing tells it from a convolution here"
+        not_finite = f"NOT FINITE: {self.not_finite} of {outputs} outputs, on finite inputs; they are left out below."
         lines = [
             f"Audit by experiment in {self.dtype}, on inputs of {_times(self.grid)}: {verdict}.",
             "(Measured on this grid; an audit says nothing of other inputs and sizes.)",
-            *self._finite_sentence(outputs),
+            *[not_finite] * bool(self.not_finite),
             *self._size_sentence(),
             self._affine_sentence(),
             self._equivariance_sentence(),
             self._kernel_sentence(),
             self._distance_sentence(outputs),
             self._padding_sentence(),
-            self._bias_sentence(),
-            self._rank_sentence(),
+            f"bias: up to {greatest(np.abs(self.bias)):.3g} in size, and {self.bias_variation:.1e} apart between outputs",
+            f"taps: rank {_span(self.tap_ranks, 'd')} of {min(self.kernel.shape[:2])}, "
+            f"effective rank {_span(self.tap_effective_ranks, '.2f')}",
             *self._head_sentences(),
         ]
         return "\n".join(lines)
-
-    def _finite_sentence(self, outputs: int) -> list[str]:
-        if not self.not_finite:
-            return []
-        return [
-            f"NOT FINITE: {self.not_finite} of {outputs} outputs, on finite inputs; they are left out below."
-        ]
 
     def _size_sentence(self) -> list[str]:
         if self.is_convolution or all(m <= n for m, n in zip(self.output, self.grid, strict=True)):
@@ -234,17 +229,6 @@ class Audit:
         named = " or ".join(self.padding_modes) or "none of them"
         return f"padding: {named} (reads {around} the grid; distance of the border from each: {border})"
 
-    def _bias_sentence(self) -> str:
-        size = greatest(np.abs(self.bias))
-        return (
-            f"bias: up to {size:.3g} in size, and {self.bias_variation:.1e} apart between outputs"
-        )
-
-    def _rank_sentence(self) -> str:
-        ranks = _span(self.tap_ranks, "d")
-        effective = _span(self.tap_effective_ranks, ".2f")
-        return f"taps: rank {ranks} of {min(self.kernel.shape[:2])}, effective rank {effective}"
-
     def _head_sentences(self) -> list[str]:
         if not self.attention_available:
             return ["heads: the layer shows no attention, so nothing is said of heads"]
@@ -280,17 +264,6 @@ def _head_sentence(head: Head) -> str:
     centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
     peak = f"at most {100 * head.peak:.3g} % on one key"
     return f"centre {centre}, spread {head.spread:.3g} pixels, {peak}; most on shifts {shifts}"
-
-
-def _json(value: Any) -> Any:
-    """A value as JSON types."""
-    if isinstance(value, tuple):
-        return [_json(item) for item in value]
-    if isinstance(value, Head):
-        return value.record()
-    if isinstance(value, ndarray):
-        return value.tolist()
-    return value
 
 
 def _times(sizes: Vector) -> str:

@@ -43,8 +43,8 @@ class Head:
 
     def record(self) -> dict[str, Any]:
         """The statistics as JSON types."""
-        shifts = [{"shift": list(shift), "weight": weight} for shift, weight in self.shifts]
-        return {**vars(self), "centre": list(self.centre), "shifts": shifts}
+        shifts = [{"shift": shift, "weight": weight} for shift, weight in self.shifts]
+        return {**vars(self), "shifts": shifts}
 
 
 def key_grids(field: ReceptiveField, keys: int) -> list[ndarray]:

@@ -72,14 +72,10 @@ def run(options: argparse.Namespace) -> Path:
     for option in ("layer", "grid", "queries", "alpha", "dims"):
         if getattr(options, option) is not None and option not in TAKES[options.name]:
             raise ValueError(f"plot {options.name} takes no --{option}")
-    from verify.plots.drawing import is_figure, require_matplotlib, require_writable, write_figure
+    from verify.plots.drawing import require_matplotlib, require_writable, write_figure
     from verify.recheck.strict_input import opened
 
-    target = require_writable(options.output)
-    if target.exists() and not options.force and not is_figure(target):
-        raise ValueError(
-            f"{target}: exists and is not a figure of ours (give another name with -o, or --force)"
-        )
+    target = require_writable(options.output, options.force)
     if options.file is not None:
         opened(options.file).close()
     try:

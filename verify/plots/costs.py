@@ -1,6 +1,5 @@
 """`cost_figure`: time against the number of tokens, with a power law fitted by linear regression."""
 
-import json
 import math
 import statistics
 import timeit
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 
 from construct.attention import MHSA
-from verify.argument.documents import replace_file
 from verify.layers.reading import token_count
 from verify.oracle import Geometry
 from verify.plots.drawing import BLUE, GREEN, INK, ORANGE, PINK, Figure, new_figure, plain, style
@@ -56,13 +54,6 @@ class Series:
         ]
         line = statistics.linear_regression(*logs)
         return line.slope, math.exp(line.intercept)
-
-
-def write_costs(path: AnyPath, series: Sequence[Series], what: str) -> None:
-    """Write times for :func:`read_costs`; ``what`` says what was measured and where."""
-    rows = [{"name": s.name, "tokens": list(s.tokens), "seconds": list(s.seconds)} for s in series]
-    document = {"format": FORMAT, "version": VERSION, "what": what, "series": rows}
-    replace_file(Path(path), (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def read_costs(path: AnyPath) -> tuple[list[Series], str]:

@@ -53,7 +53,7 @@ STYLE = {
 }
 
 
-def colours(count: int) -> tuple[str, ...]:
+def colours(count: int) -> tuple[Any, ...]:
     """``count`` distinct colours: the palette, then more from the colour wheel, alternately light
     and dark.
 
@@ -62,8 +62,8 @@ def colours(count: int) -> tuple[str, ...]:
     """
     if count <= len(COLOURS):
         return COLOURS[:count]
-    wheel = (colorsys.hsv_to_rgb(n / count, 0.9, 0.85 if n % 2 else 0.55) for n in range(count))
-    return tuple("#" + "".join(f"{round(255 * part):02x}" for part in rgb) for rgb in wheel)
+    lights = (0.55, 0.85)
+    return tuple(colorsys.hsv_to_rgb(n / count, 0.9, lights[n % 2]) for n in range(count))
 
 
 def require_matplotlib() -> Any:
@@ -91,11 +91,16 @@ def new_figure(width: float, height: float) -> Figure:
     return import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
-def require_writable(path: AnyPath) -> Path:
+MARK = "conv-as-attention"
+"""The publisher in every figure's metadata, which marks it as ours."""
+
+
+def require_writable(path: AnyPath, force: bool = True) -> Path:
     """Check that a figure can be written to a path, and return it.
 
     Raises:
-        ValueError: the suffix is not a supported format, or the folder is missing.
+        ValueError: the suffix is not a supported format, the folder is missing, or, without
+            ``force``, a file is there that is not a figure of this project.
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
@@ -104,17 +109,12 @@ def require_writable(path: AnyPath) -> Path:
         raise ValueError(f"{target.parent}: no such folder")
     if target.exists() and not target.is_file():
         raise ValueError(f"{target}: is there, and is not a file (give another name)")
+    if not force and target.exists():
+        with target.open("rb") as file:
+            if MARK.encode() not in file.read(4096):
+                message = "exists and is not a figure of ours (give another name, or remove it)"
+                raise ValueError(f"{target}: {message}")
     return target
-
-
-MARK = "conv-as-attention"
-"""The publisher in every figure's metadata, which marks it as ours."""
-
-
-def is_figure(path: Path) -> bool:
-    """Whether a file is a figure of this project and may thus be replaced."""
-    with path.open("rb") as file:
-        return MARK.encode() in file.read(4096)
 
 
 def write_figure(figure: Figure, path: AnyPath) -> None:

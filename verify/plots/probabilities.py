@@ -113,9 +113,7 @@ def attention_of(
     if alpha is not None:
         layer = _softened(layer, alpha)
     if x is None:
-        x = torch.randn(
-            1, layer.in_channels, *size, generator=torch.Generator().manual_seed(0), device="cpu"
-        )
+        x = noise(layer, size)
     with torch.no_grad():
         content = layer.has_content()
         probabilities = layer.attention_probabilities(x[:1].to(layer.w_val))[0].cpu().numpy()
@@ -127,6 +125,12 @@ def attention_of(
         input_spans(g, size),
         content,
     )
+
+
+def noise(layer: MHSA, size: Vector) -> torch.Tensor:
+    """A random input of a spatial size, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, layer.in_channels, *size, generator=generator, device="cpu")
 
 
 def drawn_size(g: Geometry, tokens: int, most: Sequence[int] | None) -> Vector:

@@ -9,7 +9,6 @@ a softer or sharper layer.
 
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -29,12 +28,12 @@ from verify.layers.reading import (
 )
 from verify.layers.targets import Target, named, target
 from verify.oracle import Geometry, Unreadable, Vector
-from verify.plots.probabilities import drawn_size
+from verify.plots.probabilities import drawn_size, noise
 from verify.recheck.strict_input import Record
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
 from verify.report.layer import NoPicture, ReportLayer, times
 from verify.report.live import WHOLE, crop, grey, live
-from verify.rounding.leakage import leakage
+from verify.rounding.leakage import cached_leakage
 
 MOST_HEADS = 64
 """The most heads to draw; a 7 × 7 kernel has 49."""
@@ -74,7 +73,8 @@ def picture(layer: ReportLayer, share: int = MOST_GIVEN) -> Record:
         )
     if content:
         with torch.no_grad():
-            probabilities = mhsa.attention_probabilities(_content_input(mhsa, part, size))
+            x = noise(mhsa, size) if part is None else part
+            probabilities = mhsa.attention_probabilities(x.to(mhsa.w_val))
         data["maps"] = packed(probabilities[0, : len(centres)].cpu().numpy())
         data["bits"] = 16
         which = f"attention of {named(fields.content)} depends on the image"
@@ -162,14 +162,6 @@ def _computed(layer: ReportLayer, part: Tensor | None, content: bool, keys: int)
     return data
 
 
-def _content_input(mhsa: Any, part: Tensor | None, size: Vector) -> Tensor:
-    """The part of the layer's own input to draw, or noise if there is none."""
-    if part is not None:
-        return part.to(mhsa.w_val)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, mhsa.in_channels, *size, generator=generator, device="cpu").to(mhsa.w_val)
-
-
 def _slider(centres: Sequence[Target | None]) -> Record:
     """For each stop of the slider, the factor on the scores and the bound on each head's leakage.
 
@@ -189,7 +181,8 @@ def _slider(centres: Sequence[Target | None]) -> Record:
         rows = {}
         bound_of = [None] * len(centres)
     bounds = [
-        [_bound(sharpness * Fraction(f), offset) for f in factors] for sharpness, offset in rows
+        [cached_leakage(sharpness * Fraction(f), offset) for f in factors]
+        for sharpness, offset in rows
     ]
     return {
         "factors": factors,
@@ -197,9 +190,6 @@ def _slider(centres: Sequence[Target | None]) -> Record:
         "bounds": bounds,
         "bound_of": bound_of,
     }
-
-
-_bound = cache(leakage)
 
 
 def _taps(layer: ReportLayer, centres: Sequence[Record | None], content: bool) -> Record:

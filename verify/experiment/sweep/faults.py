@@ -78,12 +78,6 @@ def rebuilt(conv: Any, kernel: Tensor) -> MHSA:
     return conv_to_mhsa(other)
 
 
-def flip_kernel(layer: MHSA) -> None:
-    """Make the head at each tap carry the opposite tap."""
-    for tensor in (layer.w_val, layer.w_out):
-        tensor.data = tensor.data.flip(0)
-
-
 def planted(change: Change, conv: Any, layer: MHSA, rng: np.random.Generator) -> MHSA:
     """The layer with this fault, possibly the given one.
 
@@ -98,7 +92,8 @@ def planted(change: Change, conv: Any, layer: MHSA, rng: np.random.Generator) ->
 
 
 def _kernel_flipped_on_every_axis(conv, layer, rng):
-    flip_kernel(layer)
+    for w in (layer.w_val, layer.w_out):
+        w.data = w.data.flip(0)
 
 
 def _kernel_flipped_on_one_axis(conv, layer, rng):
@@ -305,6 +300,7 @@ def _another(field: str, least: int) -> Change:
             raise Inapplicable
         return geometry(layer, **{field: bumped(values, rng, least)})
 
+    change.__name__ = f"another_{field}"
     return change
 
 
@@ -328,51 +324,52 @@ def _transposed_for_plain(conv, layer, rng):
     )
 
 
-FAULTS: dict[str, Change] = {
-    "one head looks one further": _one_head_looks_one_further,
-    "two heads at one shift": _two_heads_at_one_shift,
-    "all heads look one further": _all_heads_look_one_further,
-    "heads one anchor off": _heads_one_anchor_off,
-    "the dilation forgotten": _the_dilation_forgotten,
-    "shifts negated": _shifts_negated,
-    "shifts mirrored on one axis": _shifts_mirrored_on_one_axis,
-    "axes of the shifts swapped": _axes_of_the_shifts_swapped,
-    "positions of two heads swapped": _positions_of_two_heads_swapped,
-    "numbers of the parabola one off": _numbers_of_the_parabola_one_off,
-    "another stride": _another("stride", 1),
-    "another padding": _another("padding", 0),
-    "padding 'same' for none": _padding_same_for_none,
-    "another padding mode": _another_padding_mode,
-    "another dilation": _another("dilation", 1),
-    "another output padding": _another("output_padding", 0),
-    "stride and padding of two axes swapped": _stride_and_padding_of_two_axes_swapped,
-    "transposed for plain": _transposed_for_plain,
-    "a kernel one larger": _another("kernel_size", 1),
-    "kernel flipped on every axis": _kernel_flipped_on_every_axis,
-    "kernel flipped on one axis": _kernel_flipped_on_one_axis,
-    "kernel axes swapped": _kernel_axes_swapped,
-    "inputs and outputs of the taps swapped": _inputs_and_outputs_of_the_taps_swapped,
-    "values of two heads swapped": _values_of_two_heads_swapped,
-    "values moved on by one head": _values_moved_on_by_one_head,
-    "a tap one ulp off": _a_tap_one_ulp_off,
-    "a tap that is not there": _a_tap_that_is_not_there,
-    "a tap scaled": _a_tap_scaled,
-    "a sign": _a_sign,
-    "noise in W_out": _noise_in_w_out,
-    "input channels swapped": _input_channels_swapped,
-    "output channels swapped": _output_channels_swapped,
-    "groups swapped": _groups_swapped,
-    "stored in half precision": _stored_in_half_precision,
-    "rescaled until it underflows": _rescaled_until_it_underflows,
-    "head dimension truncated": _head_dimension_truncated,
-    "a bias dropped": _a_bias_dropped,
-    "a bias one ulp off": _a_bias_one_ulp_off,
-    "a bias twice as large": _a_bias_twice_as_large,
-    "a bias where there is none": _a_bias_where_there_is_none,
-    "a head dropped": _a_head_dropped,
-    "a head twice": _a_head_twice,
-    "a head silenced": _a_head_silenced,
-    "a head off the kernel": _a_head_off_the_kernel,
-    "two heads that cancel, at two shifts": _two_heads_that_cancel_at_two_shifts,
-}
-"""The table: each fault's name and its function."""
+_CHANGES = (
+    _one_head_looks_one_further,
+    _two_heads_at_one_shift,
+    _all_heads_look_one_further,
+    _heads_one_anchor_off,
+    _the_dilation_forgotten,
+    _shifts_negated,
+    _shifts_mirrored_on_one_axis,
+    _axes_of_the_shifts_swapped,
+    _positions_of_two_heads_swapped,
+    _numbers_of_the_parabola_one_off,
+    _another("stride", 1),
+    _another("padding", 0),
+    _padding_same_for_none,
+    _another_padding_mode,
+    _another("dilation", 1),
+    _another("output_padding", 0),
+    _stride_and_padding_of_two_axes_swapped,
+    _transposed_for_plain,
+    _another("kernel_size", 1),
+    _kernel_flipped_on_every_axis,
+    _kernel_flipped_on_one_axis,
+    _kernel_axes_swapped,
+    _inputs_and_outputs_of_the_taps_swapped,
+    _values_of_two_heads_swapped,
+    _values_moved_on_by_one_head,
+    _a_tap_one_ulp_off,
+    _a_tap_that_is_not_there,
+    _a_tap_scaled,
+    _a_sign,
+    _noise_in_w_out,
+    _input_channels_swapped,
+    _output_channels_swapped,
+    _groups_swapped,
+    _stored_in_half_precision,
+    _rescaled_until_it_underflows,
+    _head_dimension_truncated,
+    _a_bias_dropped,
+    _a_bias_one_ulp_off,
+    _a_bias_twice_as_large,
+    _a_bias_where_there_is_none,
+    _a_head_dropped,
+    _a_head_twice,
+    _a_head_silenced,
+    _a_head_off_the_kernel,
+    _two_heads_that_cancel_at_two_shifts,
+)
+FAULTS = {change.__name__.replace("_", " ").strip(): change for change in _CHANGES}
+"""Each fault by the name of its function."""

@@ -17,9 +17,7 @@ from verify.plots.drawing import (
     GREEN,
     ORANGE,
     Figure,
-    is_figure,
     new_figure,
-    require_matplotlib,
     require_writable,
     style,
     write_figure,
@@ -39,18 +37,12 @@ def report(path: Path, figure: Path) -> str:
         OSError: a file cannot be read or written.
     """
     results = Results(path, new=False)
+    text = summary(results)
     try:
-        text = summary(results)
-        target = require_writable(figure)
-        if target.exists() and not is_figure(target):
-            raise ValueError(
-                f"{target}: exists and is not a figure of ours (give another name with --figure)"
-            )
-        try:
-            require_matplotlib()
-        except ImportError as error:
-            return f"{text}\n\nno figure: {error}"
+        target = require_writable(figure, force=False)
         write_figure(drawn(results), target)
+    except ImportError as error:
+        return f"{text}\n\nno figure: {error}"
     finally:
         results.close()
     return f"{text}\n\nwrote {target}"
