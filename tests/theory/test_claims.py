@@ -60,7 +60,7 @@ EXPECTED = {
         relative-sufficient last-term heads-sufficient multiple-heads channels-sufficient factoring translates mixture gaussians
         permutation-equivariance translation-equivariance convolution-equivariance convolution-associative
         convolution-commutative convolution-fourier receptive-field generalisation content finite-never-exact finite-error
-        patches rounding-alone borders-replicate torch-fields two-components one-component-spread key-width head-count head-width
+        patches null-token sparsemax rounding-alone borders-replicate torch-fields two-components one-component-spread key-width head-count head-width
         narrow-spread blurred-windows axis-factorisation""",
     CHECKED: "torch-exponential",
     REFUTED: "lemma-2 alpha-46 scores-and-shift channels-limit permutation-invariance",
@@ -462,6 +462,8 @@ BREAKAGES = {
     "quadratic-cost": [(attention.MHSA, "attention_probabilities", lambda self, x: x[:, None, :1])],
     "finite-never-exact": [NO_COQ],
     "patches": [NO_COQ],
+    "null-token": [NO_COQ],
+    "sparsemax": [NO_COQ],
     "finite-error": [NO_COQ],
     "rounding-alone": [HALVED, NO_COQ, NO_CERTIFICATE],
     "torch-exponential": [(torch.Tensor, "exp", lambda self: self.double().mul(1e-6).expm1().add(1).to(self.dtype))],

@@ -3,7 +3,7 @@
     that each rests on: axioms.txt lists the axioms allowed, all of them of Coq's own real numbers. *)
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
-  Exactness HeadCount Same Geometry Patches Transposed Borders FloatThreshold RoundingDot RoundingHead RoundingTaps
+  Exactness HeadCount Same Geometry Patches Transposed Borders NullToken FloatThreshold RoundingDot RoundingHead RoundingTaps
   RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
 From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText.
 
@@ -154,6 +154,18 @@ Print Assumptions patches_output.
 Print Assumptions patches_taps.
 (* Beyond the paper: nine heads in two dimensions for every odd kernel up to 2P + 1 *)
 Print Assumptions three_taps.
+
+(** without padding tokens *)
+(* Beyond the paper: the attention that misses beside a null token, on an image of any size *)
+Print Assumptions null_leak.
+(* Beyond the paper: with one null token the bare image has zero padding, but for a derived bound *)
+Print Assumptions null_token.
+(* Beyond the paper: the bound by the number of tokens *)
+Print Assumptions null_token_count.
+(* Theorem 1 on the bare image with a null token: the limit *)
+Print Assumptions null_token_limit.
+(* Lemma 1's assumption holds over the reals for sparsemax, from α = 1 on *)
+Print Assumptions sparsemax_one_hot.
 
 (** floating point *)
 (* The talk's “for Float32, set α ≥ 46”: e^−α is exactly 0 from α = 104 on *)

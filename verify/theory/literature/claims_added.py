@@ -54,6 +54,20 @@ patches = added(
 )(lambda: proved(by_coq("patches_conv", "patches_fit", "three_taps")))
 
 
+null_token = added(
+    "null-token",
+    "Without padding tokens one null token, of value 0 and scored α/2 below the target, is zero padding as α → ∞.",
+)(lambda: proved(by_coq("null_token", "null_token_count", "null_token_limit")))
+
+
+sparse_attention = added(
+    "sparsemax",
+    "With sparsemax for softmax the layer is the convolution over the reals from α = 1 on.",
+    r"Although the proof requires $\alpha \rightarrow \infty$ to satisfy the assumption (9) of Lemma 1",
+    "talk, Lemma 2: Summary",
+)(lambda: proved(by_coq("sparsemax_one_hot", "lemma1")))
+
+
 @added(
     "rounding-alone",
     "In floating point, where exp returns 0 at minus the scores' gap, layer and convolution differ by rounding alone.",
