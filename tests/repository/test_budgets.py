@@ -16,7 +16,12 @@ BUDGETS = {
         "conditional expressions": 16.8,
         "branching functions": 0.017,
     },
-    "verify": {"tokens": 122_943, "tokens a line": 8.95, "conditional expressions": 17.0, "branching functions": 0.0245},
+    "verify": {
+        "tokens": 122_943,
+        "tokens a line": 8.95,
+        "conditional expressions": 17.0,
+        "branching functions": 0.0245,
+    },
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""

@@ -60,7 +60,8 @@ EXPECTED = {
         relative-sufficient last-term heads-sufficient multiple-heads channels-sufficient factoring translates mixture gaussians
         permutation-equivariance translation-equivariance convolution-equivariance convolution-associative
         convolution-commutative convolution-fourier receptive-field generalisation content finite-never-exact finite-error
-        patches null-token sparsemax rounding-alone borders-replicate torch-fields two-components one-component-spread key-width head-count head-width
+        patches null-token sparsemax
+        rounding-alone borders-replicate torch-fields two-components one-component-spread key-width head-count head-width
         narrow-spread blurred-windows axis-factorisation""",
     CHECKED: "torch-exponential",
     REFUTED: "lemma-2 alpha-46 scores-and-shift channels-limit permutation-invariance",

@@ -2,13 +2,14 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from verify.coq import statements
 from verify.coq.building import ADMITTED, SOURCES, _all_at_once, sources
-from verify.coq.statements import headlines, pinned
+from verify.coq.statements import headlines, page, pinned
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/machine_checked.md").read_text(encoding="utf-8")
@@ -40,6 +41,30 @@ def test_the_sections_of_a_theorem_are_part_of_it():
     assert "Let L α : layer H := construction d d_in d_out α hs f W b." in theorem.context
     (theorem,) = headlines(["figures_sound"])
     assert any("Z.of_nat (length G)" in line for line in theorem.context)  # a period inside a name ends no sentence
+
+
+@pytest.mark.skipif(not shutil.which("coqc"), reason="there is no coqc")
+def test_a_page_holds_all_that_its_theorems_rest_on(tmp_path):
+    """Coq accepts it as it stands, with no file of ours; without one definition it does not."""
+
+    def accepted(code):
+        (tmp_path / "page.v").write_text(code, encoding="utf-8")
+        return subprocess.run(["coqc", "-q", "page.v"], cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+    alone = [one.name for one in headlines() if not one.context and one.file.startswith(("theory/", "geometry/"))]
+    theorems, definitions = page(alone).split("# What their words mean")
+    meant, stated = (
+        re.findall(r"^```coq\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for text in (definitions, theorems)
+    )
+    lines = [
+        "From Coquelicot Require Import Coquelicot.\nFrom Coq Require Import Reals ZArith List Lia Permutation.\n",
+        "Import ListNotations.\nOpen Scope R_scope.\n",
+        *(re.sub(r"^(Lemma .*)$", r"\1 Admitted.", block, flags=re.MULTILINE) for block in meant),
+        *(f"{theorem}Admitted.\n" for theorem in stated),
+    ]
+    assert len(stated) == len(alone) > 20
+    assert accepted("".join(lines))
+    assert not accepted("".join(lines).replace("Definition dot ", "Definition other "))
 
 
 def test_a_name_that_is_none_is_refused():

@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     statements.add_argument(
         "--digests", action="store_true", help="a line a theorem and a file, as in statements.txt"
     )
+    statements.add_argument(
+        "--page",
+        action="store_true",
+        help="the paper's own (or THEOREM ...) with the definitions that they rest on, in Markdown",
+    )
 
 
 def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[str]:
@@ -32,8 +37,11 @@ def run(options: argparse.Namespace, report: Callable[[str], None]) -> Iterator[
         ValueError: a tool is missing, a step fails, or there is no such theorem.
     """
     if options.action == "statements":
-        from verify.coq.statements import headlines, pinned
+        from verify.coq.statements import headlines, page, pinned
 
+        if options.page:
+            yield page(options.names).rstrip("\n")
+            return
         if options.digests:
             yield pinned().rstrip("\n")
             return

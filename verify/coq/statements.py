@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ _TOKEN = re.compile(r'\(\*|\*\)|"[^"]*"|(?P<end>\.(?=\s|$))|[^\s(*".]+|\S', re.S
 _STATED = re.compile(r"(?:Theorem|Lemma|Corollary)\s+(\w+)")
 _CONTEXT = re.compile(r"(?:Variables?|Hypothes[ie]s|Context|Notation)\b|Let\b(?=.*:=)", re.S)
 _SHOWN = re.compile(r"(?:Theorem|Lemma|Corollary|Example)\b")
+_DEFINES = re.compile(r"(?:Definition|Fixpoint|Record|Inductive|Notation)\s+\"?([\w']+)")
+_PARTS = re.compile(r"(?:[{;]|\||:=)\s*([\w']+)")
 
 
 class Headline(NamedTuple):
@@ -107,6 +110,103 @@ def pinned() -> str:
     for path in sorted(SOURCES.glob("*/*.v")):
         lines.append(f"{path.relative_to(SOURCES).as_posix()} {_digest(_defined(path))}")
     return "\n".join(lines) + "\n"
+
+
+def page(names: Sequence[str] = ()) -> str:
+    """One page, in Markdown: theorems beside the paper's equations, all definitions that they rest on,
+    and nothing else.
+
+    Args:
+        names: these theorems; by default those of the paper itself, over the reals.
+
+    >>> page(["lemma2"]).splitlines()[0]
+    '# The theorems'
+    """
+    theorems = headlines(names)
+    if not names:
+        theorems = [
+            theorem
+            for theorem in theorems
+            if theorem.file.startswith(("theory/", "geometry/"))
+            and not theorem.equation.startswith("Beyond")
+        ]
+    lines = ["# The theorems"]
+    group = ""
+    for theorem in theorems:
+        if theorem.group != group:
+            group = theorem.group
+            lines += ["", f"## {group}"]
+        lines += ["", f"**{theorem.name}** ({theorem.file}). {theorem.equation}", "", "```coq"]
+        lines += [*theorem.context, theorem.statement, "```"]
+    lines += ["", "# What their words mean"]
+    for file, sentences in _definitions_of(theorems).items():
+        lines += ["", f"## {file}", "", "```coq", *sentences, "```"]
+    axioms = (SOURCES / "axioms.txt").read_text(encoding="utf-8").split()
+    lines += ["", "# The axioms that they rest on", "", *(f"- `{name}`" for name in axioms)]
+    return "\n".join(lines) + "\n"
+
+
+def _definitions_of(theorems: Sequence[Headline]) -> dict[str, list[str]]:
+    """Every definition that these statements use, directly or through others, by file, in order."""
+    used: dict[Path, dict[str, None]] = {}
+    waiting = []
+    for theorem in theorems:
+        _, _, stated = theorem.statement.split(maxsplit=2)
+        path = SOURCES / theorem.file
+        waiting += [(path, text) for text in (*theorem.context, stated)]
+    while waiting:
+        path, text = waiting.pop()
+        known = _names_in_sight(path)
+        for name in re.findall(r"[\w']+", text):
+            home, code = known.get(name, (path, ""))
+            if code and code not in used.setdefault(home, {}):
+                used[home][code] = None
+                waiting.append((home, code))
+    ordered = {}
+    for path in TopologicalSorter({path: _imported_by(path) for path in used}).static_order():
+        if path not in used:
+            continue
+        sentences = [code for _, code in _sentences(path.read_text(encoding="utf-8"))]
+        code = [code for code in sentences if _subject(path, code) in used[path]]
+        if code:
+            ordered[path.relative_to(SOURCES).as_posix()] = code
+    return ordered
+
+
+def _subject(path: Path, code: str) -> str:
+    """The definition that a sentence is, or of which it declares the arguments."""
+    if declares := re.match(r"Arguments ([\w']+)", code):
+        return _names_defined_in(path).get(declares[1], (path, code))[1]
+    return code
+
+
+@cache
+def _names_in_sight(path: Path) -> dict[str, tuple[Path, str]]:
+    """The names that a file's text may mean, and where each is defined: its own, and those of the
+    files that it imports, of which the later ones come first.
+    """
+    names: dict[str, tuple[Path, str]] = {}
+    for other in (*_imported_by(path), path):
+        names |= _names_defined_in(other)
+    return names
+
+
+def _imported_by(path: Path) -> list[Path]:
+    files = {other.stem: other for other in SOURCES.glob("*/*.v")}
+    text = path.read_text(encoding="utf-8")
+    listed = re.findall(r"^From Attention Require Import\s+([\w\s]+)\.", text, re.MULTILINE)
+    return [files[module] for modules in listed for module in modules.split()]
+
+
+@cache
+def _names_defined_in(path: Path) -> dict[str, tuple[Path, str]]:
+    names = {theorem.name: (path, theorem.statement) for theorem in _statements(path)}
+    for code in _defined(path):
+        if defines := _DEFINES.match(code):
+            names[defines[1]] = (path, code)
+            if code.startswith(("Record", "Inductive")):
+                names |= dict.fromkeys(_PARTS.findall(code), (path, code))
+    return names
 
 
 def _defined(path: Path) -> list[str]:
