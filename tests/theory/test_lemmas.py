@@ -12,11 +12,11 @@ from construct.encoding import quadratic
 from verify.theory.symbolic import proof, proof_algebra
 from verify.theory.symbolic.lemmas import prove_lemma2
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, ProofStep
-from verify.theory.symbolic.proofs_lemma2 import gap_steps, grid_steps, score_steps
+from verify.theory.symbolic.proofs_lemma2 import gap_steps, score_steps
 
 right_r, right_v = quadratic.r, quadratic.v
 
-PARTS = {"score": score_steps, "gap": gap_steps, "grid": grid_steps}
+PARTS = {"score": score_steps, "gap": gap_steps}
 
 
 EACH_WRONG_ONCE = [pytest.param(1, functions, id=name) for name, functions in WRONG_ENCODINGS.items()]
@@ -73,7 +73,7 @@ def test_the_failure_names_the_step_and_what_did_not_vanish(monkeypatch):
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_the_limits_shown_are_near_at_a_large_alpha(dims):
-    for step in as_coded("prove_lemma2", dims).steps:
+    for step in as_coded("prove_theorem", dims).steps:
         for expression in step.expressions if step.how is How.LIMIT else ():
             weight, alpha = expression.lhs.args[:2]
             point = {s: 200 if s == alpha else 12 for s in weight.free_symbols}  # apart from alpha, the number of keys

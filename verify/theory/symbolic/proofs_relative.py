@@ -105,10 +105,6 @@ def _no_identity_steps() -> list[ProofStep]:
             "but v·r_δ = P_q M P_k^T, M = W_qry W_key^T, for all q, k, τ if P_p = (‖p‖², p, 1)",
             *features,
         ),
-        ranks(
-            "that M has rank d + 2, with symbols for τ and α",
-            *((_bilinear(integers("tau", d)), d + 2) for d in _DIMS),
-        ),
     ]
 
 
