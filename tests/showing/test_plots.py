@@ -340,7 +340,7 @@ REFUSED = {
     "errors edited.json -o a.svg": "the certificate has been edited",
     "errors none.json -o a.svg": "none.json: the certificate of no layer",
     "cost c.json --layer 0 -o a.svg": "takes no --layer with a file of times",
-    "cost m.mhsa.json -o a.svg": "must be a file of times (python -m benchmarks.cost writes one)",
+    "cost m.mhsa.json -o a.svg": "must be a file of times: python -m benchmarks.cost writes one",
 }
 
 

@@ -367,7 +367,7 @@ def padding(**instead):
 
 
 def constant_layer(positions):
-    layer = torch_layers.random_layer()
+    layer = torch_layers.pointwise_layer(positions)
     with torch.no_grad():
         layer.w_val.zero_()
     return layer

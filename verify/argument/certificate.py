@@ -12,10 +12,12 @@ from numpy import ndarray
 from verify.argument.refutation import Counterexample
 from verify.argument.steps import Step
 from verify.oracle import Vector, greatest
-from verify.recheck.certificate_file import VERSION
+from verify.recheck.certificate_file import PARTS, VERSION
 from verify.recheck.strict_input import Record
 from verify.verdict import Verdict, as_html, exactly, from_above
 
+_WRITTEN = "dtype heads conv_geometry mhsa_geometry conv_sha256 mhsa_sha256 torch_version".split()
+"""The fields that are JSON as they are."""
 MOST_SHOWN = 2**16
 """An input that exceeds the bound is written down if it has no more numbers than this."""
 
@@ -179,20 +181,10 @@ class Certificate:
             "within": within,
             "grid": list(self.grid),
             "input_bound": float(self.input_bound).hex(),
-            "dtype": self.dtype,
-            "heads": self.heads,
-            "bound": _hex(self.bound),
-            "rounding": _hex(self.rounding),
-            "leakage": _hex(self.leakage),
-            "taps": _hex(self.taps),
+            **{name: vars(self)[name] for name in _WRITTEN},
+            **{part: _hex(vars(self)[part]) for part in (*PARTS, "observed")},
             "steps": [asdict(step) for step in self.steps],
             "assumptions": list(self.assumptions),
-            "conv_geometry": self.conv_geometry,
-            "mhsa_geometry": self.mhsa_geometry,
-            "conv_sha256": self.conv_sha256,
-            "mhsa_sha256": self.mhsa_sha256,
-            "torch_version": self.torch_version,
-            "observed": _hex(self.observed),
             "probes": [dict(probe) for probe in self.probes],
             "counterexample": self.counterexample and self.counterexample.record(),
             "overrun": self.overrun and self.overrun.record(),

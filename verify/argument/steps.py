@@ -307,8 +307,7 @@ def targets_step(problem: Problem) -> tuple[Step, Targets | None]:
     """
     box = shift_box(problem.geometry, problem.grid)
     try:
-        _require_exact_scores(problem.attention, box)
-        targets = Targets(_targets(problem), box)
+        targets = Targets(_targets(problem, box), box)
         sentence = _gap_sentence(problem.attention, targets)
     except _NoTarget as reason:
         return Step(2, "target", False, str(reason)), None
@@ -319,24 +318,23 @@ class _NoTarget(ValueError):
     """Step 2 fails."""
 
 
-def _require_exact_scores(a: Attention, box: tuple[tuple[int, int], ...]) -> None:
+def _targets(problem: Problem, box: tuple[tuple[int, int], ...]) -> tuple[Target | None, ...]:
+    """Where each head looks that carries something."""
+    a = problem.attention
+    g = problem.geometry
     if a.radix is not None and not numbers_are_distinct(a.radix, box):
         raise _NoTarget(f"the radix {a.radix} does not number the shifts {box} one by one")
     if max(largest_encoding(a.radix, box)) > 2**53:
         raise _NoTarget(f"shifts up to {box} are not exact in float64")
-
-
-def _targets(problem: Problem) -> tuple[Target | None, ...]:
-    """Where each head looks that carries something."""
-    a = problem.attention
     heads: list[Target | None] = [None] * len(a.carrying)
     for h in map(int, np.flatnonzero(a.carrying)):
         at = target(a, h)
         if at is None:
             raise _NoTarget(f"head {h} has no unique best shift")
-        if not _within_kernel(problem.geometry, at.shift):
-            # For some size its target is off the grid, and the softmax then selects the nearest key
-            # on the grid.
+        along = zip(at.shift, g.anchor, g.spans, strict=True)
+        if not all(0 <= tau + anchor <= span for tau, anchor, span in along):
+            # Beyond the first or the last tap: for some size its target is off the grid, and the
+            # softmax then selects the nearest key on it.
             raise _NoTarget(
                 f"head {h} looks at {at.shift}, off the padded grid for some query of some size"
             )
@@ -361,11 +359,6 @@ def _gap_sentence(a: Attention, targets: Targets) -> str:
     those = f"every head, but {idle} that carry nothing," if idle else "every head"
     shift = f"has one best shift, with a gap of at least {float(gap):.6g}"
     return f"{those} {shift}; scores round by {float(rounding):.2g}"
-
-
-def _within_kernel(g: Geometry, shift: Vector) -> bool:
-    """Whether a shift lies between the first and the last tap, on every axis."""
-    return all(0 <= tau + a <= span for tau, a, span in zip(shift, g.anchor, g.spans, strict=True))
 
 
 def leakage_step(problem: Problem, targets: Targets, may_leak: bool) -> tuple[Step, Leaks]:

@@ -165,8 +165,9 @@ def _fitted(
     residual = {
         mode: tuple(fit.distance(mode, chosen) for chosen in outputs) for mode in fit.residual
     }
-    counted = fit.inside if fit.inside.any() else linear.finite
-    return fit.kernel, _mean(linear.constant[counted]), residual
+    counted = linear.constant[fit.inside if fit.inside.any() else linear.finite]
+    bias = counted[0] + (counted - counted[0]).mean(axis=0)  # exact for equal numbers
+    return fit.kernel, bias, residual
 
 
 def _padding_modes(
@@ -188,11 +189,6 @@ def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: ndarray) -> bo
     )
     within = bool((deviations <= linear.rounding * sizes).all())
     return within and linear.affine and max(fit.worst[mode]) <= linear.rounding
-
-
-def _mean(values: ndarray) -> ndarray:
-    """The mean over the first axis; exact for equal numbers."""
-    return values[0] + (values - values[0]).mean(axis=0)
 
 
 def _by_regression(

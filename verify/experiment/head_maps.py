@@ -89,7 +89,9 @@ def summarise_heads(
     if not placements or shares.count(max(shares)) > 1:
         return None
     placed = placements[int(np.argmax(shares))]
-    variation = np.stack([_variation(p) for p in maps])  # (batches, heads, O)
+    # The largest ½Σ|p − p′| between the maps of consecutive inputs: (batches, heads, O).
+    apart = np.stack([np.abs(np.diff(p, axis=0)).sum(axis=3) for p in maps])
+    variation = apart.max(axis=1, initial=0.0) / 2
     heads = []
     for h, weight in enumerate(placed.weights):
         centre = weight @ placed.shifts
@@ -133,11 +135,6 @@ class _Shifted:
         taps = {tap for tap, size in zip(product(*steps), sized, strict=True) if size > 0}
         weights = zip(self.shifts.tolist(), self.weights.sum(axis=0), strict=True)
         return round(sum(min(1.0, weight) for shift, weight in weights if tuple(shift) in taps), 9)
-
-
-def _variation(p: ndarray) -> ndarray:
-    """The largest ½Σ|p − p′| between the maps of consecutive inputs: (heads, O)."""
-    return (np.abs(p[1:] - p[:-1]).sum(axis=3) / 2).max(axis=0, initial=0.0)
 
 
 def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, tuple[int, ...]], ...]:

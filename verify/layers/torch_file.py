@@ -25,6 +25,7 @@ from verify.layers.reparametrized import CONVOLUTIONS, base_of, folded_convoluti
 from verify.oracle import GEOMETRY, Unreadable, Vector
 from verify.recheck.strict_input import Record
 
+JUDGED = (*CONVOLUTIONS, MHSA)
 Tensors = dict[str, tuple[str, Vector, Any]]
 """Type, shape and little-endian bytes of tensors, by name."""
 
@@ -60,7 +61,9 @@ def contents(
     if isinstance(file.content, nn.Module):
         for path_of, module in _modules(file).items():
             held = {**module._parameters, **module._buffers}
-            if held and not _is_torchs_other(module):
+            # torch's own, and no convolution; a class of the same name in a file is not torch's
+            other = type(module) in allowed_classes() and not isinstance(module, JUDGED)
+            if held and not other:
                 groups[path_of] = {
                     name: _plain(tensor) for name, tensor in held.items() if tensor is not None
                 }
@@ -106,13 +109,6 @@ def _plain(tensor: torch.Tensor) -> tuple[str, Vector, Any]:
         tuple(tensor.shape),
         numbers.view(torch.uint8).numpy().data,
     )
-
-
-def _is_torchs_other(module: nn.Module) -> bool:
-    """Whether a module is of torch's own and no convolution; a class of the same name in a file is
-    not.
-    """
-    return type(module) in allowed_classes() and not isinstance(module, (*CONVOLUTIONS, MHSA))
 
 
 def _stated(module: nn.Module) -> Mapping[str, Any]:

@@ -64,28 +64,20 @@ def read_costs(path: AnyPath) -> tuple[list[Series], str]:
         OSError: it cannot be read.
     """
     document = strict_json(Path(path).read_bytes(), str(path))
-    if not (
-        isinstance(document, dict)
-        and document.get("format") == FORMAT
-        and document.get("version") == VERSION
-    ):
-        raise ValueError(f"{path}: must be a file of times (python -m benchmarks.cost writes one)")
     try:
+        if (document["format"], document["version"]) != (FORMAT, VERSION):
+            raise ValueError("python -m benchmarks.cost writes one")
         series = [
             Series(str(s["name"]), tuple(s["tokens"]), tuple(s["seconds"]))
             for s in document["series"]
         ]
         for s in series:
-            if (
-                len(s.tokens) != len(s.seconds)
-                or len(s.tokens) < LEAST
-                or sorted(set(s.tokens)) != [*s.tokens]
-            ):
+            increasing = sorted(set(s.tokens)) == [*s.tokens] and len(s.tokens) >= LEAST
+            positive = all(type(v) in (int, float) and v > 0 for v in (*s.tokens, *s.seconds))
+            if not (increasing and positive and len(s.tokens) == len(s.seconds)):
                 raise ValueError(
-                    f"{s.name!r} has not {LEAST} or more increasing numbers of tokens and as many times"
+                    f"{s.name!r} has not {LEAST} or more increasing numbers of tokens and as many positive times"
                 )
-            if not all(type(v) in (int, float) and v > 0 for v in (*s.tokens, *s.seconds)):
-                raise ValueError(f"{s.name!r} has a number that is not positive")
         if not series:
             raise ValueError("it holds no series")
     except (KeyError, TypeError, ValueError) as error:

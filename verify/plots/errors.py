@@ -33,20 +33,17 @@ def rows_of(path: AnyPath) -> list[LayerErrors]:
         ValueError: it is not a certificate, was edited, or holds no layer.
         OSError: it cannot be read.
     """
-    certificates, _ = read_document(path)
+    read_document(path)
     records = strict_json(Path(path).read_bytes(), str(path))["layers"]
-    if not certificates:
+    if not records:
         raise ValueError(f"{path}: the certificate of no layer")
     rows = []
-    for stated, record in zip(certificates, records, strict=True):
-        differences = [float.fromhex(x) for x in record["observed"]]
-        observed = float(np.max(differences, initial=0.0))  # NaN, if one is
-        bound, rounding = (
-            float(stated.parts[part].max(initial=0.0)) for part in ("bound", "rounding")
+    for record in records:
+        numbers = (
+            float(np.max([float.fromhex(x) for x in record[part]], initial=0.0))  # NaN, if one is
+            for part in ("observed", "bound", "rounding")
         )
-        rows.append(
-            LayerErrors(stated.name or "(the layer)", stated.verdict, observed, bound, rounding)
-        )
+        rows.append(LayerErrors(record["name"] or "(the layer)", record["verdict"], *numbers))
     return rows
 
 

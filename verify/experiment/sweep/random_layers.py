@@ -8,6 +8,7 @@ Verdicts are compared with exact arithmetic on the layers' raw numbers
 """
 
 import math
+import operator
 import random
 import time
 from collections.abc import Callable
@@ -281,16 +282,13 @@ def _refuted_rightly(case: RandomLayer, certificate: Certificate) -> bool:
             for probe in certificate.probes
             if probe["note"] == "outputs differ in shape"
         ]
-        return any(_sizes_differ(case, grid) for grid in grids)
+        g = Geometry.read(case.conv)
+        attended = (exact_layers.attended_positions(case.layer, grid)[0] for grid in grids)
+        return any(map(operator.ne, attended, map(g.outputs, grids)))
     truth = exact_layers.convolution(case.conv, over.input)[over.output]
     return truth == over.convolution and (
         not math.isfinite(over.attention) or Fraction(over.attention) != truth
     )
-
-
-def _sizes_differ(case: RandomLayer, grid: Vector) -> bool:
-    expected = Geometry.read(case.conv).outputs(grid)
-    return exact_layers.attended_positions(case.layer, grid)[0] != expected
 
 
 # ---- faults --------------------------------------------------------------------------------------

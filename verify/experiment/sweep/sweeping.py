@@ -34,11 +34,6 @@ EVERY = 30.0
 """Seconds between progress lines without a terminal."""
 
 
-def left_of(seeds: range, done: set[str]) -> list[int]:
-    """The seeds of the random layers whose rows are still missing."""
-    return [seed for seed in seeds if key_of("random", seed, "") not in done]
-
-
 @dataclass(frozen=True)
 class SeededLayer:
     """A task that certifies the random layer of a seed; only the worker that runs it loads torch."""
@@ -85,7 +80,7 @@ class Sweep:
         """
         start = time.monotonic()
         places = 0
-        seeds = left_of(self._seeds, self._done)
+        seeds = [seed for seed in self._seeds if key_of("random", seed, "") not in self._done]
         tasks: Iterable[SweepTask] = chain(map(SeededLayer, seeds), self._networks)
         try:
             with cluster(workers, scheduler, dashboard) as client, _progress(len(seeds)) as show:
@@ -107,12 +102,8 @@ class Sweep:
                 places = len(addresses_of(client))
                 run_tasks(client, tasks, seconds, receive)
         except (KeyboardInterrupt, SchedulerLost) as error:
-            kept = (
-                f" ({self._new} new rows are kept, and the same command goes on)"
-                if self._new
-                else ""
-            )
-            raise type(error)(f"{error}{kept}".strip()) from error
+            kept = f" ({self._new} new rows are kept, and the same command goes on)"
+            raise type(error)(f"{error}{kept * bool(self._new)}".strip()) from error
         finally:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             command = shlex.join(["python", "-m", "verify", *sys.argv[1:]])

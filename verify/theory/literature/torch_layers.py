@@ -67,35 +67,14 @@ def attention_for(
     return layers.MHSA(geometry, weights, "dense", None if radix is None else tuple(radix))
 
 
-def random_layer() -> Any:
-    """A float64 layer of kernel size 1 with 3 heads, 2 → 2 channels, random numbers in all eight
-    tensors.
-    """
-    generator = torch.Generator().manual_seed(7)
-    shapes = {
-        "w_qry": (3, 2, 4),
-        "w_key": (3, 2, 4),
-        "w_key_pos": (3, 4, 2),
-        "u": (3, 4),
-        "v": (3, 4),
-        "w_val": (3, 1, 2, 2),
-        "w_out": (3, 1, 2, 2),
-        "b_out": (2,),
-    }
-    drawn = {
-        name: 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64)
-        for name, shape in shapes.items()
-    }
-    geometry = layers.ConvGeometry(2, 2, (1,), (1,), (0,), "zeros", (1,), 1)
-    return layers.MHSA(geometry, layers.MHSAWeights(**drawn), "dense")
-
-
 def pointwise_layer(positions: bool) -> Any:
-    """A random layer of kernel size 1 that attends by content, and by position too if
-    ``positions``.
+    """A float64 layer of one head, kernel size 1 and 2 → 2 channels, random numbers in all eight
+    tensors: it attends by content, and by position too if ``positions``.
     """
-    layer = random_layer()
-    if not positions:
-        with torch.no_grad():
-            layer.w_key_pos.zero_()
+    layer = attention_for(small_convolution((2, 2), (1,), dtype=torch.float64))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for tensor in layer.state_dict().values():
+            tensor.normal_(generator=generator)
+        layer.w_key_pos *= positions
     return layer
