@@ -76,8 +76,12 @@ def leakage_figure(dims: int = 2) -> Figure:
         y = math.log10(leaked(at, torch.float32, dims))
         near.annotate(
             "α = 46: float32 still\nleaks " + _power(y),
-            (at, y), xytext=(21, -44), fontsize=9, color=INK, arrowprops={"arrowstyle": "->", "color": INK},
-        )  # fmt: skip
+            (at, y),
+            xytext=(21, -44),
+            fontsize=9,
+            color=INK,
+            arrowprops={"arrowstyle": "->", "color": INK},
+        )
         near.set_ylabel("attention beside the largest weight")
         near.set_title("to float32's threshold")
         far.set_title("to float64's threshold")
@@ -116,17 +120,30 @@ def _panel(ax: Axes, dims: int, alphas: np.ndarray, limits: tuple[float, float])
         ax.plot(
             alphas,
             [math.log10(v) if v > 0 else math.nan for v in values],
-            color=colour, marker=marker, ms=5, lw=1.2, markevery=(number, len(LOOKS)), label=name, gid=name,
-        )  # fmt: skip
+            color=colour,
+            marker=marker,
+            ms=5,
+            lw=1.2,
+            markevery=(number, len(LOOKS)),
+            label=name,
+            gid=name,
+        )
         edge = threshold(dtype)
         if 0.13 * alphas[-1] < edge < alphas[-1]:
             # away from the curve
             height, side = (0.02, "bottom") if edge < 0.5 * alphas[-1] else (0.985, "top")
             ax.axvline(edge, color=colour, ls=":", lw=1.2)
             ax.text(
-                edge, height, f"{name}: 0 from {math.ceil(10 * edge) / 10}", rotation=90, fontsize=8.5, color=colour,
-                ha="right", va=side, transform=ax.get_xaxis_transform(),
-            )  # fmt: skip
+                edge,
+                height,
+                f"{name}: 0 from {math.ceil(10 * edge) / 10}",
+                rotation=90,
+                fontsize=8.5,
+                color=colour,
+                ha="right",
+                va=side,
+                transform=ax.get_xaxis_transform(),
+            )
     ax.set_ylim(*limits)
     ax.set_xlim(0, float(alphas[-1]))
     ax.set_xlabel("sharpness α (score per squared token)")

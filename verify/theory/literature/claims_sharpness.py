@@ -55,18 +55,25 @@ def alpha_46() -> Judgement:
             f"at α = 46 the top weight is {top:g}, a neighbour's {weight:.3g} = e^−46, rounding {single.eps / 2:.0e}",
             top == 1 and 1.0e-20 < weight < 1.1e-20,
         ),
-        Check(f"a pixel of 1e30 leaks {leaks:.3g} into the head beside it", 1.0e10 < leaks < 1.1e10),
-        Check(f"float32 goes down to {smallest:.2g} = e^{math.log(smallest):.1f}", smallest < 1e-44),
+        Check(
+            f"a pixel of 1e30 leaks {leaks:.3g} into the head beside it", 1.0e10 < leaks < 1.1e10
+        ),
+        Check(
+            f"float32 goes down to {smallest:.2g} = e^{math.log(smallest):.1f}", smallest < 1e-44
+        ),
         stands="at α = 46 the top weight rounds to 1, and among pixels of like size the leak is below rounding; from α = 104 on "
         "every other weight is 0",
         statement="e^−n rounds to 0 in float32 from n = 104 on, and for no smaller n",
         instead=proved(
             by_coq("float32_threshold"),
-            Check(f"torch: a neighbour's weight is {below:.2g} at α = ln(2/η) − 0.01, and {above:g} at ln(2/η) + 0.01, "
-                  f"with ln(2/η) = {derived:.3f}", below > above == 0),
+            Check(
+                f"torch: a neighbour's weight is {below:.2g} at α = ln(2/η) − 0.01, and {above:g} at ln(2/η) + 0.01, "
+                f"with ln(2/η) = {derived:.3f}",
+                below > above == 0,
+            ),
             Check(f"at α = 104 a pixel of 1e30 leaks {aside:g}", aside == 0),
         ),
-    )  # fmt: skip
+    )
 
 
 def two_keys(alpha: float) -> tuple[float, float]:

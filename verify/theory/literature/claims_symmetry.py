@@ -364,9 +364,12 @@ def content() -> Judgement:
     """One exact example."""
     shares = [read_by_content(pixel) / pixel for pixel in (1, 2)]
     return proved(
-        Check(f"of the pixels 0 and x the share of x is {shares[0]} at x = 1 and {shares[1]} at x = 2",
-              bool(sympy.Gt(shares[1], shares[0])), "exact example"),
-    )  # fmt: skip
+        Check(
+            f"of the pixels 0 and x the share of x is {shares[0]} at x = 1 and {shares[1]} at x = 2",
+            bool(sympy.Gt(shares[1], shares[0])),
+            "exact example",
+        ),
+    )
 
 
 @claim(
