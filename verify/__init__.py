@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from verify.experiment.auditing import audit
     from verify.report.writing import write_report
     from verify.samples.comparison import Discrepancy, compare
+    from verify.theory.head_count import HeadCount, heads_needed
     from verify.theory.literature.claim_table import claims
     from verify.theory.symbolic.lemmas import prove_lemma1, prove_lemma2, prove_theorem
     from verify.verdict import Verdict
@@ -26,12 +27,14 @@ _HOMES = {
     "Audit": "verify.experiment.audit_record",
     "Certificate": "verify.argument.certificate",
     "Discrepancy": "verify.samples.comparison",
+    "HeadCount": "verify.theory.head_count",
     "Verdict": "verify.verdict",
     "audit": "verify.experiment.auditing",
     "certify": "verify.argument.certification",
     "check": "verify.checker",
     "claims": "verify.theory.literature.claim_table",
     "compare": "verify.samples.comparison",
+    "heads_needed": "verify.theory.head_count",
     "prove_lemma1": "verify.theory.symbolic.lemmas",
     "prove_lemma2": "verify.theory.symbolic.lemmas",
     "prove_theorem": "verify.theory.symbolic.lemmas",
@@ -42,12 +45,14 @@ __all__ = [
     "Audit",
     "Certificate",
     "Discrepancy",
+    "HeadCount",
     "Verdict",
     "audit",
     "certify",
     "check",
     "claims",
     "compare",
+    "heads_needed",
     "prove_lemma1",
     "prove_lemma2",
     "prove_theorem",

@@ -17,7 +17,7 @@ BUDGETS = {
         "branching functions": 0.017,
     },
     "verify": {
-        "tokens": 123_752,
+        "tokens": 123_255,
         "tokens a line": 8.95,
         "conditional expressions": 17.0,
         "branching functions": 0.0253,
@@ -27,7 +27,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 31_942
+TEST_LINES = 32_166
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -54,7 +54,7 @@ RINGS = {
     "verify": [
         ["verdict", "recheck", "checker"],
         ["oracle", "layers", "rounding", "samples", "argument", "strategies", "coq", "theory.symbolic"],
-        ["theory.measured", "theory.literature", "plots", "report", "experiment", "__main__"],
+        ["theory.head_count", "theory.measured", "theory.literature", "plots", "report", "experiment", "__main__"],
     ],
 }
 """The files and folders of each package by ring, from the inside out: none imports one of an outer ring, nor a later one of its
@@ -317,6 +317,7 @@ CALLS = {
     "verify.check": "with contextlib.suppress(ValueError): verify.check(path, path, path)  # nothing is written there",
     "verify.audit": "verify.audit(layer, (4,))",
     "verify.claims": "verify.claims(only=())",
+    "verify.heads_needed": "verify.heads_needed(conv)",
     "verify.certify": "verify.certify(conv, layer, grid=(4,), input_bound=1.0)",
     "verify.prove_lemma1": "verify.prove_lemma1(dims=1)",
     "verify.prove_lemma2": "verify.prove_lemma2(dims=1)",

@@ -48,7 +48,7 @@ from verify.theory.literature.judgement import (
     refuted,
 )
 from verify.theory.literature.slips import SLIPS
-from verify.theory.symbolic import lemmas, proof, proof_algebra, proof_positions, proofs_heads, proofs_relative
+from verify.theory.symbolic import lemmas, proof, proof_algebra, proof_positions, proofs_relative
 from verify.theory.symbolic.proof import ProofFailed
 from verify.theory.symbolic.proofs_scores import plus, symbols
 
@@ -60,9 +60,8 @@ EXPECTED = {
         relative-sufficient last-term heads-sufficient multiple-heads channels-sufficient factoring translates mixture gaussians
         permutation-equivariance translation-equivariance convolution-equivariance convolution-associative
         convolution-commutative convolution-fourier receptive-field generalisation content finite-never-exact finite-error
-        patches null-token sparsemax
-        rounding-alone borders-replicate torch-fields two-components one-component-spread key-width head-count head-width
-        narrow-spread blurred-windows axis-factorisation""",
+        patches null-token sparsemax rounding-alone borders-replicate torch-fields two-components one-component-spread key-width
+        head-count head-width fewer-heads least-heads narrow-spread blurred-windows axis-factorisation""",
     CHECKED: "torch-exponential",
     REFUTED: "lemma-2 alpha-46 scores-and-shift channels-limit permutation-invariance",
     MEASURED: """often-learned heads-learn-convolution learned-offsets
@@ -74,7 +73,7 @@ EXPECTED = {
 JUDGED = {name for verdict in (PROVED, CHECKED, REFUTED) for name in EXPECTED[verdict].split()}
 BY_ID = {one.id: one for one in ALL}
 
-LONG_PROOFS = ("prove_theorem", "prove_parabola", "prove_head_count")
+LONG_PROOFS = ("prove_theorem", "prove_parabola")
 """Proofs that rest on the encoding alone, so breaking anything else does not affect them."""
 
 
@@ -154,7 +153,7 @@ def test_quotations_hold_the_words_that_decide() -> None:
 def test_one_head_more_than_taps_is_a_convolution_at_finite_scores() -> None:
     """The layer of relative-sufficient with a softmax in float64: scores 2 at the target and 0 elsewhere, and a uniform head."""
     plane, weight, x = claims_heads.PLANE, equations.integers(1, 3, 2, 3, 3), equations.integers(2, 2, 4, 5)
-    hits, taps = equations.given_heads(plane, plane.shifts), equations.tap_matrices(weight)
+    hits, taps = equations.hard_heads(plane), equations.tap_matrices(weight)
     heads = [equations.softmax(2 * hit) for hit in (*hits, 0 * hits[0])]
     tokens, gain = heads[0].shape[1], np.exp(2) - 1
     values = [(gain + tokens) / gain * tap for tap in taps]
@@ -473,14 +472,13 @@ BREAKAGES = {
     "two-components": [(quadratic, "number", lambda delta, radix: sum(delta)), NO_CERTIFICATE],
     "one-component-spread": [(equations, "rank", lambda rows: 8), NO_LIMIT],
     "key-width": [HALVED, NEGATED, NO_CERTIFICATE],
-    "head-count": [
-        LAST_HEAD_LEFT_OUT,
-        (claims_added_heads, "spread_attention", lambda setting, shares: equations.hard_heads(setting)[4]),
-    ],
+    "head-count": [NO_COQ],
+    "fewer-heads": [NO_COQ],
+    "least-heads": [NO_COQ],
     "head-width": [NO_COQ],
-    "narrow-spread": [(proofs_heads, "symbols", lambda name, n: symbols("f", n))],
+    "narrow-spread": [(claims_added_heads, "symbols", lambda name, n: symbols("f", n))],
     "blurred-windows": [(claims_added_heads, "window", lambda tau, radius, reach: right_window(tau, 0, reach))],
-    "axis-factorisation": [v(lambda tau, alpha: (*right_v(tau, alpha)[:-1], 0)), NO_COQ],
+    "axis-factorisation": [NO_COQ],
 }
 
 # The same for each correction of a refuted claim.
@@ -559,9 +557,8 @@ def test_judged_claims_are_plain_data():
 
 def test_one_head_makes_a_kernel_with_both_signs_in_two_pairs_of_channels() -> None:
     """A blur of x_0 − x_1 by one head: two heads are needed only for both signs at one pair of channels."""
-    weight = np.multiply.outer(np.array([[1, -1]], dtype=object), np.ones((3, 3), dtype=int))  # (D_out, D_in, 3, 3)
-    one = claims_added_heads.spread_attention(claims_added_heads.PLANE, [1] * 9)
-    taps = equations.tap_matrices(weight)
-    assert claims_added_heads.compares(claims_added_heads.PLANE, [one], [9 * taps[0]], weight, "a blur").holds
+    conv = torch.nn.Conv2d(2, 1, 3, bias=False)
+    conv.weight.data = torch.tensor([1.0, -1.0])[None, :, None, None].expand(1, 2, 3, 3)
+    assert verify.heads_needed(conv).heads == 1
     for name in ("multiple-heads", "head-count"):
         assert "both signs at one pair of channels" in BY_ID[name].wording

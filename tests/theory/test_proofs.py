@@ -15,7 +15,6 @@ from construct.heads import tap_shifts
 from verify.theory.symbolic import lemmas, proof, proofs_lemma1, proofs_theorem
 from verify.theory.symbolic.proof import How, Proof, ProofFailed, argued
 from verify.theory.symbolic.proofs_encodings import parabola_steps
-from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_theorem import theorem_steps
 
@@ -29,11 +28,9 @@ ARGUED = {
     "prove_theorem": 0,
     "prove_leakage_on_lattice": 1,  # terms no greater add up to no more
     "prove_leakage_off_lattice": 1,
-    "prove_factorisation": 0,
     "prove_relative_from_absolute": 0,
     "prove_absolute_encoding": 0,
     "prove_parabola": 0,
-    "prove_head_count": 1,  # rank(AB) <= the number of columns of A, for any number
 }
 PROOFS = [
     pytest.param(name, arguments, id="-".join((name, *map(str, arguments))))
@@ -115,7 +112,6 @@ ON_R_AND_V = {
     "theorem 1": lambda: lemmas.prove_theorem(1),
     "leakage on the lattice": lemmas.prove_leakage_on_lattice,
     "leakage off the lattice": lemmas.prove_leakage_off_lattice,
-    "factorisation": lambda: lemmas.prove_factorisation(2),
     "relative from absolute": lemmas.prove_relative_from_absolute,
     "absolute encoding": lambda: lemmas.prove_absolute_encoding(2),
     "parabola": lambda: lemmas.prove_parabola(2),
@@ -166,10 +162,9 @@ def test_a_wrong_feature_fails_the_absolute_encoding(functions, monkeypatch):
         lemmas.prove_absolute_encoding(2)
 
 
-@pytest.mark.parametrize("steps", [lambda: lemma1_steps(1), pytest.param(head_count_steps, marks=pytest.mark.deep)])
-def test_what_takes_attention_as_given_rests_on_no_encoding(steps, monkeypatch):
+def test_what_takes_attention_as_given_rests_on_no_encoding(monkeypatch):
     break_encoding(monkeypatch, WRONG["v negated"] | WRONG["r negated"])
-    assert steps()
+    assert lemma1_steps(1)
 
 
 @pytest.mark.parametrize("module", [proofs_lemma1, proofs_theorem])
@@ -229,7 +224,7 @@ def test_long_expressions_are_cut_in_print_only():
 
 
 def test_in_full_every_expression_of_every_step_is_printed():
-    shown = as_coded("prove_factorisation", 2)
+    shown = as_coded("prove_absolute_encoding", 2)
     lines = [line.strip() for line in shown.full().splitlines()]
     assert len(lines) == 2 + len(shown.parts) + sum(
         len(step.expressions) + (step not in shown.parts) for step in shown.steps
@@ -284,14 +279,14 @@ def test_many_symbols_take_no_long_factorisation():
 
 
 def test_in_brief_a_step_is_a_line_and_no_line_is_cut():
-    proofs = [as_coded("prove_factorisation", d) for d in (1, 2)] + [as_coded("prove_relative_from_absolute")]
+    proofs = [as_coded("prove_absolute_encoding", d) for d in (1, 2)] + [as_coded("prove_relative_from_absolute")]
     lines = proof.in_brief(proofs).splitlines()
     for shown in (proofs[1], proofs[2]):
         assert len(shown.brief().splitlines()) <= 40
         for number, (statement, reason) in enumerate(shown.lines, 1):
             assert f"{number:3}. {statement} [{reason}]" in lines
     assert max(map(len, lines)) <= 100
-    assert "5 steps by sympy, 1 by Coq, 0 argued; d = 1 the same" in lines
+    assert "4 steps by sympy, 1 by Coq, 0 argued; d = 1 the same" in lines
 
 
 @pytest.mark.deep

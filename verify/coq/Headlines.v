@@ -70,10 +70,26 @@ Print Assumptions never_exact.
 Print Assumptions exact_by_accident.
 (* Beyond the paper: both signs at one pair of channels take two heads, as softmax is positive *)
 Print Assumptions two_heads_needed.
-(* Theorem 1 takes K^d heads: so many are needed where the taps are linearly independent *)
+(* Theorem 1 takes K^d heads: where attention ignores the input, N_h >= rank of the taps, unfolded *)
 Print Assumptions heads_needed.
-(* Theorem 1 takes K^d heads: the same said of layers *)
+(* Theorem 1 takes K^d heads: one more where a sum of taps with nonnegative weights vanishes, as softmax is positive *)
+Print Assumptions one_more_head.
+(* Eq. 6: a layer that is a convolution still is one without its content terms *)
+Print Assumptions without_content.
+(* Eq. 6: so content cannot save heads *)
 Print Assumptions heads_needed_layer.
+(* Eq. 6: nor the one more head *)
+Print Assumptions one_more_head_layer.
+(* Eq. 6: what fewer heads leave at every sharpness, content included *)
+Print Assumptions heads_needed_error.
+(* Beyond the paper: nonnegative factors of the taps are heads, in the limit, with a relative encoding by table *)
+Print Assumptions factors_express.
+(* Beyond the paper: rank + 1 heads are enough *)
+Print Assumptions heads_enough.
+(* Beyond the paper: rank heads are enough where the taps lie in an open half-space *)
+Print Assumptions heads_enough_half_space.
+(* Beyond the paper: two heads are enough for any filter of one channel *)
+Print Assumptions two_heads_enough.
 
 (** any layer against any convolution *)
 (* Eq. 3: hcat of the heads times one W_out is the sum over heads *)
@@ -102,6 +118,10 @@ Print Assumptions factorisation.
 Print Assumptions factorisation_quadratic.
 (* Beyond the paper: P^h = P_1^h ⊗ … ⊗ P_d^h, what the fast execution computes *)
 Print Assumptions factorisation_attention.
+(* Beyond the paper: the attention of a full covariance is no such product *)
+Print Assumptions no_factorisation_covariance.
+(* Beyond the paper: nor is that of the parabola *)
+Print Assumptions no_factorisation_parabola.
 
 (** geometry *)
 (* Eq. 8 has no borders; torch's padding modes: every padded token is a pixel or a zero *)

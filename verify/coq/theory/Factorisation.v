@@ -4,7 +4,9 @@
       factorisation             if the score is a sum over axes, s(k) = Σ_i s_i(k_i), then softmax
                                 over the grid is the product of the axes' softmaxes
       factorisation_quadratic   so it is for s(k) = −α‖k−q−τ‖², any real α and any real τ
-      factorisation_attention   and for every head of the construction: P^h = P_1^h ⊗ … ⊗ P_d^h *)
+      factorisation_attention   and for every head of the construction: P^h = P_1^h ⊗ … ⊗ P_d^h
+      no_factorisation          not so where the score is not additive on a rectangle of keys, as with a full
+                                covariance or the parabola *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
 From Attention Require Import Definitions Sums Softmax Lemma2.
@@ -131,4 +133,37 @@ Proof.
   apply softmax_ext; [|exact I]; intros k' I'; apply length_in_box in I'.
   rewrite (score_construction d) by congruence.
   rewrite distance2_norm2 by (rewrite length_add; congruence); ring.
+Qed.
+
+(** A score that is not additive on a rectangle of four keys gives no such product. *)
+Theorem no_factorisation (G : list position) (s : position -> R) x x' y y' :
+  In [x; y] G -> In [x; y'] G -> In [x'; y] G -> In [x'; y'] G ->
+  s [x; y] + s [x'; y'] <> s [x; y'] + s [x'; y] ->
+  ~ exists f g : Z -> R, forall a b, In [a; b] G -> softmax G s [a; b] = f a * g b.
+Proof.
+  intros I1 I2 I3 I4 D (f & g & E); apply D, exp_inv; rewrite !exp_plus.
+  pose proof (normaliser_positive G s _ I1) as Z; unfold softmax in E; set (z := sum G (fun k => exp (s k))) in *.
+  assert (P : forall a b, In [a; b] G -> exp (s [a; b]) = f a * g b * z) by (intros; rewrite <- E by assumption; field; lra).
+  rewrite !P by assumption; ring.
+Qed.
+
+(** So neither a full covariance's attention nor the parabola's is a product of one attention an axis. *)
+Corollary no_factorisation_covariance (G : list position) α : α <> 0 ->
+  In [0; 0]%Z G -> In [0; 1]%Z G -> In [1; 0]%Z G -> In [1; 1]%Z G ->
+  ~ exists f g : Z -> R, forall a b, In [a; b] G ->
+  softmax G (fun k => - α * (coordinate k 0 * coordinate k 0 + coordinate k 0 * coordinate k 1 + coordinate k 1 * coordinate k 1))
+    [a; b] = f a * g b.
+Proof.
+  intros Hα I1 I2 I3 I4; apply (no_factorisation G _ 0%Z 1%Z 0%Z 1%Z); try assumption; unfold coordinate; simpl.
+  intros E; apply Hα; lra.
+Qed.
+
+Corollary no_factorisation_parabola (G : list position) α m1 m2 : α <> 0 -> m2 <> 0%Z ->
+  In [0; 0]%Z G -> In [0; 1]%Z G -> In [1; 0]%Z G -> In [1; 1]%Z G ->
+  ~ exists f g : Z -> R, forall a b, In [a; b] G ->
+  softmax G (fun k => dot 2 (v_parabola α [m1; m2] [0; 0]%Z) (r_parabola [m1; m2] k)) [a; b] = f a * g b.
+Proof.
+  intros Hα Hm I1 I2 I3 I4; apply (no_factorisation G _ 0%Z 1%Z 0%Z 1%Z); try assumption; rewrite !parabola_score.
+  cbn [number product]; rewrite ?mult_IZR, ?minus_IZR, ?plus_IZR, ?mult_IZR; intros E; assert (α * IZR m2 = 0) as A by lra.
+  apply Rmult_integral in A; destruct A as [A|A]; [contradiction|]; apply Hm, eq_IZR, A.
 Qed.

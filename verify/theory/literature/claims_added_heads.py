@@ -2,7 +2,6 @@
 extends.
 """
 
-from fractions import Fraction
 from functools import reduce
 
 import numpy as np
@@ -16,50 +15,40 @@ from verify.theory.literature.judgement import (
     Judgement,
     added,
     by_coq,
-    by_proof,
     by_steps,
     proved,
 )
-from verify.theory.literature.shared_checks import PLANE, compares
-from verify.theory.symbolic import lemmas, proofs_heads
-from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, gt
+from verify.theory.symbolic.proof import ProofStep, argued, from_assumptions, gt, identity
+from verify.theory.symbolic.proof_algebra import ranks
 from verify.theory.symbolic.proof_positions import Setting, Vector
+from verify.theory.symbolic.proofs_scores import symbols
 
-
-@added(
+head_count = added(
     "head-count",
-    "Heads that ignore content: K² for K² independent taps, two for both signs at one pair of channels; one blurs.",
+    "K² heads for K² independent taps, content or not; two for both signs at one pair of channels; one blurs.",
     "This is maybe the first explanation why multiple heads are necessary.",
     "blog, last paragraph but two",
+)(
+    lambda: proved(
+        by_coq("heads_needed_layer", "two_heads_needed"), by_coq("heads_enough_half_space")
+    )
 )
-def head_count() -> Judgement:
-    """Proved in Coq for independent taps, by sympy for their rank; open for content attention."""
-    blur = np.multiply.outer(equations.integers(1, 3, 2), np.ones((3, 3), dtype=int).astype(object))
-    one = spread_attention(PLANE, [1] * 9)
-    return proved(
-        by_coq("heads_needed", "two_heads_needed"),
-        by_proof(lemmas.prove_head_count),
-        compares(
-            PLANE,
-            [one],
-            [9 * equations.tap_matrices(blur)[0]],
-            blur,
-            "a 3×3 blur of 2 → 3 channels, one head",
-        ),
+
+
+fewer_heads = added(
+    "fewer-heads",
+    "N_h heads, with content too, err by at least σ_{N_h+1}/(2√(K² D_out)) at every α, σ of one input channel's taps.",
+)(lambda: proved(by_coq("heads_needed_error")))
+
+
+least_heads = added(
+    "least-heads",
+    "Attention that ignores content takes rank A heads, or one more if no open half-space has the taps A_τ, as α → ∞.",
+)(
+    lambda: proved(
+        by_coq("one_more_head", "heads_enough", "heads_enough_half_space", "two_heads_enough")
     )
-
-
-def spread_attention(setting: Setting, shares: list[int]) -> ndarray:
-    """The attention that gives tap j the fraction shares_j/Σ shares: fractions (Q, T).
-
-    It is the limit β → ∞ of a softmax over positions with score ln(share) at taps with nonzero
-    share and −β elsewhere.
-    """
-    hits = equations.given_heads(setting, setting.shifts)
-    total = sum(shares)
-    return sum(
-        (Fraction(s, total) * hit for s, hit in zip(shares, hits, strict=True)), start=0 * hits[0]
-    )
+)
 
 
 head_width = added(
@@ -70,10 +59,35 @@ head_width = added(
 )(lambda: proved(by_coq("narrow_heads")))
 
 
+def width_steps() -> list[ProofStep]:
+    """Two heads of rank 1 that spread their attention give two taps of rank 2."""
+    left, right, other, another = (sympy.Matrix(symbols(name, 2)) for name in ("f", "g", "h", "l"))
+    a = left * right.T
+    b = other * another.T
+    half = sympy.Rational(1, 2)
+    quarter = sympy.Rational(1, 4)
+    taps = [half * (2 * a) + quarter * (4 * b), half * (2 * a) + (1 - quarter) * (4 * b)]
+    return [
+        ranks(
+            "one-hot heads need D_h >= the rank of each tap: A + B and A + 3B, A and B of rank 1, have rank 2",
+            (a + b, 2),
+            (a + 3 * b, 2),
+        ),
+        identity(
+            "heads that spread do with less: 2A with attention (1/2, 1/2) and 4B with (1/4, 3/4), both of rank 1, make both taps",
+            *zip(
+                [*taps[0].flat(), *taps[1].flat()],
+                [*(a + b).flat(), *(a + 3 * b).flat()],
+                strict=True,
+            ),
+        ),
+    ]
+
+
 narrow_spread = added(
     "narrow-spread",
     "Heads that spread their attention do with D_h below the rank of a tap: A + B and A + 3B, with heads of width 1.",
-)(lambda: proved(by_steps("for A and B of rank 1", proofs_heads.width_steps)))
+)(lambda: proved(by_steps("for A and B of rank 1", width_steps)))
 
 
 @added(
@@ -90,8 +104,6 @@ def blurred_windows() -> Judgement:
     listed = ", ".join(
         f"{alone} and {more} (R = {r}, d = {d})" for (r, d), (alone, more) in rank_pairs.items()
     )
-    blur = np.ones((1, 1, 3, 3), dtype=int).astype(object)
-    values = [np.array([[9]], dtype=object)]
     return proved(
         by_steps(
             "no finite combination of windows is a single tap",
@@ -104,9 +116,7 @@ def blurred_windows() -> Judgement:
                 alone == 3**d and more == alone + 1 for (_, d), (alone, more) in rank_pairs.items()
             ),
         ),
-        compares(
-            PLANE, [spread_attention(PLANE, [1] * 9)], values, blur, "one window is a 3×3 box blur"
-        ),
+        by_coq("factors_express"),
     )
 
 

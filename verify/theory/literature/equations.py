@@ -17,7 +17,7 @@ import sympy
 from numpy import ndarray
 from sympy.polys.matrices import DomainMatrix
 
-from verify.theory.symbolic.proof_positions import Setting, Vector, quadratic_scores
+from verify.theory.symbolic.proof_positions import Setting, quadratic_scores
 
 
 def softmax(scores: ndarray) -> ndarray:
@@ -73,11 +73,6 @@ def hard_heads(setting: Setting) -> list[ndarray]:
     keys = setting.keys
     queries = setting.queries
     return [sharp(quadratic_scores(queries, keys, tau)) for tau in setting.shifts]
-
-
-def given_heads(setting: Setting, shifts: Sequence[Vector]) -> list[ndarray]:
-    """The one-hot attention that Lemma 1 assumes: 1 where k − q = τ, else 0."""
-    return [setting.one_hot(tau) for tau in shifts]
 
 
 def integers(seed: int, *shape: int) -> ndarray:

@@ -17,8 +17,6 @@ from operator import index
 
 from verify.theory.symbolic.proof import Proof
 from verify.theory.symbolic.proofs_encodings import absolute_steps, parabola_steps
-from verify.theory.symbolic.proofs_factorisation import factorisation_steps, no_factorisation_steps
-from verify.theory.symbolic.proofs_heads import head_count_steps
 from verify.theory.symbolic.proofs_leakage import off_lattice_steps, on_lattice_steps
 from verify.theory.symbolic.proofs_lemma1 import lemma1_steps
 from verify.theory.symbolic.proofs_lemma2 import (
@@ -157,18 +155,6 @@ def prove_leakage_off_lattice() -> Proof:
     return Proof(claim, tuple(off_lattice_steps()))
 
 
-def prove_factorisation(dims: int) -> Proof:
-    """Prove P^h = P_1 ⊗ … ⊗ P_d for every α and every real τ, and that other scores do not
-    factorise.
-    """
-    dims = _checked(dims)
-    claim = (
-        f"Axis factorisation (d = {dims}): for all rectangular grids, α and real τ, attention is the Kronecker product "
-        "of one row-stochastic matrix an axis; not so with a full covariance, nor with the parabola."
-    )
-    return Proof(claim, (*factorisation_steps(dims), *no_factorisation_steps()))
-
-
 def prove_relative_from_absolute() -> Proof:
     """Derive the relative encoding from the absolute one, Eq. 4 → Eq. 5 → Eq. 6, and say which
     steps are identities.
@@ -204,17 +190,6 @@ def prove_parabola(dims: int) -> Proof:
     return Proof(claim, tuple(parabola_steps(dims)))
 
 
-def prove_head_count() -> Proof:
-    """Prove the lower bound on the number of heads for input-independent attention: the rank of the
-    unfolded taps.
-    """
-    claim = (
-        "The least number of heads: for all attention that ignores its input, N_h ≥ the rank of the taps, unfolded as taps × "
-        "(D_in D_out), counting taps of independent shift matrices; sometimes more."
-    )
-    return Proof(claim, tuple(head_count_steps()))
-
-
 def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
     """Every proof in the order of the argument, computed lazily; those that take a dimension, for
     each of ``dims``.
@@ -232,11 +207,9 @@ def all_proofs(dims: Sequence[int] = (1, 2, 3)) -> Iterator[Proof]:
         *each(prove_theorem),
         prove_leakage_on_lattice,
         prove_leakage_off_lattice,
-        *each(prove_factorisation),
         prove_relative_from_absolute,
         *each(prove_absolute_encoding),
         *each(prove_parabola),
-        prove_head_count,
     ]
     return (prove() for prove in proofs)
 

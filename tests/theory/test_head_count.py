@@ -1,0 +1,231 @@
+"""The least number of heads: its certificates hold and are checked, the layers with so many heads run, and no fewer do."""
+
+import runpy
+from dataclasses import replace
+from fractions import Fraction
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import construct
+import verify
+from commands import ROOT
+from verify.strategies import convolutions, least_size
+from verify.theory.literature.equations import rank
+
+EXAMPLE = runpy.run_path(str(ROOT / "examples/fewest_heads.py"))
+"""Its layers with the fewest heads, with a relative encoding by table."""
+
+
+@st.composite
+def low_rank(draw):
+    """A convolution with integer taps of low rank, often in a half-space, some of them zero."""
+    conv = draw(convolutions(dtypes=[torch.float64], padding_modes=["zeros", "replicate"]))
+    taps = conv.weight[0, 0].numel()
+    columns = conv.weight.numel() // taps
+    ranks = draw(st.integers(0, 3))
+    least = draw(st.sampled_from([-3, 0]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    unfolded = rng.integers(least, 4, (taps, ranks)) @ rng.integers(-3, 4, (ranks, columns))
+    conv.weight.data = torch.tensor(unfolded.T.reshape(conv.weight.shape), dtype=torch.float64)
+    return conv
+
+
+def taps_of(conv):
+    """A, (taps, channels)."""
+    return conv.weight.detach().double().flatten(2).flatten(0, 1).T
+
+
+@settings(deadline=None)
+@given(low_rank())
+def test_as_many_heads_as_the_rank_or_one_more_with_a_certificate_in_fractions(conv):
+    count = verify.heads_needed(conv)
+    taps = taps_of(conv).int().tolist()
+    exact = np.array([[Fraction(x) for x in row] for row in taps])
+    assert len(count.basis) == rank(taps)
+    assert count.heads == len(count.basis) + (count.relation is not None)
+    # enough: P M = A with P >= 0
+    assert count.attention.shape == (count.heads, len(taps))
+    assert (count.attention >= 0).all()
+    assert (count.attention.sum(axis=1) == 1).all()
+    assert (count.attention.T @ (count.mixture @ exact) == exact).all()
+    # and needed
+    if count.relation is not None:
+        assert (count.relation >= 0).all()
+        assert not (count.relation @ exact).any()
+        assert any(weight > 0 and any(row) for weight, row in zip(count.relation, taps, strict=True))
+    count.check(conv)
+
+
+@settings(deadline=None, max_examples=60)
+@given(low_rank(), st.sampled_from([1.0, 4.0, 16.0, 1024.0]))
+def test_so_many_heads_compute_it_up_to_what_they_leak(conv, alpha):
+    count = verify.heads_needed(conv)
+    if not count.heads:
+        assert not conv.weight.any()
+        return
+    layer = EXAMPLE["attention"](conv, count, alpha)
+    layer.execution = "dense"
+    assert layer.heads == count.heads
+    x = torch.randn(
+        1, conv.in_channels, *least_size(conv), dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    with torch.no_grad():
+        error = float((layer(x) - conv(x)).abs().max())
+        tokens = layer.attention_probabilities(x).shape[-1]
+        carried = (layer.w_val @ layer.w_out).abs().sum(dim=(0, 2)).max()
+    leak = tokens * np.exp(-alpha) / (1 + tokens * np.exp(-alpha))
+    assert error <= float(carried * x.abs().max()) * (2 * leak + 1e-12)
+
+
+def test_any_filter_of_one_channel_takes_two_heads_and_one_without_a_sign():
+    for shape in ((5,), (3, 3), (2, 3, 4), (11, 11)):
+        conv = getattr(torch.nn, f"Conv{len(shape)}d")(1, 1, shape)
+        assert verify.heads_needed(conv).heads == 2
+        conv.weight.data.abs_()
+        assert verify.heads_needed(conv).heads == 1
+        conv.weight.data.zero_()
+        assert verify.heads_needed(conv).heads == 0
+
+
+def test_taps_that_point_both_ways_take_one_head_more():
+    """(1, 0), (−1, 0) and (0, 1) lie in a closed half-space, in no open one; with −1 replaced by 1 they lie in one."""
+    conv = torch.nn.Conv1d(1, 2, 3)
+    conv.weight.data = torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.0, 1.0]])[:, None]
+    count = verify.heads_needed(conv)
+    assert count.heads == 3
+    assert count.relation is not None
+    assert count.relation.tolist() == [1, 1, 0]
+    assert str(count) == "heads: 3; the rank of the 3 taps is 2, and they lie in no open half-space"
+    conv.weight.data[0, 0, 1] = 1
+    assert str(verify.heads_needed(conv)) == "heads: 2; the rank of the 3 taps is 2, and they lie in an open half-space"
+
+
+def test_two_heads_come_as_near_as_one_likes_to_that_kernel_with_values_that_grow():
+    """So the number is of heads whose values stay: (±1, ε) and (0, 1) lie in a half-space for every ε > 0."""
+    largest = []
+    for epsilon in (1.0, 2.0**-10, 2.0**-20):
+        conv = torch.nn.Conv1d(1, 2, 3, dtype=torch.float64)
+        conv.weight.data = torch.tensor([[1, -1, 0], [epsilon, epsilon, 1]], dtype=torch.float64)[:, None]
+        count = verify.heads_needed(conv)
+        assert count.heads == 2
+        largest.append(float(np.abs(count.mixture).max()))
+    assert largest[0] < 10 < largest[1] / 10 < largest[2] / 1000
+
+
+def test_a_certificate_of_another_kernel_or_of_fewer_heads_is_refused():
+    conv = torch.nn.Conv1d(2, 2, 4)
+    conv.weight.data = (
+        torch.tensor([[1.0, 0], [-1, 0], [0, 1], [1, 1]]) @ torch.tensor([[1.0, 2, 0, 1], [0, 1, 1, 3]])
+    ).T
+    conv.weight.data = conv.weight.data.reshape(2, 2, 4)
+    count = verify.heads_needed(conv)
+    assert count.heads == 3
+    assert count.relation is not None
+    other = torch.nn.Conv1d(2, 2, 4)
+    half = Fraction(1, 2)
+    wrong = [
+        replace(count, heads=2),
+        replace(count, heads=2, relation=None),
+        replace(count, heads=4),
+        replace(count, basis=(0,)),
+        replace(count, basis=(0, 1)),
+        replace(count, relation=0 * count.relation),
+        replace(count, relation=-count.relation),
+        replace(count, relation=count.relation + half),
+        replace(count, attention=count.attention * half),
+        replace(count, attention=-count.attention, mixture=-count.mixture),
+        replace(count, mixture=count.mixture * half),
+    ]
+    for one, layer in [(count, other), *((one, conv) for one in wrong)]:
+        with pytest.raises(ValueError, match="not one for this kernel"):
+            one.check(layer)
+    count.check(conv)
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Linear(2, 2), None, construct.conv_to_mhsa(torch.nn.Conv1d(1, 1, 3))])
+def test_what_is_no_convolution_is_refused(layer):
+    with pytest.raises(ValueError, match="none of torch's convolutions"):
+        verify.heads_needed(layer)
+
+
+def test_an_infinite_weight_is_refused():
+    conv = torch.nn.Conv1d(1, 1, 3)
+    conv.weight.data[0, 0, 1] = torch.inf
+    with pytest.raises(ValueError, match="not finite"):
+        verify.heads_needed(conv)
+
+
+# ---- fewer heads ---------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 3.0, 30.0]), st.integers(1, 3))
+def test_fewer_heads_err_by_the_next_singular_value_even_with_content(seed, content, heads):
+    """``heads_needed_error``, for random layers with a little content, with much and with none."""
+    generator = torch.Generator().manual_seed(seed)
+    conv = torch.nn.Conv2d(2, 4, (2, 3), dtype=torch.float64)
+    conv.weight.data = torch.randn(conv.weight.shape, dtype=torch.float64, generator=generator)
+    values = np.linalg.svd(
+        taps_of(conv).reshape(6, 4, 2)[:, :, 0].numpy(), compute_uv=False
+    )  # those of one input channel
+    layer = construct.conv_to_mhsa(conv)
+    geometry = layer.geometry
+    weights = {name: tensor.detach()[:heads] for name, tensor in layer.named_parameters() if name != "b_out"}
+    for name in ("w_qry", "w_key", "u", "v", "w_val", "w_out"):
+        weights[name] = torch.randn(weights[name].shape, dtype=torch.float64, generator=generator)
+    for name in ("w_qry", "w_key", "u"):
+        weights[name] *= content
+    layer = construct.MHSA(geometry, construct.MHSAWeights(**weights, b_out=layer.b_out.detach()))
+    images = torch.zeros(7, 2, 2, 3, dtype=torch.float64)
+    images[torch.arange(1, 7), 0, torch.arange(6) // 3, torch.arange(6) % 3] = 1  # no token, then one
+    with torch.no_grad():
+        error = (layer(images) - conv(images)).abs().max()
+    assert float(error) >= values[heads] / (2 * sqrt(6 * 4)) * (1 - 1e-9)
+
+
+def test_one_head_more_reaches_the_tail_of_singular_values():
+    """Without content N_h heads err by at least Σ_{n > N_h} σ_n² in the mean square over white noise (Eckart and Young)."""
+    signs = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])
+    sizes = np.array([4, 3, 2, 1])  # A = signs · diag(sizes) · signsᵀ, so σ_n = 4 sizes_n
+
+    def convolution(unfolded):
+        conv = torch.nn.Conv1d(2, 2, 4, bias=False, dtype=torch.float64)
+        conv.weight.data = torch.tensor(unfolded.T.reshape(2, 2, 4), dtype=torch.float64)
+        return conv
+
+    whole = convolution(signs * sizes @ signs.T)
+    images = torch.eye(8, dtype=torch.float64).reshape(8, 2, 4)
+    for kept in (1, 2, 3):
+        nearest = convolution(signs[:, :kept] * sizes[:kept] @ signs[:, :kept].T)
+        count = verify.heads_needed(nearest)
+        assert count.heads <= kept + 1
+        layer = EXAMPLE["attention"](nearest, count, 1024.0)
+        with torch.no_grad():
+            square = float(
+                ((layer(images) - whole(images)) ** 2).sum()
+            )  # Σ over unit images: the mean over white noise
+        assert square == pytest.approx(float((16 * sizes[kept:] ** 2).sum()), rel=1e-9)
+
+
+def test_content_changes_a_layer_at_second_order_only():
+    """``without_content``: MHSA(t·X)/t tends to the layer whose heads attend as on the image 0, for any content terms."""
+    generator = torch.Generator().manual_seed(3)
+    conv = torch.nn.Conv1d(2, 2, 3, bias=False, dtype=torch.float64)
+    layer = construct.conv_to_mhsa(conv, alpha=0.5)
+    weights = {name: torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
+               for name, tensor in layer.state_dict().items()}  # fmt: skip
+    weights["b_out"].zero_()
+    layer = construct.MHSA(layer.geometry, construct.MHSAWeights(**weights), bias=False)
+    x = torch.randn(1, 2, 6, dtype=torch.float64, generator=generator)
+    still = construct.MHSAWeights(**{**weights, **{name: 0 * weights[name] for name in ("w_qry", "u")}})
+    without = construct.MHSA(layer.geometry, still, bias=False)
+    with torch.no_grad():
+        off = [float((layer(t * x) / t - without(x)).abs().max()) for t in (1, 1e-2, 1e-4, 1e-6)]
+    assert off[0] > 0.1
+    assert off[2] < 1e-2
+    assert off[3] < 1e-4
