@@ -60,8 +60,8 @@ EXPECTED = {
         relative-sufficient last-term heads-sufficient multiple-heads channels-sufficient factoring translates mixture gaussians
         permutation-equivariance translation-equivariance convolution-equivariance convolution-associative
         convolution-commutative convolution-fourier receptive-field generalisation content finite-never-exact finite-error
-        patches null-token sparsemax rounding-alone borders-replicate torch-fields two-components one-component-spread key-width
-        head-count head-width fewer-heads least-heads narrow-spread blurred-windows axis-factorisation""",
+        patches null-token sparsemax encodings-in-use rounding-alone borders-replicate torch-fields two-components
+        one-component-spread key-width head-count head-width fewer-heads least-heads narrow-spread blurred-windows axis-factorisation""",
     CHECKED: "torch-exponential",
     REFUTED: "lemma-2 alpha-46 scores-and-shift channels-limit permutation-invariance",
     MEASURED: """often-learned heads-learn-convolution learned-offsets
@@ -463,6 +463,7 @@ BREAKAGES = {
     "finite-never-exact": [NO_COQ],
     "patches": [NO_COQ],
     "null-token": [NO_COQ],
+    "encodings-in-use": [NO_COQ],
     "sparsemax": [NO_COQ],
     "finite-error": [NO_COQ],
     "rounding-alone": [HALVED, NO_COQ, NO_CERTIFICATE],

@@ -3,7 +3,7 @@
     that each rests on: axioms.txt lists the axioms allowed, all of them of Coq's own real numbers. *)
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
-  Exactness HeadCount Same Geometry Patches Transposed Borders NullToken FloatThreshold RoundingDot RoundingHead RoundingTaps
+  Exactness Encodings HeadCount Same Geometry Patches Transposed Borders NullToken FloatThreshold RoundingDot RoundingHead RoundingTaps
   RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
 From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText.
 
@@ -186,6 +186,26 @@ Print Assumptions null_token_count.
 Print Assumptions null_token_limit.
 (* Lemma 1's assumption holds over the reals for sparsemax, from α = 1 on *)
 Print Assumptions sparsemax_one_hot.
+
+(** the encodings in use *)
+(* Beyond the paper: a gap of γ in the scores is enough, whatever the encoding *)
+Print Assumptions gap_finite.
+(* Beyond the paper: rotary and sinusoidal encodings have the score α Σ_j cos θ_j (δ − τ) *)
+Print Assumptions cosine_score.
+(* Beyond the paper: and RoPE's rotated query and key have it *)
+Print Assumptions rotary_product.
+(* Beyond the paper: its gap *)
+Print Assumptions cosine_gap.
+(* Beyond the paper: tables of relative biases (T5, Swin): any kernel whose shifts have entries of their own *)
+Print Assumptions table_gap.
+(* Beyond the paper: and no other *)
+Print Assumptions table_same.
+(* Beyond the paper: ALiBi prefers the query itself *)
+Print Assumptions alibi_nearest.
+(* Beyond the paper: and no head of it is sharp elsewhere *)
+Print Assumptions alibi_one_tap.
+(* Beyond the paper: causal masks keep the targets of causal kernels *)
+Print Assumptions causal_targets.
 
 (** floating point *)
 (* The talk's “for Float32, set α ≥ 46”: e^−α is exactly 0 from α = 104 on *)

@@ -68,6 +68,17 @@ sparse_attention = added(
 )(lambda: proved(by_coq("sparsemax_one_hot", "lemma1")))
 
 
+encodings_in_use = added(
+    "encodings-in-use",
+    "RoPE has any 1-D kernel, tables (T5, Swin) any in the window, causal masks causal ones; ALiBi alone none of 2 taps.",
+)(
+    lambda: proved(
+        by_coq("cosine_score", "rotary_product", "cosine_gap", "gap_finite"),
+        by_coq("table_gap", "table_same", "alibi_one_tap", "causal_targets"),
+    )
+)
+
+
 @added(
     "rounding-alone",
     "In floating point, where exp returns 0 at minus the scores' gap, layer and convolution differ by rounding alone.",

@@ -1,0 +1,158 @@
+(** The relative encodings in use: which of them express convolutions, and under which hypothesis.
+
+    A head that scores its target higher than every other key by γ is off by (N − 1) e^{−γ} at most,
+    whatever the encoding; so an encoding that has such scores for every shift of a kernel expresses it.
+
+    Statements:
+      gap_finite       heads with a gap of γ at q + τ_h: the layer is within 2·B·(N − 1) e^{−γ}·Σ|W| of the
+                       convolution
+      cosine_score     rotary and sinusoidal encodings, r_δ = (cos θ_j δ, sin θ_j δ)_j: a vector v with
+                       v·r_δ = α Σ_j cos θ_j (δ − τ), for every τ
+      rotary_product   which is the product of a query and a key rotated by their own positions
+      cosine_gap       so the gap is α times the least Σ_j (1 − cos θ_j n) over the shifts n ≠ 0 of the grid
+      table_gap        a table with a number for every shift of a window (T5, Swin): α at τ, 0 elsewhere
+      table_same       and two shifts with one number score the same: no head tells them apart
+      alibi_nearest    a bias −m |δ| (ALiBi), m ≥ 0: of all shifts 0 scores best, by m at least
+      alibi_one_tap    with any m some other shift scores as high as τ ≠ 0: no head is sharp there on a grid that has both
+      causal_targets   a causal mask keeps every target of a causal kernel *)
+
+From Coq Require Import Reals ZArith List Lra Lia Permutation.
+From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers Theorem1.
+Import ListNotations.
+Open Scope R_scope.
+
+(** * Any encoding with a gap *)
+
+Section Gap.
+Context {H : Type}.
+Variables (d_p d_in d_out : nat) (r_ : position -> vector) (hs : list H) (v_ : H -> vector) (f : H -> position).
+Variables (Δ : list position) (W : position -> matrix) (b : vector) (G : list position) (X : image) (q : position).
+Variables (j : nat) (B γ : R).
+Hypotheses (bijection : Permutation (map f hs) Δ) (keys : NoDup G) (targets : targets_on G q Δ).
+Hypotheses (bound : bounded d_in B G X) (channel : (j < d_out)%nat).
+
+Let L : layer H := positional d_p d_in d_out r_ hs v_ (fun h => W (f h)) b.
+
+(** Every head scores its target higher than every other key, by γ. *)
+Hypothesis gap : forall h k, In h hs -> In k G -> k <> add q (f h) ->
+  γ <= score L h X q (add q (f h)) - score L h X q k.
+
+Theorem gap_finite :
+  Rabs (attend L G X q j - conv d_in Δ W b X q j) <= 2 * B * ((INR (length G) - 1) * exp (- γ)) * weight_sum d_in Δ W j.
+Proof.
+  rewrite <- (heads_conv d_in hs f Δ W b X q j bijection), <- (heads_weight_sum d_in hs f Δ W j bijection).
+  assert (T : forall h, In h hs -> In (add q (f h)) G).
+  { intros h Ih; apply targets, (Permutation_in _ bijection), in_map, Ih. }
+  apply (positional_error d_p d_in d_out r_ hs v_ (fun h => W (f h)) b (fun h => add q (f h))); auto.
+  intros h Ih; apply (softmax_gap G (fun k => score L h X q k)); [exact keys|apply T, Ih|].
+  intros k Ik D; apply gap; assumption.
+Qed.
+
+End Gap.
+
+(** * Rotary and sinusoidal encodings, in one dimension *)
+
+(** r_δ = (cos θ_0 δ, sin θ_0 δ, cos θ_1 δ, …), of 2J numbers. *)
+Definition r_cosine (θ : nat -> R) (δ : position) : vector :=
+  fun i => if Nat.eqb (i mod 2) 0 then cos (θ (i / 2)%nat * coordinate δ 0) else sin (θ (i / 2)%nat * coordinate δ 0).
+
+(** v = α (cos θ_0 τ, sin θ_0 τ, …). *)
+Definition v_cosine (θ : nat -> R) (α : R) (τ : position) : vector := fun i => α * r_cosine θ τ i.
+
+Lemma sum_below_scal n c f : sum_below n (fun i => c * f i) = c * sum_below n f.
+Proof. apply sum_scal. Qed.
+
+(** The score is α Σ_j cos θ_j (δ − τ). *)
+Theorem cosine_score J θ α δ τ :
+  dot (J * 2) (v_cosine θ α τ) (r_cosine θ δ) =
+  α * sum_below J (fun u => cos (θ u * (coordinate δ 0 - coordinate τ 0))).
+Proof.
+  unfold dot; rewrite sum_below_blocks, <- sum_below_scal; apply sum_below_ext; intros u Hu.
+  unfold sum_below; simpl seq; rewrite !sum_cons; change (sum [] _) with 0; unfold v_cosine, r_cosine.
+  assert (E0 : ((u * 2 + 0) mod 2 = 0 /\ (u * 2 + 0) / 2 = u)%nat).
+  { split; [rewrite Nat.add_comm, Nat.mod_add by lia; reflexivity|rewrite Nat.div_add_l by lia; simpl; lia]. }
+  assert (E1 : ((u * 2 + 1) mod 2 = 1 /\ (u * 2 + 1) / 2 = u)%nat).
+  { split; [rewrite Nat.add_comm, Nat.mod_add by lia; reflexivity|rewrite Nat.div_add_l by lia; simpl; lia]. }
+  destruct E0 as [-> ->], E1 as [-> ->]; simpl Nat.eqb; cbv iota.
+  rewrite Rmult_minus_distr_l, cos_minus; ring.
+Qed.
+
+(** Rotation of the pair (x, y) by an angle; its product is RoPE's. *)
+Definition rotated (angle : R) (p : R * R) : R * R :=
+  (fst p * cos angle - snd p * sin angle, fst p * sin angle + snd p * cos angle).
+Definition pair_product (p p' : R * R) : R := fst p * fst p' + snd p * snd p'.
+
+(** A query (cos θτ, sin θτ) and a key (1, 0), each rotated by its own position m and n, have the product cos θ(n − m − τ). *)
+Theorem rotary_product θ τ m n :
+  pair_product (rotated (θ * m) (cos (θ * τ), sin (θ * τ))) (rotated (θ * n) (1, 0)) = cos (θ * (n - m - τ)).
+Proof.
+  unfold pair_product, rotated; simpl.
+  replace (θ * (n - m - τ)) with (θ * n - (θ * m + θ * τ)) by ring.
+  rewrite cos_minus, cos_plus, sin_plus; ring.
+Qed.
+
+(** The gap of the score at τ is α times the least Σ_j (1 − cos θ_j n). *)
+Theorem cosine_gap J θ α g δ τ : 0 <= α ->
+  g <= sum_below J (fun u => 1 - cos (θ u * (coordinate δ 0 - coordinate τ 0))) ->
+  α * g <= dot (J * 2) (v_cosine θ α τ) (r_cosine θ τ) - dot (J * 2) (v_cosine θ α τ) (r_cosine θ δ).
+Proof.
+  intros Hα Hg; rewrite !cosine_score, <- Rmult_minus_distr_l; apply Rmult_le_compat_l; [exact Hα|].
+  eapply Rle_trans; [exact Hg|]; unfold sum_below; rewrite <- sum_minus; apply Req_le, sum_ext; intros u _.
+  replace (coordinate τ 0 - coordinate τ 0) with 0 by ring; rewrite Rmult_0_r, cos_0; reflexivity.
+Qed.
+
+(** * Tables of relative biases *)
+
+(** The number of a shift: buckets, or one for each shift of a window. *)
+Definition table_score (bucket : position -> nat) (entries : nat -> R) (δ : position) : R := entries (bucket δ).
+
+(** α at τ's entry, 0 at all others. *)
+Definition one_entry (bucket : position -> nat) (α : R) (τ : position) : nat -> R :=
+  fun n => if Nat.eqb n (bucket τ) then α else 0.
+
+(** A shift of another bucket than τ's scores lower by α; so a table expresses any kernel in whose window no two shifts
+    share a bucket, on a grid all of whose shifts lie in it. *)
+Theorem table_gap bucket α δ τ : bucket δ <> bucket τ ->
+  table_score bucket (one_entry bucket α τ) τ - table_score bucket (one_entry bucket α τ) δ = α.
+Proof.
+  intros D; unfold table_score, one_entry; rewrite Nat.eqb_refl, (proj2 (Nat.eqb_neq _ _) D); ring.
+Qed.
+
+(** And two shifts of one bucket score the same, whatever the entries: no head tells them apart. *)
+Theorem table_same bucket entries δ τ : bucket δ = bucket τ ->
+  table_score bucket entries δ = table_score bucket entries τ.
+Proof. unfold table_score; intros ->; reflexivity. Qed.
+
+(** * A bias that falls with the distance *)
+
+(** ALiBi: −m |δ|. *)
+Definition alibi_score (m : R) (δ : Z) : R := - m * Rabs (IZR δ).
+
+Theorem alibi_nearest m δ : 0 <= m -> δ <> 0%Z -> m <= alibi_score m 0 - alibi_score m δ.
+Proof.
+  intros Hm D; unfold alibi_score; rewrite Rabs_R0, <- abs_IZR.
+  assert (1 <= IZR (Z.abs δ)) by (apply IZR_le; lia); nra.
+Qed.
+
+(** Another shift scores at least as high as τ ≠ 0: with a slope m ≥ 0 the query itself, with m < 0 the shift −τ. *)
+Theorem alibi_one_tap m τ : τ <> 0%Z -> exists δ, δ <> τ /\ alibi_score m τ <= alibi_score m δ.
+Proof.
+  intros D; destruct (Rle_dec 0 m) as [Hm|Hm].
+  - exists 0%Z; split; [congruence|]; pose proof (alibi_nearest m τ Hm D); lra.
+  - exists (- τ)%Z; split; [lia|]; unfold alibi_score; rewrite opp_IZR, Rabs_Ropp; lra.
+Qed.
+
+(** * Causal masks *)
+
+(** Keys after the query are masked: the kept keys of a grid in one dimension. *)
+Definition causal_keys (G : list position) (q : position) : list position :=
+  filter (fun k => Z.leb (hd 0%Z k) (hd 0%Z q)) G.
+
+(** A causal kernel looks at no later position: a mask keeps its targets. *)
+Theorem causal_targets G q Δ : (forall τ, In τ Δ -> (hd 0 τ <= 0)%Z) ->
+  Forall (fun τ => length τ = length q) Δ -> targets_on G q Δ -> targets_on (causal_keys G q) q Δ.
+Proof.
+  intros C F T τ I; unfold causal_keys; apply filter_In; split; [apply T, I|].
+  rewrite Forall_forall in F; pose proof (F τ I) as E; pose proof (C τ I); apply Z.leb_le.
+  destruct q as [|a q], τ as [|x τ]; simpl in *; lia.
+Qed.
