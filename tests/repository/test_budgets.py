@@ -17,17 +17,17 @@ BUDGETS = {
         "branching functions": 0.017,
     },
     "verify": {
-        "tokens": 123_255,
+        "tokens": 123_293,
         "tokens a line": 8.95,
         "conditional expressions": 17.0,
-        "branching functions": 0.0253,
+        "branching functions": 0.0246,
     },
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 32_166
+TEST_LINES = 32_290
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -61,7 +61,8 @@ EXPECTED = {
         permutation-equivariance translation-equivariance convolution-equivariance convolution-associative
         convolution-commutative convolution-fourier receptive-field generalisation content finite-never-exact finite-error
         patches null-token sparsemax encodings-in-use rounding-alone borders-replicate torch-fields two-components
-        one-component-spread key-width head-count head-width fewer-heads least-heads narrow-spread blurred-windows axis-factorisation""",
+        one-component-spread key-width head-count head-width fewer-heads least-heads narrow-spread blurred-windows
+        axis-factorisation""",
     CHECKED: "torch-exponential",
     REFUTED: "lemma-2 alpha-46 scores-and-shift channels-limit permutation-invariance",
     MEASURED: """often-learned heads-learn-convolution learned-offsets
