@@ -12,31 +12,22 @@ from construct.modules.parametrizations import weight_hooks, with_effective_weig
 
 
 def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
-    """The parametrizations of a convolution, in words: ``("weight_norm of weight",)``; empty for a
+    """The parametrizations of a convolution, in words: ``("WeightNorm of weight",)``; empty for a
     plain one.
     """
     names = []
     for hook in weight_hooks(conv):
         methods = list(hook) if isinstance(hook, PruningContainer) else [hook]
         name = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
-        names += [f"{_display_name(method)} of {name}" for method in methods]
+        names += [f"{_kind(method)} of {name}" for method in methods]
     for name, chain in getattr(conv, "parametrizations", {}).items():
-        names += [f"{_display_name(module)} of {name}" for module in chain]
+        names += [f"{_kind(module)} of {name}" for module in chain]
     return tuple(names)
 
 
-def _display_name(method: object) -> str:
-    """The name of torch's function for a parametrization: ``weight_norm`` for ``_WeightNorm`` and
-    ``WeightNorm``.
-    """
-    kind = type(method).__name__.lstrip("_")
-    if isinstance(method, BasePruningMethod):
-        return f"pruning ({kind})"
-    return {
-        "WeightNorm": "weight_norm",
-        "SpectralNorm": "spectral_norm",
-        "Orthogonal": "orthogonal",
-    }.get(kind, kind)
+def _kind(method: object) -> str:
+    """The class of a parametrization, ``WeightNorm`` for torch's ``_WeightNorm``, too."""
+    return type(method).__name__.lstrip("_")
 
 
 def plain_convolution(conv: nn.Module) -> nn.Module:

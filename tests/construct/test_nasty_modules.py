@@ -219,12 +219,12 @@ def test_row_26_a_parametrization_that_fails_is_refused_in_one_line() -> None:
 def test_row_26_the_command_says_so_and_proves_it(state: Any, from_conv: Command) -> None:
     options = (*state(normed), *SIZE)
     out = from_conv.prints(*options)
-    assert "0: parametrization folded into its eval-mode weight: weight_norm of weight" in out
+    assert "0: parametrization folded into its eval-mode weight: WeightNorm of weight" in out
     assert "to recheck it takes a file that holds these" in out
-    assert "2: parametrization folded into its eval-mode weight: spectral_norm of weight" in out
+    assert "2: parametrization folded into its eval-mode weight: SpectralNorm of weight" in out
     assert "compared in eval mode; batch normalisation and dropout are as they were" in out
     facts = from_conv.facts(*options)
-    folded = [["weight_norm of weight"], ["spectral_norm of weight"], []]
+    folded = [["WeightNorm of weight"], ["SpectralNorm of weight"], []]
     assert [layer["folded"] for layer in facts["layers"]] == folded
     assert [layer["verdict"]["name"] for layer in facts["layers"]] == ["PROVED"] * 3
     assert facts["network"]["same_expression"] is True

@@ -75,7 +75,7 @@ def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
 
     Returns:
         The convolution itself if its tensors are plain, else a new one of torch's class; and the
-        parametrizations, as ``("weight_norm of weight",)``.
+        parametrizations, as ``("WeightNorm of weight",)``.
 
     Raises:
         Unreadable: it is not a convolution, or calling it runs other code than torch's (its fields
@@ -168,12 +168,5 @@ def keeping_modes(*models: nn.Module) -> Iterator[None]:
 
 
 def _name(method: object) -> str:
-    """The name of the torch function that creates it: ``weight_norm`` creates ``WeightNorm`` and
-    ``_WeightNorm``.
-    """
-    kind = "pruning" if isinstance(method, BasePruningMethod) else type(method).__name__.lstrip("_")
-    return {
-        "WeightNorm": "weight_norm",
-        "SpectralNorm": "spectral_norm",
-        "Orthogonal": "orthogonal",
-    }.get(kind, kind)
+    """The class of a parametrization, ``WeightNorm`` for torch's ``_WeightNorm``, too."""
+    return type(method).__name__.lstrip("_")

@@ -123,8 +123,6 @@ def _tokens(g: Geometry, size: Vector) -> Record:
         "queries": [query_places(g, axis, o).tolist() for axis, o in enumerate(outputs)],
         "sources": sources,
         "inside": list(map(list, input_spans(g, size))),
-        "mode": g.padding_mode,
-        "transposed": g.transposed,
     }
 
 
