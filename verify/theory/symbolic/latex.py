@@ -2,45 +2,37 @@
 
 The statements are plain Unicode for a terminal: "score(τ) − score(δ) = α‖n‖² for all δ".  A word is
 mathematics if it contains a symbol, a digit or a single letter; neighbouring words form one
-formula, so that ``e^(−α (N + 1))`` becomes one exponent.
+formula, so that ``e^(−α (N + 1))`` becomes one exponent.  It is for these statements, whose brackets
+are nested at most three deep, and whose symbols have one exponent and one index at most.
 """
 
 import re
 from itertools import zip_longest
 
-_SYMBOLS = {
-    **dict(
-        zip(
-            "αβδεϑπστω",
-            "alpha beta delta varepsilon vartheta pi sigma tau omega".split(),
-            strict=True,
-        )
-    ),
-    **dict(zip("ΔΠΣ", ("Delta", "prod", "sum"), strict=True)),
-    **dict(
-        zip("≤≥≠±·×⊗→…∞∈‖", "le ge ne pm cdot times otimes to dots infty in |".split(), strict=True)
-    ),
-}
+_SYMBOLS = dict(
+    zip(
+        "αβδεϑπστωΔΠΣ≤≥≠±·×⊗→…∞∈‖",
+        "alpha beta delta varepsilon vartheta pi sigma tau omega Delta prod sum "
+        "le ge ne pm cdot times otimes to dots infty in |".split(),
+        strict=True,
+    )
+)
 _NAMES = {name: name for name in "alpha tau delta sum prod ln max".split()}
 _NAMES |= {"theta": "vartheta", "epsilon": "varepsilon"}
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
-_IN_MATH = _SPECIAL | {
-    "Ŵ": r"\hat{W}",
-    "−": "-",
-    "^": r"\hat{}",
-    "~": r"\sim ",
-    "\\": r"\backslash ",
-}
-_IN_WORDS = _SPECIAL | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
+_IN_MATH = _SPECIAL | {"Ŵ": r"\hat{W}", "−": "-", "²": "^{2}", "'": r"^{\prime}"}
+_IN_MATH |= {symbol: f"\\{name} " for symbol, name in (_SYMBOLS | _NAMES).items()}
+_IN_WORDS = _SPECIAL | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
 _IN_WORDS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "“": "``", "”": "''"}
 _SHARP = re.compile(r"[=+^_/<>|²−Ŵ]|[^\W\d_]\(|\d|" + "|".join(map(re.escape, _SYMBOLS)))
 _OPERATOR = re.compile(r"[=+≤≥≠<>∈]|:=|−$")
-_WORD = re.compile(r"[A-Za-z]+|\d+|.", re.DOTALL)
 _ENDS = ".,;:"
+_BESIDE = "=+−≤≥≠<>∈→±·×⊗:,;"
+_PIECE = re.compile(
+    r"[\^_](?:\((?P<round>(?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)|{(?P<curly>[^{}]*)}|(?P<word>[A-Za-z]+|\d+|.))"
+    rf"|(?P<product>(?<![{_BESIDE}]) (?![{_BESIDE}]))|[A-Za-z]+|."
+)
+"""A script, in brackets or not; the space of a product, beside no operator; or a symbol."""
 
 
 def text(statement: str) -> str:
@@ -89,61 +81,21 @@ def _math(formula: str) -> str:
     """Plain Unicode mathematics as LaTeX; an exponent or index is a word or text in brackets or
     braces.
     """
-    words = _WORD.findall(formula)
-    parts: list[str] = []
-    scripts: set[str] = set()  # scripts of the last base: TeX allows one of each
-    place = 0
-    while place < len(words):
-        word = words[place]
-        place += 1
-        if (
-            word in "^_"
-            and place < len(words)
-            and not words[place].isspace()
-            and words[place] not in "^_²'"
-        ):
-            script, place = _script(words, place)
-        elif word in "²'":
-            word, script = "^", "2" if word == "²" else r"\prime"
-        else:
-            parts.append(r"\, " if word == " " and _apart(words, place) else _symbol(word))
-            if not word.isspace():
-                scripts.clear()
-            continue
-        if word in scripts:
-            parts.append("{}")
-            scripts.clear()
-        scripts.add(word)
-        parts.append(f"{word}{{{script}}}")
-    return "".join(parts)
+    return _PIECE.sub(_piece, formula)
 
 
-def _apart(words: list[str], place: int) -> bool:
-    """Whether the space before this place denotes a product, rather than adjoining an operator."""
-    return not any(
-        word in "=+−≤≥≠<>∈→±·×⊗:,;"
-        for word in (words[place - 2 : place - 1] + words[place : place + 1])
-    )
-
-
-def _script(words: list[str], place: int) -> tuple[str, int]:
-    """The LaTeX of the exponent or index that starts here, and the place after it."""
-    closing = {"(": ")", "{": "}"}.get(words[place])
-    depth = 0
-    for end in range(place, len(words)) if closing else ():
-        depth += (words[end] == words[place]) - (words[end] == closing)
-        if depth == 0:
-            return _math("".join(words[place + 1 : end])), end + 1
-    return _symbol(words[place], shortest=2), place + 1
+def _piece(match: re.Match[str]) -> str:
+    piece = match[0]
+    script = match["round"] or match["curly"]
+    if script:
+        return f"{piece[0]}{{{_math(script)}}}"
+    if match["word"]:
+        return f"{piece[0]}{{{_symbol(match['word'], shortest=2)}}}"
+    return r"\, " if match["product"] else _symbol(piece)
 
 
 def _symbol(word: str, shortest: int = 3) -> str:
     """One symbol; at least ``shortest`` letters form a name, fewer are separate variables."""
-    name = _SYMBOLS.get(word) or _NAMES.get(word)
-    if name:
-        return f"\\{name} "
-    return (
-        f"\\mathrm{{{word}}}"
-        if len(word) >= shortest and word.isalpha()
-        else _IN_MATH.get(word, word)
-    )
+    if word not in _IN_MATH and word.isalpha() and len(word) >= shortest:
+        return f"\\mathrm{{{word}}}"
+    return _IN_MATH.get(word, word)
