@@ -162,7 +162,11 @@ def _narrow_probes(problem: Problem, total: ndarray, small: Vector, other: Vecto
 
 
 def run_executions(
-    conv_module: Any, layer: Any, inputs: ndarray, bound: ndarray, queries: int | None = None
+    conv_module: Any,
+    layer: Any,
+    inputs: ndarray,
+    bound: ndarray,
+    queries: int | None = None,
 ) -> list[Probe]:
     """Run every execution of ``layer`` against the convolution, in full precision.
 
@@ -190,7 +194,12 @@ def run_executions(
 
 
 def _probe(
-    name: str, conv_module: Any, layer: Any, x: torch.Tensor, expected: ndarray, bound: ndarray
+    name: str,
+    conv_module: Any,
+    layer: Any,
+    x: torch.Tensor,
+    expected: ndarray,
+    bound: ndarray,
 ) -> Probe:
     """Run one execution, and compare it with the convolution's outputs."""
     grid = tuple(x.shape[2:])

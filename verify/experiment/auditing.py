@@ -156,7 +156,11 @@ Distances = tuple[float, ...]
 
 
 def _fitted(
-    black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
+    black_box: BlackBox,
+    linear: LinearMap,
+    fit: Fit,
+    random: np.random.Generator,
+    budget: int,
 ) -> tuple[ndarray, ndarray, dict[str, Distances]]:
     """Kernel, bias, and the distances with each padding mode."""
     if not linear.affine:
@@ -192,7 +196,11 @@ def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: ndarray) -> bo
 
 
 def _by_regression(
-    black_box: BlackBox, linear: LinearMap, fit: Fit, random: np.random.Generator, budget: int
+    black_box: BlackBox,
+    linear: LinearMap,
+    fit: Fit,
+    random: np.random.Generator,
+    budget: int,
 ) -> tuple[ndarray, ndarray, dict[str, Distances]]:
     """Kernel, bias and distances (interior, border, all) of a non-affine layer, from random inputs.
 

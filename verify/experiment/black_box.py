@@ -93,7 +93,12 @@ class BlackBox:
     """
 
     def __init__(
-        self, attention: Any, grid: Vector, in_channels: int | None, dtype: torch.dtype, budget: int
+        self,
+        attention: Any,
+        grid: Vector,
+        in_channels: int | None,
+        dtype: torch.dtype,
+        budget: int,
     ):
         if not callable(attention):
             raise ValueError(

@@ -33,7 +33,12 @@ from verify.rounding.model import (
 
 
 def rounding_part(
-    conv: Convolution, attention: Attention, bound: float, fmt: Format, tokens: int, soft: bool
+    conv: Convolution,
+    attention: Attention,
+    bound: float,
+    fmt: Format,
+    tokens: int,
+    soft: bool,
 ) -> ndarray:
     """Rounding of both layers, including the softmax's η, float64 (D_out,).
 

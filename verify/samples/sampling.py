@@ -108,7 +108,12 @@ def check_call(conv: Any, layer: Any, x: Tensor, what: str, **call: Any) -> Laye
 
 
 def check_outputs(
-    conv: Any, layer: Any, x: Tensor, expected: Tensor, attended: Tensor, what: str
+    conv: Any,
+    layer: Any,
+    x: Tensor,
+    expected: Tensor,
+    attended: Tensor,
+    what: str,
 ) -> LayerCheck:
     """:func:`check_call` for outputs that have been computed already."""
     x, a, b, error = subtracted(conv, x, expected, attended)
