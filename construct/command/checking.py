@@ -53,7 +53,11 @@ def check_conversion(
 
 
 def _checked_alone(
-    pairs: Pairs, paths: list[str], remark: str, options: Namespace, progress: Phases
+    pairs: Pairs,
+    paths: list[str],
+    remark: str,
+    options: Namespace,
+    progress: Phases,
 ) -> dict[str, LayerCheck]:
     """Check layers on generated inputs, each alone; ``remark`` goes to the description of the
     inputs.

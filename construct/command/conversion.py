@@ -3,6 +3,7 @@ that are free.
 """
 
 from argparse import Namespace
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from construct.attention import MHSA
 from construct.command.checking import check_conversion
 from construct.command.html_report import require_template, write_page
 from construct.command.output import OtherBits, not_rechecked, prepare, write_outputs
-from construct.command.report import Conversion, LayerRow, Report, judged
+from construct.command.report import Conversion, Report, judged
 from construct.command.terminal import Phases, phases
 from construct.errors import BadModelFile, printable
 from construct.files.command_line.load_network import (
@@ -44,13 +45,15 @@ def convert_file(options: Namespace) -> Report:
                 good = False
                 writable = False
                 hindrance = str(error)
+        if not layers:
+            notes += tuple(_notes_without_layers(writable, options))
         certified = writable and bool(layers) and not options.no_certify
         report = Report(
             options=options,
             conversion=conversion,
             layers=layers,
             network=network,
-            notes=(*notes, *_notes_without_layers(layers, writable, options)),
+            notes=notes,
             hindrance=hindrance,
             output=options.output if writable else None,
             document=options.document if certified else None,
@@ -69,7 +72,9 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
     source = source_of(options)
     model, assumed = network_of(source, options)
     model, wrappers = unwrapped(model)
-    _require_storable(model, options)
+    if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
+        what = f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store"
+        raise BadModelFile(what, "--format pt2 can")  # before the long work
     survey = surveyed(model, source.path)
     progress.begin("converting", len(survey.convertible))
     pairs = dict[str, tuple[nn.Module, MHSA]]()
@@ -83,22 +88,9 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
     return Conversion(source, model, survey, pairs, converted, notes, remarks, unchecked)
 
 
-def _require_storable(model: nn.Module, options: Namespace) -> None:
-    """Refuse, before the long work, a network that its format cannot store."""
-    if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
-        what = f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store"
-        raise BadModelFile(what, "--format pt2 can")
-
-
-def _notes_without_layers(
-    layers: tuple[LayerRow, ...], written: bool, options: Namespace
-) -> list[str]:
+def _notes_without_layers(written: bool, options: Namespace) -> Iterator[str]:
     """Notes on a network in which nothing was converted."""
-    notes = list[str]()
-    if not layers and written:
-        notes.append(
-            "no convolution is left to convert: the network is written as it is, without a certificate"
-        )
-    if not layers and options.report is not None:
-        notes.append("there is no layer to show, so no report was written")
-    return notes
+    if written:
+        yield "no convolution is left to convert: the network is written as it is, without a certificate"
+    if options.report is not None:
+        yield "there is no layer to show, so no report was written"

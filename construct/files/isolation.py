@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import torch
 
@@ -22,7 +23,7 @@ def isolated() -> Iterator[None]:
     """
     with (
         _sigterm_as_sigint(),
-        _without_arguments(),
+        patch.object(sys, "argv", sys.argv[:1]),
         contextlib.redirect_stdout(sys.stderr),
         torch.random.fork_rng(devices=[]),
         torch.backends.nnpack.flags(enabled=False),
@@ -30,16 +31,6 @@ def isolated() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore", UserWarning)
         yield
-
-
-@contextlib.contextmanager
-def _without_arguments() -> Iterator[None]:
-    before = sys.argv
-    sys.argv = before[:1]
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 @contextlib.contextmanager

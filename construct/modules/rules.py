@@ -125,7 +125,11 @@ def _own_slack(module: nn.Module) -> float:
 
 
 def _difference(
-    part: nn.Module, x: Tensor, expected: Any, magnitudes: nn.Module, relative: float
+    part: nn.Module,
+    x: Tensor,
+    expected: Any,
+    magnitudes: nn.Module,
+    relative: float,
 ) -> str | None:
     """A difference of more than ``relative`` times Σ|w||x| in one call, as a clause; None if there
     is none.

@@ -37,8 +37,7 @@ def from_kernels(
     Raises:
         BadModelFile: no kernel, no ``--stride``, or a geometry that does not fit a kernel.
     """
-    _check_options(options)
-    geometry = {flag: getattr(options, flag) or default for flag, default in DEFAULTS.items()}
+    geometry = _geometry(options)
     kernels = {
         key.removesuffix("weight").removesuffix("."): weight
         for key, weight in state.items()
@@ -56,7 +55,7 @@ def from_kernels(
         root = as_network(convolutions)
     except BadModelFile as error:
         raise BadModelFile(str(error), "give --arch") from error
-    assumed = ", ".join(f"{flag} {_text(value)}" for flag, value in geometry.items())
+    assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())
     kind = f"a plain convolution with {assumed}, as the options say or by default"
     notes = (f"kernels alone, each of {len(kernels)} assumed to be of {kind}",)
     used = {f"{path}.{name}".lstrip(".") for path in kernels for name in ("weight", "bias")}
@@ -66,8 +65,8 @@ def from_kernels(
     return root, notes
 
 
-def _check_options(options: Namespace) -> None:
-    """Check that the geometry options go together."""
+def _geometry(options: Namespace) -> dict[str, Any]:
+    """The geometry of every kernel, by torch's names."""
     if options.stride is None:
         raise BadModelFile(
             f"{', '.join(geometry_flags(options))} without --stride",
@@ -76,30 +75,27 @@ def _check_options(options: Namespace) -> None:
     if options.input_size or options.example_inputs:
         what = "kernels alone cannot be run"
         raise BadModelFile(what, "leave out --input-size and --example-inputs")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "x".join(map(str, value))
-    return str(value)
+    geometry: dict[str, Any] = {}
+    for flag, default in DEFAULTS.items():
+        value = getattr(options, flag) or default
+        if isinstance(value, list):  # one number stands for all axes
+            value = tuple(value) if len(value) > 1 else value[0]
+        geometry[flag] = value
+    return geometry
 
 
 def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path: str) -> nn.Module:
-    """A convolution with this kernel; a list of one number stands for all axes."""
-    settings = dict(geometry)
-    for key, value in geometry.items():
-        if isinstance(value, list):
-            settings[key] = tuple(value) if len(value) > 1 else value[0]
+    """A convolution with this kernel."""
     d_out, d_in, *kernel_size = weight.shape
     kind = BASES[len(kernel_size) - 1]
     with refusing(f"{printable(path) or 'its kernel'}: ", "give --arch"):
         conv: Any = kind(
-            d_in * settings["groups"],
+            d_in * geometry["groups"],
             d_out,
             tuple(kernel_size),
             bias=False,
             device="meta",
-            **settings,
+            **geometry,
         )  # type: ignore[arg-type]
         conv.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
         if bias is not None:
