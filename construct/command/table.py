@@ -125,7 +125,10 @@ def _claim_lines(report: Report) -> Iterator[str]:
     """What the columns of the table mean, and what the certificates assume."""
     certificates = [row.certificate for row in report.layers if row.certificate is not None]
     if certificates:
-        yield "interior, border: largest difference seen, without and with padding; bound: for all |x| up to that"
+        first = certificates[0]
+        size = "x".join(map(str, first.grid))
+        yield "interior, border: largest difference seen, without and with padding"
+        yield f"bound: for all |x| <= {first.input_bound:.4g} on inputs up to {size}, if it says {first.input_bound:.4g} on {size}"
     shares = [row.share for row in report.layers if row.share is not None]
     if shares:
         yield f"within: the bound is at most {percent(max(shares))} of the largest output of its layer in the check"

@@ -105,7 +105,7 @@ def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     text = " ".join(str(part) for sentence in network_sentences(changed) for part in sentence)
     assert "calls: NOT the same on 2 random inputs: add goes on" in text
     assert "original and converted differ by at most " in text
-    assert "3 of 4 predictions agree; 2 indices or truth values differ; REFUTED: so" in text
+    assert "3 of 4 predictions agree 2 indices or truth values differ REFUTED: so" in text
     assert network_sentences(figures | {"numbers": None})
 
 

@@ -92,40 +92,45 @@ def network_sentences(network: Mapping[str, Any]) -> tuple[Sentence, ...]:
     """
     calls = network["calls"]
     operators = network["convolution_calls"]
-    text = f"calls: not compared on {network['inputs']}"
+    lines = [f"calls: not compared on {network['inputs']}"]
     if not calls["same"]:
-        text = f"calls: NOT the same on {network['inputs']}: {calls['difference']}"
+        lines = [f"calls: NOT the same on {network['inputs']}: {calls['difference']}"]
     elif calls["compared"]:
-        equal = "all inputs and results are"
+        equal = "all inputs and results are equal"
         if calls["unseen"]:
-            equal = "what was compared is"
-        text = (
-            f"calls: the same {calls['converted']} of converted layers in the same order; while each returns its "
-            f"convolution's numbers, {equal} equal bit for bit, on {network['inputs']}"
-        )
+            equal = "what was compared is equal"
+        lines = [
+            f"calls: the same {calls['converted']} of converted layers in the same order, on {network['inputs']}",
+            f"{equal} bit for bit while each returns its convolution's numbers",
+        ]
     executed = operators["original"]
     left = operators["converted"]
     if left is not None:
-        text += f"; convolution calls: {executed} in the original, {left} in the converted"
-        text += f" ({executed} executed, {executed - left} converted)"
-    sentences: list[Sentence] = [(text,)]
-    sentences += [(f"calls: not compared: {part}",) for part in calls["unseen"]]
-    sentences.append(_distances(network["numbers"], network["max_abs"]))
-    if network["same_expression"]:
-        text = (
-            "every executed convolution became a layer PROVED the same function, and all else is equal: on these inputs both "
-            "networks evaluate the same expression, the layers' sums in another order (unless rounding decides a branch)"
+        lines.append(
+            f"convolution calls: {executed} in the original, {left} in the converted "
+            f"({executed} executed, {executed - left} converted)"
         )
-        sentences.append((text,))
+    lines += [f"calls: not compared: {part}" for part in calls["unseen"]]
+    sentences: list[Sentence] = [(line,) for line in lines]
+    sentences += _distances(network["numbers"], network["max_abs"])
+    if network["same_expression"]:
+        sentences += [
+            (
+                "every executed convolution became a layer PROVED the same function; all else is equal",
+            ),
+            (
+                "so both evaluate the same expression on these inputs (unless rounding decides a branch)",
+            ),
+        ]
     return tuple(sentences)
 
 
-def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -> Sentence:
+def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -> list[Sentence]:
     """How far the networks' outputs are from a float64 run, or from each other."""
     if numbers is None:
-        return ("numbers: not compared, as the networks do not return tensors of the same sizes",)
+        return [("numbers: not compared, as the networks do not return tensors of the same sizes",)]
     if max_abs is None:
-        return (f"numbers: {numbers['sentence']}",)
+        return [(f"numbers: {numbers['sentence']}",)]
     distance: Sentence = (
         "numbers: original and converted differ by at most ",
         quantity("network-max-abs", max_abs),
@@ -138,15 +143,15 @@ def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -
             quantity("network-converted", numbers["converted"]),
             " from float64",
         )
-    rest = ""
+    sentences = [(*distance, ", outputs up to ", quantity("network-largest", numbers["largest"]))]
     predictions = numbers["predictions"]
     if predictions["agree"] is not None:
-        rest += f"; {predictions['agree']} of {predictions['of']} predictions agree"
+        sentences.append((f"{predictions['agree']} of {predictions['of']} predictions agree",))
     if numbers["other"]:
-        rest += f"; {numbers['other']} indices or truth values differ"
+        sentences.append((f"{numbers['other']} indices or truth values differ",))
     if numbers["verdict"] != "CHECKED":
-        rest += f"; {numbers['verdict']}: {numbers['sentence']}"
-    return (*distance, ", outputs up to ", quantity("network-largest", numbers["largest"]), rest)
+        sentences.append((f"{numbers['verdict']}: {numbers['sentence']}",))
+    return sentences
 
 
 def _certified(certificate: Certificate) -> list[Quantity]:
