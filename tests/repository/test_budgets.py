@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 84_318,
+        "tokens": 84_308,
         "tokens a line": 9.18,
         "conditional expressions": 16.8,
         "branching functions": 0.017,
     },
     "verify": {
-        "tokens": 123_293,
-        "tokens a line": 8.95,
+        "tokens": 122_920,
+        "tokens a line": 8.94,
         "conditional expressions": 17.0,
         "branching functions": 0.0246,
     },
@@ -27,7 +27,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 32_290
+TEST_LINES = 32_273
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
