@@ -372,6 +372,11 @@ def places(axes: Iterable[Iterable[int]]) -> ndarray:
     return np.array(list(product(*axes)))
 
 
+def times(numbers: Iterable[Any]) -> str:
+    """``3 × 5``."""
+    return " × ".join(map(str, numbers))
+
+
 def greatest(values: ndarray) -> float:
     """The greatest of some numbers, none below 0; 0 of none."""
     return float(values.max(initial=0.0))

@@ -544,13 +544,6 @@ def test_the_elimination_is_exact() -> None:
         assert equations.rank(thin @ wide) == np.linalg.matrix_rank(thin @ wide)
 
 
-def test_the_sharp_limit_shares_ties() -> None:
-    scores = np.array([[1, 3, 3], [2, 0, 1]], dtype=object)
-    assert equations.sharp(scores).astype(float).tolist() == [[0, 0.5, 0.5], [1, 0, 0]]
-    soft = equations.softmax(1000 * scores)
-    assert np.abs(soft - equations.sharp(scores).astype(float)).max() == 0
-
-
 def test_judged_claims_are_plain_data():
     table = verify.claims(only=["channels-limit"])
     assert pickle.loads(pickle.dumps(table)) == table

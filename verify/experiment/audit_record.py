@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from verify.argument.documents import json_data
 from verify.experiment.head_maps import Head, collapsed
-from verify.oracle import Vector, greatest
+from verify.oracle import Vector, greatest, times
 from verify.verdict import as_html
 
 LEAST_PRINTED = 1e-3
@@ -168,7 +168,7 @@ class Audit:
             verdict = "nothing tells it from a convolution here"
         not_finite = f"NOT FINITE: {self.not_finite} of {outputs} outputs, on finite inputs; they are left out below."
         lines = [
-            f"Audit by experiment in {self.dtype}, on inputs of {_times(self.grid)}: {verdict}.",
+            f"Audit by experiment in {self.dtype}, on inputs of {times(self.grid)}: {verdict}.",
             "(Measured on this grid; an audit says nothing of other inputs and sizes.)",
             *[not_finite] * bool(self.not_finite),
             *self._size_sentence(),
@@ -188,7 +188,7 @@ class Audit:
         if self.is_convolution or all(m <= n for m, n in zip(self.output, self.grid, strict=True)):
             return []
         return [
-            f"LARGER: the output is {_times(self.output)}; transposed convolutions with a stride are not looked for, "
+            f"LARGER: the output is {times(self.output)}; transposed convolutions with a stride are not looked for, "
             "so it may be one of these"
         ]
 
@@ -205,8 +205,8 @@ class Audit:
 
     def _kernel_sentence(self) -> str:
         (d, c), (all_in, all_out) = self.kernel.shape[:2], self.channels
-        sentence = f"nearest convolution: {c} → {d} channels, kernel {_times(self.kernel_size)}, stride {_times(self.stride)}"
-        sentence += f", dilation {_times(self.dilation)}"
+        sentence = f"nearest convolution: {c} → {d} channels, kernel {times(self.kernel_size)}, stride {times(self.stride)}"
+        sentence += f", dilation {times(self.dilation)}"
         if self.groups is None:
             return f"{sentence} (only these channels were read, of {all_in} → {all_out})"
         return f"{sentence}, {self.groups} group{'s' * (self.groups > 1)}"
@@ -264,10 +264,6 @@ def _head_sentence(head: Head) -> str:
     centre = _place(tuple(round(x, 3) + 0.0 for x in head.centre))
     peak = f"at most {100 * head.peak:.3g} % on one key"
     return f"centre {centre}, spread {head.spread:.3g} pixels, {peak}; most on shifts {shifts}"
-
-
-def _times(sizes: Vector) -> str:
-    return " × ".join(map(str, sizes))
 
 
 def _place(numbers: tuple[float, ...]) -> str:

@@ -27,11 +27,11 @@ from verify.layers.reading import (
     tokens_along,
 )
 from verify.layers.targets import Target, named, target
-from verify.oracle import Geometry, Unreadable, Vector
+from verify.oracle import Geometry, Unreadable, Vector, times
 from verify.plots.probabilities import drawn_size, noise
 from verify.recheck.strict_input import Record
 from verify.report.given_attention import MOST_GIVEN, given_picture, packed
-from verify.report.layer import NoPicture, ReportLayer, times
+from verify.report.layer import NoPicture, ReportLayer
 from verify.report.live import WHOLE, crop, grey, live
 from verify.rounding.leakage import cached_leakage
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from verify.report.layer import NoPicture, times
+from verify.oracle import times
+from verify.report.layer import NoPicture
 
 MOST_GIVEN = 12_000_000
 """The byte budget for given probabilities on a page, shared by the layers; the 12 layers of a ViT-B

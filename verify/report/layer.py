@@ -1,13 +1,12 @@
 """The record of one layer on the page, and a convolution's geometry in words."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from verify.argument.certificate import Certificate
-from verify.oracle import Geometry
+from verify.oracle import Geometry, times
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict
 
@@ -85,8 +84,3 @@ def _padding(g: Geometry) -> str:
 def most_varied(values: np.ndarray) -> int:
     """The channel of (channels, *positions) that varies most, which is drawn."""
     return int(values.reshape(len(values), -1).var(axis=1).argmax())
-
-
-def times(numbers: Sequence[Any]) -> str:
-    """``3 × 5``."""
-    return " × ".join(map(str, numbers))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from verify.oracle import Convolution, float64
-from verify.report.layer import NoPicture, ReportLayer, most_varied, times
+from verify.oracle import Convolution, float64, times
+from verify.report.layer import NoPicture, ReportLayer, most_varied
 
 MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from verify.argument.certificate import Certificate
 from verify.layers.reading import interior, output_size
-from verify.oracle import Geometry
-from verify.report.layer import ReportLayer, times
+from verify.oracle import Geometry, times
+from verify.report.layer import ReportLayer
 from verify.verdict import exactly, from_above
 
 

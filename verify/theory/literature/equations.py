@@ -1,14 +1,12 @@
 """Eq. 3, its limit for α → ∞, and small convolutions, each in a few lines of numpy.
 
-``softmax`` is float64.  ``sharp`` is its exact limit: the keys with the highest score share the
-weight equally.  ``mix`` is Eq. 3 on any numbers.  A convolution and an attention layer without
-content are both bilinear in input and kernel, so on a given grid they agree for *every* input and
-kernel if they agree on impulses: ``read_by_taps`` is the oracle's impulse response,
-``read_by_heads`` the attention's.
+``softmax`` is float64, ``hard_heads`` its exact limit, and ``mix`` Eq. 3 on any numbers.  A
+convolution and an attention layer without content are both bilinear in input and kernel, so on a
+given grid they agree for *every* input and kernel if they agree on impulses: ``read_by_taps`` is
+the oracle's impulse response, ``read_by_heads`` the attention's.
 """
 
 from collections.abc import Sequence
-from fractions import Fraction
 from math import prod
 from typing import Any
 
@@ -25,20 +23,6 @@ def softmax(scores: ndarray) -> ndarray:
     scores = np.asarray(scores, dtype=np.float64)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def sharp(scores: ndarray) -> ndarray:
-    """lim softmax(α·scores) for α → ∞, in integers or fractions: the keys with the highest score
-    share the weight equally.
-
-    Any lower score has a finite distance from the highest, so its weight decays like
-    e^{−α·distance}.
-    """
-    highest = np.asarray(scores == scores.max(axis=-1, keepdims=True), dtype=bool)
-    if (highest.sum(axis=-1) == 1).all():
-        return highest.astype(int)
-    shares: Any = np.frompyfunc(lambda hit, count: Fraction(int(hit), int(count)), 2, 1)
-    return shares(highest, highest.sum(axis=-1, keepdims=True))
 
 
 def mix(attention: Sequence[ndarray], x: ndarray, weights: Sequence[ndarray]) -> ndarray:
@@ -67,12 +51,14 @@ def read_by_heads(setting: Setting, attention: Sequence[ndarray]) -> ndarray:
 
 
 def hard_heads(setting: Setting) -> list[ndarray]:
-    """The attention for α → ∞ of heads with the code's quadratic encoding, one per shift, (Q, T)
-    each.
+    """lim softmax(α·score) for α → ∞ of heads with the code's quadratic encoding, one per shift,
+    (Q, T) each: 1 where the score is highest, which is one key, as every target is a token.
     """
-    keys = setting.keys
-    queries = setting.queries
-    return [sharp(quadratic_scores(queries, keys, tau)) for tau in setting.shifts]
+    heads = []
+    for tau in setting.shifts:
+        scores = quadratic_scores(setting.queries, setting.keys, tau)
+        heads.append((scores == scores.max(axis=-1, keepdims=True)).astype(int))
+    return heads
 
 
 def integers(seed: int, *shape: int) -> ndarray:

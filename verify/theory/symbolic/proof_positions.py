@@ -17,14 +17,17 @@ from numpy import ndarray
 
 from construct.encoding import quadratic
 from verify.layers.reading import taps_by_shift
-from verify.oracle import Convolution, Geometry, Vector
+from verify.oracle import Convolution, Geometry, Vector, places
+
+
+def sides(lengths: Sequence[int]) -> str:
+    """``3×5``."""
+    return "×".join(map(str, lengths))
 
 
 def positions(shape: Sequence[int]) -> ndarray:
     """Every position of a grid in row-major order, as Python integers, (T, d)."""
-    return np.array(list(product(*map(range, shape))), dtype=object).reshape(
-        prod(shape), len(shape)
-    )
+    return places(map(range, shape)).astype(object)
 
 
 @dataclass(frozen=True)
@@ -106,11 +109,9 @@ class Setting:
         return Convolution(weight, None, replace(self.geometry, padding_mode=mode))
 
     def __str__(self) -> str:
-        parts = ["×".join(map(str, self.kernel)), "on", "×".join(map(str, self.size))]
+        parts = [sides(self.kernel), "on", sides(self.size)]
         named = (("padding", self.padding), ("stride", self.stride), ("dilation", self.dilation))
-        parts += [
-            f"{name} {'×'.join(map(str, value))}" for name, value in named if value is not None
-        ]
+        parts += [f"{name} {sides(value)}" for name, value in named if value is not None]
         return " ".join(parts)
 
 

@@ -11,7 +11,7 @@ from math import prod
 import sympy
 
 from verify.theory.symbolic.proof import Proof, ProofStep, cited, from_assumptions, ge, identity, le
-from verify.theory.symbolic.proof_positions import Setting, Vector, positions
+from verify.theory.symbolic.proof_positions import Setting, Vector, positions, sides
 from verify.theory.symbolic.proofs_scores import on_grid, small, symbols
 
 CHANNELS = (2, 2)
@@ -42,14 +42,10 @@ class SymbolicConvolution(Setting):
     @property
     def sides(self) -> str:
         """The grid and the kernel, in words."""
-        return f"{on_grid(self.size)} with kernel {_sides(self.kernel)}"
+        return f"{on_grid(self.size)} with kernel {sides(self.kernel)}"
 
     def __str__(self) -> str:
-        return f"{self.sides}, stride {_sides(self.s)}, dilation {_sides(self.dil)}"
-
-
-def _sides(lengths: Vector) -> str:
-    return "×".join(map(str, lengths))
+        return f"{self.sides}, stride {sides(self.s)}, dilation {sides(self.dil)}"
 
 
 def cases(dims: int) -> tuple[SymbolicConvolution, SymbolicConvolution]:
