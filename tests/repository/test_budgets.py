@@ -17,7 +17,7 @@ BUDGETS = {
         "branching functions": 0.017,
     },
     "verify": {
-        "tokens": 122_920,
+        "tokens": 122_931,
         "tokens a line": 8.94,
         "conditional expressions": 17.0,
         "branching functions": 0.0246,
@@ -27,7 +27,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 32_273
+TEST_LINES = 32_280
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

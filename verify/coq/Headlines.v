@@ -74,12 +74,16 @@ Print Assumptions two_heads_needed.
 Print Assumptions heads_needed.
 (* Theorem 1 takes K^d heads: one more where a sum of taps with nonnegative weights vanishes, as softmax is positive *)
 Print Assumptions one_more_head.
+(* Theorem 1 takes K^d heads: rank many only where the nonzero taps lie in an open half-space *)
+Print Assumptions half_space_needed.
 (* Eq. 6: a layer that is a convolution still is one without its content terms *)
 Print Assumptions without_content.
 (* Eq. 6: so content cannot save heads *)
 Print Assumptions heads_needed_layer.
 (* Eq. 6: nor the one more head *)
 Print Assumptions one_more_head_layer.
+(* Eq. 6: nor where no open half-space has the taps *)
+Print Assumptions half_space_needed_layer.
 (* Eq. 6: what fewer heads leave at every sharpness, content included *)
 Print Assumptions heads_needed_error.
 (* Beyond the paper: nonnegative factors of the taps are heads, in the limit, with a relative encoding by table *)

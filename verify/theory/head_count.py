@@ -3,13 +3,14 @@
 Let A be the kernel unfolded, a row for each tap.  In the limit, N_h heads whose attention ignores
 the content compute A = P M: P ≥ 0 is the attention that they pay to the taps, M their matrices.
 The least N_h is rank A if some y has ⟨A_τ, y⟩ > 0 for every nonzero tap τ, else rank A + 1 (in Coq:
-``heads_needed``, ``one_more_head``, ``heads_enough``, ``heads_enough_half_space``).  The criss-cross
+``heads_needed``, ``half_space_needed``, ``heads_enough``, ``heads_enough_half_space``).  The criss-cross
 method decides, in rationals.  All is computed from A Aᵀ, as A and A Aᵀ have the same relations
 between rows.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import gcd, lcm
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from verify.layers.taps import as_integers
 
 PRIME = 2**61 - 1
 """Rows that are independent modulo a prime are independent."""
+MOST_WORK = 5_000_000
+"""The most taps · rank² · bits of a number, for taps that are dependent: about half a minute."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,9 @@ class HeadCount:
         Raises:
             ValueError: it does not show that this kernel needs so many heads and no more.
         """
-        gram = _gram(conv)
+        self._check(_gram(conv))
+
+    def _check(self, gram: ndarray) -> None:
         if not (self._enough(gram) and self._needed(gram)):
             raise ValueError("heads_needed: the certificate is not one for this kernel")
 
@@ -67,7 +72,9 @@ class HeadCount:
         if not self.attention.shape == self.mixture.shape == (self.heads, len(gram)):
             return False
         shared = (self.attention >= 0).all() and (self.attention.sum(axis=1) == 1).all()
-        return bool(shared and (self.attention.T @ (self.mixture @ gram) == gram).all())
+        attention, one = _in_integers(self.attention)
+        mixture, unit = _in_integers(self.mixture)
+        return bool(shared and (attention.T @ (mixture @ gram) == one * unit * gram).all())
 
     def _needed(self, gram: ndarray) -> bool:
         """The basis is independent, and the relation vanishes."""
@@ -91,7 +98,8 @@ def heads_needed(conv: Any) -> HeadCount:
         conv: an ``nn.Conv1d`` … ``nn.ConvTranspose3d``, weight (D_out, D_in/groups, *K).
 
     Raises:
-        ValueError: it is no such convolution, or its weight is not finite.
+        ValueError: it is no such convolution, its weight is not finite, or the fractions would take
+            minutes.
 
     >>> import torch, verify
     >>> conv = torch.nn.Conv2d(1, 1, 5)
@@ -102,6 +110,12 @@ def heads_needed(conv: Any) -> HeadCount:
     gram = _gram(conv)
     basis = _independent(gram)
     taps = np.flatnonzero(gram.diagonal())
+    bits = max(int(x).bit_length() for x in gram.flat)
+    if len(basis) < taps.size and len(gram) * len(basis) ** 2 * bits > MOST_WORK:
+        raise ValueError(
+            f"heads_needed: the fractions for {taps.size} taps of rank {len(basis)} take minutes; "
+            "ask about coarser numbers, fewer taps or fewer channels"
+        )
     coordinates, relation = _half_space(_coordinates(gram, basis, taps), basis, taps)
     if relation is None:
         shares, mixture = _around(coordinates, basis, taps)
@@ -109,15 +123,22 @@ def heads_needed(conv: Any) -> HeadCount:
         shares, mixture = _with_one_more(coordinates, basis)
     totals = shares.sum(axis=0)[:, None]
     count = HeadCount(len(mixture), tuple(basis), relation, shares.T / totals, mixture * totals)
-    count.check(conv)
+    count._check(gram)
     return count
 
 
 def _gram(conv: Any) -> ndarray:
-    """A Aᵀ times a power of two, in integers: (taps, taps)."""
+    """A Aᵀ times a positive number, in integers without a common divisor: (taps, taps)."""
     weight = read_convolution(conv).weight
     rows, _ = as_integers(weight.reshape(weight.shape[0] * weight.shape[1], -1).T)
-    return rows @ rows.T
+    gram = rows @ rows.T
+    return gram // (gcd(*gram.flat) or 1)
+
+
+def _in_integers(fractions: ndarray) -> tuple[ndarray, int]:
+    """Fractions times their common denominator, for fast products, and that denominator."""
+    scale = lcm(*(x.denominator for x in fractions.flat))
+    return fractions * scale // 1, scale
 
 
 def _independent(gram: ndarray) -> list[int]:

@@ -6,8 +6,9 @@
     Lower bounds, for images with tokens T and any padding around them:
       heads_needed         N_h ≥ rank A, for any attention P_h that does not depend on the input
       one_more_head        N_h ≥ rank A + 1 where a sum of taps with weights λ ≥ 0 vanishes, as P ≥ 0
+      half_space_needed    N_h = rank A only where the nonzero taps lie in an open half-space
       without_content      a layer of Eq. 3 that computes a convolution still does so without its content terms
-      heads_needed_layer, one_more_head_layer   so the same holds for every layer, content included
+      heads_needed_layer, one_more_head_layer, half_space_needed_layer   so the same holds for every layer, content included
       heads_needed_error   N_h heads, content included, leave an error of at least σ/(2 √(taps·D_out)) at every
                            sharpness, with σ the singular value N_h + 1 of x W_τ, for any features x
     Upper bounds, for layers of Eq. 3 with a relative encoding by table, in the limit:
@@ -61,6 +62,37 @@ Lemma row_times_unit n i M j : (i < n)%nat -> row_times n (identity i) M j = M i
 Proof.
   intros Hi; unfold row_times, identity; rewrite (sum_below_single n i); [rewrite Nat.eqb_refl; ring|exact Hi|].
   intros i' _ D; rewrite (proj2 (Nat.eqb_neq i i')) by congruence; ring.
+Qed.
+
+(** ⟨A, y⟩ = Σ_ij A_ij y_ij *)
+Definition inner (d_in d_out : nat) (A y : matrix) : R := sum_below d_in (fun i => sum_below d_out (fun j => A i j * y i j)).
+
+Lemma inner_comm d_in d_out A y : inner d_in d_out A y = inner d_in d_out y A.
+Proof. apply sum_below_ext; intros i _; apply sum_below_ext; intros; ring. Qed.
+
+Lemma inner_sum {X} d_in d_out A (l : list X) c (B : X -> matrix) y :
+  (forall i j, (i < d_in)%nat -> (j < d_out)%nat -> A i j = sum l (fun x => c x * B x i j)) ->
+  inner d_in d_out A y = sum l (fun x => c x * inner d_in d_out (B x) y).
+Proof.
+  intros E; unfold inner, sum_below.
+  rewrite (sum_ext l _ (fun x => sum (seq 0 d_in) (fun i => sum (seq 0 d_out) (fun j => c x * B x i j * y i j)))).
+  - rewrite (sum_swap l); apply sum_ext; intros i Hi; rewrite (sum_swap l); apply sum_ext; intros j Hj.
+    apply in_seq in Hi, Hj; rewrite sum_scal_r; f_equal; apply E; lia.
+  - intros x _; rewrite <- sum_scal; apply sum_ext; intros i _; rewrite <- sum_scal; apply sum_ext; intros; ring.
+Qed.
+
+Lemma sum_nonneg_zero {A} (l : list A) f x : (forall x, In x l -> 0 <= f x) -> sum l f = 0 -> In x l -> f x = 0.
+Proof.
+  intros N E I; destruct (sum_split l x f I) as (l' & Perm & S).
+  assert (0 <= sum l' f); [|specialize (N x I); lra].
+  apply sum_nonneg; intros x' I'; apply N, (Permutation_in x' (Permutation_sym Perm)); right; exact I'.
+Qed.
+
+Lemma inner_self d_in d_out A i j : inner d_in d_out A A = 0 -> (i < d_in)%nat -> (j < d_out)%nat -> A i j = 0.
+Proof.
+  intros E Hi Hj; apply (sum_nonneg_zero (seq 0 d_in) _ i) in E; [|intros; apply sum_nonneg; intros; apply Rle_0_sqr|apply in_seq; lia].
+  apply (sum_nonneg_zero (seq 0 d_out) _ j) in E; [|intros; apply Rle_0_sqr|apply in_seq; lia].
+  apply Rmult_integral in E; tauto.
 Qed.
 
 (** * Attention that does not depend on the input *)
@@ -146,6 +178,50 @@ Proof.
     { apply sum_nonneg; intros τ Iτ; assert (In τ Δ) by (apply (Permutation_in τ (Permutation_sym Perm)); right; exact Iτ).
       apply Rmult_le_pos; auto. }
     pose proof (HP h τ0 Ih I0); nra.
+Qed.
+
+(** rank A heads are enough only where some y has ⟨W_τ, y⟩ > 0 for every tap that is not zero, as attention is not
+    negative: one more is needed elsewhere. *)
+Theorem half_space_needed : NoDup Δ' -> incl Δ' Δ -> targets_on T q Δ -> independent d_in d_out Δ' W ->
+  (forall h τ, In h hs -> In τ Δ -> 0 <= P h (add q τ)) -> (length hs <= length Δ')%nat ->
+  exists y, forall τ, In τ Δ ->
+    0 < inner d_in d_out (W τ) y \/ forall i j, (i < d_in)%nat -> (j < d_out)%nat -> W τ i j = 0.
+Proof.
+  intros N I IT ind HP Few.
+  (* y = Σ_σ w_σ W_σ over Δ' and s with ⟨M_h, y⟩ = s for every head *)
+  set (e := fun h (o : option position) => match o with Some σ => inner d_in d_out (M h) (W σ) | None => - 1 end).
+  assert (dec : forall x y : option position, {x = y} + {x <> y}) by (decide equality; apply position_eq_dec).
+  destruct (linear_equations dec (map e hs) (None :: map Some Δ')) as (w & (o & Io & No) & Hw).
+  { constructor; [intros A; apply in_map_iff in A; destruct A as (? & A & _); discriminate|].
+    apply FinFun.Injective_map_NoDup; [intros ? ? E; congruence|exact N]. }
+  { simpl; rewrite !map_length; lia. }
+  set (s := w None); set (y := fun i j => sum Δ' (fun σ => w (Some σ) * W σ i j)).
+  assert (My : forall h, In h hs -> inner d_in d_out (M h) y = s).
+  { intros h Ih; specialize (Hw (e h) (in_map e hs h Ih)); rewrite sum_cons, sum_map in Hw; simpl in Hw.
+    rewrite inner_comm, (inner_sum d_in d_out y Δ' (fun σ => w (Some σ)) W) by reflexivity.
+    rewrite (sum_ext Δ' _ (fun σ => w (Some σ) * inner d_in d_out (M h) (W σ))) by (intros; rewrite inner_comm; reflexivity).
+    unfold s; lra. }
+  assert (Wy : forall τ, In τ Δ -> inner d_in d_out (W τ) y = s * sum hs (fun h => P h (add q τ))).
+  { intros τ Iτ; rewrite (inner_sum d_in d_out (W τ) hs (fun h => P h (add q τ)) M) by (intros; apply taps_read; auto).
+    rewrite <- sum_scal; apply sum_ext; intros h Ih; rewrite (My h Ih); ring. }
+  assert (s <> 0).
+  { intros E; assert (Z : inner d_in d_out y y = 0).
+    { rewrite (inner_sum d_in d_out y Δ' (fun σ => w (Some σ)) W) by reflexivity; apply sum_zero; intros σ Iσ.
+      rewrite (Wy σ (I σ Iσ)), E; ring. }
+    assert (Zw : forall σ, In σ Δ' -> w (Some σ) = 0).
+    { apply (ind (fun σ => w (Some σ))); intros i j Hi Hj; apply (inner_self d_in d_out y i j Z Hi Hj). }
+    destruct o as [σ|]; [|contradiction]; apply No, Zw; destruct Io as [A|A]; [discriminate|].
+    apply in_map_iff in A; destruct A as (? & A & ?); congruence. }
+  exists (fun i j => y i j / s); intros τ Iτ.
+  assert (E : inner d_in d_out (W τ) (fun i j => y i j / s) = sum hs (fun h => P h (add q τ))).
+  { transitivity (inner d_in d_out (W τ) y * / s); [|rewrite (Wy τ Iτ); field; assumption].
+    unfold inner, sum_below; rewrite <- sum_scal_r; apply sum_ext; intros i _; rewrite <- sum_scal_r; apply sum_ext.
+    intros; unfold Rdiv; ring. }
+  rewrite E; destruct (Rlt_dec 0 (sum hs (fun h => P h (add q τ)))) as [|Z]; [left; assumption|right; intros i j Hi Hj].
+  assert (Z0 : sum hs (fun h => P h (add q τ)) = 0).
+  { assert (0 <= sum hs (fun h => P h (add q τ))) by (apply sum_nonneg; intros; apply HP; assumption); lra. }
+  rewrite (taps_read τ i j Iτ (IT τ Iτ) Hi Hj); apply sum_zero; intros h Ih.
+  rewrite (sum_nonneg_zero hs (fun h => P h (add q τ)) h (fun h' I' => HP h' τ I' Iτ) Z0 Ih); ring.
 Qed.
 
 End Read.
@@ -258,6 +334,16 @@ Theorem one_more_head_layer (λ : position -> R) τ0 i0 j0 :
 Proof.
   intros N I IT ind; apply (one_more_head (heads L) (fun h k => attention L G h zero_image q k) (value_output L) (b_out L) b
     d (D_in L) (D_out L) Δ Δ' G T W q HΔ HG Hq HT without_content λ τ0 i0 j0 N I IT ind).
+  intros h τ _ Iτ; left; apply softmax_positive, HT, IT, Iτ.
+Qed.
+
+Theorem half_space_needed_layer : NoDup Δ' -> incl Δ' Δ -> targets_on T q Δ -> independent (D_in L) (D_out L) Δ' W ->
+  (length (heads L) <= length Δ')%nat ->
+  exists y, forall τ, In τ Δ ->
+    0 < inner (D_in L) (D_out L) (W τ) y \/ forall i j, (i < D_in L)%nat -> (j < D_out L)%nat -> W τ i j = 0.
+Proof.
+  intros N I IT ind; apply (half_space_needed (heads L) (fun h k => attention L G h zero_image q k) (value_output L) (b_out L) b
+    d (D_in L) (D_out L) Δ Δ' G T W q HΔ HG Hq HT without_content N I IT ind).
   intros h τ _ Iτ; left; apply softmax_positive, HT, IT, Iτ.
 Qed.
 
@@ -517,16 +603,13 @@ Proof.
     rewrite sum_plus, sum_scal; ring.
 Qed.
 
-(** ⟨A, y⟩ = Σ_ij A_ij y_ij *)
-Definition inner (A y : matrix) : R := sum_below d_in (fun i => sum_below d_out (fun j => A i j * y i j)).
-
 (** rank A heads are enough if some y has ⟨W_τ, y⟩ > 0 for every tap that is not zero: the taps, scaled to ⟨W_τ, y⟩ = 1, lie
     in a simplex around those of the basis. *)
-Theorem heads_enough_half_space (y : matrix) : (forall s, In s basis -> 0 < inner (W s) y) ->
-  (forall τ, In τ Δ -> 0 < inner (W τ) y \/ forall i j, (i < d_in)%nat -> (j < d_out)%nat -> W τ i j = 0) ->
+Theorem heads_enough_half_space (y : matrix) : (forall s, In s basis -> 0 < inner d_in d_out (W s) y) ->
+  (forall τ, In τ Δ -> 0 < inner d_in d_out (W τ) y \/ forall i j, (i < d_in)%nat -> (j < d_out)%nat -> W τ i j = 0) ->
   heads_express d d_in d_out basis Δ W b.
 Proof.
-  intros Hs Hτ; set (Y := fun τ => inner (W τ) y) in *.
+  intros Hs Hτ; set (Y := fun τ => inner d_in d_out (W τ) y) in *.
   destruct basis as [|s0 rest] eqn:Eb.
   { apply (factors_express d d_in d_out [] (fun s _ => 0) (fun s => W s)); [exact HΔ|exact NE|split]; [intros ? ? []|].
     intros τ i j Iτ Hi Hj; rewrite (spans τ i j Iτ Hi Hj); reflexivity. }

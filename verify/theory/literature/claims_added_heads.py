@@ -46,7 +46,7 @@ least_heads = added(
     "Attention that ignores content takes rank A heads, or one more if no open half-space has the taps A_τ, as α → ∞.",
 )(
     lambda: proved(
-        by_coq("one_more_head", "heads_enough", "heads_enough_half_space", "two_heads_enough")
+        by_coq("half_space_needed", "heads_enough", "heads_enough_half_space", "two_heads_enough")
     )
 )
 
