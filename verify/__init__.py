@@ -72,13 +72,8 @@ def _require_our_construct() -> None:
     spec = PathFinder.find_spec("construct")
     if spec is None:  # rechecking a certificate does not need it
         return
-    get_data = getattr(spec.loader, "get_data", None)  # none where __init__.py is missing
-    origin = Path(spec.origin or __file__).resolve()
-    if (
-        get_data is not None
-        and spec.origin is not None
-        and b"conv_to_mhsa" in get_data(spec.origin)
-    ):
+    origin = Path(spec.origin or __file__).resolve()  # none where __init__.py is missing
+    if spec.origin is not None and b"conv_to_mhsa" in origin.read_bytes():
         return
     message = (
         "the package construct is not that of conv-as-attention: the distribution construct has overwritten it, or took it "

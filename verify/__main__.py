@@ -1,14 +1,16 @@
-"""``python -m verify``: the commands check, coq, lemmas, claims, audit, sweep and plot; each
-imports what it needs when it runs.
+"""``python -m verify``: the commands check, coq, lemmas, claims, audit, conformance, sweep and
+plot; each imports what it needs when it runs.
 """
 
 import argparse
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
 from textwrap import fill
 from typing import Any, NoReturn
 
@@ -38,6 +40,11 @@ EXAMPLES = {
         "audit model.mhsa.pt --layer stem.conv",
         "audit layer.pt --grid 8 8 --json",
     ),
+    "conformance": (
+        "conformance package.module:make_layer",
+        "conformance construct:conv_to_mhsa --dims 2",
+        "conformance my_layers:make --rows stride padding",
+    ),
     "sweep": (
         "sweep --random 1000 --output db.sqlite",
         "sweep 'nets/*.pt' --input-size 3 64 64 --output db.sqlite",
@@ -52,7 +59,8 @@ EXAMPLES = {
 """Three example command lines for each help page."""
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution,
-       as far as experiments tell; no verdict of a random sweep is false
+       as far as experiments tell; every row of a contract is CHECKED; no
+       verdict of a random sweep is false
   1    something is not
   2    bad input, or a certificate that its files belie: one line says what
   130  interrupted
@@ -111,10 +119,14 @@ def _check(options: argparse.Namespace) -> int:
     return int(not (result.verdict.name == "PROVED" and all(judge.accepts for judge in judges)))
 
 
-def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
+def _dims_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dims", type=int, nargs="+", default=[1, 2, 3], metavar="D", help="in how many dimensions"
     )
+
+
+def _lemmas_arguments(parser: argparse.ArgumentParser) -> None:
+    _dims_argument(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--full", action="store_true", help="every expression, and every dimension")
     form.add_argument("--latex", action="store_true", help="print a document for LaTeX")
@@ -177,6 +189,40 @@ def _audit(options: argparse.Namespace) -> int:
     return int(not result.is_convolution)
 
 
+def _conformance_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "factory",
+        metavar="MODULE:MAKE_LAYER",
+        help="a function that makes a layer from a torch.nn convolution; this code is run",
+    )
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="of the table (default: all)")
+    _dims_argument(parser)
+    parser.add_argument(
+        "--examples", type=int, default=100, metavar="N", help="for each row (default: %(default)s)"
+    )
+
+
+def _conformance(options: argparse.Namespace) -> int:
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)  # it leaves no folder
+    from verify.experiment.conformance import ROWS, conformance
+
+    warnings.filterwarnings("ignore", "Using padding='same'")  # torch's, about its speed
+    try:
+        make_layer = resolve_name(options.factory)
+    except Exception as error:  # the module may raise anything
+        raise ValueError(f"{options.factory}: {type(error).__name__}: {error}") from error
+    if callable(make_layer) is False:  # written so that pyright does not narrow it
+        raise ValueError(f"{options.factory}: is no function that makes a layer")
+    if options.examples < 1:
+        raise ValueError(f"--examples is 1 or more, not {options.examples}")
+    good = True
+    for row in options.rows or ROWS:
+        verdict = conformance(make_layer, row, options.dims, options.examples)
+        print(escaped(" ".join(f"{row:13}{verdict}".split("\n"))), flush=True)
+        good &= verdict.good
+    return int(not good)
+
+
 def _sweep(options: argparse.Namespace) -> int:
     from construct.command.arguments import parse
 
@@ -209,6 +255,11 @@ COMMANDS = {
         "find out by experiment how far an attention layer is from a convolution",
         audit_command.add_arguments,
         _audit,
+    ),
+    "conformance": Command(
+        "try the contract of a convolution, row by row, on anybody's layer",
+        _conformance_arguments,
+        _conformance,
     ),
     "sweep": Command(
         "certify many networks, or search random layers for a false verdict, on a cluster",

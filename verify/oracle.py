@@ -42,6 +42,8 @@ GEOMETRY = (
 """The attributes of a layer that state its geometry."""
 Vector = tuple[int, ...]
 """A size, a shift or a position: one integer for each axis."""
+Sides = tuple[tuple[int, int], ...]
+"""For each axis a number on its near and one on its far side: padding, or the ends of a range."""
 
 
 class Unreadable(ValueError):
@@ -66,7 +68,7 @@ class Geometry:
     out_channels: int
     kernel_size: Vector
     stride: Vector
-    pads: tuple[tuple[int, int], ...]
+    pads: Sides
     padding_mode: str
     dilation: Vector
     groups: int
@@ -134,7 +136,7 @@ class Geometry:
         )
 
     @property
-    def margins(self) -> tuple[tuple[int, int], ...]:
+    def margins(self) -> Sides:
         """The tokens before and after the inputs of each axis, negative where inputs are cropped; a
         transposed layer pads by dil·(K − 1) − p.
         """
@@ -332,7 +334,7 @@ def _require_padding(stated: Record, dims: int) -> None:
         raise Unreadable(f"padding is {padding!r}")
 
 
-def _pads(padding: Any, spans: Vector) -> tuple[tuple[int, int], ...]:
+def _pads(padding: Any, spans: Vector) -> Sides:
     """Padding before and after each axis, from torch's ``padding``: "same", "valid" or one number
     per axis.
     """

@@ -84,6 +84,8 @@ def convolutions(
     paddings: Sequence[str] = PADDINGS,
     channels: Sequence[str] = CHANNELS,
     bias: Sequence[bool] = (False, True),
+    most_stride: int = 3,
+    most_dilation: int = 3,
     integers: Sequence[bool] = (False, True),
 ) -> Any:
     """Convolutions of torch, with all its options.
@@ -102,6 +104,8 @@ def convolutions(
         channels: "one" (1 → 1), "dense" (one group), "grouped", "depthwise", "multiplier"
             (depthwise, several outputs each).
         bias: with or without.
+        most_stride: the largest stride; in three dimensions at most 2.
+        most_dilation: the largest dilation, likewise.
         integers: whether the numbers are small integers; see the module.
 
     >>> from hypothesis import find
@@ -115,7 +119,7 @@ def convolutions(
     dtype = draw(st.sampled_from(dtypes))
     whole = draw(st.sampled_from(integers))
     options: dict[str, Any] = {"kernel_size": draw(_per_axis(d, 1, _LONGEST_KERNEL[d]))}
-    options["dilation"] = draw(_per_axis(d, 1, _MOST[d]))
+    options["dilation"] = draw(_per_axis(d, 1, min(most_dilation, _MOST[d])))
     if flip:
         paddings = [kind for kind in paddings if kind in ("none", "numbers")] or ["none"]
     else:
@@ -126,7 +130,7 @@ def convolutions(
     elif padding != "none":
         options["padding"] = padding
     # always drawn: hypothesis regards fewer draws as simpler
-    stride = draw(_per_axis(d, 1, _MOST[d]))
+    stride = draw(_per_axis(d, 1, min(most_stride, _MOST[d])))
     if padding != "same":
         options["stride"] = stride
     if flip:
@@ -204,8 +208,8 @@ def cases(
             two are as in :func:`inputs_for`.
         layouts: of the input in memory.
         tokens: about how many positions the padded grid should have at most.
-        options: dims, transposed, dtypes, padding_modes, paddings, channels and bias, as in
-            :func:`convolutions`.
+        options: dims, transposed, dtypes, padding_modes, paddings, channels, bias, most_stride and
+            most_dilation, as in :func:`convolutions`.
 
     >>> from hypothesis import find
     >>> find(cases(dims=[1], integers=[True]), lambda case: True)

@@ -67,14 +67,14 @@ def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int, eac
         images * heads * (rows * keys * (each + size) + 16 * queries * pos_dim) + 32 * rows * keys
     )
     # Values, attended values and projections of all heads, each with a copy for its batched
-    # product; and the tokens themselves.
+    # product.
     width = layer.groups * layer.w_val.shape[3] + 2 * key_dim
-    rest = 2 * heads * width + 3 * (layer.in_channels + layer.out_channels)
-    of_tokens = batch * (keys + queries) * rest * size
+    of_heads = 2 * batch * heads * (keys + queries) * width * size
+    tokens = batch * (3 * keys + 2 * queries) * (layer.in_channels + layer.out_channels) * size
     weights = (
         2 * size * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
     )
-    return maps + of_tokens + weights + 8 * (heads + 4 * pos_dim) * grid.box_size
+    return maps + of_heads + tokens + weights + 8 * (heads + 4 * pos_dim) * grid.box_size
 
 
 def multiplications(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:

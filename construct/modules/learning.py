@@ -9,8 +9,6 @@ full sharpness (α = 1024) attention is one-hot and the gradients of all scores 
 start from a moderate α to learn.
 """
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -18,6 +16,7 @@ from torch.nn.utils import parametrize
 from construct.attention import MHSA
 from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Encoding, Quadratic
+from construct.weights import MHSAWeights
 
 
 class _HeadVector(nn.Module):
@@ -171,18 +170,22 @@ def with_covariance(layer: MHSA) -> MHSA:
     products = [c[:, 0] if i == j else zero for i in range(dims) for j in range(i, dims)]
     v = torch.stack([*products, *c[:, 1:].unbind(1)], dim=1).to(layer.v.dtype)
     content = layer.w_qry.new_zeros(layer.heads, layer.in_channels, v.shape[1])
-    scores = {
-        "w_qry": content,
-        "w_key": content.clone(),
-        "w_key_pos": torch.eye(v.shape[1], device="cpu").to(v).repeat(layer.heads, 1, 1),
-        "u": layer.u.new_zeros(v.shape),
-        "v": v,
-    }
-    copied = settle(copy.deepcopy(layer))
-    for name, value in scores.items():
-        setattr(copied, name, nn.Parameter(value, requires_grad=False))
-    copied._encoding = Covariance.name
-    return copied
+    weights = MHSAWeights(
+        w_qry=content,
+        w_key=content.clone(),
+        w_key_pos=torch.eye(v.shape[1], device="cpu").to(v).repeat(layer.heads, 1, 1),
+        u=layer.u.new_zeros(v.shape),
+        v=v,
+        w_val=layer.w_val.detach().clone(),
+        w_out=layer.w_out.detach().clone(),
+        b_out=layer.b_out.detach().clone(),
+    )
+    copied = MHSA(
+        layer.geometry, weights, layer.execution, encoding=Covariance(), bias=layer.bias is not None
+    )
+    for name in ("w_val", "w_out", "b_out"):
+        getattr(copied, name).requires_grad_(getattr(layer, name).requires_grad)
+    return copied.train(layer.training)
 
 
 def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MHSA:

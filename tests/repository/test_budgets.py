@@ -17,17 +17,23 @@ BUDGETS = {
         "branching functions": 0.017,
     },
     "verify": {
-        "tokens": 122_931,
+        "tokens": 123_630,
         "tokens a line": 8.94,
         "conditional expressions": 17.0,
         "branching functions": 0.0246,
     },
+    "conv_as_attention": {
+        "tokens": 759,
+        "tokens a line": 7.52,
+        "conditional expressions": 9.91,
+        "branching functions": 0.0,
+    },
 }
 """For each package: tokens of code without docstrings and comments; tokens a line of code; conditional expressions in 1,000 of
 these lines; and the share of functions with more than ten branches."""
-PACKINGS = {"construct": 2, "verify": 30}
+PACKINGS = {"construct": 2, "verify": 30, "conv_as_attention": 0}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 32_280
+TEST_LINES = 32_586
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

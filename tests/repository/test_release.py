@@ -30,9 +30,10 @@ def test_there_is_one_version(capsys):
 
 
 def test_entry_points_name_what_exists():
-    for place in PROJECT["scripts"].values():
-        module, _, name = place.partition(":")
-        assert callable(getattr(import_module(module), name))
+    for group in (PROJECT["scripts"], *PROJECT["entry-points"].values()):
+        for place in group.values():
+            module, _, name = place.partition(":")
+            assert not name or callable(getattr(import_module(module), name))
 
 
 def test_every_package_is_shipped():

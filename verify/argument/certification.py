@@ -28,7 +28,14 @@ from verify.layers.patches import over_patches
 from verify.layers.reparametrized import folded_convolution
 from verify.layers.targets import named
 from verify.layers.torch_faults import KNOWN
-from verify.oracle import Unreadable, flushes_to_zero, greatest, stated_geometry, winograd_may_run
+from verify.oracle import (
+    Unreadable,
+    Vector,
+    flushes_to_zero,
+    greatest,
+    stated_geometry,
+    winograd_may_run,
+)
 from verify.verdict import Verdict, exactly, from_above
 
 
@@ -228,7 +235,7 @@ def _overrun(probes: list[Probe]) -> Overrun | None:
     return None
 
 
-def _sizes(grid: Iterable[int]) -> tuple[int, ...]:
+def _sizes(grid: Iterable[int]) -> Vector:
     try:
         sizes = tuple(grid)
     except TypeError:

@@ -38,7 +38,7 @@ from verify.layers.targets import (
     score_rounding,
     target,
 )
-from verify.oracle import Convolution, Geometry, Vector, greatest
+from verify.oracle import Convolution, Geometry, Sides, Vector, greatest
 from verify.rounding.channels import (
     content_overflows,
     largest_intermediate,
@@ -124,7 +124,7 @@ class Targets:
     """
 
     heads: tuple[Target | None, ...]
-    box: tuple[tuple[int, int], ...]
+    box: Sides
 
     @property
     def shifts(self) -> list[Vector | None]:
@@ -318,7 +318,7 @@ class _NoTarget(ValueError):
     """Step 2 fails."""
 
 
-def _targets(problem: Problem, box: tuple[tuple[int, int], ...]) -> tuple[Target | None, ...]:
+def _targets(problem: Problem, box: Sides) -> tuple[Target | None, ...]:
     """Where each head looks that carries something."""
     a = problem.attention
     g = problem.geometry

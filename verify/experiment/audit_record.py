@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from verify.argument.documents import json_data
 from verify.experiment.head_maps import Head, collapsed
-from verify.oracle import Vector, greatest, times
+from verify.oracle import Sides, Vector, greatest, times
 from verify.verdict import as_html
 
 LEAST_PRINTED = 1e-3
@@ -80,7 +80,7 @@ class Audit:
     kernel: ndarray
     stride: Vector
     dilation: Vector
-    padding: tuple[tuple[int, int], ...]
+    padding: Sides
     padding_modes: tuple[str, ...]
     bias: ndarray
     bias_variation: float

@@ -37,7 +37,7 @@ from verify.oracle import greatest
 
 def audit(
     attention: Any,
-    grid: tuple[int, ...],
+    grid: Vector,
     *,
     in_channels: int | None = None,
     kernel_size: int | Sequence[int] | None = None,

@@ -137,7 +137,7 @@ class _Shifted:
         return round(sum(min(1.0, weight) for shift, weight in weights if tuple(shift) in taps), 9)
 
 
-def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, tuple[int, ...]], ...]:
+def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, Vector], ...]:
     """Shifts that receive more than half of the attention of several heads, with the indices of
     these heads.
     """

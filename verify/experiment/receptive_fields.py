@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from verify.experiment.black_box import LinearMap
 from verify.layers.reading import ZERO, continued
-from verify.oracle import Vector, greatest
+from verify.oracle import Sides, Vector, greatest
 
 MODES = ("zeros", "replicate", "circular", "reflect")
 BETWEEN = " × "
@@ -52,7 +52,7 @@ class ReceptiveField(NamedTuple):
         return prod(self.kernel)
 
     @property
-    def padding(self) -> tuple[tuple[int, int], ...]:
+    def padding(self) -> Sides:
         """How far it reads before and after the grid, per axis; negative where it stops inside."""
         edges = [(self.reads(axis).min(), self.reads(axis).max()) for axis in range(len(self.grid))]
         return tuple(

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from verify.oracle import Convolution, Geometry, Vector, pad
+from verify.oracle import Convolution, Geometry, Sides, Vector, pad
 
 ZERO = -1
 """Stands for a padded zero instead of an input position."""
@@ -128,7 +128,7 @@ def query_places(g: Geometry, axis: int, outputs: int) -> ndarray:
     return g.query_steps[axis] * np.arange(outputs) + g.anchor[axis]
 
 
-def shift_box(g: Geometry, grid: Vector) -> tuple[tuple[int, int], ...]:
+def shift_box(g: Geometry, grid: Vector) -> Sides:
     """The least and greatest δ between a query and a key, on each axis."""
     box = []
     for axis, (tokens, outputs) in enumerate(
@@ -186,7 +186,7 @@ def token_count(g: Geometry, grid: Vector) -> int:
     return math.prod(g.padded(grid))
 
 
-def input_spans(g: Geometry, size: Vector) -> tuple[tuple[int, int], ...]:
+def input_spans(g: Geometry, size: Vector) -> Sides:
     """The first and last non-padding token of each axis, for inputs of a size."""
     axes = zip(size, g.input_steps, g.margins, strict=True)
     return tuple((left, left + step * (n - 1)) for n, step, (left, _) in axes)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from verify.layers.fields import Attention
-from verify.oracle import Vector
+from verify.oracle import Sides, Vector
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def shift_of_number(number: int, radix: Vector) -> Vector | None:
     return None if rest else (first, *reversed(shift))
 
 
-def numbers_are_distinct(radix: Vector, box: tuple[tuple[int, int], ...]) -> bool:
+def numbers_are_distinct(radix: Vector, box: Sides) -> bool:
     """Whether the mixed radix gives each shift in the box a distinct number from which it can be
     read back.
     """
@@ -149,7 +149,7 @@ def numbers_are_distinct(radix: Vector, box: tuple[tuple[int, int], ...]) -> boo
     return True
 
 
-def largest_encoding(radix: Vector | None, box: tuple[tuple[int, int], ...]) -> Vector:
+def largest_encoding(radix: Vector | None, box: Sides) -> Vector:
     """The largest |r_δ| over the box, per component."""
     widest = [max(-least, most, 0) for least, most in box]
     if radix is None:
@@ -158,7 +158,7 @@ def largest_encoding(radix: Vector | None, box: tuple[tuple[int, int], ...]) -> 
     return (number * number, number)
 
 
-def score_rounding(attention: Attention, at: Target, box: tuple[tuple[int, int], ...]) -> Fraction:
+def score_rounding(attention: Attention, at: Target, box: Sides) -> Fraction:
     """A bound on the rounding error of this head's scores in float64, anywhere in the box.
 
     Each entry of c takes D_k products and sums, c·r takes D_p more, and then the maximum is
@@ -174,7 +174,7 @@ def score_rounding(attention: Attention, at: Target, box: tuple[tuple[int, int],
     )
 
 
-def largest_score(attention: Attention, head: int, box: tuple[tuple[int, int], ...]) -> Fraction:
+def largest_score(attention: Attention, head: int, box: Sides) -> Fraction:
     """A bound on every intermediate of this head's scores, anywhere in the box."""
     largest = largest_encoding(attention.radix, box)
     size = score_size(*stored_rows(attention, head))

@@ -17,7 +17,7 @@ from verify.layers.reading import (
     query_places,
     token_count,
 )
-from verify.oracle import Geometry, Vector
+from verify.oracle import Geometry, Sides, Vector
 
 MOST_NUMBERS = 2**25
 """The most probabilities to hold, eight bytes each: a quarter of a gigabyte."""
@@ -42,7 +42,7 @@ class LayerAttention:
     outputs: Vector
     tokens: Vector
     places: tuple[ndarray, ...]
-    inside: tuple[tuple[int, int], ...]
+    inside: Sides
     content: bool
 
     def query(self, position: Vector) -> Vector:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from verify.recheck.stored_layers import CONVOLUTION, TENSORS
-from verify.recheck.strict_input import AnyPath, Record, Rejected, opened, strict_json
+from verify.recheck.strict_input import AnyPath, Record, Rejected, Vector, opened, strict_json
 
 FORMAT, VERSION = "conv-as-attention certificate", 5
 STEPS = ("tokens", "content", "target", "leakage", "taps", "rounding", "runs")
@@ -50,7 +50,7 @@ class LayerCertificate(NamedTuple):
 
     name: str
     verdict: str
-    grid: tuple[int, ...]
+    grid: Vector
     input_bound: float
     within: float | None
     dtype: str
@@ -203,7 +203,7 @@ def _positive(text: str) -> float:
     return value
 
 
-def _index(values: Any, least: int = 0) -> tuple[int, ...]:
+def _index(values: Any, least: int = 0) -> Vector:
     if not (
         isinstance(values, list) and all(type(x) is int and least <= x < 2**31 for x in values)
     ):
@@ -234,7 +234,7 @@ def _counterexample(record: Record) -> Record | None:
     }
 
 
-def _shape(values: Any) -> tuple[int, ...] | None:
+def _shape(values: Any) -> Vector | None:
     return None if values is None else _index(values, least=1)
 
 

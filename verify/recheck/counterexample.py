@@ -10,10 +10,10 @@ from verify.recheck.exact import leak
 from verify.recheck.grids import Axis, axes_of, read_by_taps, sizes_of
 from verify.recheck.heads import FORMATS, centre_at
 from verify.recheck.layer_pair import LayerPair
-from verify.recheck.strict_input import NotConfirmed, Record
+from verify.recheck.strict_input import NotConfirmed, Record, Vector
 from verify.verdict import Verdict
 
-Inputs = Mapping[tuple[int, ...], list[tuple[int, Fraction]]]
+Inputs = Mapping[Vector, list[tuple[int, Fraction]]]
 """The nonzero inputs of one group by position: (channel of the group, value)."""
 
 
@@ -89,12 +89,10 @@ def _axes(pair: LayerPair, place: list[int], prefix: str) -> tuple[list[Axis], l
     return conv_axes, mhsa_axes
 
 
-def _inputs(
-    pair: LayerPair, entries: Mapping[tuple[int, ...], Fraction], group: int, prefix: str
-) -> Inputs:
+def _inputs(pair: LayerPair, entries: Mapping[Vector, Fraction], group: int, prefix: str) -> Inputs:
     """The entries of one group, after all of them are inputs that the claim speaks of."""
     d_in = pair.kernel.shape[2]
-    inputs: dict[tuple[int, ...], list[tuple[int, Fraction]]] = {}
+    inputs: dict[Vector, list[tuple[int, Fraction]]] = {}
     for (source, *position), value in entries.items():
         inside = all(x < n for x, n in zip(position, pair.stated.grid, strict=True))
         if not inside or source >= pair.conv.d_in or abs(value) > Fraction(pair.stated.input_bound):
@@ -106,7 +104,7 @@ def _inputs(
 
 def _reads(
     pair: LayerPair, axes: list[Axis], place: list[int], prefix: str
-) -> Iterator[tuple[int, tuple[int, ...]]]:
+) -> Iterator[tuple[int, Vector]]:
     """Each head that carries something, with the input position that it reads for the output at
     ``place``; −1 for a zero.
     """

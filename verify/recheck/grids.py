@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from verify.recheck.strict_input import Record, Rejected
+from verify.recheck.strict_input import Record, Rejected, Vector
 
 # limits on an axis' tokens and on tokens times taps: about ten seconds of work
 LONGEST, MOST = (2**26, 2**32)
@@ -42,10 +42,10 @@ MODES = ("zeros", "reflect", "replicate", "circular")
 class StatedGeometry(NamedTuple):
     """The geometry that a file states, one entry per axis; ``pads`` are before and after the input."""
 
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    extra: tuple[int, ...]
+    kernel: Vector
+    stride: Vector
+    dilation: Vector
+    extra: Vector
     pads: tuple[tuple[int, int], ...]
     mode: str
     transposed: bool
@@ -63,7 +63,7 @@ class StatedGeometry(NamedTuple):
         """Groups, D_in and D_out."""
         return self.groups, self.d_in, self.d_out
 
-    def reaches(self, shift: tuple[int, ...]) -> bool:
+    def reaches(self, shift: Vector) -> bool:
         """Whether every query of every grid has a token at this shift."""
         return all(0 <= self.anchor(axis) + n <= self.span(axis) for axis, n in enumerate(shift))
 
@@ -80,7 +80,7 @@ class StatedGeometry(NamedTuple):
         forward = [self.dilation[axis] * j - self.anchor(axis) for j in range(self.kernel[axis])]
         return forward[::-1] if self.transposed else forward
 
-    def shifts(self) -> list[tuple[int, ...]]:
+    def shifts(self) -> list[Vector]:
         """τ of every tap, in row-major order."""
         return [*product(*map(self.steps, range(len(self.kernel))))]
 
@@ -194,14 +194,14 @@ def axis_of(g: StatedGeometry, axis: int, n: int) -> Axis:
     return Axis(reads, tokens, step * np.arange(size) + g.anchor(axis))
 
 
-def axes_of(g: StatedGeometry, grid: tuple[int, ...]) -> list[Axis]:
+def axes_of(g: StatedGeometry, grid: Vector) -> list[Axis]:
     """Every axis of a grid; raises as `axis_of` does."""
     if len(grid) != len(g.kernel):
         raise Rejected(f"the grid {grid} does not fit a kernel {g.kernel}")
     return [axis_of(g, axis, n) for axis, n in enumerate(grid)]
 
 
-def sizes_of(g: StatedGeometry, grid: tuple[int, ...]) -> tuple[int, ...] | None:
+def sizes_of(g: StatedGeometry, grid: Vector) -> Vector | None:
     """The spatial size of the output, or None if torch would raise."""
     try:
         return tuple(len(axis.queries) for axis in axes_of(g, grid))
@@ -209,7 +209,7 @@ def sizes_of(g: StatedGeometry, grid: tuple[int, ...]) -> tuple[int, ...] | None
         return None
 
 
-def read_by_taps(g: StatedGeometry, axes: list[Axis], output: list[int]) -> list[tuple[int, ...]]:
+def read_by_taps(g: StatedGeometry, axes: list[Axis], output: list[int]) -> list[Vector]:
     """The input positions that the taps read for one output, taps in row-major order."""
     along = zip(axes, g.kernel, output, strict=True)
     return [*product(*([int(axis.reads(j)[at]) for j in range(k)] for axis, k, at in along))]

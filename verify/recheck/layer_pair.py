@@ -10,7 +10,7 @@ from numpy import ndarray
 from verify.recheck.certificate_file import LayerCertificate
 from verify.recheck.grids import StatedGeometry, geometry_of
 from verify.recheck.stored_layers import BYTES, TENSORS, StoredLayer
-from verify.recheck.strict_input import Record, Rejected
+from verify.recheck.strict_input import Record, Rejected, Vector
 
 # of at least float32, so not always of the values' type
 SCORES = ("w_qry", "w_key", "w_key_pos", "u", "v")
@@ -132,9 +132,9 @@ def _shapes(
     g: StatedGeometry,
     mhsa: StatedGeometry,
     radix: list[int] | None,
-    v: tuple[int, ...],
+    v: Vector,
     head_dim: int,
-) -> dict[str, tuple[int, ...]]:
+) -> dict[str, Vector]:
     """The shape of every tensor, from the geometries."""
     heads, key_dim = v
     first, second = (g.d_in, g.d_out) if g.transposed else (g.d_out, g.d_in)

@@ -14,6 +14,8 @@ AnyPath = str | os.PathLike[str]
 """A path, as Python's own functions take it."""
 Record = dict[str, Any]
 """A JSON object, or what becomes one."""
+Vector = tuple[int, ...]
+"""A size, a shift or a position: one integer for each axis."""
 
 
 class Rejected(ValueError):

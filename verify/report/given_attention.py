@@ -1,13 +1,12 @@
 """Data for the page's maps of given attention probabilities, without scores and α."""
 
-import base64
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from verify.oracle import times
-from verify.report.layer import NoPicture
+from verify.report.layer import NoPicture, as_base64
 
 MOST_GIVEN = 12_000_000
 """The byte budget for given probabilities on a page, shared by the layers; the 12 layers of a ViT-B
@@ -93,4 +92,4 @@ def packed(rows: np.ndarray, exact: bool = True) -> str:
     values = np.rint(np.sqrt(rows) * 255).astype("u1")
     if exact:
         values = np.rint(rows * 65535).astype("<u2")
-    return base64.b64encode(values.tobytes()).decode()
+    return as_base64(values)

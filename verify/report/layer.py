@@ -1,5 +1,6 @@
 """The record of one layer on the page, and a convolution's geometry in words."""
 
+import base64
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,3 +85,8 @@ def _padding(g: Geometry) -> str:
 def most_varied(values: np.ndarray) -> int:
     """The channel of (channels, *positions) that varies most, which is drawn."""
     return int(values.reshape(len(values), -1).var(axis=1).argmax())
+
+
+def as_base64(values: np.ndarray) -> str:
+    """The bytes of an array, little-endian, for the page."""
+    return base64.b64encode(values.astype(values.dtype.newbyteorder("<")).tobytes()).decode()

@@ -6,7 +6,6 @@ page computes P; b and z do not depend on the sharpness and are shipped in float
 convolution's own output for the same crop.
 """
 
-import base64
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from verify.oracle import Convolution, float64, times
-from verify.report.layer import NoPicture, ReportLayer, most_varied
+from verify.report.layer import NoPicture, ReportLayer, as_base64, most_varied
 
 MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""
@@ -57,7 +56,7 @@ def grey(x: Tensor) -> dict[str, Any]:
     high = float(plane.max())
     shades = np.rint(255 * (plane - low) / ((high - low) or 1.0)).astype(np.uint8)
     return {
-        "bytes": base64.b64encode(shades.tobytes()).decode(),
+        "bytes": as_base64(shades),
         "of": of,
         "low": low,
         "high": high,
@@ -100,11 +99,7 @@ def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
     return {
         "channel": channel,
         "of": len(expected),
-        "values": _packed(z),
+        "values": as_base64(z),
         "bias": bias,
-        "expected": _packed(expected[channel]),
+        "expected": as_base64(expected[channel]),
     }
-
-
-def _packed(values: np.ndarray) -> str:
-    return base64.b64encode(values.astype("<f8").tobytes()).decode()

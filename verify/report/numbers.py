@@ -9,7 +9,7 @@ from typing import Any
 
 from verify.argument.certificate import Certificate
 from verify.layers.reading import interior, output_size
-from verify.oracle import Geometry, times
+from verify.oracle import Geometry, Vector, times
 from verify.report.layer import ReportLayer
 from verify.verdict import exactly, from_above
 
@@ -187,7 +187,7 @@ def _sampled(layer: ReportLayer) -> list[Quantity]:
     return rows
 
 
-def _kinds(conv: Any, grid: tuple[int, ...]) -> tuple[bool, bool]:
+def _kinds(conv: Any, grid: Vector) -> tuple[bool, bool]:
     """Whether some output on this grid reads no padding, and whether some output does."""
     try:
         g = Geometry.read(conv)

@@ -42,7 +42,7 @@ def one_hot(layer: Any) -> bool:
 
 
 def soft_heads_bound(
-    layer: Any, conv: Any, x: torch.Tensor, output: tuple[int, ...] | None = None
+    layer: Any, conv: Any, x: torch.Tensor, output: Vector | None = None
 ) -> np.ndarray:
     """Elementwise bound on |layer(x) − conv(x)| if both are the same function over the reals;
     float64, possibly infinite.

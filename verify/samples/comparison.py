@@ -11,7 +11,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from verify.layers.reading import interior
-from verify.oracle import Geometry, float64, greatest
+from verify.oracle import Geometry, Vector, float64, greatest
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Discrepancy:
     max_ulp: float
     interior: float
     border: float
-    worst: tuple[int, ...]
+    worst: Vector
     expected: float
     actual: float
     compared: int

@@ -1,0 +1,140 @@
+"""Installed, the project gives hypothesis its strategies and pytest a fixture; who uses neither does not notice it."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from commands import ROOT, python
+
+FILES = {
+    "METADATA": "Metadata-Version: 2.1\nName: conv-as-attention\nVersion: 9\n",
+    "entry_points.txt": "",
+}
+
+
+@pytest.fixture
+def installed(tmp_path: Path):
+    """A function that runs Python in a folder with a file ``test_user.py``, where the project is installed."""
+    metadata = tmp_path / "site" / "conv_as_attention-9.dist-info"
+    metadata.mkdir(parents=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for group, entries in project["entry-points"].items():
+        FILES["entry_points.txt"] += "\n".join([f"[{group}]", *(f"{k} = {v}" for k, v in entries.items()), ""])
+    for name, text in FILES.items():
+        (metadata / name).write_text(text)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def run(*words: str, test: str = ""):
+        (folder / "test_user.py").write_text(test)
+        return python(*words, cwd=folder, PYTHONPATH=f"{metadata.parent}:{ROOT}")
+
+    return run
+
+
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_user.py")
+
+
+@pytest.mark.parametrize("order", ["hypothesis first", "torch first"])
+def test_hypothesis_knows_the_convolutions_unimported(order: str, installed):
+    first = "import hypothesis, sys\nassert 'torch' not in sys.modules\nfrom torch import nn"
+    if order == "torch first":
+        first = "from torch import nn\nimport hypothesis"
+    code = f"""{first}
+import sys, torch
+from hypothesis import given, settings, strategies as st
+assert "verify.strategies" not in sys.modules
+assert not [finder for finder in sys.meta_path if "conv_as_attention" in type(finder).__module__]
+torch.set_default_dtype(torch.float64)
+for kind in nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d:
+    strides = set()
+    @settings(max_examples=15, database=None, deadline=None, derandomize=True)
+    @given(st.from_type(kind))
+    def collect(conv):
+        assert type(conv) is kind and conv.weight.dtype == torch.float64
+        strides.add(conv.stride)
+    collect()
+    assert len(strides) > 1
+assert "builds" in repr(st.from_type(nn.modules.conv._ConvNd))
+"""
+    done = installed("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_who_does_not_use_them_loads_nothing(installed):
+    test = """
+def test_modules():
+    import hypothesis, sys
+    assert "conv_as_attention.pytest_plugin" in sys.modules
+    assert not {"torch", "construct", "verify"} & {*sys.modules}
+"""
+    done = installed(*PYTEST, test=test)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_a_name_of_the_user_s_own_stays_theirs(installed):
+    test = "import pytest\n@pytest.fixture\ndef conv_case(): return 7\ndef test_own(conv_case): assert conv_case == 7\n"
+    assert "1 passed" in installed(*PYTEST, test=test).stdout
+
+
+TESTS = """
+import pytest, torch
+
+calls = []
+
+def exact(case):
+    return torch.equal(case.conv(case.x), case.conv(case.x.clone()))
+
+def test_any(conv_case):
+    calls.append(conv_case)
+    assert exact(conv_case)
+
+@pytest.mark.conv_case(dims=[1], integers=[True], max_examples=7)
+@pytest.mark.parametrize("n", [1, 2])
+def test_some(n, conv_case, tmp_path_factory):
+    assert conv_case.integers and conv_case.x.dim() < 4 and n in (1, 2)
+
+class TestClass:
+    def test_method(self, conv_case):
+        assert isinstance(self, TestClass) and conv_case.conv is not None
+
+@pytest.mark.conv_case(paddings=["none"], channels=["one"], transposed=[False])
+def test_stride(conv_case):
+    assert conv_case.conv.stride[0] == 1
+
+def test_count(request):
+    assert len(calls) == (request.config.option.conv_examples or 100)
+    only = request.config.option.conv_dims
+    assert not only or {case.conv.weight.dim() - 2 for case in calls} == {*only}
+"""
+
+
+def test_a_test_that_takes_conv_case_is_run_on_generated_ones(installed):
+    done = installed(*PYTEST, "-W", "ignore:Using padding", test=TESTS)
+    assert "1 failed, 5 passed" in done.stdout, done.stdout
+    assert "Conv1d(1, 1, kernel_size=(1,), stride=(2,), bias=False) in torch.float32 on (1, 1, 1)" in done.stdout
+    assert "Failing test case: test_stride(" in done.stdout
+
+
+def test_the_options_say_how_many_and_which(installed):
+    words = (
+        *PYTEST,
+        "-rs",
+        "-W",
+        "ignore:Using padding",
+        "--conv-examples",
+        "9",
+        "--conv-dims",
+        "2",
+        "--conv-dims",
+        "3",
+    )
+    done = installed(*words, test=TESTS)
+    assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
+    assert "Conv2d(1, 1, kernel_size=(1, 1), stride=(2, " in done.stdout
+    assert "it has none of the dimensions [2, 3]" in done.stdout
+    help_text = installed("-m", "pytest", "--help").stdout
+    assert "--conv-examples=N" in help_text
+    assert "conv_case(" in installed("-m", "pytest", "--markers").stdout
