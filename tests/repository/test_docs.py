@@ -17,7 +17,7 @@ from commands import ROOT, python
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = sorted([*DOCS.glob("*.md"), ROOT / "examples/README.md"])
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "examples/README.md", ROOT / "CONTRIBUTING.md"])
 WALK = DOCS / "figures/walk.svg"
 FIGURES = sorted({*(DOCS / "figures").glob("*.svg")} - {WALK})
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
