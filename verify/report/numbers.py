@@ -143,7 +143,8 @@ def _distances(numbers: Mapping[str, Any] | None, max_abs: float | str | None) -
             quantity("network-converted", numbers["converted"]),
             " from float64",
         )
-    sentences = [(*distance, ", outputs up to ", quantity("network-largest", numbers["largest"]))]
+    outputs = quantity("network-largest", numbers["largest"])
+    sentences: list[Sentence] = [(*distance, ", outputs up to ", outputs)]
     predictions = numbers["predictions"]
     if predictions["agree"] is not None:
         sentences.append((f"{predictions['agree']} of {predictions['of']} predictions agree",))
