@@ -266,6 +266,21 @@ def test_what_the_answer_says_of_cifar_is_so():
     assert len(kinds) == 8
     first = [scores[variant][0] for variant in kinds]
     assert f"{min(first):.2f} to {max(first):.2f} % there (with CutMix {scores['quadratic-cutmix'][0]:.2f} %)" in answer
+    frozen, both, alone, conv3 = (scores[variant] for variant in ("frozen", "quadratic", "frozen-centres", "conv3"))
+    assert f"frozen reach {frozen[0]:.2f} and {frozen[1]:.2f} % (seeds 0 and 1)" in answer
+    assert (
+        f"learn both {both[0]:.2f} and {both[1]:.2f} %, and those that learn α alone {alone[0]:.2f} % (seed 0)"
+        in answer
+    )
+    assert alone[0] - frozen[0] == pytest.approx((both[0] - frozen[0]) / 2, abs=0.5)  # about half
+    (sharpened,), (null,) = (of("frozen-centres", 1, name) for name in ("anywhere", "anywhere_sharp"))
+    assert f"layer 1 ends at {sharpened:.2f} from nine taps, as random heads do ({null:.2f})" in answer
+    shown = (
+        f"{total(['frozen-centres'], 'sharp_near')} of {total(['frozen-centres'], 'sharp')} sharp heads stand on shifts"
+    )
+    assert shown in answer
+    assert verdicts(runs["frozen-centres"]) == [""] * 6
+    assert f"in the block {conv3[0]:.2f} and {conv3[1]:.2f} %" in answer
     for variant in ("quadratic", "local"):
         assert f"from {min(scores[variant]):.2f} to {max(scores[variant]):.2f} %" in answer
     assert [variant for variant, each in runs.items() if len(each) == 3] == ["quadratic", "local"]
