@@ -4,7 +4,7 @@ see an image (Li and others 2021, arXiv 2111.01353; Coq: ``patches_conv``, ``pat
 Cut into patches, a convolution of pixels is a convolution over patches: output s·o reads pixel
 s·o + dil·j − p, and ⌊(s·r + dil·j − p) / P⌋ is the patch of that pixel, counted from the patch of the
 output, r the output's place in its patch.  So the kernel has ⌈p/P⌉ + ⌊(P − s + dil·(K − 1) − p)/P⌋ + 1
-taps on an axis: three for every odd K ≤ 2P + 1.  Only its entries move; Theorem 1 does the rest.
+taps on an axis: three for every odd K ≤ 2P + 1 that keeps the size.  Only its entries move; Theorem 1 does the rest.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,11 +104,18 @@ class Patching:
         return tuple(n // p for n, p in axes)
 
     def applied(self, attention: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """The convolution of an image (B, D_in, *n) by attention over its patches, contiguous.
+        """The convolution of an image, (B, D_in, *n) or (D_in, *n), by attention over its patches;
+        contiguous.
 
         Raises:
+            RuntimeError: rank or channels do not fit.
             ValueError: the size is not a multiple of the patch, or too small for circular padding.
         """
+        dims = self.pixels.dims
+        if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != self.pixels.in_channels:
+            has_batch_axis(self.pixels, x, x)  # it says why
+        if x.dim() == dims + 1:
+            return self.applied(attention, x[None])[0]
         size = tuple(x.shape[2:])
         along = self.patches_along(size)
         outputs = output_size(self.pixels, size)
@@ -148,7 +155,11 @@ def patching_of(conv: nn.Module, geometry: ConvGeometry, patch: Any) -> Patching
         UnsupportedLayer: patches cannot be its tokens; the error says why.
     """
     number = positive_number(patch)
-    sizes = whole_numbers(patch) if number is None else (number,) * geometry.dims
+    sizes = None
+    if number is not None:
+        sizes = (number,) * geometry.dims
+    elif isinstance(patch, tuple | list):
+        sizes = whole_numbers(patch)
     if sizes is None or len(sizes) != geometry.dims or min(sizes) < 1:
         raise ValueError(
             f"patch is {patch!r}, neither a positive whole number nor {geometry.dims} of them"
@@ -242,6 +253,11 @@ class PatchAttention(nn.Module):
     heads = property(lambda self: self.attention.heads)
     in_channels = property(lambda self: self.geometry.in_channels)
     out_channels = property(lambda self: self.geometry.out_channels)
+    kernel_size = property(lambda self: self.geometry.kernel_size)
+    stride = property(lambda self: self.geometry.stride)
+    padding = property(lambda self: self.geometry.padding)
+    dilation = property(lambda self: self.geometry.dilation)
+    groups = property(lambda self: self.geometry.groups)
     patching = property(lambda self: patching(self.geometry, self.patch))
 
     @property
@@ -253,7 +269,7 @@ class PatchAttention(nn.Module):
     def execution(self, name: str) -> None:
         self.attention.execution = name
 
-    def forward(self, input: Tensor, grid: Any = None) -> Tensor:
+    def forward(self, input: Tensor, grid: Any = None, tokens: bool | None = None) -> Tensor:
         """Apply the layer to an image, like the convolution, or to patch tokens.
 
         Args:
@@ -262,6 +278,7 @@ class PatchAttention(nn.Module):
                 ``unfold`` order them.
             grid: for tokens, the image's size n, d numbers; without it as many patches along every
                 axis.
+            tokens: whether ``input`` is tokens; by default if a grid is given, or by its shape.
 
         Returns:
             (B, D_out, *output) or (D_out, *output) of an image; of tokens (B, T', D_out·Π P_i/s_i).
@@ -269,22 +286,23 @@ class PatchAttention(nn.Module):
         Raises:
             RuntimeError: rank, channels, dtype or size do not fit.
             ValueError: P does not divide the size, or tokens make no grid, or what they give is
-                not whole patches; or the input may be an image and tokens.
+                not whole patches; or its shape does not say whether the input is an image.
         """
-        g = self.geometry
-        dims = g.dims
-        image = input.dim() in (dims + 1, dims + 2) and input.shape[-dims - 1] == g.in_channels
-        tokens = input.dim() == 3 and input.shape[2] == self.patching.tokens.in_channels
-        if grid is None and image and tokens and dims == 2:
-            raise ValueError(
-                f"PatchAttention: {tuple(input.shape)} may be an image or tokens; give tokens a grid, "
-                "an image a batch axis"
-            )
-        if grid is not None or (tokens and not image):
+        if tokens is None:
+            tokens = grid is not None or self._looks_like_tokens(input)
+        if tokens:
             return self._of_tokens(input, grid)
-        if has_batch_axis(g, self.attention.w_val, input):
-            return self.patching.applied(self.attention, input)
-        return self.patching.applied(self.attention, input[None])[0]
+        return self.patching.applied(self.attention, input)
+
+    def _looks_like_tokens(self, x: Tensor) -> bool:
+        dims = self.geometry.dims
+        if x.dim() != 3 or x.shape[2] != self.patching.tokens.in_channels:
+            return False
+        if dims <= 2 and x.shape[2 - dims] == self.geometry.in_channels:
+            raise ValueError(
+                f"PatchAttention: {tuple(x.shape)} may be an image or tokens; say tokens=True or tokens=False"
+            )
+        return True
 
     def _of_tokens(self, x: Tensor, grid: Any) -> Tensor:
         channels = self.patching.tokens.in_channels

@@ -114,9 +114,7 @@ class StockAttention(nn.Module):
         """
         if self.patching is None:
             return self._attended(input, output_size)
-        if has_batch_axis(self.patching.pixels, self.positions, input):
-            return self.patching.applied(self._attended, input)
-        return self.patching.applied(self._attended, input[None])[0]
+        return self.patching.applied(self._attended, input)
 
     def _attended(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         kind = input.device.type
@@ -336,7 +334,7 @@ def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
 @torch.no_grad()
 def from_torch_mha(
     module: nn.Module, geometry: ConvGeometry | None = None, grid: tuple[int, ...] | None = None
-) -> MHSA:
+) -> MHSA | PatchAttention:
     """Read the convolution that a stock attention computes from its projections: ``.weight`` and
     ``.bias`` of the result.
 
@@ -359,7 +357,8 @@ def from_torch_mha(
         grid: for a bare attention: the spatial size of the input before padding.
 
     Returns:
-        A layer of the same dtype, device and mode; without a bias if the stock one adds none and
+        A layer of the same dtype, device and mode, an :class:`~construct.MHSA`; over patches a
+        PatchAttention.  It is without a bias if the stock one adds none and
         learns none.  The kernel is the original one, bit for bit, if one factor of every head is
         the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
 
@@ -370,7 +369,9 @@ def from_torch_mha(
         ValueError: geometry and grid are missing for a bare attention, or given with a module that
             has its own.
     """
+    patching = None
     if isinstance(module, StockAttention):
+        patching = module.patching
         if geometry is not None or grid is not None:
             raise ValueError(
                 "MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own"
@@ -394,7 +395,10 @@ def from_torch_mha(
     own = attention.out_proj.bias
     if not bias.any() and (own is None or not own.requires_grad):
         bias = None
-    return kernel_to_mhsa(weight, bias, geometry).train(module.training)
+    layer = kernel_to_mhsa(weight, bias, geometry).train(module.training)
+    if patching is None:
+        return layer
+    return PatchAttention(layer, patching.pixels, patching.patch)
 
 
 def _check_stock(module: StockAttention) -> None:

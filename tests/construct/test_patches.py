@@ -19,7 +19,10 @@ from construct.attention import EXECUTIONS
 from construct.modules import patches as product
 from rechecked import Files
 from verified import Asked, pair_of, proved
+from verify.argument import certification
+from verify.argument.runs import run_step
 from verify.layers.patches import over_patches
+from verify.layers.reading import GridRefused
 from verify.oracle import Unreadable
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, convolutions, least_size, numbers
@@ -54,12 +57,11 @@ def test_attention_over_patches_is_the_convolution(cut: tuple[Case, tuple[int, .
     case, patch = cut
     layer = construct.conv_to_mhsa(case.conv, patch=patch)
     expected = case.conv(case.x)
-    y = layer(case.x)
+    y = layer(case.x, tokens=False)
     assert torch.equal(y, expected)
     assert y.is_contiguous()
-    assert not convolution_calls(layer, case.x)
-    if not (case.x.dim() == 4 and case.x.shape[3] == prod(patch) * case.x.shape[1]):  # may be tokens
-        assert torch.equal(layer(case.x[0]), expected[0])
+    assert not convolution_calls(layer, case.x, tokens=False)
+    assert torch.equal(layer(case.x[0], tokens=False), expected[0])
 
 
 @given(cut_cases())
@@ -95,6 +97,26 @@ def test_tokens_are_the_patches_of_an_image(size: tuple[int, ...], patch: Any) -
     tokens = layer.patching.cut(x).flatten(2).transpose(1, 2)
     assert tokens.shape == (2, prod(size) // prod(layer.patch), 2 * prod(layer.patch))
     assert torch.equal(layer(tokens, grid=size), layer.patching.cut(y).flatten(2).transpose(1, 2))
+
+
+def test_what_may_be_an_image_or_tokens_is_asked_for() -> None:
+    conv = nn.Conv1d(2, 2, 3, padding=1)
+    layer = construct.conv_to_mhsa(conv, patch=4)
+    x = torch.randn(1, 2, 8)
+    tokens = layer.patching.cut(x).flatten(2).transpose(1, 2)
+    with pytest.raises(ValueError, match="say tokens=True or tokens=False"):
+        layer(tokens)
+    torch.testing.assert_close(layer(x, tokens=False), conv(x))
+    torch.testing.assert_close(layer(tokens, tokens=True), layer.patching.cut(conv(x)).flatten(2).transpose(1, 2))
+
+
+def test_autocast_is_that_of_the_attention() -> None:
+    conv = nn.Conv2d(3, 8, 11, padding=5)
+    layer = construct.conv_to_mhsa(conv, patch=8)
+    x = torch.randn(1, 3, 16, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for module in (layer, construct.to_torch_mha(layer, (16, 16))):
+            torch.testing.assert_close(module(x.bfloat16()), conv(x.bfloat16()), atol=0.1, rtol=0.1)
 
 
 def test_tokens_are_those_of_unfold() -> None:
@@ -147,6 +169,8 @@ def test_the_stock_form_is_one_attention_over_patches(bias: bool) -> None:
     x = torch.randn(2, 2, 16, 24)
     torch.testing.assert_close(stock(x), conv(x), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(stock(x[0]), conv(x[0]), atol=1e-4, rtol=1e-4)
+    back = construct.from_torch_mha(stock)
+    torch.testing.assert_close(back(x), layer(x))
     with pytest.raises(ValueError, match="do not divide"):
         construct.to_torch_mha(layer, (16, 23))
 
@@ -190,7 +214,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         valid(torch.zeros(2, 4, 4))
     circular = construct.conv_to_mhsa(nn.Conv1d(1, 1, 3, padding=3, padding_mode="circular"), patch=3)
     with pytest.raises(ValueError, match="too small for circular"):
-        circular(torch.zeros(1, 1, 3))
+        circular(torch.zeros(1, 1, 3), tokens=False)
 
 
 # ---- certificates --------------------------------------------------------------------------------------------------------
@@ -261,11 +285,42 @@ def test_a_certificate_of_patches_is_rechecked_from_files(tmp_path: Path) -> Non
     assert Files(tmp_path).rechecked(certificate, right, attention) == "PROVED"
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda conv, layer: conv.weight.data[0].add_(1),
+        lambda conv, layer: layer.attention.b_out.data.add_(1),
+        lambda conv, layer: setattr(layer, "patch", (4, 1)),
+        lambda conv, layer: layer.register_forward_hook(lambda *call: None),
+    ],
+    ids=["weight", "attention", "patch", "hook"],
+)
+def test_what_changes_while_it_is_certified_is_noticed(monkeypatch: pytest.MonkeyPatch, edit: Any) -> None:
+    conv = nn.Conv2d(2, 3, 5, padding=2)
+    layer = construct.conv_to_mhsa(conv, patch=4)
+
+    def run(*step: Any) -> Any:
+        edit(conv, layer)
+        return run_step(*step)
+
+    monkeypatch.setattr(certification, "run_step", run)
+    with pytest.raises(Unreadable):
+        certified(conv, layer, (8, 8))
+
+
 def test_a_layer_that_is_not_over_these_patches_is_not_read() -> None:
     conv = nn.Conv2d(2, 3, 5, padding=2)
     layer = construct.conv_to_mhsa(conv, patch=4)
     with pytest.raises(Unreadable, match="do not divide the grid"):
         certified(conv, layer, (8, 9))
+    for lie in ({"padding": (0, 0)}, {"stride": (2, 2)}, {"kernel_size": (3, 3)}, {"in_channels": 8}):
+        other = construct.conv_to_mhsa(conv, patch=4)
+        other.geometry = replace(other.geometry, **lie)
+        with pytest.raises(Unreadable, match="the layer cuts images by"):
+            certified(conv, other, (8, 8))
+    small = nn.Conv1d(1, 1, 7)
+    with pytest.raises(GridRefused):
+        certified(small, construct.conv_to_mhsa(small, patch=4), (4,))
     layer.patch = (2, 8)
     assert certified(conv, layer, (8, 8)) == "REFUTED"
     layer.patch = (2, 2)
@@ -280,11 +335,7 @@ def test_a_layer_that_is_not_over_these_patches_is_not_read() -> None:
     with pytest.raises(Unreadable, match="of its own"):
         certified(conv, own, (8, 8))
     wide = nn.Conv2d(2, 3, 7, padding=3)
+    narrow = construct.conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), patch=2).attention
+    geometry = construct.conv_to_mhsa(wide).geometry
     with pytest.raises(Unreadable, match="reads beyond"):
-        certified(
-            wide,
-            product.PatchAttention(
-                construct.conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), patch=2).attention, layer.geometry, (2, 2)
-            ),
-            (8, 8),
-        )
+        certified(wide, product.PatchAttention(narrow, geometry, (2, 2)), (8, 8))

@@ -102,7 +102,10 @@ def test_taps_that_point_both_ways_take_one_head_more():
     assert count.relation.tolist() == [1, 1, 0]
     assert str(count) == "heads: 3; the rank of the 3 taps is 2, and they lie in no open half-space"
     conv.weight.data[0, 0, 1] = 1
-    assert str(verify.heads_needed(conv)) == "heads: 2; the rank of the 3 taps is 2, and they lie in an open half-space"
+    assert (
+        str(verify.heads_needed(conv))
+        == "heads: 2; the rank of the 3 taps is 2, and those that are not zero lie in an open half-space"
+    )
 
 
 def test_two_heads_come_as_near_as_one_likes_to_that_kernel_with_values_that_grow():
@@ -243,3 +246,15 @@ def test_content_changes_a_layer_at_second_order_only():
     assert off[0] > 0.1
     assert off[2] < 1e-2
     assert off[3] < 1e-4
+
+
+def test_independent_taps_that_vanish_modulo_a_prime_are_independent() -> None:
+    """One tap's squares sum to 2^61 − 1."""
+    conv = torch.nn.Conv1d(1, 5, 2).double()
+    with torch.no_grad():
+        conv.weight.zero_()
+        conv.weight[:4, 0, 0] = torch.tensor([69705451.0, 75648841.0, 1318000615.0, 747084862.0], dtype=torch.float64)
+        conv.weight[4, 0, 1] = 1
+    count = verify.heads_needed(conv)
+    assert count.heads == 2
+    count.check(conv)

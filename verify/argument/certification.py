@@ -104,7 +104,9 @@ def certified(
     if within is not None:
         within = _positive(within, "within")
     plain, folded = folded_convolution(conv)
-    given, mhsa, grid, patches = over_patches(conv, mhsa, grid)
+    pair = (conv, mhsa)
+    size = grid
+    given, mhsa, grid, patches = over_patches(*pair, size)
     if isinstance(mhsa, MHSA):  # no other class is run
         require_plain_attention(mhsa, TENSORS)
     conv = given if patches else plain
@@ -126,8 +128,11 @@ def certified(
         alone = f"{named(~problem.attention.content)} alone, with b_out: {positional.verdict}"
         last = replace(last, sentence=f"{last.sentence}; {alone}")
     runs, probes = run_step(argument, total)
-    if stated != _identity(folded_convolution(given)[0], mhsa):
+    again = over_patches(*pair, size)
+    if stated != _identity(folded_convolution(again.conv)[0], again.attention):
         raise Unreadable("a layer's numbers changed while it was read and run")
+    if patches:
+        _run_once(*pair, size, input_bound, total)
     steps = (*argument.steps[:-1], last, runs)
     observed = np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
     return Certificate(
@@ -160,6 +165,18 @@ def certified(
         overrun=_overrun(probes),
         positional=positional,
     )
+
+
+def _run_once(conv: Any, layer: Any, size: Vector, input_bound: float, total: np.ndarray) -> None:
+    """Run a layer over patches on an image: what it cuts and joins is no part of the attention."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1, conv.in_channels, *size, generator=generator, dtype=torch.float64)
+    x = ((2 * x - 1) * input_bound).to(conv.weight)
+    with torch.no_grad():
+        expected = conv(x).double()
+        attended = layer(x).double()
+    if attended.shape != expected.shape or bool((attended - expected).abs().max() > total.max()):
+        raise Unreadable("the layer does not cut and join images as its attention takes them")
 
 
 def _by_position(argument: Argument) -> MHSA | None:

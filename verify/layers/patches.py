@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from construct.attention import ConvGeometry
 from construct.modules.patches import PatchAttention
 from verify.layers.fields import read_convolution
 from verify.layers.overrides import require_no_overrides
+from verify.layers.reading import output_size
 from verify.layers.reparametrized import CONVOLUTIONS, folded_convolution
 from verify.oracle import Geometry, Unreadable, Vector, whole
 
@@ -35,6 +37,7 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
 
     Raises:
         Unreadable: the attention's tokens cannot be the patches of this convolution's input.
+        GridRefused: the convolution has no output for this grid.
     """
     if not isinstance(layer, PatchAttention):
         return OverPatches(conv, layer, grid)
@@ -42,8 +45,11 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
     g = read_convolution(conv).geometry
     tokens = Geometry.read(layer.attention)
     patch = layer.patch
-    if not len(patch) == len(grid) == tokens.dims == g.dims:
+    if type(layer.geometry) is not ConvGeometry or Geometry.read(layer.geometry) != g:
+        raise Unreadable(f"the layer cuts images by {layer.geometry!r}, the convolution is another")
+    if type(patch) is not tuple or not len(patch) == len(grid) == tokens.dims == g.dims:
         raise Unreadable(f"patches of {patch!r} on a grid {grid} are not of {g.dims} axes")
+    output_size(g, grid)
     if not all(whole(p) and p >= 1 and n % p == 0 for n, p in zip(grid, patch, strict=True)):
         raise Unreadable(f"patches of {patch} do not divide the grid {grid}")
     patches = tuple(n // p for n, p in zip(grid, patch, strict=True))

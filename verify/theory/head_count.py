@@ -21,8 +21,8 @@ from sympy.polys.matrices import DomainMatrix
 from verify.layers.fields import read_convolution
 from verify.layers.taps import as_integers
 
-PRIME = 2**61 - 1
-"""Rows that are independent modulo a prime are independent."""
+PRIMES = (2**61 - 1, 2**89 - 1, 2**127 - 1)
+"""Rows that are independent modulo a prime are independent; the other way round not always."""
 MOST_WORK = 5_000_000
 """The most taps · rank² · bits of a number, for taps that are dependent: about half a minute."""
 
@@ -52,7 +52,7 @@ class HeadCount:
     def __str__(self) -> str:
         rank = f"the rank of the {self.attention.shape[1]} taps is {len(self.basis)}"
         if self.relation is None:
-            return f"heads: {self.heads}; {rank}, and they lie in an open half-space"
+            return f"heads: {self.heads}; {rank}, and those that are not zero lie in an open half-space"
         return f"heads: {self.heads}; {rank}, and they lie in no open half-space"
 
     def check(self, conv: Any) -> None:
@@ -142,15 +142,24 @@ def _in_integers(fractions: ndarray) -> tuple[ndarray, int]:
 
 
 def _independent(gram: ndarray) -> list[int]:
-    """Rows that are independent modulo a prime: as many as it finds from the first on."""
-    rows = gram % PRIME
+    """Rows that are independent: as many as some prime shows, from the first on."""
+    shown: list[int] = []
+    for prime in PRIMES:
+        shown = max(shown, _independent_modulo(gram, prime), key=len)
+        if len(shown) == np.count_nonzero(gram.diagonal()):
+            break
+    return shown
+
+
+def _independent_modulo(gram: ndarray, prime: int) -> list[int]:
+    rows = gram % prime
     basis = []
     for n in range(len(rows)):
         columns = np.flatnonzero(rows[n])
         if columns.size:
             basis.append(n)
-            factors = rows[:, columns[0]] * pow(int(rows[n, columns[0]]), -1, PRIME) % PRIME
-            rows = (rows - np.outer(factors, rows[n])) % PRIME
+            factors = rows[:, columns[0]] * pow(int(rows[n, columns[0]]), -1, prime) % prime
+            rows = (rows - np.outer(factors, rows[n])) % prime
     return basis
 
 

@@ -50,7 +50,7 @@ finite_error = added(
 
 patches = added(
     "patches",
-    "Over patches of P^d pixels every odd kernel up to 2P + 1 takes 3^d heads: nine in two dimensions.",
+    "Over patches of P^d pixels 3^d heads are enough for every odd kernel up to 2P + 1 that keeps the size.",
 )(lambda: proved(by_coq("patches_conv", "patches_fit", "three_taps")))
 
 
@@ -70,7 +70,7 @@ sparse_attention = added(
 
 encodings_in_use = added(
     "encodings-in-use",
-    "RoPE has any 1-D kernel, tables (T5, Swin) any in the window, causal masks causal ones; ALiBi alone none of 2 taps.",
+    "By sharp heads: RoPE has any 1-D kernel where its gap is positive, tables any in the window, ALiBi none of 2 taps.",
 )(
     lambda: proved(
         by_coq("cosine_score", "rotary_product", "cosine_gap", "gap_finite"),
