@@ -334,7 +334,7 @@ def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
 @torch.no_grad()
 def from_torch_mha(
     module: nn.Module, geometry: ConvGeometry | None = None, grid: tuple[int, ...] | None = None
-) -> MHSA | PatchAttention:
+) -> MHSA:
     """Read the convolution that a stock attention computes from its projections: ``.weight`` and
     ``.bias`` of the result.
 
@@ -357,8 +357,7 @@ def from_torch_mha(
         grid: for a bare attention: the spatial size of the input before padding.
 
     Returns:
-        A layer of the same dtype, device and mode, an :class:`~construct.MHSA`; over patches a
-        PatchAttention.  It is without a bias if the stock one adds none and
+        A layer of the same dtype, device and mode; without a bias if the stock one adds none and
         learns none.  The kernel is the original one, bit for bit, if one factor of every head is
         the identity (as :func:`~construct.conv_to_mhsa` makes them); else it is rounded once.
 
@@ -369,9 +368,13 @@ def from_torch_mha(
         ValueError: geometry and grid are missing for a bare attention, or given with a module that
             has its own.
     """
-    patching = None
     if isinstance(module, StockAttention):
-        patching = module.patching
+        if module.patching is not None:
+            refuse(
+                module,
+                "its tokens are patches; give its attention, with geometry=module.geometry and grid=module.grid, "
+                "for the kernel over patches",
+            )
         if geometry is not None or grid is not None:
             raise ValueError(
                 "MHSA: geometry and grid belong to a bare nn.MultiheadAttention; this module has its own"
@@ -395,10 +398,7 @@ def from_torch_mha(
     own = attention.out_proj.bias
     if not bias.any() and (own is None or not own.requires_grad):
         bias = None
-    layer = kernel_to_mhsa(weight, bias, geometry).train(module.training)
-    if patching is None:
-        return layer
-    return PatchAttention(layer, patching.pixels, patching.patch)
+    return kernel_to_mhsa(weight, bias, geometry).train(module.training)
 
 
 def _check_stock(module: StockAttention) -> None:

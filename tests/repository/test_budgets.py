@@ -11,16 +11,16 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 84_308,
-        "tokens a line": 9.18,
+        "tokens": 84_320,
+        "tokens a line": 9.17,
         "conditional expressions": 16.8,
         "branching functions": 0.017,
     },
     "verify": {
-        "tokens": 123_630,
-        "tokens a line": 8.94,
+        "tokens": 123_960,
+        "tokens a line": 8.92,
         "conditional expressions": 17.0,
-        "branching functions": 0.0246,
+        "branching functions": 0.0244,
     },
     "conv_as_attention": {
         "tokens": 759,
@@ -33,7 +33,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30, "conv_as_attention": 0}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 32_586
+TEST_LINES = 32_669
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

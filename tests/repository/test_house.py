@@ -238,7 +238,7 @@ def test_errors_imports_nothing_heavy():
 MAY_IMPORT = {
     "verify": ("construct.attention", "construct.stock"),
     "verify.layers.overrides": ("construct.attention", "construct.modules.added_heads"),  # whose class it believes
-    "verify.layers.patches": ("construct.modules.patches",),
+    "verify.layers.patches": ("construct.attention", "construct.modules.patches"),
     "verify.layers.torch_file": ("construct.attention", "construct.errors", "construct.files", "construct.modules"),
     "verify.plots.stored_layer": ("construct.attention", "construct.files"),
     "verify.experiment.stored_attention": ("construct.attention", "construct.files", "construct.stock"),

@@ -14,8 +14,8 @@ def whole(*shape: int) -> Tensor:
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(sum(shape))).double()
 
 
-def convolution(taps: int, **options: int) -> nn.Conv1d:
-    conv = nn.Conv1d(2, 3, taps, bias=False, **options).double()
+def convolution(taps: int, padding: int = 0) -> nn.Conv1d:
+    conv = nn.Conv1d(2, 3, taps, padding=padding, bias=False).double()
     with torch.no_grad():
         conv.weight.copy_(whole(*conv.weight.shape))
     return conv

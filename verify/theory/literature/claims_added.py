@@ -70,7 +70,7 @@ sparse_attention = added(
 
 encodings_in_use = added(
     "encodings-in-use",
-    "By sharp heads: RoPE has any 1-D kernel where its gap is positive, tables any in the window, ALiBi none of 2 taps.",
+    "By sharp heads: RoPE has any 1-D kernel if its gap is > 0, tables any in the window; ALiBi none of 2 taps.",
 )(
     lambda: proved(
         by_coq("cosine_score", "rotary_product", "cosine_gap", "gap_finite"),

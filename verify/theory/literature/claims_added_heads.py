@@ -43,7 +43,7 @@ fewer_heads = added(
 
 least_heads = added(
     "least-heads",
-    "Attention that ignores content takes rank A heads, or one more if no open half-space has all nonzero taps, as α → ∞.",
+    "Attention that ignores content takes rank A heads, or one more if no open half-space has its taps ≠ 0, as α → ∞.",
 )(
     lambda: proved(
         by_coq("half_space_needed", "heads_enough", "heads_enough_half_space", "two_heads_enough")
