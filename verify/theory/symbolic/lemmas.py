@@ -111,7 +111,7 @@ def prove_theorem(dims: int) -> Proof:
     >>> import verify
     >>> proof = verify.prove_theorem(dims=1)
     >>> proof.discharged, proof.argued
-    (8, 0)
+    (7, 0)
     """
     dims = _checked(dims)
     claim = (
