@@ -310,6 +310,26 @@ def test_what_changes_while_it_is_certified_is_noticed(monkeypatch: pytest.Monke
         certified(conv, layer, (8, 8))
 
 
+@pytest.mark.parametrize("part", ["cut", "join"])
+def test_a_layer_that_cuts_or_joins_otherwise_is_not_certified(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    conv = nn.Conv2d(2, 3, 5, padding=2)
+    layer = construct.conv_to_mhsa(conv, patch=4)
+    right = getattr(product.Patching, part)
+    monkeypatch.setattr(product.Patching, part, lambda self, x: right(self, x).flip(1))
+    with pytest.raises(Unreadable, match="does not cut and join"):
+        certified(conv, layer, (8, 8))
+
+
+def test_an_image_that_looks_like_tokens_is_certified_and_the_convolution_left_alone() -> None:
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    assert certified(conv, construct.conv_to_mhsa(conv, patch=4), (4,)) == "PROVED"
+    trained = nn.utils.spectral_norm(nn.Conv2d(1, 2, 3, padding=1))
+    trained(torch.ones(1, 1, 4, 4))
+    before = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
+    assert certified(trained, construct.conv_to_mhsa(trained, patch=2), (4, 4)) == "PROVED"
+    assert all(torch.equal(before[name], tensor) for name, tensor in trained.state_dict().items())
+
+
 def test_a_layer_that_is_not_over_these_patches_is_not_read() -> None:
     conv = nn.Conv2d(2, 3, 5, padding=2)
     layer = construct.conv_to_mhsa(conv, patch=4)

@@ -131,12 +131,13 @@ def certified(
     again = over_patches(*pair, size)
     if stated != _identity(folded_convolution(again.conv)[0], again.attention):
         raise Unreadable("a layer's numbers changed while it was read and run")
-    if patches:
-        _run_once(*pair, size, input_bound, total)
     steps = (*argument.steps[:-1], last, runs)
     observed = np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
+    verdict = _verdict(argument, steps, within, total, counterexample, probes)
+    if patches and verdict.good:
+        _run_once(plain, pair[1], size, input_bound, total)
     return Certificate(
-        verdict=_verdict(argument, steps, within, total, counterexample, probes),
+        verdict=verdict,
         grid=grid,
         input_bound=input_bound,
         within=within,
@@ -168,13 +169,17 @@ def certified(
 
 
 def _run_once(conv: Any, layer: Any, size: Vector, input_bound: float, total: np.ndarray) -> None:
-    """Run a layer over patches on an image: what it cuts and joins is no part of the attention."""
+    """Run a layer over patches on an image, as cutting and joining are no part of the attention.
+
+    Raises:
+        Unreadable: it differs from the convolution by more than the certified bound.
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(1, conv.in_channels, *size, generator=generator, dtype=torch.float64)
     x = ((2 * x - 1) * input_bound).to(conv.weight)
     with torch.no_grad():
         expected = conv(x).double()
-        attended = layer(x).double()
+        attended = layer(x, tokens=False).double()
     if attended.shape != expected.shape or bool((attended - expected).abs().max() > total.max()):
         raise Unreadable("the layer does not cut and join images as its attention takes them")
 
