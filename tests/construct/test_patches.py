@@ -340,6 +340,11 @@ def test_a_layer_that_is_not_over_these_patches_is_not_read() -> None:
         other.geometry = replace(other.geometry, **lie)
         with pytest.raises(Unreadable, match="the layer cuts images by"):
             certified(conv, other, (8, 8))
+    for short in (nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(2, 3, 2)):
+        other = construct.conv_to_mhsa(short, patch=2)
+        other.attention.geometry = replace(other.attention.geometry, padding=(0, 0))
+        with pytest.raises(Unreadable, match="leaves outputs out"):
+            certified(short, other, (8, 8))
     small = nn.Conv1d(1, 1, 7)
     with pytest.raises(GridRefused):
         certified(small, construct.conv_to_mhsa(small, patch=4), (4,))
