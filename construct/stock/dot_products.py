@@ -30,12 +30,24 @@ two) and
 
     α·S < ε/u,       ε the last binary place of α and 2ατ                                                           (exact)
 
+*A null token* in place of padding tokens (Coq: NullToken.v).  ``add_zero_attn`` gives every query one
+more key, whose score and value are exactly 0.  One more feature subtracts what the targets' own scores are,
+less α/2,
+
+    q_h·k_h/√D = α(½ − ‖k − q − τ_h‖²) = α(2(p_q + τ_h)·p_k − ‖p_k‖² + ½ − ‖p_q + τ_h‖²),
+
+so a target on the image has score α/2 and every other key −α/2 or less: where there is no target, the null token
+wins, and zeros are read.  Partial sums are at most α·S in size for S_h = ½ + Σ_i (2K_i + |τ_i|)², there is
+one product more, and only one of two scores is rounded: weights are one-hot if
+
+    α(½ − γ_{d+7}·S) ≥ ln(2/η)                                                                        (null)
+
 This assumes IEEE products.  If torch uses TF32 or bfloat16 for float32
 (``torch.set_float32_matmul_precision``, and some GPU kernels), coordinates are rounded.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isqrt, prod
 from typing import Any, NoReturn
@@ -71,11 +83,12 @@ class HeadCentre:
         """Whether exact scores give weights of exactly 0 and 1 in this dtype."""
         return all(t.denominator == 1 for t in self.tau) and self.alpha >= alpha_for(dtype)
 
-    def sharpened(self, dtype: torch.dtype) -> "HeadCentre":
-        """The default sharpness for a sharp head, which computes the same at every sharpness; other
-        heads unchanged.
+    def sharpened(self, dtype: torch.dtype, null: bool = False) -> "HeadCentre":
+        """The default sharpness, twice that with a null token, for a sharp head, which computes the
+        same at every sharpness; other heads unchanged.
         """
-        return HeadCentre(Fraction(ALPHA), self.tau) if self.is_sharp(dtype) else self
+        alpha = Fraction(ALPHA) * (1 + null)
+        return HeadCentre(alpha, self.tau) if self.is_sharp(dtype) else self
 
     def factor(self, dtype: torch.dtype, head_dim: int) -> Fraction:
         """√D·α as stored: exact if √D is a power of two, else (for a sharp head) the next power of
@@ -89,18 +102,20 @@ class HeadCentre:
             power *= 2
         return power
 
-    def size(self, reach: Sequence[int]) -> Fraction:
-        """S, for the largest coordinates K."""
-        return sum(
-            (k * (3 * k + 2 * abs(t)) for k, t in zip(reach, self.tau, strict=True)), Fraction(0)
-        )
+    def size(self, reach: Sequence[int], null: bool = False) -> Fraction:
+        """S, for the largest coordinates K; that of (null) with a null token."""
+        axes = [(k, abs(t)) for k, t in zip(reach, self.tau, strict=True)]
+        if null:
+            return sum(((2 * k + t) ** 2 for k, t in axes), Fraction(1, 2))
+        return sum((k * (3 * k + 2 * t) for k, t in axes), Fraction(0))
 
-    def is_one_hot(self, reach: Sequence[int], dtype: torch.dtype) -> bool:
-        """The inequality (rounded) of the module's docstring."""
+    def is_one_hot(self, reach: Sequence[int], dtype: torch.dtype, null: bool = False) -> bool:
+        """The inequality (rounded) of the module's docstring, or (null)."""
         if not self.is_sharp(dtype):
             return False
-        n = (len(reach) + 6) * Fraction(torch.finfo(dtype).eps) / 2
-        return self.alpha * (1 - 2 * n / (1 - n) * self.size(reach)) >= alpha_for(dtype)
+        n = (len(reach) + 6 + null) * Fraction(torch.finfo(dtype).eps) / 2
+        gap = 1 - 2 * n / (1 - n) * self.size(reach, null)
+        return self.alpha * (gap / 2 if null else gap) >= alpha_for(dtype)
 
     def is_exact(self, reach: Sequence[int], dtype: torch.dtype, head_dim: int) -> bool:
         """The condition (exact) of the module's docstring for D a power of 16, with no over- or
@@ -122,6 +137,25 @@ class HeadCentre:
 def reach(grid: TokenGrid) -> tuple[int, ...]:
     """K, the largest centred coordinate of a token on each axis."""
     return tuple(n // 2 for n in grid.shape)
+
+
+def without_padding(grid: TokenGrid) -> TokenGrid:
+    """The same queries among the tokens of the image alone.
+
+    Raises:
+        ValueError: tokens are copies, or zeros between inputs, or a query is a padding token.
+    """
+    pads = [n for pair in grid.pads for n in pair]
+    if grid.affine is None or set(grid.stuffing) != {1} or any(n < 0 for n in pads):
+        raise ValueError("a null token stands for zeros around the input, and for nothing else")
+    first = tuple(q - before for q, (before, _) in zip(grid.first, grid.pads, strict=True))
+    bare = replace(grid, pads=((0, 0),) * len(first), mode="zeros", first=first)
+    for n, places in zip(bare.size, bare.queries, strict=True):
+        if int(places[0]) < 0 or int(places[-1]) >= n:
+            raise ValueError(
+                "the query of some output is a padding token, and without these it has none"
+            )
+    return bare
 
 
 def positions(grid: TokenGrid, constant: bool) -> Tensor:
@@ -146,26 +180,36 @@ def sources(grid: TokenGrid) -> Tensor:
 
 
 def head_size(
-    centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype, least: int
+    centres: Sequence[HeadCentre],
+    grid: TokenGrid,
+    dtype: torch.dtype,
+    least: int,
+    null: bool = False,
 ) -> int | None:
-    """The least head size ≥ ``least`` with which (rounded) or (exact) holds for all heads; None if
-    there is none.
+    """The least head size ≥ ``least`` with which (rounded) or (exact) holds for all heads, or (null)
+    with a null token; None if there is none.
     """
-    if all(centre.is_one_hot(reach(grid), dtype) for centre in centres):
+    if all(centre.is_one_hot(reach(grid), dtype, null) for centre in centres):
         return least
+    if null:
+        return None
     size = 1
     while size < least:
         size *= 16
     return size if all(centre.is_exact(reach(grid), dtype, size) for centre in centres) else None
 
 
-def too_large(centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype) -> str:
+def too_large(
+    centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype, null: bool = False
+) -> str:
     """Why :func:`head_size` is None, in one clause with the figures."""
     limit = int(2 / torch.finfo(dtype).eps)
     head, size = max(
-        enumerate(centre.size(reach(grid)) for centre in centres), key=lambda pair: pair[1]
+        enumerate(centre.size(reach(grid), null) for centre in centres), key=lambda pair: pair[1]
     )
     soft = [head for head, centre in enumerate(centres) if not centre.is_sharp(dtype)]
+    if soft and null:
+        return f"head {soft[0]} is not one-hot, and only one-hot heads have a null token in place of padding"
     if soft and size < limit:
         centre = centres[soft[0]]
         return (

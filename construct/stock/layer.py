@@ -5,6 +5,8 @@
 projections, with head size D and β = √D·α:
 
     q: (β(−1, 2(p + τ_h)), 0 …)      k: (‖p‖², p, 0 …)      v: X W_val^h, all groups, 0 …      out: W_out^h, all groups
+
+and with a null token one more column, β(½ − ‖p + τ_h‖²) of q and 1 of k.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +39,7 @@ from construct.stock.dot_products import (
     sources,
     token_grid,
     too_large,
+    without_padding,
 )
 from construct.stock.projections import NoKernel, has_hooks, read_kernel
 from construct.tokens import TokenGrid
@@ -48,7 +51,7 @@ class StockAttention(nn.Module):
 
     A token is (content, p_1, …, p_d, ‖p‖², [1,] 0, …, 0), ``attention.embed_dim`` wide; the 1 is
     present if the projections have no biases.  The state dict holds only the tensors of
-    ``attention``.
+    ``attention``.  If it adds a null token (``add_zero_attn``), there are no padding tokens.
 
     Attributes:
         attention: the nn.MultiheadAttention, ``batch_first``; queries, keys and values are all rows
@@ -80,9 +83,7 @@ class StockAttention(nn.Module):
         self.attention = attention
         self._centres = centres  # checked again on casts
         weight = attention.out_proj.weight
-        for name, tensor in _layout(
-            geometry, grid, constant=attention.in_proj_bias is None
-        ).items():
+        for name, tensor in _layout(geometry, grid, attention).items():
             numbers = tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
             self.register_buffer(name, numbers.to(weight.device), persistent=False)
 
@@ -163,7 +164,10 @@ class StockAttention(nn.Module):
         queries = len(self.query_tokens)
         # Per key: the token, its copy for the product, and two copies each of key and value; about
         # the same per query.
-        numbers = 6 * (keys + queries) * self.attention.embed_dim
+        # the null token is appended to copies of key and value
+        numbers = (
+            6 * (keys + queries) + 2 * keys * self.attention.add_zero_attn
+        ) * self.attention.embed_dim
         if learning:  # attention, its scores, and the gradients of both
             numbers += 4 * self.attention.num_heads * keys * queries
         needed = numbers * len(x) * x.element_size()
@@ -178,12 +182,11 @@ class StockAttention(nn.Module):
         dtype = fn(self.positions[:0]).dtype
         if dtype != self.positions.dtype:
             _check_dtype(self, dtype)
-            grid = TokenGrid.of(self.geometry, self.grid)
-            if (
-                head_size(self._centres, grid, dtype, self.attention.head_dim)
-                != self.attention.head_dim
-            ):
-                refuse(self, too_large(self._centres, grid, dtype))
+            null = self.attention.add_zero_attn
+            grid = _tokens_of(TokenGrid.of(self.geometry, self.grid), null)
+            size = self.attention.head_dim
+            if head_size(self._centres, grid, dtype, size, null) != size:
+                refuse(self, too_large(self._centres, grid, dtype, null))
         return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
@@ -193,7 +196,11 @@ class StockAttention(nn.Module):
 
 @torch.no_grad()
 def to_torch_mha(
-    layer: MHSA | PatchAttention, grid: tuple[int, ...], *, bias: bool = True
+    layer: MHSA | PatchAttention,
+    grid: tuple[int, ...],
+    *,
+    bias: bool = True,
+    null_token: bool = False,
 ) -> StockAttention:
     """Convert an attention layer to a stock ``nn.MultiheadAttention`` with the same function on
     inputs of one size.
@@ -214,11 +221,14 @@ def to_torch_mha(
         grid: the spatial size of the input before padding, d numbers.
         bias: whether the projections have biases (torch's default); without them the constant 1 is
             one more channel.
+        null_token: whether one null token (``add_zero_attn``) stands for all padding tokens, so that
+            the tokens are the image's own: for zero padding, one-hot heads, and queries that all lie
+            on the image.
 
     Returns:
         A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and
         mode.  Its state dict loads into any ``nn.MultiheadAttention(embed_dim, num_heads,
-        bias=bias)`` of that size; train that one under ``sdpa_kernel(SDPBackend.MATH)``, as this
+        bias=bias, add_zero_attn=null_token)`` of that size; train that one under ``sdpa_kernel(SDPBackend.MATH)``, as this
         module does itself, because the rounding of large scores makes the gradients of fused
         attention wrong.  Value projections are trainable if the layer's are; queries and keys share
         a tensor with them, and at full sharpness their gradients are exactly zero.  Training also
@@ -233,21 +243,24 @@ def to_torch_mha(
     """
     if isinstance(layer, PatchAttention):
         patches = layer.patching.patches_along(grid)
-        stock = to_torch_mha(layer.attention, patches, bias=bias)
+        stock = to_torch_mha(layer.attention, patches, bias=bias, null_token=null_token)
         stock.patching = layer.patching
         return stock
     g, tokens = _checked(layer, grid)
     dtype = layer.w_val.dtype
     device = layer.w_val.device
-    centres = tuple(centre.sharpened(dtype) for centre in _centres(layer, tokens))
+    centres = tuple(centre.sharpened(dtype, null_token) for centre in _centres(layer, tokens))
+    if null_token:
+        tokens = _bare(layer, tokens, centres, bias)
     heads, groups, _, d_h = layer.w_val.shape
     # one value of head 0 is the constant 1, times b_out
     carries_bias = not bias and bool(layer.b_out.any())
     channels = g.in_channels + g.dims + (1 if bias else 2)
-    least = max(groups * d_h + carries_bias, g.dims + 1, -(-max(channels, g.out_channels) // heads))
-    head_dim = head_size(centres, tokens, dtype, least)
+    scored = g.dims + 1 + null_token
+    least = max(groups * d_h + carries_bias, scored, -(-max(channels, g.out_channels) // heads))
+    head_dim = head_size(centres, tokens, dtype, least, null_token)
     if head_dim is None:
-        refuse(layer, too_large(centres, tokens, dtype))
+        refuse(layer, too_large(centres, tokens, dtype, null_token))
     width = heads * head_dim
     require(
         (4 * width + 8) * width * dtype.itemsize,
@@ -256,17 +269,24 @@ def to_torch_mha(
     )
     # skip_init leaves the global random state alone.
     attention: Any = nn.utils.skip_init(
-        nn.MultiheadAttention, width, heads, bias=bias, batch_first=True, device=device, dtype=dtype
+        nn.MultiheadAttention,
+        width,
+        heads,
+        bias=bias,
+        add_zero_attn=null_token,
+        batch_first=True,
+        device=device,
+        dtype=dtype,
     )
     for tensor in attention.parameters():
         tensor.zero_()
     in_proj = attention.in_proj_weight.view(3, heads, head_dim, width)
     square = g.in_channels + g.dims
     if bias:
-        constant = attention.in_proj_bias.view(3, heads, head_dim)[0]
+        constants = attention.in_proj_bias.view(3, heads, head_dim)
     else:
-        constant = in_proj[0, :, :, square + 1]
-    _write_scores(in_proj, constant, centres, slice(g.in_channels, square))
+        constants = in_proj[..., square + 1]
+    _write_scores(in_proj, constants, centres, slice(g.in_channels, square), null_token)
     out_proj = attention.out_proj.weight.view(width, heads, head_dim)
     _write_values(in_proj[2], out_proj, layer)
     if bias:
@@ -298,10 +318,35 @@ def _checked(layer: Any, grid: tuple[int, ...]) -> tuple[ConvGeometry, TokenGrid
     return layer.geometry, token_grid(layer.geometry, grid)
 
 
+def _tokens_of(grid: TokenGrid, null: bool) -> TokenGrid:
+    """The tokens of a stock attention: the padded grid, or the image alone beside a null token."""
+    return without_padding(grid) if null else grid
+
+
+def _bare(layer: MHSA, grid: TokenGrid, centres: Sequence[HeadCentre], bias: bool) -> TokenGrid:
+    """The grid without its padding tokens, where a null token has the same effect."""
+    if not bias and bool(layer.b_out.any()):
+        refuse(
+            layer, "without biases a value carries b_out, and the null token's is 0; take bias=True"
+        )
+    for head, centre in enumerate(centres):
+        axes = zip(centre.tau, grid.common_box, strict=True)
+        if not all(least <= t <= most for t, (least, most) in axes):
+            refuse(layer, f"head {head} looks off the padded grid for some query, not at a zero")
+    try:
+        return without_padding(grid)
+    except ValueError as error:
+        refuse(layer, str(error))
+
+
 def _write_scores(
-    in_proj: Tensor, constant: Tensor, centres: Sequence[HeadCentre], places: slice
+    in_proj: Tensor,
+    constants: Tensor,
+    centres: Sequence[HeadCentre],
+    places: slice,
+    null: bool,
 ) -> None:
-    """Write queries and keys, (3, heads, D, width); ``constant`` (heads, D) multiplies the 1,
+    """Write queries and keys, (3, heads, D, width); ``constants`` (3, heads, D) multiply the 1,
     ``places`` are p's channels.
     """
     dims = places.stop - places.start
@@ -309,12 +354,20 @@ def _write_scores(
     in_proj[1, :, 0, places.stop] = 1
     like = {"dtype": in_proj.dtype, "device": in_proj.device}
     in_proj[1, :, 1 : dims + 1, places] = torch.eye(dims, **like)
+    if null:
+        constants[1, :, dims + 1] = 1
     for head, centre in enumerate(centres):
         # absolute_query is affine in q: its value at 0, and along each axis the slope 2β.
         beta = centre.factor(in_proj.dtype, head_dim)
         start = quadratic.absolute_query((0,) * dims, centre.tau, beta)
-        constant[head, : dims + 1] = torch.tensor([float(x) for x in start], **like)
+        constants[0, head, : dims + 1] = torch.tensor([float(x) for x in start], **like)
         in_proj[0, head, 1 : dims + 1, places].diagonal().fill_(float(2 * beta))
+        if null:  # β(½ − ‖p + τ‖²)
+            of_p = torch.tensor([float(-2 * beta * t) for t in centre.tau], **like)
+            in_proj[0, head, dims + 1, places] = of_p
+            in_proj[0, head, dims + 1, places.stop] = float(-beta)
+            squares = sum(t * t for t in centre.tau)
+            constants[0, head, dims + 1] = float(beta * (Fraction(1, 2) - squares))
 
 
 def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
@@ -409,7 +462,7 @@ def _check_stock(module: StockAttention) -> None:
         refuse(
             module, "its attention is not batch_first, so it would take the batch for the tokens"
         )
-    expected = _layout(module.geometry, module.grid, constant=module.attention.in_proj_bias is None)
+    expected = _layout(module.geometry, module.grid, module.attention)
     same = all(
         torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items()
     )
@@ -422,11 +475,13 @@ def _check_stock(module: StockAttention) -> None:
         refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
 
 
-def _layout(geometry: ConvGeometry, size: tuple[int, ...], constant: bool) -> dict[str, Tensor]:
+def _layout(
+    geometry: ConvGeometry, size: tuple[int, ...], attention: nn.MultiheadAttention
+) -> dict[str, Tensor]:
     """The buffers of a :class:`StockAttention`."""
-    grid = token_grid(geometry, size)
+    grid = _tokens_of(token_grid(geometry, size), attention.add_zero_attn)
     return {
-        "positions": positions(grid, constant),
+        "positions": positions(grid, constant=attention.in_proj_bias is None),
         "sources": sources(grid),
         "query_tokens": grid.query_tokens,
     }

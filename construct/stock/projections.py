@@ -11,10 +11,16 @@ for every input and every query if and only if, in the columns s that depend on 
 
     Z[p_i, p_j] = 2β·[i = j],    Z[1, p_i] = 2βτ_i,    Z[1, ‖p‖²] = −β,    and every other entry is 0.
 
+Beside a null token, whose score is 0, the terms independent of the key count, too: scores are
+β(½ − ‖p_k − p_q − τ‖²)/√D if and only if also
+
+    Z[p_i, 1] = −2βτ_i,         Z[‖p‖², 1] = −β,       Z[1, 1] = β(½ − ‖τ‖²).
+
 Position entries are evaluated as fractions.  For content entries every product must be 0: a sum
 that cancels could be rounding.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import sqrt
 from operator import mul
@@ -26,7 +32,7 @@ from torch import Tensor, nn
 from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps, tap_shifts
 from construct.modules.convolutions import HOOKS
-from construct.stock.dot_products import DTYPES, HeadCentre, head_size
+from construct.stock.dot_products import DTYPES, HeadCentre, head_size, without_padding
 from construct.tokens import TokenGrid
 
 
@@ -68,11 +74,14 @@ def read_kernel(
     """
     dtype = _checked_dtype(attention)
     tensors = _by_head(attention, geometry)
+    null = attention.add_zero_attn
+    if null:
+        grid = _without_padding(tensors, grid)
     matrices = _matrices(tensors, geometry)
     numbers = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
     kernel = matrices.new_zeros(geometry.taps, *matrices.shape[1:])
     for head in tensors.heard(geometry.in_channels):
-        tau = _read_shift(tensors, head, geometry, grid, dtype)
+        tau = _read_shift(tensors, head, geometry, grid, dtype, null)
         if tau not in numbers:
             raise NoKernel(
                 f"head {head} looks at ({', '.join(map(str, tau))}), no tap of kernel {geometry.kernel_size}"
@@ -81,6 +90,16 @@ def read_kernel(
     constant = torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
     like = {"device": attention.out_proj.weight.device, "dtype": dtype}
     return kernel_of_taps(kernel, geometry).to(**like), (tensors.bias + constant).to(**like)
+
+
+def _without_padding(tensors: Projections, grid: TokenGrid) -> TokenGrid:
+    """The tokens beside a null token, which has no part in the constants of values."""
+    if bool((tensors.reaching() & (tensors.value[:, :, -1] != 0)).any()):
+        raise NoKernel("its values hold a constant, which is lost where the null token is read")
+    try:
+        return without_padding(grid)
+    except ValueError as error:
+        raise NoKernel(str(error)) from None
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -96,8 +115,8 @@ def _checked_dtype(attention: nn.MultiheadAttention) -> torch.dtype:
         raise NoKernel("its forward is not torch's")
     if has_hooks(attention):
         raise NoKernel("it has hooks, which may change what it computes")
-    if attention.bias_k is not None or attention.bias_v is not None or attention.add_zero_attn:
-        raise NoKernel("it adds a key of its own (add_bias_kv, add_zero_attn)")
+    if attention.bias_k is not None or attention.bias_v is not None:
+        raise NoKernel("it adds a key of its own (add_bias_kv)")
     if attention.dropout and attention.training:
         raise NoKernel(
             f"it drops {attention.dropout:g} of its attention while training; .eval() first"
@@ -171,10 +190,11 @@ def _read_shift(
     geometry: ConvGeometry,
     grid: TokenGrid,
     dtype: torch.dtype,
+    null: bool,
 ) -> tuple[int, ...]:
     """The shift at which a head looks, which must be one-hot on the grid for every input."""
     centre = _read_centre(
-        tensors.query[head], tensors.key[head], geometry.in_channels, geometry.dims
+        tensors.query[head], tensors.key[head], geometry.in_channels, geometry.dims, null
     )
     if centre is None:
         raise NoKernel(f"head {head} does not look at one fixed shift")
@@ -183,7 +203,7 @@ def _read_shift(
             f"head {head} looks at ({', '.join(map(str, centre.tau))}), between positions"
         )
     size = tensors.query.shape[1]
-    if not centre.is_sharp(dtype) or head_size([centre], grid, dtype, size) != size:
+    if not centre.is_sharp(dtype) or head_size([centre], grid, dtype, size, null) != size:
         alpha = float(centre.alpha)
         raise NoKernel(
             f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {alpha:.4g}"
@@ -191,28 +211,41 @@ def _read_shift(
     return tuple(map(int, centre.tau))
 
 
-def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int) -> HeadCentre | None:
+def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int, null: bool) -> HeadCentre | None:
     """The centre of a head from its projections (D, D_in + d + 2); None if its scores lack the
     module's form.
     """
     content = slice(d_in)
-    # (p, ‖p‖²); the key's constant adds the same to every key
-    positional = slice(d_in, d_in + dims + 1)
+    # (p, ‖p‖²); the key's constant adds the same to every key, but the null token
+    positional = slice(d_in, d_in + dims + 1 + null)
     if bool((_rows(query) & _rows(key[:, content])).any()) or bool(
         (_rows(query[:, content]) & _rows(key[:, positional])).any()
     ):
         return None  # the score depends on the key's content, or on the query's
     nonzero = (_rows(query[:, d_in:]) & _rows(key[:, positional])).nonzero().flatten()
-    *of_p, of_square, of_one = _products(query[nonzero, d_in:], key[nonzero, positional])
-    beta = -of_one[dims]
-    slope = [[2 * beta * (i == j) for j in range(dims + 1)] for i in range(dims)]
-    if beta <= 0 or of_p != slope or any(of_square):
+    scores = _products(query[nonzero, d_in:], key[nonzero, positional])
+    beta = -scores[-1][dims]
+    if beta <= 0:
+        return None
+    tau = tuple(x / (2 * beta) for x in scores[-1][:dims])
+    if scores != [row[: dims + 1 + null] for row in _products_of_centre(beta, tau)]:
         return None
     # √D is irrational for most D: round it up, since the bounds need a lower bound of β/√D.
     root = Fraction(sqrt(len(query)))
     if root.denominator != 1:
         root *= 1 + Fraction(1, 2**50)
-    return HeadCentre(beta / root, tuple(x / (2 * beta) for x in of_one[:dims]))
+    return HeadCentre(beta / root, tau)
+
+
+def _products_of_centre(beta: Fraction, tau: Sequence[Fraction]) -> list[list[Fraction]]:
+    """√D Z of a head: of (p, ‖p‖², 1) of the query with (p, ‖p‖², 1) of the key."""
+    zero = Fraction(0)
+    of_p = [
+        [*(2 * beta * (i == j) for j in range(len(tau))), zero, -2 * beta * t]
+        for i, t in enumerate(tau)
+    ]
+    rest = beta * (Fraction(1, 2) - sum(t * t for t in tau))
+    return [*of_p, [zero for _ in tau] + [zero, -beta], [*(2 * beta * t for t in tau), -beta, rest]]
 
 
 def _rows(matrix: Tensor) -> Tensor:

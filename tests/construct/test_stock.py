@@ -4,6 +4,7 @@ import copy
 import io
 from collections.abc import Callable
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 import pytest
@@ -93,6 +94,71 @@ def test_it_computes_the_convolution_and_gives_the_kernel_back(case: Case, bias:
     assert torch.equal(back.b_out, torch.zeros_like(back.b_out) if case.conv.bias is None else case.conv.bias)
     assert back.bias is not None or not back.b_out.any()
     assert back.geometry == layer.geometry
+
+
+@settings(max_examples=2 * settings().max_examples)
+@given(cases(dtypes=FULL, tokens=80, transposed=[False], padding_modes=["zeros"], most_stride=2), st.booleans())
+def test_a_null_token_stands_for_all_padding(case: Case, bias: bool):
+    """Bit for bit on small integers, with the image's own tokens alone; refused where a query is none of these."""
+    layer = conv_to_mhsa(case.conv)
+    size = size_of(case.conv, case.x)
+    grid = TokenGrid.of(layer.geometry, size)
+    axes = zip(grid.first, grid.step, grid.query_shape, grid.pads, size, strict=True)
+    if any(a < before or a + s * (o - 1) >= before + n for a, s, o, (before, _), n in axes):
+        with refused("the query of some output is a padding token"):
+            construct.to_torch_mha(layer, size, null_token=True)
+        return
+    bias = bias or bool(layer.b_out.any())
+    module = construct.to_torch_mha(layer, size, bias=bias, null_token=True)
+    assert len(module.sources) == prod(size)
+    with torch.no_grad():
+        y = module(case.x)
+        weights = scores_of(module, torch.zeros(1, case.conv.in_channels, *size, dtype=y.dtype))
+    assert set(weights.unique().tolist()) <= {0, 1}
+    assert weights.shape[3] == prod(size) + 1
+    if case.integers:
+        assert torch.equal(y.double(), exact(case.conv, case.x))
+    else:
+        assert excess(case.conv, layer, case.x, y) <= 1
+    assert torch.equal(construct.from_torch_mha(module).weight, case.conv.weight)
+
+
+NO_NULL: dict[str, tuple[Callable[[], MHSA], dict[str, Any], str]] = {
+    "reflect": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")), {}, "nothing else"),
+    "transposed": (lambda: conv_to_mhsa(nn.ConvTranspose2d(1, 1, 3, stride=2)), {}, "nothing else"),
+    "cropped": (lambda: conv_to_mhsa(nn.ConvTranspose2d(1, 1, 1, padding=1)), {}, "nothing else"),
+    "soft": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1), alpha=2.0), {}, "only one-hot heads"),
+    "no biases": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1)), {"bias": False}, "take bias=True"),
+    "off the padded grid": (
+        lambda: edited(lambda layer: layer.v[:, 1].fill_(2**13)),
+        {},
+        "head 0 looks off the padded",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_NULL)
+def test_where_a_null_token_is_not_the_padding_it_is_refused(name: str):
+    build, options, reason = NO_NULL[name]
+    with refused(reason):
+        construct.to_torch_mha(build(), (4, 4), null_token=True, **options)
+
+
+@pytest.mark.parametrize("name", ["in_proj_weight", "in_proj_bias"])
+def test_a_fault_beside_a_null_token_is_found(name: str):
+    """Each number of queries and keys, changed, is seen, but for those that no score takes part of."""
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    module = construct.to_torch_mha(conv_to_mhsa(conv), (4,), null_token=True)
+    numbers = getattr(module.attention, name).detach()
+    width = module.attention.embed_dim
+    for place in numbers[: 2 * width].nonzero().tolist():
+        kept = numbers[tuple(place)].clone()
+        numbers[tuple(place)] = kept * 3
+        is_no_kernel(module.attention, "fixed shift|looks at", module.geometry, (4,))
+        numbers[tuple(place)] = kept
+    assert torch.equal(construct.from_torch_mha(module).weight, conv.weight)
+    numbers[2 * width] += 1  # a value's constant: lost where the null token is read
+    is_no_kernel(module.attention, "hold a constant" if name.endswith("bias") else "", module.geometry, (4,))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -230,10 +296,11 @@ def line(length: int, dtype: torch.dtype = torch.float32) -> tuple[Any, MHSA, to
     return conv, conv_to_mhsa(conv), normal(1, 1, length, dtype=dtype)
 
 
-@pytest.mark.parametrize(("length", "head_dim"), [(1190, 2), (1210, 16), (4725, 16)])
+@pytest.mark.parametrize(("length", "head_dim"), [(1190, 2), (1210, 16), (4725, 16), (960, 3)])
 def test_up_to_the_limit_it_is_one_hot_on_every_path(length: int, head_dim: int):
     conv, layer, x = line(length)
-    module = construct.to_torch_mha(layer, (length,)).eval()
+    null = length == 960
+    module = construct.to_torch_mha(layer, (length,), null_token=null).eval()
     assert module.attention.head_dim == head_dim
     tokens = module.tokens(x)
     queries = tokens[:, module.query_tokens]
@@ -241,7 +308,7 @@ def test_up_to_the_limit_it_is_one_hot_on_every_path(length: int, head_dim: int)
         assert excess(conv, layer, x, module(x)) <= 1
         y, weights = module.attention(queries, tokens, tokens, average_attn_weights=False)
         assert set(weights.unique().tolist()) == {0, 1}
-        assert torch.equal(weights.double(), layer.attention_probabilities(x))
+        assert torch.equal(weights[..., :length].double(), layer.attention_probabilities(x))
         assert excess(conv, layer, x, y[..., :1].transpose(1, 2)) <= 1
         with sdpa_kernel(SDPBackend.MATH):
             assert excess(conv, layer, x, module(x)) <= 1
@@ -252,6 +319,8 @@ def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.M
     conv, layer, x = line(20000)
     with refused(r"float32 cannot hold the scores: on a padded grid of \(20000,\) head 0's reach 3e\+08·α"):
         construct.to_torch_mha(layer, (20000,))
+    with refused("float32 cannot hold the scores"):
+        construct.to_torch_mha(line(1000)[1], (1000,), null_token=True)
     conv64, layer64, x64 = line(20000, torch.float64)
     double = construct.to_torch_mha(layer64, (20000,))
     with torch.no_grad():
@@ -259,7 +328,7 @@ def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.M
         with refused("float32 cannot hold"):
             double.float()
         assert {t.dtype for t in double.parameters()} == {torch.float64}  # nothing was changed
-        monkeypatch.setattr(stock, "head_size", lambda aims, grid, dtype, least: least)
+        monkeypatch.setattr(stock, "head_size", lambda aims, grid, dtype, least, null: least)
         wrong = construct.to_torch_mha(layer, (20000,))
         assert excess(conv, layer, x, wrong(x)) > 1
     is_no_kernel(wrong.attention, "not surely one-hot", layer.geometry, (20000,))
@@ -269,8 +338,9 @@ def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.M
     st.integers(1, 3).flatmap(lambda d: st.lists(st.integers(1, 60), min_size=d, max_size=d)),
     st.sampled_from([1, 2, 3, 4, 16, 48, 64, 300]),
     st.sampled_from([torch.float32, torch.float64]),
+    st.booleans(),
 )
-def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dtype: torch.dtype):
+def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dtype: torch.dtype, null: bool):
     """Scores as torch evaluates them are within the allowed error, in float32 where the bound is largest."""
     tau = [(-1) ** i * (i + 1) for i in range(len(shape))]
     aim = HeadCentre(Fraction(1024), tuple(map(Fraction, tau)))
@@ -280,9 +350,13 @@ def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dt
     beta = float(aim.factor(dtype, head_dim))
     key = torch.cat([(points**2).sum(1, keepdim=True), points], 1).to(dtype)
     query = torch.cat([-torch.ones(len(points), 1), 2 * (points + torch.tensor(tau))], 1).to(dtype) * beta
+    if null:
+        key = torch.cat([key, torch.ones(len(points), 1, dtype=dtype)], 1)
+        rest = 0.5 - (points + torch.tensor(tau)).double().square().sum(1, keepdim=True)
+        query = torch.cat([query, rest.to(dtype) * beta], 1)
     alpha = beta / head_dim**0.5
     assert 1024 * (1 - 1e-15) <= alpha < 2048
-    allowed = (len(shape) + 6) * torch.finfo(dtype).eps / 2 * alpha * float(aim.size(widest))
+    allowed = (len(shape) + 6 + null) * torch.finfo(dtype).eps / 2 * alpha * float(aim.size(widest, null))
     truth = (query.double() @ key.double().T) / head_dim**0.5  # integers times β: exact until the division
     for scores in (
         (query * head_dim**-0.5) @ key.T,
@@ -508,7 +582,7 @@ def test_a_random_attention_is_none():
 
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"dtype": torch.float16}], ids=str)
 def test_other_kinds_of_attention_are_none(options: dict[str, Any]):
-    reason = "no kernel can be read: (it adds a key|its tensors are not all)"
+    reason = "no kernel can be read: (it adds a key|its tensors are not all|the query of some output)"
     is_no_kernel(nn.MultiheadAttention(16, 4, **options), reason, small()[1].geometry, (4, 4))
 
 
