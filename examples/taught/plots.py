@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from examples.taught.networks import WAYS
 from verify.plots import write_figure
 from verify.plots.drawing import COLOURS, FAINT, INK, Figure, colours, new_figure, style
 
@@ -20,7 +21,7 @@ def centres(summary: Summary) -> Figure:
     dot, one colour per head.
     """
     groups = summary["groups"][:MOST]
-    columns = min(len(groups), 4)
+    columns = min(len(groups), 2)
     rows = -(-len(groups) // columns)
     with style():
         figure = new_figure(2.5 * columns, 2.7 * rows)
@@ -39,7 +40,9 @@ def centres(summary: Summary) -> Figure:
                 ax.plot(*paths[0, head, ::-1], "o", mfc="none", mec=colour, ms=3.5)
                 ax.plot(*paths[-1, head, ::-1], "o", color=colour, ms=4)
             ax.set(xlim=(-limit, limit), ylim=(limit, -limit), aspect="equal")
-            ax.set_title(f"{group['data']}, {group['heads']} heads, {group['start']}", fontsize=8)
+            ax.set_title(
+                f"{group['data']}, {group['heads']} heads, {group['start']} start", fontsize=9
+            )
         figure.supxlabel("shift from the query along axis 1 (tokens)", fontsize=9)
         figure.supylabel("along axis 0 (tokens)", fontsize=9)
         return figure
@@ -48,21 +51,21 @@ def centres(summary: Summary) -> Figure:
 def _over_time(summary: Summary, key: str, label: str) -> Figure:
     datas = [*dict.fromkeys(group["data"] for group in summary["groups"])]
     with style():
-        figure = new_figure(3.9 * len(datas) + 0.6, 3.4)
+        figure = new_figure(3.2 * len(datas) + 0.6, 3.8)
         axes = figure.subplots(1, len(datas), squeeze=False, sharey=True)[0]
         for ax, data in zip(axes, datas, strict=True):
             groups = [group for group in summary["groups"] if group["data"] == data]
             for place, group in enumerate(groups):
                 values = np.array(group["series"][key])  # (looks, seeds)
                 x, colour = group["series"]["step"], COLOURS[place % len(COLOURS)]
-                name = f"{group['heads']} heads, {group['start']}"
+                name = f"{group['heads']} heads, {group['start']} start"
                 if len({(g["alpha"], g["rate"]) for g in groups}) > 1:
                     name += f", α {group['alpha']:g}, rate {group['rate']:g}"
                 ax.plot(x, np.median(values, axis=1), color=colour, lw=1.3, label=name)
                 ax.fill_between(x, values.min(1), values.max(1), color=colour, alpha=0.12, lw=0)
             ax.set(yscale="log", xlabel="step", title=data)
         axes[0].set_ylabel(label)
-        axes[-1].legend(fontsize=7)
+        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
         return figure
 
 
@@ -88,7 +91,7 @@ def accuracy(summary: Summary) -> Figure:
     tasks = [*dict.fromkeys(task for task, *_ in kinds)]
     ways = [*dict.fromkeys(way for _, way, _ in kinds)]
     with style():
-        figure = new_figure(3.9 * len(tasks) + 0.6, 6.2)
+        figure = new_figure(3.0 * len(tasks) + 0.6, 6.4)
         axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
         for (task, way, rate), runs in kinds.items():
             place = tasks.index(task)
@@ -96,7 +99,8 @@ def accuracy(summary: Summary) -> Figure:
             seconds = np.array([[row["seconds"] for row in run] for run in runs]).mean(0)
             several = sum(key[:2] == (task, way) for key in kinds) > 1
             look = {"color": COLOURS[ways.index(way)], "ms": 4, "lw": 1.3}
-            look["label"] = f"{way}, rate {rate:g}" if several else way
+            name = WAYS[way].label
+            look["label"] = f"{name}, rate {rate:g}" if several else name
             if not way.endswith("longer"):
                 axes[0, place].plot(range(len(seconds)), percent.mean(0), ".-", **look)
             # the first moment, 0 s, has no place on a logarithmic axis
@@ -104,14 +108,14 @@ def accuracy(summary: Summary) -> Figure:
             band = {"color": look["color"], "alpha": 0.12, "lw": 0}
             axes[1, place].fill_between(seconds[1:], percent.min(0)[1:], percent.max(0)[1:], **band)
         for place, task in enumerate(tasks):
-            axes[0, place].set(title=task, xlabel="epoch")
+            axes[0, place].set(title=f"the task \"{task}\"", xlabel="epoch")
             axes[0, place].locator_params("x", integer=True)
             axes[1, place].set(xlabel="seconds of CPU time", xscale="log")
         for ax in axes[:, 0]:
             ax.set_ylabel("test accuracy, %")
         lines = {line.get_label(): line for ax in axes[1] for line in ax.get_lines()}
-        axes[1, -1].legend(
-            lines.values(), lines.keys(), loc="lower right", labelcolor=INK, fontsize=7
+        figure.legend(
+            lines.values(), lines.keys(), loc="outside lower center", labelcolor=INK, ncols=3
         )
         return figure
 

@@ -80,9 +80,10 @@ def centres(summary: Summary, variant: str) -> "Figure":
     places = np.concatenate([layer.get("tau", layer["mean"]) for layer in layers])
     reach = max(max(looks["grid"]) / 2, float(np.abs(places).max())) + 0.5
     with style():
-        figure = new_figure(1.7 * len(layers), 2.9)
-        axes = figure.subplots(1, len(layers), squeeze=False, sharex=True, sharey=True)[0]
-        for number, (ax, layer) in enumerate(zip(axes, layers, strict=True), start=1):
+        rows, columns = -(-len(layers) // 3), min(len(layers), 3)
+        figure = new_figure(2.2 * columns, 2.2 * rows + 1.0)
+        axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for number, (ax, layer) in enumerate(zip(axes, layers, strict=False), start=1):
             palette = colours(len(layer["mean"]))
             where = layer.get("tau", layer["mean"])
             if "alpha" in layer:
@@ -103,9 +104,12 @@ def centres(summary: Summary, variant: str) -> "Figure":
             else _title(summary, variant)
         )
         figure.suptitle(title, fontsize=9)
-        axes[0].set_ylabel("shift along axis 0 (tokens)", fontsize=9)
-        for ax in axes:
-            ax.set_xlabel("along axis 1", fontsize=9)
+        for ax in axes[::columns]:
+            ax.set_ylabel("along axis 0")
+        for ax in axes[-columns:]:
+            ax.set_xlabel("shift along axis 1")
+        for ax in axes[len(layers) :]:
+            ax.set_axis_off()
         heads = max(len(layer["mean"]) for layer in layers)
         dots = [axes[0].plot([], [], ".", color=colour)[0] for colour in colours(heads)]
         labels = [f"head {head}" for head in range(heads)]
@@ -113,7 +117,7 @@ def centres(summary: Summary, variant: str) -> "Figure":
             dots,
             labels,
             loc="outside lower center",
-            ncols=min(heads, 9),
+            ncols=min(heads, 5),
             fontsize=8,
             columnspacing=1,
         )
