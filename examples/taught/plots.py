@@ -108,7 +108,7 @@ def accuracy(summary: Summary) -> Figure:
             band = {"color": look["color"], "alpha": 0.12, "lw": 0}
             axes[1, place].fill_between(seconds[1:], percent.min(0)[1:], percent.max(0)[1:], **band)
         for place, task in enumerate(tasks):
-            axes[0, place].set(title=f"the task \"{task}\"", xlabel="epoch")
+            axes[0, place].set(title=f'the task "{task}"', xlabel="epoch")
             axes[0, place].locator_params("x", integer=True)
             axes[1, place].set(xlabel="seconds of CPU time", xscale="log")
         for ax in axes[:, 0]:
