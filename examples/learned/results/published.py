@@ -289,6 +289,39 @@ def with_blocks(page: str) -> str:
     return page
 
 
+def merged(name: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results beside the committed ones of other variants and seeds, in the order of both.
+
+    Raises:
+        BadInput: those were measured by an older ruler.
+    """
+    kept = [run for runs in committed(name).values() for run in runs]
+    if any(run["ruler"] != RULER for run in kept):
+        raise BadInput(
+            f"{FOLDER / name}.json: measured by an older ruler (move it away, and give all runs)"
+        )
+    every = {(list(VARIANTS).index(run["variant"]), run["seed"]): run for run in (*kept, *results)}
+    return [every[key] for key in sorted(every)]
+
+
+def redrawn(summary: Summary) -> Summary:
+    """What is drawn of runs, beside what is drawn already of other variants.
+
+    Raises:
+        BadInput: the accuracy of both is not that on the same pictures.
+    """
+    if not DRAWN.exists():
+        return summary
+    before = json.loads(DRAWN.read_text(encoding="utf-8"))
+    if before["held"] != summary["held"]:
+        raise BadInput(f"{DRAWN}: of other pictures (move it away, and give all runs)")
+    variants = before["variants"] | summary["variants"]
+    return summary | {
+        "commands": sorted({*before["commands"], *summary["commands"]}),
+        "variants": {name: variants[name] for name in VARIANTS if name in variants},
+    }
+
+
 def commit(name: str, results: Sequence[dict[str, Any]]) -> None:
     """Write results into docs/results, one on a line."""
     FOLDER.mkdir(exist_ok=True)
@@ -303,7 +336,7 @@ def done(options: argparse.Namespace) -> str:
         BadInput: there is nothing to collect, or it does not fit together.
     """
     if options.action == "collect":
-        commit(options.name, collected(options.folders, options.seeds))
+        commit(options.name, merged(options.name, collected(options.folders, options.seeds)))
         return ""
     if options.action == "tuning":
         commit("learned_tuning", tuned(options.folders))
@@ -316,7 +349,7 @@ def done(options: argparse.Namespace) -> str:
         return ""
     if options.action == "figures":
         summary = figures.needed(figures.summary_in(options.folder, read(options.data)))
-        replaced(DRAWN, json.dumps(summary, separators=(",", ":")) + "\n")
+        replaced(DRAWN, json.dumps(redrawn(summary), separators=(",", ":")) + "\n")
         return ""
     return "\n".join(
         "\n".join([f"<!-- {name} -->", *lines, ""]) for name, lines in blocks().items()
@@ -329,7 +362,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m examples.learned.results.published", description=__doc__
     )
     actions = parser.add_subparsers(dest="action")
-    collect = actions.add_parser("collect", help="commit the finished runs of folders")
+    collect = actions.add_parser(
+        "collect", help="commit the finished runs of folders, beside those that are committed"
+    )
     collect.add_argument("folders", type=Path, nargs="+", metavar="folder")
     collect.add_argument("name", help="of the file in docs/results")
     collect.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all)")
@@ -338,7 +373,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     tuning.add_argument("folders", type=Path, nargs="+", metavar="folder")
     drawn = actions.add_parser(
-        "figures", help="commit what is drawn of the finished CIFAR-10 runs of a folder"
+        "figures",
+        help="commit what is drawn of the finished CIFAR-10 runs of a folder, in place of the same variants",
     )
     drawn.add_argument("folder", type=Path)
     drawn.add_argument("--data", type=Path, help="as python -m examples.learned had it")
