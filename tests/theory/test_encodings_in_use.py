@@ -43,6 +43,10 @@ def test_the_gap_of_64_rotary_dimensions_up_to_65536_tokens() -> None:
     n = torch.arange(1, 65536, dtype=torch.float64)
     gaps = (1 - (n[:, None] * frequencies(64)).cos()).sum(dim=1)
     assert gaps.min() == gaps[:2].min() == pytest.approx(1.08, abs=0.005)
+    slowest = frequencies(64).min()
+    wave = int(2 * math.pi / slowest)
+    assert wave == 47_117
+    assert bool((gaps[: wave - 1] >= 1 - slowest.cos()).all())  # Coq: cosine_gap_positive
 
 
 @pytest.mark.parametrize("taps", [1, 4, 7])

@@ -200,6 +200,10 @@ Print Assumptions cosine_score.
 Print Assumptions rotary_product.
 (* Beyond the paper: its gap *)
 Print Assumptions cosine_gap.
+(* Beyond the paper: which is positive where the slowest frequency does not go round *)
+Print Assumptions cosine_gap_positive.
+(* Beyond the paper: so on an image no longer than its wave the layer is near any convolution in one dimension *)
+Print Assumptions rotary_finite.
 (* Beyond the paper: tables of relative biases (T5, Swin): any kernel whose shifts have entries of their own *)
 Print Assumptions table_gap.
 (* Beyond the paper: and no other *)

@@ -10,6 +10,9 @@
                        v·r_δ = α Σ_j cos θ_j (δ − τ), for every τ
       rotary_product   which is the product of a query and a key rotated by their own positions
       cosine_gap       so the gap is α times the least Σ_j (1 − cos θ_j n) over the shifts n ≠ 0 of the grid
+      cosine_gap_positive  it is positive on a grid which the slowest frequency does not go round: 1 − cos θ_s at least
+      rotary_finite    so on an image no longer than that wave the layer is within 2·B·(N − 1) e^{−α(1 − cos θ_s)}·Σ|W| of any
+                       convolution in one dimension
       table_gap        a table with a number for every shift of a window (T5, Swin): α at τ, 0 elsewhere
       table_same       and two shifts with one number score the same: no head tells them apart
       alibi_nearest    a bias −m |δ| (ALiBi), m ≥ 0: of all shifts 0 scores best, by m at least
@@ -100,6 +103,65 @@ Proof.
   eapply Rle_trans; [exact Hg|]; unfold sum_below; rewrite <- sum_minus; apply Req_le, sum_ext; intros u _.
   replace (coordinate τ 0 - coordinate τ 0) with 0 by ring; rewrite Rmult_0_r, cos_0; reflexivity.
 Qed.
+
+(** That is positive on a grid which the slowest frequency does not go round: 1 − cos θ at least. *)
+Theorem cosine_gap_positive J θ s n : (s < J)%nat -> 0 < θ s <= PI -> n <> 0%Z ->
+  θ s * (Rabs (IZR n) + 1) <= 2 * PI ->
+  0 < 1 - cos (θ s) <= sum_below J (fun j => 1 - cos (θ j * IZR n)).
+Proof.
+  intros Hs [θ0 θπ] Hn round; split.
+  - rewrite <- cos_0 at 1; pose proof (cos_decreasing_1 0 (θ s)); lra.
+  - assert (N : 1 <= Rabs (IZR n)) by (rewrite <- abs_IZR; apply IZR_le; lia).
+    assert (T : cos (θ s * IZR n) <= cos (θ s)).
+    { replace (cos (θ s * IZR n)) with (cos (θ s * Rabs (IZR n))).
+      - destruct (Rle_dec (θ s * Rabs (IZR n)) PI) as [L|L].
+        + apply cos_decr_1; nra.
+        + replace (cos (θ s * Rabs (IZR n))) with (cos (2 * PI - θ s * Rabs (IZR n))).
+          * apply cos_decr_1; nra.
+          * rewrite cos_minus, cos_2PI, sin_2PI; ring.
+      - unfold Rabs; destruct (Rcase_abs (IZR n)); [|reflexivity].
+        rewrite <- cos_neg; f_equal; ring. }
+    apply Rle_trans with (1 - cos (θ s * IZR n)); [lra|].
+    unfold sum_below; destruct (sum_split (seq 0 J) s (fun j => 1 - cos (θ j * IZR n))) as (l & _ & ->).
+    + apply in_seq; lia.
+    + assert (0 <= sum l (fun j => 1 - cos (θ j * IZR n))); [|lra].
+      apply sum_nonneg; intros j _; pose proof (COS_bound (θ j * IZR n)); lra.
+Qed.
+
+(** So such a layer is near every convolution in one dimension: an image no longer than the slowest frequency's wave. *)
+Section Rotary.
+Context {H : Type}.
+Variables (J d_in d_out s : nat) (θ : nat -> R) (α : R) (hs : list H) (f : H -> position).
+Variables (Δ : list position) (W : position -> matrix) (b : vector) (G : list position) (X : image) (q : position).
+Variables (j : nat) (B : R).
+Hypotheses (bijection : Permutation (map f hs) Δ) (keys : NoDup G) (targets : targets_on G q Δ).
+Hypotheses (bound : bounded d_in B G X) (channel : (j < d_out)%nat).
+Hypothesis one_dimension : forall p, In p (q :: Δ ++ G) -> length p = 1%nat.
+Hypotheses (sharp : 0 <= α) (slow : (s < J)%nat) (wave : 0 < θ s <= PI).
+Hypothesis span : forall k k', In k G -> In k' G -> θ s * (Rabs (coordinate k 0 - coordinate k' 0) + 1) <= 2 * PI.
+
+Theorem rotary_finite :
+  Rabs (attend (positional (J * 2) d_in d_out (r_cosine θ) hs (fun h => v_cosine θ α (f h)) (fun h => W (f h)) b) G X q j
+    - conv d_in Δ W b X q j) <=
+  2 * B * ((INR (length G) - 1) * exp (- (α * (1 - cos (θ s))))) * weight_sum d_in Δ W j.
+Proof.
+  apply gap_finite; try assumption; intros h k Ih Ik D; rewrite !score_positional.
+  assert (It : In (add q (f h)) G) by (apply targets, (Permutation_in _ bijection), in_map, Ih).
+  pose proof (span _ _ Ik It) as P.
+  assert (F : length (f h) = 1%nat).
+  { apply one_dimension; right; apply in_or_app; left; apply (Permutation_in _ bijection), in_map, Ih. }
+  assert (K : length k = 1%nat) by (apply one_dimension; right; apply in_or_app; right; exact Ik).
+  assert (Q : length q = 1%nat) by (apply one_dimension; left; reflexivity).
+  destruct q as [|a [|]], k as [|x [|]], (f h) as [|t [|]]; try discriminate.
+  assert (N : (x - a - t <> 0)%Z) by (intros E; apply D; simpl; f_equal; lia).
+  replace (sub (add [a] [t]) [a]) with [t] by (simpl; f_equal; lia).
+  apply cosine_gap; [exact sharp|]; unfold coordinate in *; simpl in *.
+  replace (IZR (x - a) - IZR t) with (IZR (x - a - t)) by (rewrite (minus_IZR (x - a) t); reflexivity).
+  apply (cosine_gap_positive J θ s (x - a - t)); try assumption.
+  replace (IZR (x - a - t)) with (IZR x - IZR (a + t)) by (rewrite <- minus_IZR; f_equal; lia); exact P.
+Qed.
+
+End Rotary.
 
 (** * Tables of relative biases *)
 

@@ -70,10 +70,10 @@ sparse_attention = added(
 
 encodings_in_use = added(
     "encodings-in-use",
-    "By sharp heads: RoPE has any 1-D kernel if its gap is > 0, tables any in the window; ALiBi none of 2 taps.",
+    "Sharp RoPE has any 1-D kernel on images within its slowest wave, tables any in the window; ALiBi none of 2 taps.",
 )(
     lambda: proved(
-        by_coq("cosine_score", "rotary_product", "cosine_gap", "gap_finite"),
+        by_coq("cosine_score", "rotary_product", "rotary_finite", "gap_finite"),
         by_coq("table_gap", "table_same", "alibi_one_tap", "causal_targets"),
     )
 )
