@@ -83,7 +83,7 @@ class MHSA(nn.Module):
     Raises:
         ValueError: weights, encoding, bias and geometry do not fit together, or the execution is
             unknown.
-        TypeError: the encoding is not an :class:`~construct.encoding.encodings.Encoding`.
+        TypeError: the encoding is not an :class:`~construct.encoding.encoding.Encoding`.
     """
 
     _encoding: str | None = None
@@ -265,7 +265,7 @@ class MHSA(nn.Module):
         inspection.
 
         Args:
-            x: an input of the layer, (B, D_in, *size) or (D_in, *size).
+            x: an input of the layer, ``(B, D_in, *size)`` or ``(D_in, *size)``.
 
         Returns:
             float64 (B, heads, queries, T), rows summing to 1; B is 1 while attention does not
@@ -280,12 +280,12 @@ class MHSA(nn.Module):
         )
 
     def explain(self, shape: Sequence[int]) -> str:
-        """Estimate what each execution costs for an input of shape (B, D_in, *n), without running
-        any; ``auto``, which is ``axial``, comes last.
+        """Estimate what each execution costs for an input of shape ``(B, D_in, *n)``, without
+        running any; ``auto``, which is ``axial``, comes last.
 
         Returns:
-            One line per execution: multiplications, memory beyond the input, and a description; at
-            last, how many heads ``auto`` evaluates in which way.
+            One line per execution, with multiplications, memory beyond the input, and a
+            description; at last, how many heads ``auto`` evaluates in which way.
 
         Raises:
             ValueError: no input of this layer has this shape.
@@ -296,7 +296,7 @@ class MHSA(nn.Module):
 
     def multiplications(self, shape: Sequence[int], execution: str) -> int:
         """The approximate number of multiplications of an execution for an input of shape
-        (B, D_in, *n).
+        ``(B, D_in, *n)``.
 
         Raises:
             ValueError: the execution is unknown, or no input of this layer has this shape.
@@ -320,12 +320,12 @@ class MHSA(nn.Module):
         """Apply the layer; it is called like the convolution that it replaces.
 
         Args:
-            input: (B, D_in, *size), or (D_in, *size) unbatched, in the layer's dtype; any spatial
-                size that fits.
+            input: ``(B, D_in, *size)``, or ``(D_in, *size)`` unbatched, in the layer's dtype; any
+                spatial size that fits.
             output_size: only for a transposed layer: the desired spatial size, as in torch.
 
         Returns:
-            (B, D_out, *output) or (D_out, *output).
+            ``(B, D_out, *output)`` or ``(D_out, *output)``.
 
         Raises:
             RuntimeError: rank, channels, dtype or size do not fit, where torch's convolution raises

@@ -65,7 +65,8 @@ class Refusal:
 
 
 class UnsupportedLayer(ValueError):
-    """Modules that cannot be converted; ``rows`` holds a :class:`Refusal` for each.
+    """Modules that cannot be converted; ``rows`` holds a :class:`~construct.errors.Refusal` for
+    each.
 
     >>> import torch, construct
     >>> construct.conv_to_mhsa(torch.nn.Linear(2, 2))

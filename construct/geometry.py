@@ -118,12 +118,12 @@ class ConvGeometry:
 
     @property
     def span(self) -> tuple[int, ...]:
-        """dil·(K − 1) per axis: the distance from the first to the last tap."""
+        """dil·(K − 1) per axis, the distance from the first to the last tap."""
         return tuple(dil * (k - 1) for k, dil in zip(self.kernel_size, self.dilation, strict=True))
 
     @property
     def anchor(self) -> tuple[int, ...]:
-        """a = dil·⌊(K − 1)/2⌋: the query of output o sits at s·o + a, the middle of its receptive
+        """a = dil·⌊(K − 1)/2⌋; the query of output o sits at s·o + a, the middle of its receptive
         field.
         """
         return tuple(
@@ -132,7 +132,7 @@ class ConvGeometry:
 
     @property
     def stuffing(self) -> tuple[int, ...]:
-        """The distance between neighbouring inputs on the token grid: the stride if transposed,
+        """The distance between neighbouring inputs on the token grid, the stride if transposed,
         else 1.
         """
         if self.transposed:
@@ -141,7 +141,7 @@ class ConvGeometry:
 
     @property
     def query_stride(self) -> tuple[int, ...]:
-        """The distance between neighbouring queries on the token grid: 1 if transposed, else the
+        """The distance between neighbouring queries on the token grid, 1 if transposed, else the
         stride.
         """
         if self.transposed:

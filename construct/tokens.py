@@ -104,7 +104,7 @@ class TokenGrid:
     where they are needed.
 
     Attributes:
-        size: *n, the spatial size of the input.
+        size: n, the spatial size of the input.
         stuffing: the distance between two inputs on the token axis.
         pads: tokens before and after each axis; negative numbers crop.
         mode: the padding mode.
@@ -149,21 +149,21 @@ class TokenGrid:
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        """Per axis, int64 (n_i,): the input position that each token copies, −1 for zeros."""
+        """Per axis, int64 (n_i,), the input position that each token copies, −1 for zeros."""
         axes = zip(self.size, self.stuffing, self.pads, strict=True)
         return tuple(sources_along_axis(n, stuff, pads, self.mode) for n, stuff, pads in axes)
 
     @property
     def queries(self) -> tuple[Tensor, ...]:
-        """Per axis, int64 (o_i,): the token position of each output's query."""
+        """Per axis, int64 (o_i,), the token position of each output's query."""
         return tuple(map(_to_tensor, self._query_places))
 
     def gather(self, x: Tensor) -> Tensor:
-        """The padded input as a sequence of tokens: (B, C, *size) → (B, T, C)."""
+        """The padded input as a sequence of tokens: ``(B, C, *size)`` → (B, T, C)."""
         return self.padded(x).flatten(2).transpose(1, 2)
 
     def padded(self, x: Tensor) -> Tensor:
-        """The padded input: (B, C, *size) → (B, C, *shape)."""
+        """The padded input: ``(B, C, *size)`` → ``(B, C, *shape)``."""
         if self.affine is not None and set(self.stuffing) == {1}:
             pads = [n for pair in reversed(self.pads) for n in pair]
             # torch would copy even without padding

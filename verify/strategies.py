@@ -7,7 +7,7 @@ Only legal combinations are generated: torch accepts every call.  Everything shr
 simplest convolution: 1-D, kernel 1, one channel, no padding, float32, on one contiguous input.
 
 Numbers are seeded normal samples or small integers.  Small integers make every partial sum exact in
-any order of summation: Σ|w||x| + |b| stays below the first integer that the format cannot hold, so
+any order of summation: ``Σ|w||x| + |b|`` stays below the first integer that the format cannot hold, so
 two correct evaluations agree bit for bit and no tolerance is needed.
 """
 
@@ -59,7 +59,7 @@ class Case:
 
     Attributes:
         conv: a torch convolution.
-        x: an input, (B, D_in, *size) or unbatched (D_in, *size).
+        x: an input, ``(B, D_in, *size)`` or unbatched ``(D_in, *size)``.
         integers: whether all numbers are small integers, so that every partial sum is exact.
         description: one line that says everything but the numbers.
     """

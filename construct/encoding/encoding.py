@@ -49,7 +49,7 @@ class Encoding(ABC):
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:
         """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of
-        :meth:`TokenGrid.shifts`.
+        :meth:`~construct.tokens.TokenGrid.shifts`.
 
         Raises:
             ValueError: the encoding does not cover all shifts of the grid.

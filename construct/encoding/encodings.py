@@ -1,12 +1,12 @@
 """The other relative positional encodings of an attention layer: D_p, and r_δ for every shift δ of
 a token grid.
 
-    Quadratic     r_δ = (‖δ‖², δ), D_p = d + 1: Lemma 2, the encoding of the theorem (:mod:`construct.encoding.encoding`)
+    Quadratic     r_δ = (‖δ‖², δ), D_p = d + 1: Lemma 2, the encoding of the theorem
     Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
     Relative      r_δ = a learned row for each component of δ, concatenated
 
-Subclass :class:`Encoding` for one of your own.
+Subclass :class:`~construct.encoding.encoding.Encoding` for one of your own.
 """
 
 import math

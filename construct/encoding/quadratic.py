@@ -59,9 +59,9 @@ def number(delta: Sequence[Any], radix: Sequence[Any]) -> Any:
     dimension.
 
     Why one number is enough.  n is linear, so n(δ) − n(τ) = n(e) with e = δ − τ, and the score of δ
-    lies αn(e)² below that of τ.  Let every |e_i| ≤ m_i − 1 and radix_i = Π_{j>i} m_j.  If e_i is
+    lies αn(e)² below that of τ.  Let every ``|e_i|`` ≤ m_i − 1 and radix_i = Π_{j>i} m_j.  If e_i is
     the first component that is not 0, the later ones move n(e) by at most Σ_{j>i} radix_j
-    (m_j − 1) = radix_i − 1, less than the radix_i |e_i| of its own.  So n(e) is an integer other
+    (m_j − 1) = radix_i − 1, less than the radix_i ``|e_i|`` of its own.  So n(e) is an integer other
     than 0, and every δ ≠ τ scores lower by at least α.  QED.
 
     Args:

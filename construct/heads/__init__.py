@@ -8,7 +8,7 @@ The paper writes f : heads → Δ_K.  Head h attends the key at q + τ_h, and th
 Head h carries W_val^h W_out^h = its tap's matrix (D_in × D_out).  With groups that matrix is block
 diagonal; only the blocks are stored, along a separate axis, even for one group.
 
-Factors of lower rank are found in :mod:`construct.heads.rank`.
+Factors of lower rank are found in ``construct/heads/rank.py``.
 """
 
 import logging
@@ -60,12 +60,12 @@ def tap_matrices(weight: Tensor, geometry: ConvGeometry) -> Tensor:
     """The matrix of every tap, taps in row-major order.
 
     Args:
-        weight: the kernel as torch stores it, (D_out, D_in/groups, *K), or transposed
-            (D_in, D_out/groups, *K).
+        weight: the kernel as torch stores it, ``(D_out, D_in/groups, *K)``, or transposed
+            ``(D_in, D_out/groups, *K)``.
         geometry: of the convolution.
 
     Returns:
-        (taps, groups, D_in/groups, D_out/groups), contiguous.  A transposed kernel is flipped:
+        (taps, groups, D_in/groups, D_out/groups), contiguous.  A transposed kernel is flipped, as
         attention correlates on the zero-stuffed grid, and a transposed convolution convolves there.
     """
     spatial = tuple(range(2, weight.dim()))

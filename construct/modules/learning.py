@@ -206,7 +206,7 @@ def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MH
         generator: the random number generator; by default torch's global one.
 
     Returns:
-        The layer: ``parametrizations.w_qry`` holds W (``original``) and g (``[0].gate``).
+        The layer; ``parametrizations.w_qry`` holds W (``original``) and g (``[0].gate``).
 
     Raises:
         ValueError: W_qry is already parametrized, or u is not zero.

@@ -273,7 +273,7 @@ class PatchAttention(nn.Module):
         """Apply the layer to an image, like the convolution, or to patch tokens.
 
         Args:
-            input: an image (B, D_in, *n) or (D_in, *n), every n a multiple of P; or tokens
+            input: an image ``(B, D_in, *n)`` or ``(D_in, *n)``, every n a multiple of P; or tokens
                 (B, T, D_in·Π P_i), patches row-major, their channels as ``pixel_unshuffle`` and
                 ``unfold`` order them.
             grid: for tokens, the image's size n, d numbers; without it as many patches along every
@@ -281,7 +281,8 @@ class PatchAttention(nn.Module):
             tokens: whether ``input`` is tokens; by default if a grid is given, or by its shape.
 
         Returns:
-            (B, D_out, *output) or (D_out, *output) of an image; of tokens (B, T', D_out·Π P_i/s_i).
+            ``(B, D_out, *output)`` or ``(D_out, *output)`` of an image; of tokens (B, T', D_out·Π
+            P_i/s_i).
 
         Raises:
             RuntimeError: rank, channels, dtype or size do not fit.

@@ -11,8 +11,8 @@ biases.  With the features of :func:`~construct.encoding.quadratic.absolute_quer
 
 where D is the head size, so the softmax sees Lemma 2's own scores.
 
-Precision.  u is the unit roundoff, K_i the largest |p_i| of a token, and every partial sum of a
-score is at most α·S in size,
+Precision.  u is the unit roundoff, K_i the largest ``|p_i|`` of a token, and every partial sum of
+a score is at most α·S in size,
 
     S_h = Σ_i K_i(3K_i + 2|τ_i|)        (¾·d·n² on a grid of n a side, and a little more).
 

@@ -47,7 +47,7 @@ from construct.tokens import TokenGrid
 
 class StockAttention(nn.Module):
     """One ``nn.MultiheadAttention``, called with an image like a convolution; made by
-    :func:`to_torch_mha`.
+    :func:`construct.to_torch_mha`.
 
     A token is (content, p_1, …, p_d, ‖p‖², [1,] 0, …, 0), ``attention.embed_dim`` wide; the 1 is
     present if the projections have no biases.  The state dict holds only the tensors of
@@ -88,7 +88,7 @@ class StockAttention(nn.Module):
             self.register_buffer(name, numbers.to(weight.device), persistent=False)
 
     def tokens(self, x: Tensor) -> Tensor:
-        """The input tokens of ``attention``: (B, D_in, *grid) → (B, T, embed_dim)."""
+        """The input tokens of ``attention``: ``(B, D_in, *grid)`` → (B, T, embed_dim)."""
         zero = x.new_zeros(*x.shape[:2], 1)
         content = torch.cat([zero, x.flatten(2)], dim=2)[:, :, self.sources].transpose(1, 2)
         batch, keys, channels = content.shape
@@ -101,11 +101,11 @@ class StockAttention(nn.Module):
         """Apply the attention like the convolution.
 
         Args:
-            input: (B, D_in, *grid), or (D_in, *grid) unbatched, in the module's dtype.
+            input: ``(B, D_in, *grid)``, or ``(D_in, *grid)`` unbatched, in the module's dtype.
             output_size: only for a transposed layer, and only its one output size.
 
         Returns:
-            (B, D_out, *output) or (D_out, *output), contiguous.
+            ``(B, D_out, *output)`` or ``(D_out, *output)``, contiguous.
 
         Raises:
             TypeError: ``output_size`` is given and the layer is not transposed.
@@ -226,9 +226,10 @@ def to_torch_mha(
             on the image.
 
     Returns:
-        A module that takes (B, D_in, *grid) or (D_in, *grid), with the layer's dtype, device and
-        mode.  Its state dict loads into any ``nn.MultiheadAttention(embed_dim, num_heads,
-        bias=bias, add_zero_attn=null_token)`` of that size; train that one under ``sdpa_kernel(SDPBackend.MATH)``, as this
+        A module that takes ``(B, D_in, *grid)`` or ``(D_in, *grid)``, with the layer's dtype, device
+        and mode.  Its state dict loads into any ``nn.MultiheadAttention(embed_dim, num_heads,
+        bias=bias, add_zero_attn=null_token)`` of that size; train that one under
+        ``sdpa_kernel(SDPBackend.MATH)``, as this
         module does itself, because the rounding of large scores makes the gradients of fused
         attention wrong.  Value projections are trainable if the layer's are; queries and keys share
         a tensor with them, and at full sharpness their gradients are exactly zero.  Training also
@@ -404,7 +405,7 @@ def from_torch_mha(
 
     Args:
         module: from :func:`to_torch_mha`, or a bare ``nn.MultiheadAttention`` with tokens as in
-            :class:`StockAttention`.
+            :class:`~construct.stock.layer.StockAttention`.
         geometry: for a bare attention: the convolution's geometry, which fixes content channels and
             the shifts of the taps.
         grid: for a bare attention: the spatial size of the input before padding.

@@ -28,8 +28,8 @@ class Overrun:
 
     Attributes:
         execution: the one that was run.
-        input: (D_in, *grid), float64.
-        output: (channel, *position).
+        input: ``(D_in, *grid)``, float64.
+        output: ``(channel, *position)``.
         convolution: the convolution's exact output there.
         attention: the run's output there.
     """
@@ -57,8 +57,8 @@ class Overrun:
 
 @dataclass(frozen=True)
 class Certificate:
-    """For all finite X with |X| ≤ B on inputs up to the grid: |attention(X) −
-    convolution(X)| ≤ bound, per output channel.
+    """For all finite X with ``|X| ≤ B`` on inputs up to the grid:
+    ``|attention(X) − convolution(X)| ≤ bound``, per output channel.
 
     Attributes:
         verdict: PROVED, REFUTED or UNDECIDED, with its sentence.
@@ -132,7 +132,7 @@ class Certificate:
 
     @property
     def claim(self) -> str:
-        """The kind of claim: "same sums" (the same function, up to rounding), or "within" a number."""
+        """What is claimed, "same sums" (the same function, up to rounding) or "within" a number."""
         return "same sums" if self.within is None else "within"
 
     def __str__(self) -> str:

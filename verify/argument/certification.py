@@ -56,7 +56,7 @@ def certify(
         mhsa: the attention layer (its raw fields are read; its executions are run); of one over
             patches, its attention is judged against the convolution over patches.
         grid: the spatial size of the input, before padding; smaller inputs are covered too.
-        input_bound: B; the claim is about inputs with |x| ≤ B.
+        input_bound: B; the claim is about inputs with ``|x| ≤ B``.
         within: None to claim the same function, which is UNDECIDED where heads leak (the sentence
             gives the bound, and the α from which they no longer do); a number T to claim a
             difference of at most T.

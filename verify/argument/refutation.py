@@ -34,8 +34,8 @@ class Counterexample:
     """An input and one output on which the two layers differ, exactly.
 
     Attributes:
-        entries: (channel, *position) → value; every other entry of the input is 0.
-        output: (channel, *position) of the output that differs.
+        entries: ``(channel, *position)`` → value; every other entry of the input is 0.
+        output: ``(channel, *position)`` of the output that differs.
         convolution: the convolution's exact output there.
         attention: the attention's exact output there.
         sentence: the counterexample in words.
@@ -61,7 +61,7 @@ class Counterexample:
         }
 
     def input(self, channels: int, grid: Vector) -> ndarray:
-        """The input as an array (channels, *grid), float64."""
+        """The input as an array ``(channels, *grid)``, float64."""
         x = np.zeros((channels, *grid))
         for index, value in self.entries.items():
             x[index] = float(value)

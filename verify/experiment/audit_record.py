@@ -34,8 +34,8 @@ class Audit:
         superposition: the largest relative error of g(ax + by) = a·g(x) + b·g(y), g = f − f(0).
         equivariance: the relative error of shifted outputs for shifted inputs, in the interior;
             None without two neighbouring interior outputs.
-        kernel: of the nearest convolution, float64 (D, C, *K) for the channels read, zero between
-            groups.
+        kernel: of the nearest convolution, float64 ``(D, C, *K)`` for the channels read, zero
+            between groups.
         stride, dilation: one number per axis.
         padding: how far the kernel reads before and after the grid on each axis; negative where it
             stops inside.
@@ -55,9 +55,9 @@ class Audit:
         interior_outputs: the number of interior outputs.
         not_finite: the number of outputs that were not finite for some finite input; all other
             figures exclude them.
-        tap_ranks: the rank of every tap's D × C matrix, (*K).
-        tap_effective_ranks: exp of the entropy of its normalised singular values, (*K): from 1 to
-            min(D, C).
+        tap_ranks: the rank of every tap's D × C matrix, ``(*K)``.
+        tap_effective_ranks: exp of the entropy of its normalised singular values, ``(*K)``: from 1
+            to min(D, C).
         attention_available: whether the layer exposes its attention.
         heads: statistics of each head; None without attention, or if the keys do not lie on the
             grid.

@@ -50,8 +50,8 @@ def audit(
     """Fit the nearest convolution to an attention layer as a black box, and measure the distance.
 
     Args:
-        attention: any layer or function (B, C, *grid) → (B, D, *output); a module is copied, cast
-            to ``dtype`` and put into eval mode.  A bare ``nn.MultiheadAttention`` receives the
+        attention: any layer or function ``(B, C, *grid)`` → ``(B, D, *output)``; a module is copied,
+            cast to ``dtype`` and put into eval mode.  A bare ``nn.MultiheadAttention`` receives the
             pixels as tokens.
         grid: the spatial size of the inputs.
         in_channels: C; by default the layer's own (``in_channels``, ``embed_dim``).

@@ -50,7 +50,7 @@ def write_report(
             each layer gets its own inputs.
         certificates: from ``verify.certify``, by layer path, or one for a bare layer.  Layers
             without one are certified here.
-        attention: probabilities (heads, *positions, *positions) of learned attention, by name.
+        attention: probabilities ``(heads, *positions, *positions)`` of learned attention, by name.
             Under a layer path they replace that layer's own attention; other names are added.
         title: of the page.
 

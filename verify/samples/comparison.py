@@ -19,13 +19,14 @@ class Discrepancy:
     """The observed difference between two outputs.
 
     Attributes:
-        max_abs: the largest |difference|; NaN if an output is NaN, infinite if only one output is
-            infinite.
-        max_ulp: the largest |difference| in ulps of the larger of the two values.
-        interior: the largest |difference| among outputs that read no padding; 0 if there is none.
+        max_abs: the largest ``|difference|``; NaN if an output is NaN, infinite if only one output
+            is infinite.
+        max_ulp: the largest ``|difference|`` in ulps of the larger of the two values.
+        interior: the largest ``|difference|`` among outputs that read no padding; 0 if there is
+            none.
         border: the same among outputs that read padding.
-        worst: the index (batch, channel, *position) of the largest |difference|; empty if nothing
-            was compared.
+        worst: the index ``(batch, channel, *position)`` of the largest ``|difference|``; empty if
+            nothing was compared.
         expected: the convolution's value there.
         actual: the layer's value there.
         compared: the number of outputs compared.
@@ -52,7 +53,7 @@ def compare(conv: Any, layer: Any, x: Tensor, **call: Any) -> Discrepancy:
         conv: a torch convolution.
         layer: any module with the same call signature, for instance
             ``construct.conv_to_mhsa(conv)``.
-        x: (B, D_in, *size) or (D_in, *size).
+        x: ``(B, D_in, *size)`` or ``(D_in, *size)``.
         call: further arguments of the call (``output_size``).
 
     Returns:

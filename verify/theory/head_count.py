@@ -95,7 +95,7 @@ def heads_needed(conv: Any) -> HeadCount:
     kernel that is of low rank only nearly.  With content, no fewer are enough at finite α.
 
     Args:
-        conv: an ``nn.Conv1d`` … ``nn.ConvTranspose3d``, weight (D_out, D_in/groups, *K).
+        conv: an ``nn.Conv1d`` … ``nn.ConvTranspose3d``, weight ``(D_out, D_in/groups, *K)``.
 
     Raises:
         ValueError: it is no such convolution, its weight is not finite, or the fractions would take

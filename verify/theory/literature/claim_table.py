@@ -70,7 +70,7 @@ class JudgedClaim(Statement, Judgement):
 
     @property
     def row(self) -> str:
-        """Two lines: number, verdict and name, then the statement."""
+        """Two lines, number, verdict and name, then the statement."""
         return f"{self.number:3}  {_with_method(self.verdict, self.by)}  {self.id}\n     {self.wording}"
 
     def __str__(self) -> str:

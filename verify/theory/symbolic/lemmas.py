@@ -44,7 +44,7 @@ def prove_lemma1(dims: int) -> Proof:
         dims: the number d of spatial dimensions, from 1 to 62.
 
     Returns:
-        The proof: its steps, how each was discharged, and the expressions.
+        The proof, its steps, how each was discharged, and the expressions.
 
     Raises:
         ValueError: dims is not an integer from 1 to 62.
@@ -74,7 +74,7 @@ def prove_lemma2(dims: int) -> Proof:
         dims: the number d of spatial dimensions, from 1 to 62.
 
     Returns:
-        The proof: its steps, how each was discharged, and the expressions.
+        The proof, its steps, how each was discharged, and the expressions.
 
     Raises:
         ValueError: dims is not an integer from 1 to 62.

@@ -97,7 +97,7 @@ class ProofStep:
 
     @property
     def expression(self) -> Any:
-        """The expression to show: the first of those checked."""
+        """The expression to show, the first of those checked."""
         return self.expressions[0]
 
     @property
@@ -169,7 +169,7 @@ class Proof:
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """The proof in brief: (statement, reason) of every part."""
+        """The proof in brief, (statement, reason) of every part."""
         return [
             (part.claim if isinstance(part, Proof) else part.statement, part.reason)
             for part in self.parts
@@ -228,7 +228,7 @@ class Proof:
 
     @property
     def counts(self) -> str:
-        """:func:`counts_of` its steps."""
+        """How its steps were discharged, in one line."""
         return counts_of(self.steps)
 
 
