@@ -4,8 +4,11 @@ Sphinx reads them where they lie, so that a link means the same here and in the 
 """
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+
+from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
@@ -17,7 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
+    "sphinx.ext.linkcode",
     "sphinx_external_toc",
     "repository_files",
 ]
@@ -31,7 +34,9 @@ html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(torch|numpy|collections|fractions|hypothesis|os|pathlib)\..*")]  # no request to outside: these stay names
+nitpick_ignore_regex = [  # what others document: a link would be a request to outside
+    ("py:.*", r"(torch|numpy|collections|fractions|hypothesis|os|pathlib)\..*"),
+]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -43,5 +48,19 @@ nb_ipywidgets_js = {}  # these would come from another host
 autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+napoleon_attr_annotations = False  # they stand in the signature
 python_maximum_signature_line_length = 90
 python_use_unqualified_type_names = True
+
+
+def linkcode_resolve(domain, about):
+    """The line of a class or function on the page of its file; pages of the reference are two folders deep."""
+    name = about["fullname"]
+    if not about["module"]:  # an attribute that a class describes
+        return None
+    value = getattr(import_module(about["module"]), name.partition(".")[0])
+    analyzer = ModuleAnalyzer.for_module(getattr(value, "__module__", about["module"]))
+    if name not in analyzer.find_tags():
+        return None
+    path = Path(analyzer.srcname).relative_to(ROOT).as_posix()
+    return f"../../files/{path}.html#L-{analyzer.find_tags()[name][1]}"

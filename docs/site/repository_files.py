@@ -1,4 +1,4 @@
-"""Pages for the files and folders of the repository to which documents link."""
+"""Pages for both packages, and for other files and folders of the repository to which documents link."""
 
 from base64 import b64encode
 from html import escape
@@ -30,7 +30,10 @@ class RepositoryLinks(SphinxTransform):
     def apply(self):
         """Replace the links, and note what needs a page."""
         here = self.env.doc2path(self.env.docname).parent
-        for link in [*self.document.findall(addnodes.pending_xref), *self.document.findall(addnodes.download_reference)]:
+        for link in [
+            *self.document.findall(addnodes.pending_xref),
+            *self.document.findall(addnodes.download_reference),
+        ]:
             target = link["reftarget"]
             if link["reftype"] != "myst" or target in self.env.found_docs:
                 continue
@@ -46,8 +49,9 @@ class RepositoryLinks(SphinxTransform):
 
 
 def pages(app):
-    """The pages of the files and folders that were noted, and of all in these folders."""
-    waiting = list(set().union(*(about.get("files", ()) for about in app.env.metadata.values())))
+    """The pages of both packages, of what was noted, and of all in these folders."""
+    packages = [Path(app.srcdir, name) for name in ("construct", "verify")]
+    waiting = list({*packages}.union(*(about.get("files", ()) for about in app.env.metadata.values())))
     for path in waiting:
         name = path.relative_to(app.srcdir).as_posix()
         page = page_of(path, app.env)
@@ -56,7 +60,9 @@ def pages(app):
             for entry in sorted(path.iterdir()):
                 if entry.suffix in SHOWN or (entry.is_dir() and entry.name[0] not in "._"):
                     other = page_of(entry, app.env)
-                    links.append(f'<li><a href="{app.builder.get_relative_uri(page, other)}">{escape(entry.name)}</a></li>')
+                    links.append(
+                        f'<li><a href="{app.builder.get_relative_uri(page, other)}">{escape(entry.name)}</a></li>'
+                    )
                     if other.startswith("files/") and entry not in waiting:
                         waiting.append(entry)
             body = f"<ul>{''.join(links)}</ul>"
@@ -64,7 +70,9 @@ def pages(app):
             body = f'<img alt="" src="data:image/svg+xml;base64,{b64encode(path.read_bytes()).decode()}">'
         else:
             text = path.read_text(encoding="utf-8")
-            body = app.builder.highlighter.highlight_block(text, LANGUAGES[path.suffix], force=True, linenos="inline")
+            body = app.builder.highlighter.highlight_block(
+                text, LANGUAGES[path.suffix], force=True, linenos="inline", lineanchors="L"
+            )
         yield page, {"title": name, "body": f"<h1>{escape(name)}</h1>{body}"}, "page.html"
 
 
@@ -72,4 +80,4 @@ def setup(app):
     """Called by Sphinx."""
     app.add_transform(RepositoryLinks)
     app.connect("html-collect-pages", pages)
-    return {"parallel_read_safe": False}
+    return {"parallel_read_safe": True}
