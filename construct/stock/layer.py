@@ -229,9 +229,8 @@ def to_torch_mha(
         A module that takes ``(B, D_in, *grid)`` or ``(D_in, *grid)``, with the layer's dtype, device
         and mode.  Its state dict loads into any ``nn.MultiheadAttention(embed_dim, num_heads,
         bias=bias, add_zero_attn=null_token)`` of that size; train that one under
-        ``sdpa_kernel(SDPBackend.MATH)``, as this
-        module does itself, because the rounding of large scores makes the gradients of fused
-        attention wrong.  Value projections are trainable if the layer's are; queries and keys share
+        ``sdpa_kernel(SDPBackend.MATH)``, as this module does itself, because the rounding of large
+        scores makes the gradients of fused attention wrong.  Value projections are trainable if the layer's are; queries and keys share
         a tensor with them, and at full sharpness their gradients are exactly zero.  Training also
         changes entries that were zero (groups, positions in the values), after which the module is
         not a convolution.
