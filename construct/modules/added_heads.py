@@ -75,9 +75,10 @@ def learn(
     attention whose W_out is zero.
 
     Their scores have all terms of Eq. 6; the heads that a layer has stay as they are.  Of those
-    added, W_out has a gradient from the first step on, and all else from the second.  They have the layer's D_h; D_k grows for all
-    heads, filled up with zeros.  The layer's parameters are new ones, which an optimizer made before
-    does not know, and W_val and W_out learn, also where they were frozen.
+    added, W_out has a gradient from the first step on, and all else from the second.  They have the
+    layer's D_h; D_k grows for all heads, filled up with zeros.  The layer's parameters are new
+    ones, which an optimizer made before does not know, and W_val and W_out learn, also where they
+    were frozen.
     :func:`construct.modules.learning.settle` makes plain, frozen scores of the result, for files.
 
     >>> import torch, construct

@@ -230,10 +230,10 @@ def to_torch_mha(
         and mode.  Its state dict loads into any ``nn.MultiheadAttention(embed_dim, num_heads,
         bias=bias, add_zero_attn=null_token)`` of that size; train that one under
         ``sdpa_kernel(SDPBackend.MATH)``, as this module does itself, because the rounding of large
-        scores makes the gradients of fused attention wrong.  Value projections are trainable if the layer's are; queries and keys share
-        a tensor with them, and at full sharpness their gradients are exactly zero.  Training also
-        changes entries that were zero (groups, positions in the values), after which the module is
-        not a convolution.
+        scores makes the gradients of fused attention wrong.  Value projections are trainable if the
+        layer's are; queries and keys share a tensor with them, and at full sharpness their
+        gradients are exactly zero.  Training also changes entries that were zero (groups, positions
+        in the values), after which the module is not a convolution.
 
     Raises:
         UnsupportedLayer: (a ValueError) not such a layer, or the dtype cannot hold the scores on

@@ -38,7 +38,8 @@ def test_every_public_name_is_described_once_and_listed_once():
 
 def test_the_contents_list_every_page_once():
     contents = yaml.safe_load((DOCS / "site/contents.yml").read_text())
-    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *REFERENCE, *DOCS.glob("teaching/one_*.py"), ROOT / "examples/README.md"]
+    patterns = ("*.md", "docs/*.md", "docs/api/*.rst", "docs/teaching/one_*.py", "examples/*.md")
+    pages = [page for pattern in patterns for page in ROOT.glob(pattern)]
     files = [contents["root"], *(file for part in contents["subtrees"] for file in listed(part["entries"]))]
     assert sorted(files) == sorted(page.relative_to(ROOT).with_suffix("").as_posix() for page in pages)
 
