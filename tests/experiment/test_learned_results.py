@@ -325,16 +325,13 @@ def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatc
     assert published.main(["collect", str(tmp_path / "frozen"), "few"]) == 2
 
 
-def test_figures_of_later_runs_stand_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(published, "DRAWN", tmp_path / "drawn.json")
+def test_figures_of_later_runs_stand_beside_the_others():
     first = {"commands": ["b"], "held": "test", "variants": {"local": 1, "conv3": 2}}
-    assert published.redrawn(first) == first
-    published.DRAWN.write_text(json.dumps(first), encoding="utf-8")
-    both = published.redrawn({"commands": ["a"], "held": "test", "variants": {"quadratic": 3, "conv3": 4}})
+    both = figures.beside(first, {"commands": ["a"], "held": "test", "variants": {"quadratic": 3, "conv3": 4}})
     assert both["commands"] == ["a", "b"]
     assert [*both["variants"].items()] == [("quadratic", 3), ("local", 1), ("conv3", 4)]
-    with pytest.raises(BadInput, match="of other pictures"):
-        published.redrawn(first | {"held": "validation"})
+    with pytest.raises(BadInput, match="on the test pictures, not the validation ones"):
+        figures.beside(first, first | {"held": "validation"})
 
 
 def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

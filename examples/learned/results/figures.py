@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from examples.learned.command import read
 from examples.learned.data import BadInput, Pictures
-from examples.learned.results import plots
+from examples.learned.results import plots, rows
 from examples.learned.results.plots import Summary
 from examples.learned.results.stored import finished, stored
 from examples.learned.results.summary import folder_of, summary_of
@@ -142,6 +142,71 @@ def needed(summary: Summary) -> Summary:
             looks = looks | {"layers": layers}
         variants[name] = variant | {"looks": looks}
     return summary | {"variants": variants}
+
+
+def beside(before: Summary, summary: Summary) -> Summary:
+    """What is drawn of runs, beside what is drawn already of other variants.
+
+    Raises:
+        BadInput: the accuracy of both is not that on the same pictures.
+    """
+    if before["held"] != summary["held"]:
+        raise BadInput(
+            f"what is drawn already shows accuracy on the {before['held']} pictures, not the {summary['held']} ones "
+            "(move it away, and give all runs)"
+        )
+    variants = before["variants"] | summary["variants"]
+    return summary | {
+        "commands": sorted({*before["commands"], *summary["commands"]}),
+        "variants": {name: variants[name] for name in VARIANTS if name in variants},
+    }
+
+
+def figure(summary: Summary | None) -> list[str]:
+    """The figure of docs/learned.md: the centres on CIFAR-10, or on digits until those are drawn."""
+    if has_centres(summary):
+        return centres("learned_cifar_centres", "CIFAR-10")
+    return centres("learned_centres", "digits (those of CIFAR-10 are not drawn yet)")
+
+
+def has_centres(summary: Summary | None) -> bool:
+    """Whether both starts are among the figures of CIFAR-10."""
+    return summary is not None and summary["variants"].keys() >= {*rows.TUNED}
+
+
+def centres(file: str, data: str) -> list[str]:
+    """The paper's Figure 4 for both starts."""
+    return [
+        f"![Centres of the paper's start by layer, on {data}](figures/{file}.svg)",
+        "",
+        f"![Centres of the local start by layer, on {data}](figures/{file}_local.svg)",
+        "",
+        f"*Where each head looks after training at × {rows.SHOWN} on {data}, seed 0, drawn as in the paper's Figure 4: τ, with",
+        "circles that hold 50 % and 90 % of the attention, cut at the edge of a panel; the black square is the query. Above the",
+        "paper's start, below the local one.*",
+    ]
+
+
+def others(summary: Summary | None) -> list[str]:
+    """The other figures, and which are not drawn for lack of a run."""
+    ready, lines = drawn(summary)[0] if summary else [], []
+    for drawing in ready:
+        if drawing.name not in ("centres", "centres_local") or not has_centres(summary):
+            lines += [
+                f"![{drawing.caption}](figures/learned_cifar_{drawing.name}.svg)",
+                "",
+                f"*{drawing.caption}.*",
+                "",
+            ]
+    if has_centres(summary):
+        lines += [*centres("learned_centres", "digits"), ""]
+    missing = [one.variant for one in DRAWINGS if one not in ready and one.variant]
+    if missing:
+        missing = ", ".join(dict.fromkeys(missing))
+        lines.append(
+            f"*Figures of CIFAR-10 that are not drawn yet, for lack of finished runs: those of {missing}.*"
+        )
+    return lines
 
 
 def everything(options: argparse.Namespace) -> str:

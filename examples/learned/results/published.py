@@ -23,7 +23,6 @@ from examples.learned.command import read
 from examples.learned.data import BadInput
 from examples.learned.results import figures, quotes, rows, table
 from examples.learned.results.measurements import RULER
-from examples.learned.results.plots import Summary
 from examples.learned.results.stored import finished
 from examples.learned.running.console import ended
 from examples.learned.running.files import records, replaced
@@ -180,8 +179,8 @@ def blocks() -> dict[str, list[str]]:
         "cifar-runs": lambda: table.stated([run for row in trained for run in row.runs]),
     }
     return {
-        "figure": figure(summary),
-        "figures": other_figures(summary),
+        "figure": figures.figure(summary),
+        "figures": figures.others(summary),
         "tuning": rows.tuning(tuning),
         "digits": rows.by_layer(digits),
         "compared": rows.compared(digits),
@@ -224,53 +223,6 @@ def absent(results: rows.Results, planned: Sequence[str], more: Sequence[str]) -
     return ["", f"*Not run yet: {'; '.join(missing)}.*"] if missing else []
 
 
-def figure(summary: Summary | None) -> list[str]:
-    """The figure of docs/learned.md: the centres on CIFAR-10, or on digits until those are drawn."""
-    if has_centres(summary):
-        return centres("learned_cifar_centres", "CIFAR-10")
-    return centres("learned_centres", "digits (those of CIFAR-10 are not drawn yet)")
-
-
-def has_centres(summary: Summary | None) -> bool:
-    """Whether both starts are among the figures of CIFAR-10."""
-    return summary is not None and summary["variants"].keys() >= {*rows.TUNED}
-
-
-def centres(file: str, data: str) -> list[str]:
-    """The paper's Figure 4 for both starts."""
-    return [
-        f"![Centres of the paper's start by layer, on {data}](figures/{file}.svg)",
-        "",
-        f"![Centres of the local start by layer, on {data}](figures/{file}_local.svg)",
-        "",
-        f"*Where each head looks after training at × {rows.SHOWN} on {data}, seed 0, drawn as in the paper's Figure 4: τ, with",
-        "circles that hold 50 % and 90 % of the attention, cut at the edge of a panel; the black square is the query. Above the",
-        "paper's start, below the local one.*",
-    ]
-
-
-def other_figures(summary: Summary | None) -> list[str]:
-    """The other figures, and which are not drawn for lack of a run."""
-    ready, lines = figures.drawn(summary)[0] if summary else [], []
-    for drawing in ready:
-        if drawing.name not in ("centres", "centres_local") or not has_centres(summary):
-            lines += [
-                f"![{drawing.caption}](figures/learned_cifar_{drawing.name}.svg)",
-                "",
-                f"*{drawing.caption}.*",
-                "",
-            ]
-    if has_centres(summary):
-        lines += [*centres("learned_centres", "digits"), ""]
-    missing = [one.variant for one in figures.DRAWINGS if one not in ready and one.variant]
-    if missing:
-        missing = ", ".join(dict.fromkeys(missing))
-        lines.append(
-            f"*Figures of CIFAR-10 that are not drawn yet, for lack of finished runs: those of {missing}.*"
-        )
-    return lines
-
-
 def quoted_by_claims() -> str:
     """The text of the module that claims quote."""
     cifar, shuffled = (committed(f"learned_cifar{how}") for how in ("", "_shuffled"))
@@ -304,24 +256,6 @@ def merged(name: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     return [every[key] for key in sorted(every)]
 
 
-def redrawn(summary: Summary) -> Summary:
-    """What is drawn of runs, beside what is drawn already of other variants.
-
-    Raises:
-        BadInput: the accuracy of both is not that on the same pictures.
-    """
-    if not DRAWN.exists():
-        return summary
-    before = json.loads(DRAWN.read_text(encoding="utf-8"))
-    if before["held"] != summary["held"]:
-        raise BadInput(f"{DRAWN}: of other pictures (move it away, and give all runs)")
-    variants = before["variants"] | summary["variants"]
-    return summary | {
-        "commands": sorted({*before["commands"], *summary["commands"]}),
-        "variants": {name: variants[name] for name in VARIANTS if name in variants},
-    }
-
-
 def commit(name: str, results: Sequence[dict[str, Any]]) -> None:
     """Write results into docs/results, one on a line."""
     FOLDER.mkdir(exist_ok=True)
@@ -349,7 +283,9 @@ def done(options: argparse.Namespace) -> str:
         return ""
     if options.action == "figures":
         summary = figures.needed(figures.summary_in(options.folder, read(options.data)))
-        replaced(DRAWN, json.dumps(redrawn(summary), separators=(",", ":")) + "\n")
+        if DRAWN.exists():
+            summary = figures.beside(json.loads(DRAWN.read_text(encoding="utf-8")), summary)
+        replaced(DRAWN, json.dumps(summary, separators=(",", ":")) + "\n")
         return ""
     return "\n".join(
         "\n".join([f"<!-- {name} -->", *lines, ""]) for name, lines in blocks().items()
