@@ -39,7 +39,7 @@ Arguments shift {H}. Arguments row_bound {H}. Arguments w_val {H}. Arguments w_o
 Arguments support_of_kernel {H}. Arguments kernel {H}. Arguments b_conv {H}.
 
 (** The format, the order of the products, the number of tokens N and the bound B on the inputs. *)
-Record setting : Set := Setting { s_emin : Z; s_prec : Z; s_order : order; s_tokens : Z; s_bound : dyadic }.
+Record setting : Set := Setting { s_emin : Z; s_prec : Z; s_order : head_order; s_tokens : Z; s_bound : dyadic }.
 
 Section Computed.
 Context {H : Type}.
@@ -259,7 +259,7 @@ Hypothesis rows : forall h, In h (all_heads p) -> near_one_hot (value (row_bound
 (** |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, as computed. *)
 Theorem figures_sound j y z : 0 <= B -> (j < out_channels p)%nat ->
   computes (s_emin s) (s_prec s) (conv_terms (D_in L) Δ W b X q j) y ->
-  attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
+  attend_computes (s_emin s) (s_prec s) (by_heads (s_order s)) L G X P j z ->
   let f := channel_figures s p (head_columns s p) j in
   Rabs (z - y) <= value (leak_of f) + value (taps_of f) + value (rounding_of f).
 Proof.
@@ -275,9 +275,8 @@ Proof.
   assert (heads' : forall h, In h (heads L) -> In (add q (shift p h)) G) by (rewrite heads_L; exact heads_on_grid).
   assert (rows' : forall h, In h (heads L) -> near_one_hot (value (row_bound p h)) G (P h) (add q (shift p h))).
   { rewrite heads_L; exact rows. }
-  assert (R := layer_rounding (s_emin s) (s_prec s) (s_order s) L (shift p) G Δ W b X q j B distinct kernel_distinct
-    B_nonneg
-    X' kernel_on_grid heads' P λ rows' y z Cy Cz).
+  assert (R := layer_rounding (s_emin s) (s_prec s) L (shift p) G Δ W b X q j B distinct kernel_distinct B_nonneg X'
+    kernel_on_grid heads' (s_order s) P λ rows' y z Cy Cz).
   eapply Rle_trans; [exact R|]; apply Rplus_le_compat_l, rounding_figure_monotone; [lia|exact B_nonneg|].
   intros c Ic; unfold columns in Ic; apply in_flat_map in Ic; destruct Ic as (h & Ih & Ic); apply in_map_iff in Ic.
   destruct Ic as (i & <- & _); exact (leak_bound_nonneg G (P h) _ _ (rows' h Ih)).
@@ -286,7 +285,7 @@ Qed.
 (** If [check_float] accepts T, then |fl(MHSA(X)) − fl(Conv(X))| ≤ T in every output channel. *)
 Theorem check_float_sound T j y z : check_float s p T = true -> (j < out_channels p)%nat ->
   computes (s_emin s) (s_prec s) (conv_terms (D_in L) Δ W b X q j) y ->
-  attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
+  attend_computes (s_emin s) (s_prec s) (by_heads (s_order s)) L G X P j z ->
   Rabs (z - y) <= value T.
 Proof.
   unfold check_float; rewrite andb_true_iff, forallb_forall; intros [A0 A] Hj Cy Cz.
@@ -319,7 +318,7 @@ Theorem check_float_sharp expf g (scores : H -> position -> R) T j y z :
      float_softmax (s_emin s) (s_prec s) expf G (scores h) (P h)) ->
   check_float s p T = true -> (j < out_channels p)%nat ->
   computes (s_emin s) (s_prec s) (conv_terms (D_in L) Δ W b X q j) y ->
-  attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
+  attend_computes (s_emin s) (s_prec s) (by_heads (s_order s)) L G X P j z ->
   Rabs (z - y) <= value T.
 Proof.
   intros E0 G0 Gf Ex Sh; apply check_float_sound; intros h Ih; destruct (Sh h Ih) as (Z & Sg & Sf).

@@ -54,7 +54,7 @@ Definition z_mixing (λ : dyadic) (N : Z) (A : dyadic) : dyadic := if z_is_zero 
 (** What the bound needs from a column of W_val, for every output channel: B·Σ|w|, λ and the rounding. *)
 Record head_column : Set := HeadColumn { h_size : dyadic; h_leak : dyadic; h_rounding : dyadic }.
 
-Definition z_head_column (o : order) (N : Z) (B λ : dyadic) (w : list dyadic) : head_column :=
+Definition z_head_column (o : head_order) (N : Z) (B λ : dyadic) (w : list dyadic) : head_column :=
   let S := z_weight w in
   let n := z_support w in
   let l1 := z_add (z_of 1) λ in
@@ -182,7 +182,7 @@ Proof.
 Qed.
 
 (** The column c of weights with its entry of W_out is what [cz] was computed from. *)
-Definition computed_from (o : order) (N : nat) (B : dyadic) (c : column dyadic) : dyadic * head_column :=
+Definition computed_from (o : head_order) (N : nat) (B : dyadic) (c : column dyadic) : dyadic * head_column :=
   (out_weight c, z_head_column emin prec o (Z.of_nat N) B (row_leak c) (in_weights c)).
 
 Definition value_column (c : column dyadic) : column R :=

@@ -25,7 +25,7 @@ Definition example (shift : Z -> Z) (row_bound : dyadic) (ulp bias : Z) : float_
   b_conv _ := z_of 0 |}.
 
 (** float32, at most 1000 tokens, |X| ≤ 1. *)
-Definition float32 (o : order) : setting := Setting (-149) 24 o 1000 (z_of 1).
+Definition float32 (o : head_order) : setting := Setting (-149) 24 o 1000 (z_of 1).
 
 Definition accepts (p : float_pair Z) (T : dyadic) : bool :=
   andb (check_float (float32 values_first) p T) (check_float (float32 attended_first) p T).
