@@ -2,8 +2,9 @@
 
     One output channel j at one query q.  The convolution is any evaluation tree of its terms, bias included.
     The attention is any evaluation of its heads (RoundingHead.v) and then any tree of
-    b_out + Σ_h Σ_i W_out^h_{i,j} C^h_i.  P^h_k are the float weights of head h, within λ_h of one-hot.
-    Statements, for floats |X| ≤ B on the grid:
+    b_out + Σ_h Σ_i W_out^h_{i,j} C^h_i; or W_val W_out is formed first (RoundingWeights.v).  P^h_k are the float weights
+    of head h, within λ_h of one-hot.
+    Statements, for floats |X| ≤ B on the grid, head by head:
       layer_rounding        |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, the three summands apart
       sharp_layer_rounding  ≤ taps + rounding, where each head's weights come from a float softmax of scores
                             with a gap g at which the exponential is 0

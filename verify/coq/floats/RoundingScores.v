@@ -125,7 +125,7 @@ Theorem sharp_certificate {H} (s : setting) (p : float_pair H) (L : layer H) (W 
         (score_terms d (bpow radix2 a) (shift p h) (sub k q)) (scores h k)) /\
      float_softmax (s_emin s) (s_prec s) expf G (scores h) (P h)) ->
   computes (s_emin s) (s_prec s) (conv_terms (D_in L) (support_of_kernel p) W b X q j) y ->
-  attend_computes (s_emin s) (s_prec s) (by_heads (s_order s)) L G X P j z ->
+  attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
   (* the check *)
   check_float s p T = true -> (j < out_channels p)%nat ->
   Rabs (z - y) <= value T.

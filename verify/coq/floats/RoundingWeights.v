@@ -16,13 +16,14 @@ Import ListNotations.
 Open Scope R_scope.
 
 (** An entry of W_val W_out: the head's λ, the sum of the magnitudes of its terms, and a bound on its rounding. *)
-Record entry : Type := Entry { entry_leak : R; entry_size : R; entry_error : R }.
+Record entry (T : Type) := Entry { entry_leak : T; entry_size : T; entry_error : T }.
+Arguments Entry {T}. Arguments entry_leak {T}. Arguments entry_size {T}. Arguments entry_error {T}.
 
-Definition entries {H} (L : layer H) (λ : H -> R) (e : H -> nat -> R) (j : nat) : list entry :=
+Definition entries {H} (L : layer H) (λ : H -> R) (e : H -> nat -> R) (j : nat) : list (entry R) :=
   flat_map (fun h => map (fun c => Entry (λ h) (magnitude (weight_terms L j h c)) (e h c)) (seq 0 (D_in L))) (heads L).
 
 (** The rounding of the convolution, of the entries and of the attended tokens, and of the one sum. *)
-Definition weights_figure (emin prec : Z) (N : nat) (B b_conv : R) (ws : list R) (b_att : R) (es : list entry) : R :=
+Definition weights_figure (emin prec : Z) (N : nat) (B b_conv : R) (ws : list R) (b_att : R) (es : list (entry R)) : R :=
   let mixed t := mixing emin prec (entry_leak t) N ((1 + entry_leak t) * B) in
   let attended t := (1 + entry_leak t) * B + mixed t in
   dot_bound emin prec (support (b_conv :: ws)) (Rabs b_conv + weight ws * B)
@@ -49,6 +50,26 @@ Proof.
   assert (P := support_pointwise (f x) (g x) m (fun y => E x y (or_introl eq_refl))); unfold support in P; lia.
 Qed.
 
+(** The figure of N tokens covers every smaller grid. *)
+Lemma weights_figure_monotone emin prec N N' B b ws b' es : (N <= N')%nat -> 0 <= B ->
+  (forall t, In t es -> 0 <= entry_leak t /\ 0 <= entry_size t /\ 0 <= entry_error t) ->
+  weights_figure emin prec N B b ws b' es <= weights_figure emin prec N' B b ws b' es.
+Proof.
+  intros HN HB Ht; unfold weights_figure; cbv zeta.
+  assert (M : forall t, In t es -> 0 <= (1 + entry_leak t) * B /\
+    0 <= mixing emin prec (entry_leak t) N ((1 + entry_leak t) * B)
+      <= mixing emin prec (entry_leak t) N' ((1 + entry_leak t) * B)).
+  { intros t It; destruct (Ht t It) as (L0 & _); assert (A0 : 0 <= (1 + entry_leak t) * B) by (apply Rmult_le_pos; lra).
+    split; [exact A0|split; [apply mixing_nonneg, A0|]]; unfold mixing; destruct (Req_EM_T _ 0); [apply Rle_refl|].
+    apply dot_bound_monotone; [exact HN|exact A0|apply Rle_refl]. }
+  apply Rplus_le_compat; [apply Rplus_le_compat_l, sum_le|apply dot_bound_monotone; [lia| |apply Rplus_le_compat_l, sum_le]].
+  - intros t It; destruct (M t It) as (A0 & M0 & M1), (Ht t It) as (_ & S0 & E0).
+    apply Rplus_le_compat; apply Rmult_le_compat_l; lra.
+  - apply Rplus_le_le_0_compat; [apply Rabs_pos|]; apply sum_nonneg; intros t It.
+    destruct (M t It) as (A0 & M0 & M1), (Ht t It) as (_ & S0 & E0); apply Rmult_le_pos; lra.
+  - intros t It; destruct (M t It) as (A0 & M0 & M1), (Ht t It) as (_ & S0 & E0); apply Rmult_le_compat_l; lra.
+Qed.
+
 (** * Sizes *)
 
 Section Sizes.
@@ -57,7 +78,7 @@ Variables (L : layer H) (j : nat).
 
 Notation size h c := (magnitude (weight_terms L j h c)).
 
-Lemma sum_entries λ e (g : entry -> R) : sum (entries L λ e j) g =
+Lemma sum_entries λ e (g : entry R -> R) : sum (entries L λ e j) g =
   sum (heads L) (fun h => sum (seq 0 (D_in L)) (fun c => g (Entry (λ h) (size h c) (e h c)))).
 Proof. unfold entries; rewrite sum_flat_map; apply sum_ext; intros h _; apply sum_map. Qed.
 
@@ -226,7 +247,8 @@ Proof.
         (intros; apply map_map).
       apply support_flat_map_pointwise; intros h c Ih Ic S0; apply in_seq in Ic.
       assert (D := dot_rounding emin prec _ _ (proj1 (HMA h c Ih ltac:(lia)))).
-      rewrite no_products in D by exact S0; unfold dot_bound in D; simpl INR in D; specialize (BT h c); unfold T in BT; rewrite S0 in BT.
+      rewrite no_products in D by exact S0; unfold dot_bound in D; simpl INR in D; specialize (BT h c).
+      unfold T in BT; rewrite S0 in BT.
       assert (D' : Rabs (M h c - exact (weight_terms L j h c)) <= 0) by lra.
       apply Rabs_le_inv in D', BT; lra. }
     destruct (support_cons (b_out L j) (map fst l)) as [F0 F1], (support_cons (b_out L j) (map entry_size es)) as [G0 G1].

@@ -3,8 +3,9 @@
     Statement:
       check_floats_sound  if [check_same] accepts, so that taps and biases are equal, and [check_floats] accepts T for a
                           format and a bound B, then every float evaluation of the layer (scores, softmax, values, sums, with
-                          P X W_val W_out in any order) and every float evaluation of the convolution differ by T at most:
-                          for inputs of every size that torch accepts, all floats |X| ≤ B, every output and channel.
+                          P X W_val in either order and then W_out, or W_val W_out formed first) and every float evaluation
+                          of the convolution differ by T at most: for inputs of every size that torch accepts, all floats
+                          |X| ≤ B, every output and channel.
       floats_exponential  the exponential that it assumes is any that is correctly rounded
     Assumed: the exponential is 0 at −α and below (FloatSoftmax.v); the scores on the grid are exact (RoundingScores.v);
     heads that carry only zeros are left out; none of the effects that RoundingLayer.v lists as not covered. *)
@@ -156,8 +157,8 @@ Proof.
       * apply (tokens_dims c m ok sizes A).
       * apply bpow_gt_0.
       * apply generic_format_FLT_bpow; assumption.
-    + apply (same_rounding_weights_first L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c) j) with (expf := expf)
-        (g := α) (G := G) (X := reads c sizes X) (q := q) (s := scores) (P := P); rewrite ?Ein; try assumption.
+    + apply (same_rounding_weights_first L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c) j) with
+        (expf := expf) (g := α) (G := G) (X := reads c sizes X) (q := q) (s := scores) (P := P); rewrite ?Ein; try assumption.
       * apply (kernel_shifts_positions c m ok sizes A).
       * rewrite <- Ein; exact tap_by_tap.
       * apply Sb, Hj.

@@ -59,7 +59,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
     within T" is asked over the reals.
     """
     stated = pair.stated
-    inputs = f"for |x| ≤ {exactly(pair.stated.input_bound)}"
+    inputs = f"for |x| ≤ {exactly(stated.input_bound)}"
     if stated.within is not None:
         what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
         return [Question(export.within(stated.input_bound, stated.within), what)]
@@ -70,7 +70,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
     ]
     most = float(stated.parts["bound"].max(initial=0.0))
     if stated.verdict == "PROVED" and _judged_in_floats(pair):
-        what = f"in {name} a difference of at most {from_above(most)} {inputs}"
+        what = f"in {name} a difference of at most {from_above(most)} {inputs}, with W_val W_out first, as by default, or last"
         questions.append(Question(export.floats(*FORMATS[name], stated.input_bound, most), what))
     return questions
 
@@ -92,7 +92,7 @@ def refutation_of(pair: LayerPair) -> list[Question]:
     dyadic numbers.
     """
     stated = pair.stated
-    counter = pair.stated.counterexample
+    counter = stated.counterexample
     if (
         stated.verdict != "REFUTED"
         or stated.within is not None
