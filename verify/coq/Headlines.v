@@ -244,8 +244,10 @@ Print Assumptions softmax_rounding.
 Print Assumptions taps_bound.
 (* Eq. 3 against Eq. 8 in floating point, head by head: leak + taps + rounding *)
 Print Assumptions layer_rounding.
-(* The same as one-hot heads are run by default: W_val W_out first, and all heads in one sum *)
+(* The same where W_val W_out is formed first, and all heads are added in one sum *)
 Print Assumptions weights_first_rounding.
+(* One-hot heads are run so by default: a sum of shifted tokens is what that attention computes *)
+Print Assumptions shifted_sum.
 (* W_val W_out in floating point: nothing is rounded where one factor is the identity *)
 Print Assumptions weights_exact.
 (* Theorem 1 in floating point: sharp heads leave taps + rounding *)
@@ -256,8 +258,8 @@ Print Assumptions weights_first_sharp.
 Print Assumptions final_rounding.
 (* Theorem 1 in floating point of equal taps: rounding alone, which three sums over the weights bound *)
 Print Assumptions same_rounding.
-(* The same where W_val W_out is formed first *)
-Print Assumptions same_rounding_weights_first.
+(* The same of the sum that runs by default, in which there is no softmax *)
+Print Assumptions same_rounding_shifted.
 (* As Theorem 1's layer is run by default: its rounding is that of one sum of N_h·D_in products and the bias *)
 Print Assumptions one_sum_rounding.
 (* softmax in floating point near one-hot *)
@@ -292,6 +294,8 @@ Print Assumptions CheckWithin.check_within_sound.
 Print Assumptions CheckSharp.check_sharp_sound.
 (* Theorem 1 of a given pair in floating point, with all rounding *)
 Print Assumptions CheckFloats.check_floats_sound.
+(* The same of the sum that runs by default, without a softmax and without an assumption on exp *)
+Print Assumptions CheckFloats.check_floats_shifted.
 (* The assumption on exp holds of every correctly rounded one *)
 Print Assumptions CheckFloats.floats_exponential.
 (* A given pair is not the same function, in the limit: an exact counterexample *)

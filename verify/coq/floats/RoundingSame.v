@@ -5,7 +5,7 @@
     Where W_val W_out is formed first, n_v is the most products in an entry of it, O is B times the number of its entries
     that are not zero, and n_o that number and one.  The number of tokens does not matter.  Statements:
       same_rounding      |fl(MHSA(X)) − fl(Conv(X))| ≤ [same_figure], for every evaluation of the two, head by head
-      same_rounding_weights_first  the same where W_val W_out is formed first
+      same_rounding_shifted  the same where W_val W_out is formed first and X shifted, as runs by default
       one_sum_rounding   and where one factor is the identity: the rounding of two sums, no more
       z_same_value       the value of [z_same], which is computed in integers, is [same_figure] *)
 
@@ -203,10 +203,10 @@ Proof.
     apply in_map_iff in Ic; destruct Ic as (i & <- & _); reflexivity.
 Qed.
 
-(** The same where W_val W_out is formed first, with n_m products in an entry and n entries that are not zero. *)
-Theorem same_rounding_weights_first emin prec n_conv n_m n B C M expf g (G : list position) X q (s P : H -> position -> R)
-    y z :
-  (0 < prec)%Z -> (emin <= 0)%Z -> 0 <= B ->
+(** The sum that runs, W_val W_out formed first and X shifted, with n_m products in an entry of W_val W_out and n entries
+    that are not zero.  There is no softmax in it. *)
+Theorem same_rounding_shifted emin prec n_conv n_m n B C M (G : list position) X q y z :
+  (0 < prec)%Z -> 0 <= B ->
   (* what the sums are, or more *)
   (forall h c v, In h (heads L) -> (c < D_in L)%nat -> computes emin prec (weight_terms L j h c) v ->
      Rabs (v - exact (weight_terms L j h c)) <= dot_bound emin prec n_m (magnitude (weight_terms L j h c))) ->
@@ -217,22 +217,26 @@ Theorem same_rounding_weights_first emin prec n_conv n_m n B C M expf g (G : lis
   NoDup G -> (forall τ, In τ Δ -> In (add q τ) G) ->
   (forall k c, In k G -> (c < D_in L)%nat -> float emin prec (X k c) /\ Rabs (X k c) <= B) ->
   (* the evaluations *)
-  0 < g -> float emin prec g -> sharp_exp emin prec g expf ->
-  (forall h, In h (heads L) -> gap g G (s h) (add q (f h)) /\ float_softmax emin prec expf G (s h) (P h)) ->
-  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> attend_computes emin prec weights_first L G X P j z ->
+  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> shifted_computes emin prec L f X q j z ->
   Rabs (z - y) <= same_figure emin prec n_conv n_m (S n) B (b j) C M (INR n * B).
 Proof.
-  intros Hp He HB Nm Nc Nn HC HM NG Kg HX Hg Gf Ex Sh Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
-  assert (Hg' : forall h, In h (heads L) -> In (add q (f h)) G) by (intros h Ih; apply Kg, heads_on_taps, Ih).
+  intros Hp HB Nm Nc Nn HC HM NG Kg HX Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
+  assert (Hg : forall h, In h (heads L) -> In (add q (f h)) G) by (intros h Ih; apply Kg, heads_on_taps, Ih).
   set (e := fun h c => entry_bound emin prec n_m (magnitude (weight_terms L j h c))).
   assert (En : forall h c v, In h (heads L) -> (c < D_in L)%nat -> computes emin prec (weight_terms L j h c) v ->
     Rabs (v - exact (weight_terms L j h c)) <= e h c).
   { intros h c v Ih Hc Cv; unfold e, entry_bound; destruct (Req_EM_T _ 0) as [Z|Z]; [|apply Nm; assumption].
     assert (D := dot_rounding emin prec _ _ Cv); rewrite Z, no_products in D by exact Z;
     unfold dot_bound in D; simpl INR in D; lra. }
-  eapply Rle_trans; [exact (weights_first_sharp emin prec L f G Δ W b X q j B NG distinct_taps HX Kg Hg' e En expf g s P
-    y z He Hg Gf Ex Sh Cy Cz)|].
-  rewrite taps_difference_0, Rplus_0_l, same_bias; apply same_figure_covers_entries; try assumption.
+  set (P := fun h => unit_row (add q (f h))).
+  assert (O : forall h, In h (heads L) -> one_hot G (P h) (add q (f h))).
+  { intros h Ih; unfold P, unit_row; split; [destruct (position_eq_dec _ _); congruence|].
+    intros k _ N; destruct (position_eq_dec k _); congruence. }
+  assert (R := weights_first_rounding emin prec L f G Δ W b X q j B NG distinct_taps HX Kg Hg e En P (fun _ => 0)
+    (fun h Ih => one_hot_near G (P h) _ (O h Ih)) y z Cy
+    (proj2 (shifted_sum emin prec L f G X q j B NG HX Hg P z O) Cz)).
+  rewrite leak_figure_0, taps_difference_0, !Rplus_0_l, same_bias in R.
+  eapply Rle_trans; [exact R|]; apply same_figure_covers_entries; try assumption.
   - intros t It; unfold entries in It; apply in_flat_map in It; destruct It as (h & _ & It); apply in_map_iff in It.
     destruct It as (c & <- & _); cbn [entry_leak entry_size entry_error]; split; [reflexivity|split; [|reflexivity]].
     apply magnitude_nonneg.
@@ -242,25 +246,23 @@ Proof.
 Qed.
 
 (** Where in every head one factor is the identity, and the other of floats, only two sums round. *)
-Corollary one_sum_rounding emin prec n_conv n B C M expf g (G : list position) X q (s P : H -> position -> R) y z :
-  (0 < prec)%Z -> (emin <= 0)%Z -> 0 <= B ->
+Corollary one_sum_rounding emin prec n_conv n B C M (G : list position) X q y z :
+  (0 < prec)%Z -> 0 <= B ->
   (forall h c, In h (heads L) -> (c < D_in L)%nat -> identity_factor emin prec L j h c) ->
   (support (b j :: ws) <= n_conv)%nat ->
   (support (flat_map (fun h => map (fun c => magnitude (weight_terms L j h c)) (seq 0 (D_in L))) (heads L)) <= n)%nat ->
   weight ws <= C -> sum cols (fun c => Rabs (out_weight c) * weight (in_weights c)) <= M ->
   NoDup G -> (forall τ, In τ Δ -> In (add q τ) G) ->
   (forall k c, In k G -> (c < D_in L)%nat -> float emin prec (X k c) /\ Rabs (X k c) <= B) ->
-  0 < g -> float emin prec g -> sharp_exp emin prec g expf ->
-  (forall h, In h (heads L) -> gap g G (s h) (add q (f h)) /\ float_softmax emin prec expf G (s h) (P h)) ->
-  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> attend_computes emin prec weights_first L G X P j z ->
+  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> shifted_computes emin prec L f X q j z ->
   Rabs (z - y) <= dot_bound emin prec n_conv (Rabs (b j) + C * B) + dot_bound emin prec (S n) (Rabs (b j) + M * B).
 Proof.
-  intros Hp He HB Id Nc Nn HC HM NG Kg HX Hg Gf Ex Sh Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
-  assert (R := same_rounding_weights_first emin prec n_conv 0 n B C M expf g G X q s P y z Hp He HB).
-  assert (R' : Rabs (z - y) <= same_figure emin prec n_conv 0 (S n) B (b j) C M (INR n * B)).
-  { apply R; try assumption; intros h c v Ih Hc Cv; rewrite (weights_exact emin prec L j h c v (Id h c Ih Hc) Cv).
+  intros Hp HB Id Nc Nn HC HM NG Kg HX Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
+  assert (R : Rabs (z - y) <= same_figure emin prec n_conv 0 (S n) B (b j) C M (INR n * B)).
+  { apply (same_rounding_shifted emin prec n_conv 0 n B C M G X q y z); try assumption.
+    intros h c v Ih Hc Cv; rewrite (weights_exact emin prec L j h c v (Id h c Ih Hc) Cv).
     rewrite Rminus_diag_eq, Rabs_R0 by reflexivity; apply dot_bound_nonneg, magnitude_nonneg. }
-  unfold same_figure in R'; simpl (INR 0) in R'; cbv zeta in R'; rewrite !Rmult_0_l, !Rplus_0_r in R'; exact R'.
+  unfold same_figure in R; simpl (INR 0) in R; cbv zeta in R; rewrite !Rmult_0_l, !Rplus_0_r in R; exact R.
 Qed.
 
 End Layer.

@@ -3,6 +3,7 @@
     z = fl(b_out + Σ_h Σ_c M^h_{c,j} A^h_c), with M^h = fl(W_val^h W_out^h) and A^h = fl(P^h X), each in any order.  That
     is how one-hot heads are evaluated fast: A^h is then X shifted, without rounding.
     Statements, for floats |X| ≤ B on the grid:
+      shifted_sum             for one-hot heads z is fl(b_out + Σ_h Σ_c M^h_{c,j} X_{q+f(h),c}), which takes no softmax
       weights_first_rounding  |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding
       weights_first_sharp     ≤ taps + rounding, for heads whose weights come from a float softmax of sharp scores
       weights_rounding        an entry of fl(W_val W_out) has the rounding of one dot product of at most n terms
@@ -30,6 +31,14 @@ Definition weights_figure (emin prec : Z) (N : nat) (B b_conv : R) (ws : list R)
   + sum es (fun t => entry_error t * attended t + entry_size t * mixed t)
   + dot_bound emin prec (support (b_att :: map entry_size es))
       (Rabs b_att + sum es (fun t => (entry_size t + entry_error t) * attended t)).
+
+(** Some evaluation of b_out + Σ_h Σ_c M^h_{c,j} X_{q+f(h),c} returns z, with M^h = fl(W_val^h W_out^h). *)
+Definition shifted_computes (emin prec : Z) {H} (L : layer H) (f : H -> position) (X : image) (q : position) (j : nat)
+    (z : R) : Prop :=
+  exists M : H -> nat -> R,
+    (forall h c, In h (heads L) -> (c < D_in L)%nat -> computes emin prec (weight_terms L j h c) (M h c)) /\
+    computes emin prec
+      ((b_out L j, 1) :: flat_map (fun h => map (fun c => (M h c, X (add q (f h)) c)) (seq 0 (D_in L))) (heads L)) z.
 
 Lemma support_pointwise {A} (f g : A -> R) l : (forall x, In x l -> g x = 0 -> f x = 0) ->
   (support (map f l) <= support (map g l))%nat.
@@ -194,6 +203,31 @@ Hypothesis kernel_distinct : NoDup Δ.
 Hypothesis X_floats : forall k c, In k G -> (c < D_in L)%nat -> float emin prec (X k c) /\ Rabs (X k c) <= B.
 Hypothesis kernel_on_grid : forall τ, In τ Δ -> In (add q τ) G.
 Hypothesis heads_on_grid : forall h, In h (heads L) -> In (add q (f h)) G.
+
+(** One-hot heads copy tokens. *)
+Theorem shifted_sum P z : (forall h, In h (heads L) -> one_hot G (P h) (add q (f h))) ->
+  (attend_computes emin prec weights_first L G X P j z <-> shifted_computes emin prec L f X q j z).
+Proof.
+  intros O.
+  assert (copied : forall h c v, In h (heads L) -> (c < D_in L)%nat ->
+    computes emin prec (map (fun k => (P h k, X k c)) G) v -> v = X (add q (f h)) c).
+  { intros h c v Ih Hc C; destruct (O h Ih) as [O1 O0]; assert (I := heads_on_grid h Ih).
+    rewrite (one_hot_exact emin prec G (P h) (fun k => X k c) (add q (f h)) v), O1, Rmult_1_l; try assumption.
+    - reflexivity.
+    - intros k Ik N; rewrite (O0 k Ik N); ring.
+    - rewrite O1, Rmult_1_l; apply X_floats; assumption. }
+  split.
+  - intros (M & A & HMA & Z); exists M; split; [intros; apply HMA; assumption|].
+    replace (flat_map (fun h => map (fun c => (M h c, X (add q (f h)) c)) (seq 0 (D_in L))) (heads L))
+      with (flat_map (fun h => map (fun c => (M h c, A h c)) (seq 0 (D_in L))) (heads L)); [exact Z|].
+    rewrite !flat_map_concat_map; f_equal; apply map_ext_in; intros h Ih; apply map_ext_in; intros c Ic.
+    apply in_seq in Ic; rewrite (copied h c (A h c)) by (assumption || lia || (apply HMA; assumption || lia)); reflexivity.
+  - intros (M & HM & Z); exists M, (fun h c => X (add q (f h)) c); split; [|exact Z].
+    intros h c Ih Hc; split; [apply HM; assumption|].
+    destruct (computes_total emin prec (map (fun k => (P h k, X k c)) G)) as (v & C).
+    rewrite <- (copied h c v Ih Hc C); exact C.
+Qed.
+
 Variable e : H -> nat -> R.
 Hypothesis entry_rounding : forall h c v, In h (heads L) -> (c < D_in L)%nat ->
   computes emin prec (weight_terms L j h c) v -> Rabs (v - exact (weight_terms L j h c)) <= e h c.

@@ -6,9 +6,12 @@
                           P X W_val in either order and then W_out, or W_val W_out formed first) and every float evaluation
                           of the convolution differ by T at most: for inputs of every size that torch accepts, all floats
                           |X| ≤ B, every output and channel.
+      check_floats_shifted  and T bounds the sum that runs by default, which has no softmax: M = fl(W_val W_out), and then
+                          fl(b_out + Σ_h X_{q+τ_h} M^h)
       floats_exponential  the exponential that it assumes is any that is correctly rounded
-    Assumed: the exponential is 0 at −α and below (FloatSoftmax.v); the scores on the grid are exact (RoundingScores.v);
-    heads that carry only zeros are left out; none of the effects that RoundingLayer.v lists as not covered. *)
+    Assumed, but for the sum that runs: the exponential is 0 at −α and below (FloatSoftmax.v); the scores on the grid are
+    exact (RoundingScores.v).  Assumed for all: heads that carry only zeros are left out; none of the effects that
+    RoundingLayer.v lists as not covered. *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
@@ -90,6 +93,18 @@ Definition floats_within : Prop :=
     X o j /\
   Rabs (z - y) <= value T.
 
+(** The same of the sum that runs by default, of shifted tokens, in which there is no softmax. *)
+Definition shifted_within : Prop :=
+  forall sizes X o j y z,
+  let G := tokens c sizes in let q := query_of c sizes o in
+  accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
+  (forall k i, In k G -> (i < groups_n c * in_g c)%nat ->
+     float emin prec (reads c sizes X k i) /\ Rabs (reads c sizes X k i) <= value B) ->
+  computes emin prec (conv_terms (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q
+    j) y ->
+  shifted_computes emin prec (with_heads (layer_of m) (kept m)) (shift_read m) (reads c sizes X) q j z ->
+  Rabs (z - y) <= value T.
+
 (** The bounds of one channel. *)
 Lemma check_rounding_channel u k : check_rounding = true -> (u < groups_n c)%nat -> (k < out_g c)%nat ->
   let b := bias_of c (u * out_g c + k) in
@@ -105,12 +120,52 @@ Proof.
   rewrite value_mul, value_of, <- INR_IZR_INZ in E2; exact (conj E1 E2).
 Qed.
 
+Lemma tap_by_tap sizes j : check_same c m = true -> accepts c sizes -> (j < groups_n c * out_g c)%nat ->
+  forall τ i, In τ (kernel_shifts c) -> (i < groups_n c * in_g c)%nat ->
+  head_tap (with_heads (layer_of m) (kept m)) (shift_read m) j τ i = kernel_at c τ i j.
+Proof.
+  intros Cs A Hj τ i Iτ Hi; destruct (same_tensors c m sizes Cs A) as [_ St]; rewrite <- St by assumption.
+  unfold head_tap, tap; apply sum_ext; intros h _.
+  destruct (same_position _ _), (position_eq_dec _ _); congruence || reflexivity.
+Qed.
+
+Theorem check_floats_shifted : check_same c m = true -> check_floats = true -> shifted_within.
+Proof.
+  intros Cs E sizes X o j y z G q A Io Hj HX Cy Cz.
+  assert (ok : comparable c m = true) by (unfold check_same in Cs; rewrite !andb_true_iff in Cs; tauto).
+  unfold check_floats, sharp_format in E; rewrite !andb_true_iff in E.
+  destruct E as (((((_ & _) & ((Cp & _) & _)) & _) & Cb) & Cr).
+  apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb; assert (Pp : Prec_gt_0 prec) by exact Cp.
+  destruct (same_fields c m ok) as (Fg & Fi & _ & _), (same_tensors c m sizes Cs A) as [Sb _].
+  set (L := with_heads (layer_of m) (kept m)) in *.
+  assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn; rewrite Fg, Fi; reflexivity).
+  destruct (comparable_facts c m ok) as (_ & W & _); destruct (channels_g c W) as (_ & _ & Hog).
+  set (u := (j / out_g c)%nat); set (k := (j mod out_g c)%nat).
+  assert (Hu : (u < groups_n c)%nat) by (apply Nat.div_lt_upper_bound; lia).
+  assert (Hk : (k < out_g c)%nat) by (apply Nat.mod_upper_bound; lia).
+  assert (Ej : j = (u * out_g c + k)%nat) by (unfold u, k; rewrite Nat.mul_comm; apply Nat.div_mod; lia).
+  destruct (check_rounding_channel u k Cr Hu Hk) as [_ T2]; rewrite <- Ej in T2; eapply Rle_trans; [|exact T2].
+  apply (same_rounding_shifted L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c) j) with
+    (G := G) (X := reads c sizes X) (q := q); rewrite ?Ein; try assumption.
+  - apply (kernel_shifts_positions c m ok sizes A).
+  - apply (heads_on_shifts c m ok).
+  - intros τ i; apply (tap_by_tap sizes j Cs A Hj).
+  - apply Sb, Hj.
+  - intros h i v _ _; apply (weights_rounding emin prec); rewrite Ej; apply (support_products c m ok u k).
+  - rewrite <- Ein, Ej; apply (support_kernel c m ok u k Hk).
+  - rewrite <- Ein, Ej; apply (support_entries c m ok u k Hk).
+  - rewrite <- Ein, Ej; apply (kernel_value c m ok u k Hu Hk sizes A).
+  - rewrite Ej; apply Req_le, (through_value c m ok u k Hu Hk).
+  - apply (tokens_dims c m ok sizes A).
+  - apply (targets_on_tokens c sizes A o Io).
+Qed.
+
 Theorem check_floats_sound : check_same c m = true -> check_floats = true -> floats_within.
 Proof.
   intros Cs E; cbv beta delta [floats_within];
     intros α L order expf sizes X o j scores P y z G q A Io Hj HX Ex Es Ev Cy Cz.
   assert (ok : comparable c m = true) by (unfold check_same in Cs; rewrite !andb_true_iff in Cs; tauto).
-  unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
+  assert (E0 := E); unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
   destruct E as ((((((Ca & Ch) & Cn) & ((Cp & Ce) & _)) & _) & Cb) & Cr).
   apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd), (same_tensors c m sizes Cs A) as [Sb St].
@@ -137,16 +192,12 @@ Proof.
       - apply (query_dims c m ok sizes A o Io).
       - apply Kg, Kh, Ih.
       - apply Es, Ih. }
-    assert (tap_by_tap : forall τ i, In τ (kernel_shifts c) -> (i < D_in L)%nat ->
-      head_tap L (shift_read m) j τ i = kernel_at c τ i j).
-    { rewrite Ein; intros τ i Iτ Hi; rewrite <- St by assumption; unfold head_tap, tap; apply sum_ext; intros h _.
-      destruct (same_position _ _), (position_eq_dec _ _); congruence || reflexivity. }
-    destruct (check_rounding_channel u k Cr Hu Hk) as [T1 T2]; rewrite <- Ej in T1, T2.
-    destruct order as [o'|]; [eapply Rle_trans; [|exact T1]|eapply Rle_trans; [|exact T2]].
-    + apply (same_rounding L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c) j) with (o := o') (expf := expf)
+    destruct (check_rounding_channel u k Cr Hu Hk) as [T1 _]; rewrite <- Ej in T1.
+    destruct order as [o'|].
+    + eapply Rle_trans; [|exact T1]; apply (same_rounding L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c) j) with (o := o') (expf := expf)
         (g := α) (G := G) (X := reads c sizes X) (q := q) (s := scores) (P := P); rewrite ?Ein; try assumption.
       * apply (kernel_shifts_positions c m ok sizes A).
-      * rewrite <- Ein; exact tap_by_tap.
+      * apply (tap_by_tap sizes j Cs A Hj).
       * apply Sb, Hj.
       * rewrite Ej; apply (support_columns c m ok u k).
       * rewrite <- Ein, Ej; apply (support_kernel c m ok u k Hk).
@@ -157,19 +208,14 @@ Proof.
       * apply (tokens_dims c m ok sizes A).
       * apply bpow_gt_0.
       * apply generic_format_FLT_bpow; assumption.
-    + apply (same_rounding_weights_first L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c) j) with
-        (expf := expf) (g := α) (G := G) (X := reads c sizes X) (q := q) (s := scores) (P := P); rewrite ?Ein; try assumption.
-      * apply (kernel_shifts_positions c m ok sizes A).
-      * rewrite <- Ein; exact tap_by_tap.
-      * apply Sb, Hj.
-      * intros h i v _ _; apply (weights_rounding emin prec); rewrite Ej; apply (support_products c m ok u k).
-      * rewrite <- Ein, Ej; apply (support_kernel c m ok u k Hk).
-      * rewrite <- Ein, Ej; apply (support_entries c m ok u k Hk).
-      * rewrite <- Ein, Ej; apply (kernel_value c m ok u k Hu Hk sizes A).
-      * rewrite Ej; apply Req_le, (through_value c m ok u k Hu Hk).
+    + apply (check_floats_shifted Cs E0 sizes X o j y z A Io Hj HX Cy).
+      apply (shifted_sum emin prec L (shift_read m) G (reads c sizes X) q j (value B)) with (P := P); try assumption.
       * apply (tokens_dims c m ok sizes A).
-      * apply bpow_gt_0.
-      * apply generic_format_FLT_bpow; assumption.
+      * rewrite Ein; exact HX.
+      * intros h Ih; apply Kg, Kh, Ih.
+      * intros h Ih; destruct (Sh h Ih) as [Sg Sf]; apply (softmax_one_hot emin prec Ce expf G (scores h) _ α);
+          try assumption; [apply (tokens_dims c m ok sizes A)|apply Kg, Kh, Ih|apply bpow_gt_0|].
+        apply generic_format_FLT_bpow; assumption.
 Qed.
 
 (** What it assumes of the exponential holds of every one that is correctly rounded, if the check accepts a layer with a

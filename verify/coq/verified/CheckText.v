@@ -239,7 +239,7 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
       bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
       Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
         j) <= value T
-  | floats e p B T => floats_within c m e p B T
+  | floats e p B T => floats_within c m e p B T /\ shifted_within c m e p B T
   | sharp e p => one_hot_heads c m e p
   | refuted sizes o j e l => differ c m sizes o j e l
   end.
@@ -249,7 +249,8 @@ Proof.
   intros S; destruct q as [|B T|e p B T|e p|sizes o j e l]; intros E.
   - intros sizes X o j A Io Hj; exact (check_same_sound c m (S E) sizes X o j A Io Hj).
   - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
-  - apply andb_prop in E; exact (check_floats_sound c m e p B T (S (proj1 E)) (proj2 E)).
+  - apply andb_prop in E; destruct E as [Es Ef].
+    exact (conj (check_floats_sound c m e p B T (S Es) Ef) (check_floats_shifted c m e p B T (S Es) Ef)).
   - exact (check_sharp_sound c m e p E).
   - exact (check_refuted_sound c m sizes o j e l E).
 Qed.
