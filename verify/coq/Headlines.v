@@ -295,7 +295,7 @@ Print Assumptions CheckSharp.check_sharp_sound.
 (* Theorem 1 of a given pair in floating point, with all rounding *)
 Print Assumptions CheckFloats.check_floats_sound.
 (* The same of the sum that runs by default, without a softmax and without an assumption on exp *)
-Print Assumptions CheckFloats.check_floats_shifted.
+Print Assumptions CheckFloats.check_shifted_sound.
 (* The assumption on exp holds of every correctly rounded one *)
 Print Assumptions CheckFloats.floats_exponential.
 (* A given pair is not the same function, in the limit: an exact counterexample *)

@@ -6,8 +6,8 @@
                           P X W_val in either order and then W_out, or W_val W_out formed first) and every float evaluation
                           of the convolution differ by T at most: for inputs of every size that torch accepts, all floats
                           |X| ≤ B, every output and channel.
-      check_floats_shifted  and T bounds the sum that runs by default, which has no softmax: M = fl(W_val W_out), and then
-                          fl(b_out + Σ_h X_{q+τ_h} M^h)
+      check_shifted_sound if [check_same] and [check_shifted] accept, T bounds the sum that runs by default, which has no
+                          softmax: M = fl(W_val W_out), and then fl(b_out + Σ_h X_{q+τ_h} M^h); every α and τ will do
       floats_exponential  the exponential that it assumes is any that is correctly rounded
     Assumed, but for the sum that runs: the exponential is 0 at −α and below (FloatSoftmax.v); the scores on the grid are
     exact (RoundingScores.v).  Assumed for all: heads that carry only zeros are left out; none of the effects that
@@ -54,6 +54,8 @@ Definition check_rounding : bool :=
       z_le (by_head b C_k M_k (Dyadic (nth k O 0%Z) (s_out (scale_of m)))) T && z_le (weights b C_k M_k entries) T)
     (seq 0 (out_g c))) (seq 0 (groups_n c)).
 
+Definition check_shifted : bool := Z.ltb 0 prec && z_le (z_of 0) B && check_rounding.
+
 (** log2 of the heads' integer at 2^(s_v + s_key_pos). *)
 Definition sharp_exponent : Z := match kept m with h :: _ => Z.log2 (sharpness_read m h) | [] => 0%Z end.
 
@@ -64,8 +66,7 @@ Definition alpha_exponent : Z := sharp_exponent + (s_v (scale_of m) + s_key_pos 
 Definition check_floats : bool :=
   Z.leb 0 sharp_exponent &&
   forallb (fun h => Z.eqb (sharpness_read m h) (2 ^ sharp_exponent) && on_lattice m h) (kept m) &&
-  Z.leb emin alpha_exponent && sharp_format emin prec && forallb (sharp_enough m emin) (kept m) && z_le (z_of 0) B &&
-  check_rounding.
+  Z.leb emin alpha_exponent && sharp_format emin prec && forallb (sharp_enough m emin) (kept m) && check_shifted.
 
 (** The meaning of an accepted check, in full. *)
 Definition floats_within : Prop :=
@@ -129,13 +130,11 @@ Proof.
   destruct (same_position _ _), (position_eq_dec _ _); congruence || reflexivity.
 Qed.
 
-Theorem check_floats_shifted : check_same c m = true -> check_floats = true -> shifted_within.
+Theorem check_shifted_sound : check_same c m = true -> check_shifted = true -> shifted_within.
 Proof.
   intros Cs E sizes X o j y z G q A Io Hj HX Cy Cz.
   assert (ok : comparable c m = true) by (unfold check_same in Cs; rewrite !andb_true_iff in Cs; tauto).
-  unfold check_floats, sharp_format in E; rewrite !andb_true_iff in E.
-  destruct E as (((((_ & _) & ((Cp & _) & _)) & _) & Cb) & Cr).
-  apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb; assert (Pp : Prec_gt_0 prec) by exact Cp.
+  unfold check_shifted in E; rewrite !andb_true_iff in E; destruct E as [[Cp Cb] Cr]; apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb; assert (Pp : Prec_gt_0 prec) by exact Cp.
   destruct (same_fields c m ok) as (Fg & Fi & _ & _), (same_tensors c m sizes Cs A) as [Sb _].
   set (L := with_heads (layer_of m) (kept m)) in *.
   assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn; rewrite Fg, Fi; reflexivity).
@@ -165,8 +164,9 @@ Proof.
   intros Cs E; cbv beta delta [floats_within];
     intros α L order expf sizes X o j scores P y z G q A Io Hj HX Ex Es Ev Cy Cz.
   assert (ok : comparable c m = true) by (unfold check_same in Cs; rewrite !andb_true_iff in Cs; tauto).
-  assert (E0 := E); unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
-  destruct E as ((((((Ca & Ch) & Cn) & ((Cp & Ce) & _)) & _) & Cb) & Cr).
+  unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
+  destruct E as (((((Ca & Ch) & Cn) & ((Cp & Ce) & _)) & _) & E0).
+  assert (E1 := E0); unfold check_shifted in E1; rewrite !andb_true_iff in E1; destruct E1 as [[_ Cb] Cr].
   apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd), (same_tensors c m sizes Cs A) as [Sb St].
   assert (Pp : Prec_gt_0 prec) by exact Cp.
@@ -208,7 +208,7 @@ Proof.
       * apply (tokens_dims c m ok sizes A).
       * apply bpow_gt_0.
       * apply generic_format_FLT_bpow; assumption.
-    + apply (check_floats_shifted Cs E0 sizes X o j y z A Io Hj HX Cy).
+    + apply (check_shifted_sound Cs E0 sizes X o j y z A Io Hj HX Cy).
       apply (shifted_sum emin prec L (shift_read m) G (reads c sizes X) q j (value B)) with (P := P); try assumption.
       * apply (tokens_dims c m ok sizes A).
       * rewrite Ein; exact HX.
@@ -224,7 +224,7 @@ Theorem floats_exponential expf : check_floats = true -> kept m <> [] -> correct
   sharp_exp emin prec (bpow radix2 alpha_exponent) expf.
 Proof.
   intros E K Ex; unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
-  destruct E as ((((((Ca & Ch) & _) & ((Cp & Ce) & _)) & Cq) & _) & _); unfold alpha_exponent.
+  destruct E as (((((Ca & Ch) & _) & ((Cp & Ce) & _)) & Cq) & _); unfold alpha_exponent.
   set (a := sharp_exponent) in *; clearbody a.
   apply Z.leb_le in Ca, Ce; apply Z.ltb_lt in Cp; assert (Pp : Prec_gt_0 prec) by exact Cp.
   destruct (kept m) as [|h hs]; [congruence|]; specialize (Ch h (or_introl eq_refl)); specialize (Cq h (or_introl eq_refl)).
