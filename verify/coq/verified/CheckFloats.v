@@ -104,6 +104,9 @@ Definition shifted_within : Prop :=
   computes emin prec (conv_terms (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q
     j) y ->
   shifted_computes emin prec (with_heads (layer_of m) (kept m)) (shift_read m) (reads c sizes X) q j z ->
+  (* the exact convolution is torch's *)
+  conv (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q j = computes_conv c sizes
+    X o j /\
   Rabs (z - y) <= value T.
 
 (** The bounds of one channel. *)
@@ -134,6 +137,7 @@ Theorem check_shifted_sound : check_same c m = true -> check_shifted = true -> s
 Proof.
   intros Cs E sizes X o j y z G q A Io Hj HX Cy Cz.
   assert (ok : comparable c m = true) by (unfold check_same in Cs; rewrite !andb_true_iff in Cs; tauto).
+  split; [symmetry; apply (computes_conv_shifts c m ok sizes A X o j Hj Io)|].
   unfold check_shifted in E; rewrite !andb_true_iff in E; destruct E as [[Cp Cb] Cr]; apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb; assert (Pp : Prec_gt_0 prec) by exact Cp.
   destruct (same_fields c m ok) as (Fg & Fi & _ & _), (same_tensors c m sizes Cs A) as [Sb _].
   set (L := with_heads (layer_of m) (kept m)) in *.
