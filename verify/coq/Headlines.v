@@ -4,7 +4,7 @@
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
   Exactness Encodings HeadCount Same Geometry Patches Transposed Borders NullToken FloatThreshold RoundingDot RoundingHead RoundingTaps
-  RoundingLayer FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
+  RoundingLayer RoundingWeights FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
 From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText.
 
 (** Lemma 2 *)
@@ -246,14 +246,26 @@ Print Assumptions faithful_exp_is_not_enough.
 Print Assumptions softmax_rounding.
 (* Eq. 3 against Eq. 8: what differing taps contribute *)
 Print Assumptions taps_bound.
-(* Eq. 3 against Eq. 8 in floating point: leak + taps + rounding *)
+(* Eq. 3 against Eq. 8 in floating point, head by head: leak + taps + rounding *)
 Print Assumptions layer_rounding.
+(* The same where W_val W_out is formed first, and all heads are added in one sum *)
+Print Assumptions weights_first_rounding.
+(* One-hot heads are run so by default: a sum of shifted tokens is what that attention computes *)
+Print Assumptions shifted_sum.
+(* W_val W_out in floating point: nothing is rounded where one factor is the identity *)
+Print Assumptions weights_exact.
 (* Theorem 1 in floating point: sharp heads leave taps + rounding *)
 Print Assumptions sharp_layer_rounding.
+(* The same where W_val W_out is formed first *)
+Print Assumptions weights_first_sharp.
 (* The same with one last rounding to half precision *)
 Print Assumptions final_rounding.
 (* Theorem 1 in floating point of equal taps: rounding alone, which three sums over the weights bound *)
 Print Assumptions same_rounding.
+(* The same of the sum that runs by default, in which there is no softmax *)
+Print Assumptions same_rounding_shifted.
+(* As Theorem 1's layer is run by default: its rounding is that of one sum of N_h·D_in products and the bias *)
+Print Assumptions one_sum_rounding.
 (* softmax in floating point near one-hot *)
 Print Assumptions near_one_hot_softmax.
 (* The three figures of a certificate, computed in integers *)
@@ -286,6 +298,8 @@ Print Assumptions CheckWithin.check_within_sound.
 Print Assumptions CheckSharp.check_sharp_sound.
 (* Theorem 1 of a given pair in floating point, with all rounding *)
 Print Assumptions CheckFloats.check_floats_sound.
+(* The same of the sum that runs by default, without a softmax and without an assumption on exp *)
+Print Assumptions CheckFloats.check_shifted_sound.
 (* The assumption on exp holds of every correctly rounded one *)
 Print Assumptions CheckFloats.floats_exponential.
 (* A given pair is not the same function, in the limit: an exact counterexample *)

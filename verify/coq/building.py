@@ -128,9 +128,8 @@ def _build_in(folder: Path, report: Callable[[str], None]) -> None:
     (folder / "Assumptions.v").write_text(
         _all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8"))
     )
-    printed = _run(
-        folder, "coqc", "-R", ".", "Attention", "-w", "-ambiguous-paths", "Assumptions.v"
-    )
+    assumptions = "coqc -R . Attention -w -ambiguous-paths Assumptions.v"
+    printed = _run(folder, *assumptions.split())
     # An entry starts a line; it is a name, with its type, or says that Coq was told to skip a
     # check.
     used = {
@@ -144,21 +143,8 @@ def _build_in(folder: Path, report: Callable[[str], None]) -> None:
             f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(used ^ allowed))}"
         )
     report("the program")
-    modules = ("verified.mli", "verified.ml", "verified/checker.ml")
-    _run(
-        folder,
-        "ocamlfind",
-        "ocamlopt",
-        "-w",
-        "-a",
-        "-O3",
-        "-package",
-        "zarith",
-        "-linkpkg",
-        *modules,
-        "-o",
-        "checker",
-    )
+    link = "ocamlfind ocamlopt -w -a -O3 -package zarith -linkpkg -o checker"
+    _run(folder, *link.split(), "verified.mli", "verified.ml", "verified/checker.ml")
 
 
 def _all_at_once(headlines: str) -> str:

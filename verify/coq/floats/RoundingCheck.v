@@ -3,7 +3,7 @@
     A layer and its convolution are given as integers times powers of two; positions are integers.  All
     computations are in Z, so [figures] and [check_float] can be extracted.  Statements, for every grid of at most N
     tokens, all floats |X| ≤ B, every query q whose tokens are on the grid, every output channel j,
-    and every evaluation of the two (RoundingLayer.v):
+    and every evaluation of the two in a given order of the products (RoundingLayer.v):
       figures_sound      |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, the three numbers that [figures] returns
       check_float_sound  if [check_float] accepts the bound T, then |fl(MHSA(X)) − fl(Conv(X))| ≤ T
       final_bound_sound  the bound after one final rounding of both to a lower precision
@@ -13,7 +13,7 @@
 From Coq Require Import Reals ZArith Bool List Lra Lia.
 From Flocq Require Import Core.
 From Attention Require Import Definitions Sums RoundingTree RoundingDot RoundingHead RoundingTaps RoundingLayer.
-From Attention Require Import FloatSoftmax RoundingDyadic.
+From Attention Require Import RoundingWeights FloatSoftmax RoundingDyadic.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -48,18 +48,27 @@ Variables (s : setting) (p : float_pair H).
 Notation channels := (seq 0 (in_channels p)).
 Notation dims := (seq 0 (head_dim p)).
 
-Definition z_head (h : H) (i : nat) : head_column :=
-  z_head_column (s_emin s) (s_prec s) (s_order s) (s_tokens s) (s_bound s) (row_bound p h)
+Definition z_head (o : head_order) (h : H) (i : nat) : head_column :=
+  z_head_column (s_emin s) (s_prec s) o (s_tokens s) (s_bound s) (row_bound p h)
     (map (fun c => w_val p h c i) channels).
 
 (** Every column of every head, computed once for all output channels. *)
-Definition head_columns : list (H * list (nat * head_column)) :=
-  map (fun h => (h, map (fun i => (i, z_head h i)) dims)) (all_heads p).
+Definition head_columns (o : head_order) : list (H * list (nat * head_column)) :=
+  map (fun h => (h, map (fun i => (i, z_head o h i)) dims)) (all_heads p).
 
 (** The columns that output channel j reads. *)
 Definition columns_read (heads : list (H * list (nat * head_column))) (j : nat) : list (dyadic * head_column) :=
   filter (fun c => negb (z_is_zero (fst c)))
     (flat_map (fun hc => map (fun ic => (w_out p (fst hc) (fst ic) j, snd ic)) (snd hc)) heads).
+
+(** The entries of W_val W_out for output channel j. *)
+Definition z_entry (j : nat) (h : H) (c : nat) : entry dyadic :=
+  let terms := map (fun i => z_mul (w_val p h c i) (w_out p h i j)) dims in
+  let size := z_weight terms in
+  Entry (row_bound p h) size (z_dot_bound (s_emin s) (s_prec s) (z_support terms) size).
+
+Definition entries_read (j : nat) : list (entry dyadic) :=
+  flat_map (fun h => map (z_entry j h) channels) (all_heads p).
 
 (** Taps: |b_out − b| + B·Σ_τ Σ_c |Σ_{h at τ} W_val^h W_out^h − W_τ|. *)
 Definition z_entries (h : H) (j : nat) : list (nat * dyadic) :=
@@ -85,16 +94,22 @@ Definition z_conv_weights (j : nat) : list dyadic :=
 (** Leak, taps and rounding of output channel j. *)
 Record figures : Set := Figures { leak_of : dyadic; taps_of : dyadic; rounding_of : dyadic }.
 
-Definition channel_figures (heads : list (H * list (nat * head_column))) (j : nat) : figures :=
-  let cols := columns_read heads j in
-  Figures (z_leak cols) (z_taps j)
-    (z_rounding (s_emin s) (s_prec s) (s_bound s) (b_conv p j) (z_conv_weights j) (b_att p j) cols).
+Definition channel_figures : nat -> figures :=
+  match s_order s with
+  | by_heads o => let heads := head_columns o in fun j =>
+      let cols := columns_read heads j in
+      Figures (z_leak cols) (z_taps j)
+        (z_rounding (s_emin s) (s_prec s) (s_bound s) (b_conv p j) (z_conv_weights j) (b_att p j) cols)
+  | weights_first => fun j =>
+      let es := entries_read j in
+      Figures (z_sum es (fun t => z_mul (entry_size t) (z_mul (entry_leak t) (s_bound s)))) (z_taps j)
+        (z_weights (s_emin s) (s_prec s) (s_tokens s) (s_bound s) (b_conv p j) (z_conv_weights j) (b_att p j) es)
+  end.
 
 Definition total (f : figures) : dyadic := z_add (z_add (leak_of f) (taps_of f)) (rounding_of f).
 
 (** The figures of every output channel. *)
-Definition all_figures : list figures :=
-  let heads := head_columns in map (channel_figures heads) (seq 0 (out_channels p)).
+Definition all_figures : list figures := map channel_figures (seq 0 (out_channels p)).
 
 (** The figures of every output channel sum to at most T, and B is not negative. *)
 Definition check_float (T : dyadic) : bool :=
@@ -200,13 +215,34 @@ Proof.
   apply E, incl_refl.
 Qed.
 
-Lemma columns_read_cols N j : s_tokens s = Z.of_nat N ->
-  columns_read p (head_columns s p) j = filter (fun c => negb (z_is_zero (fst c)))
-    (map (computed_from (s_emin s) (s_prec s) (s_order s) N (s_bound s)) (z_cols j)).
+Lemma columns_read_cols o N j : s_tokens s = Z.of_nat N ->
+  columns_read p (head_columns s p o) j = filter (fun c => negb (z_is_zero (fst c)))
+    (map (computed_from (s_emin s) (s_prec s) o N (s_bound s)) (z_cols j)).
 Proof.
   intros HN; unfold columns_read, head_columns, z_cols; f_equal; rewrite map_flat_map.
   rewrite flat_map_concat_map, map_map, <- flat_map_concat_map; apply flat_map_ext; intros h; cbn [fst snd].
   rewrite !map_map; apply map_ext; intros i; unfold computed_from, z_head; cbn; rewrite HN; reflexivity.
+Qed.
+
+(** The rounding of an entry of W_val W_out: that of one dot product of its terms. *)
+Let entry_error_of j h c : R := dot_bound (s_emin s) (s_prec s) (support (map (fun t => fst t * snd t)
+  (weight_terms L j h c))) (magnitude (weight_terms L j h c)).
+
+Lemma entries_read_value j : (j < out_channels p)%nat ->
+  map value_entry (entries_read s p j) = entries L λ (entry_error_of j) j.
+Proof.
+  intros Hj; destruct same as (_ & _ & _ & Sj & Sv); destruct (Sj j Hj) as (_ & _ & So & _).
+  unfold entries_read, entries; rewrite map_flat_map, heads_L, in_L.
+  rewrite !flat_map_concat_map; f_equal; apply map_ext_in; intros h Ih; rewrite map_map; apply map_ext_in; intros c Ic.
+  apply in_seq in Ic; unfold z_entry, value_entry, entry_error_of; cbn [entry_leak entry_size entry_error].
+  assert (E : map value (map (fun i => z_mul (w_val p h c i) (w_out p h i j)) (seq 0 (head_dim p)))
+    = map (fun t => fst t * snd t) (weight_terms L j h c)).
+  { unfold weight_terms; rewrite h_L, !map_map; apply map_ext_in; intros i Ii; apply in_seq in Ii; cbn [fst snd].
+    rewrite value_mul, So, Sv by (assumption || lia); reflexivity. }
+  rewrite value_support, value_dot_bound, value_weight, E.
+  assert (Ew : weight (map (fun t : R * R => fst t * snd t) (weight_terms L j h c)) = magnitude (weight_terms L j h c)).
+  { unfold weight, magnitude; apply sum_map. }
+  rewrite Ew; reflexivity.
 Qed.
 
 Lemma z_taps_value j : (j < out_channels p)%nat ->
@@ -260,27 +296,47 @@ Hypothesis rows : forall h, In h (all_heads p) -> near_one_hot (value (row_bound
 Theorem figures_sound j y z : 0 <= B -> (j < out_channels p)%nat ->
   computes (s_emin s) (s_prec s) (conv_terms (D_in L) Δ W b X q j) y ->
   attend_computes (s_emin s) (s_prec s) (s_order s) L G X P j z ->
-  let f := channel_figures s p (head_columns s p) j in
+  let f := channel_figures s p j in
   Rabs (z - y) <= value (leak_of f) + value (taps_of f) + value (rounding_of f).
 Proof.
-  intros B_nonneg Hj Cy Cz f; subst f; cbn [channel_figures leak_of taps_of rounding_of].
+  intros B_nonneg Hj Cy Cz f; subst f; unfold channel_figures.
   assert (Pp : Prec_gt_0 (s_prec s)) by exact prec_positive.
   set (N := Z.to_nat (s_tokens s)); assert (HN : s_tokens s = Z.of_nat N) by (unfold N; lia).
-  rewrite (columns_read_cols N j HN), leak_filter, rounding_filter, z_leak_value, z_rounding_value, z_taps_value by
-    exact Hj.
-  rewrite z_cols_value, z_conv_weights_value by exact Hj.
-  destruct same as (_ & _ & _ & Sj & _); destruct (Sj j Hj) as (Sb & Sc & _ & _); rewrite <- Sb, <- Sc.
+  assert (Q := same); destruct Q as (_ & _ & _ & Sj & _); destruct (Sj j Hj) as (Sb & Sc & _ & _).
   assert (X' : forall k c, In k G -> (c < D_in L)%nat -> float (s_emin s) (s_prec s) (X k c) /\ Rabs (X k c) <= B).
   { intros k c; rewrite in_L; apply X_floats. }
   assert (heads' : forall h, In h (heads L) -> In (add q (shift p h)) G) by (rewrite heads_L; exact heads_on_grid).
   assert (rows' : forall h, In h (heads L) -> near_one_hot (value (row_bound p h)) G (P h) (add q (shift p h))).
   { rewrite heads_L; exact rows. }
-  assert (R := layer_rounding (s_emin s) (s_prec s) (s_order s) L (shift p) G Δ W b X q j B distinct kernel_distinct
-    B_nonneg
-    X' kernel_on_grid heads' P λ rows' y z Cy Cz).
-  eapply Rle_trans; [exact R|]; apply Rplus_le_compat_l, rounding_figure_monotone; [lia|exact B_nonneg|].
-  intros c Ic; unfold columns in Ic; apply in_flat_map in Ic; destruct Ic as (h & Ih & Ic); apply in_map_iff in Ic.
-  destruct Ic as (i & <- & _); exact (leak_bound_nonneg G (P h) _ _ (rows' h Ih)).
+  assert (λ0 : forall h, In h (heads L) -> 0 <= λ h).
+  { intros h Ih; exact (leak_bound_nonneg G (P h) _ _ (rows' h Ih)). }
+  destruct (s_order s) as [o|]; cbv zeta; cbn [leak_of taps_of rounding_of].
+  - rewrite (columns_read_cols o N j HN), leak_filter, rounding_filter, z_leak_value, z_rounding_value, z_taps_value by
+      exact Hj.
+    rewrite z_cols_value, z_conv_weights_value, <- Sb, <- Sc by exact Hj.
+    assert (R := layer_rounding (s_emin s) (s_prec s) L (shift p) G Δ W b X q j B distinct kernel_distinct B_nonneg X'
+      kernel_on_grid heads' o P λ rows' y z Cy Cz).
+    eapply Rle_trans; [exact R|]; apply Rplus_le_compat_l, rounding_figure_monotone; [lia|exact B_nonneg|].
+    intros c Ic; unfold columns in Ic; apply in_flat_map in Ic; destruct Ic as (h & Ih & Ic); apply in_map_iff in Ic.
+    destruct Ic as (i & <- & _); apply λ0, Ih.
+  - assert (E := entries_read_value j Hj).
+    assert (En : forall h c v, In h (heads L) -> (c < D_in L)%nat ->
+      computes (s_emin s) (s_prec s) (weight_terms L j h c) v ->
+      Rabs (v - exact (weight_terms L j h c)) <= entry_error_of j h c).
+    { intros h c v _ _; apply (weights_rounding (s_emin s) (s_prec s)); unfold nonzero, support.
+      generalize (weight_terms L j h c); induction l as [|t l IH]; [apply le_n|]; simpl; destruct (Req_EM_T (fst t * snd t) 0); simpl; lia. }
+    rewrite HN, z_weights_value, z_taps_value, E, z_conv_weights_value, <- Sb, <- Sc by exact Hj.
+    assert (R := weights_first_rounding (s_emin s) (s_prec s) L (shift p) G Δ W b X q j B distinct kernel_distinct X'
+      kernel_on_grid heads' _ En P λ rows' y z Cy Cz).
+    replace (value (z_sum _ _)) with (leak_figure B (columns L λ j)).
+    + eapply Rle_trans; [exact R|]; apply Rplus_le_compat_l, weights_figure_monotone; [lia|exact B_nonneg|].
+      intros t It; unfold entries in It; apply in_flat_map in It; destruct It as (h & Ih & It); apply in_map_iff in It.
+      destruct It as (c & <- & _); cbn [entry_leak entry_size entry_error].
+      assert (M := magnitude_nonneg (weight_terms L j h c)); split; [apply λ0, Ih|split; [exact M|apply dot_bound_nonneg, M]].
+    + rewrite leak_by_entries.
+      transitivity (sum (entries L λ (entry_error_of j) j) (fun t => entry_size t * (entry_leak t * B))).
+      * rewrite sum_entries; reflexivity.
+      * rewrite <- E, sum_map, value_sum; apply sum_ext; intros t _; rewrite !value_mul; reflexivity.
 Qed.
 
 (** If [check_float] accepts T, then |fl(MHSA(X)) − fl(Conv(X))| ≤ T in every output channel. *)
@@ -291,7 +347,7 @@ Theorem check_float_sound T j y z : check_float s p T = true -> (j < out_channel
 Proof.
   unfold check_float; rewrite andb_true_iff, forallb_forall; intros [A0 A] Hj Cy Cz.
   apply value_le in A0; rewrite value_of in A0; eapply Rle_trans; [exact (figures_sound j y z A0 Hj Cy Cz)|].
-  specialize (A (channel_figures s p (head_columns s p) j)); rewrite <- !value_add; apply value_le, A.
+  specialize (A (channel_figures s p j)); rewrite <- !value_add; apply value_le, A.
   unfold all_figures; apply in_map, in_seq; lia.
 Qed.
 

@@ -3,12 +3,13 @@
     Every float is such a number, and so are u = 2^−p and η/2, so the figures of RoundingLayer.v are
     computed exactly.  Statements:
       z_rounding_value  the value of [z_rounding] is [rounding_figure]
+      z_weights_value   the value of [z_weights] is [weights_figure]
       z_leak_value      the value of [z_leak] is [leak_figure]
       round_up_le       [round_up] shortens a number to about k bits, rounding up *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
 From Flocq Require Import Core.
-From Attention Require Import Definitions Sums RoundingTree RoundingDot RoundingHead RoundingLayer.
+From Attention Require Import Definitions Sums RoundingTree RoundingDot RoundingHead RoundingLayer RoundingWeights.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -54,7 +55,7 @@ Definition z_mixing (λ : dyadic) (N : Z) (A : dyadic) : dyadic := if z_is_zero 
 (** What the bound needs from a column of W_val, for every output channel: B·Σ|w|, λ and the rounding. *)
 Record head_column : Set := HeadColumn { h_size : dyadic; h_leak : dyadic; h_rounding : dyadic }.
 
-Definition z_head_column (o : order) (N : Z) (B λ : dyadic) (w : list dyadic) : head_column :=
+Definition z_head_column (o : head_order) (N : Z) (B λ : dyadic) (w : list dyadic) : head_column :=
   let S := z_weight w in
   let n := z_support w in
   let l1 := z_add (z_of 1) λ in
@@ -80,6 +81,17 @@ Definition z_rounding (B b_conv : dyadic) (ws : list dyadic) (b_att : dyadic)
     (z_dot_bound (z_support (b_att :: map fst cols))
       (z_add (z_abs b_att) (z_sum cols (fun c => z_mul (z_abs (fst c))
         (z_add (z_mul (z_add (z_of 1) (h_leak (snd c))) (h_size (snd c))) (h_rounding (snd c))))))).
+
+(** The rounding where W_val W_out is formed first. *)
+Definition z_weights (N : Z) (B b_conv : dyadic) (ws : list dyadic) (b_att : dyadic) (es : list (entry dyadic)) : dyadic :=
+  let most t := z_mul (z_add (z_of 1) (entry_leak t)) B in
+  let mixed t := z_mixing (entry_leak t) N (most t) in
+  let attended t := z_add (most t) (mixed t) in
+  z_add (z_add
+    (z_dot_bound (z_support (b_conv :: ws)) (z_add (z_abs b_conv) (z_mul (z_weight ws) B)))
+    (z_sum es (fun t => z_add (z_mul (entry_error t) (attended t)) (z_mul (entry_size t) (mixed t)))))
+    (z_dot_bound (z_support (b_att :: map entry_size es))
+      (z_add (z_abs b_att) (z_sum es (fun t => z_mul (z_add (entry_size t) (entry_error t)) (attended t))))).
 
 Definition z_size (B b_conv : dyadic) (ws : list dyadic) : dyadic :=
   let A := z_add (z_abs b_conv) (z_mul (z_weight ws) B) in
@@ -182,7 +194,7 @@ Proof.
 Qed.
 
 (** The column c of weights with its entry of W_out is what [cz] was computed from. *)
-Definition computed_from (o : order) (N : nat) (B : dyadic) (c : column dyadic) : dyadic * head_column :=
+Definition computed_from (o : head_order) (N : nat) (B : dyadic) (c : column dyadic) : dyadic * head_column :=
   (out_weight c, z_head_column emin prec o (Z.of_nat N) B (row_leak c) (in_weights c)).
 
 Definition value_column (c : column dyadic) : column R :=
@@ -218,6 +230,22 @@ Proof.
     cbn [fst snd computed_from];
     rewrite ?value_mul, ?value_add, ?value_mul, ?value_add, ?value_of, value_abs, value_head_rounding; [reflexivity|].
   simpl; rewrite value_mul, value_weight; reflexivity.
+Qed.
+
+Definition value_entry (t : entry dyadic) : entry R :=
+  Entry (value (entry_leak t)) (value (entry_size t)) (value (entry_error t)).
+
+Theorem z_weights_value N B b_conv ws b_att es :
+  value (z_weights emin prec (Z.of_nat N) B b_conv ws b_att es)
+  = weights_figure emin prec N (value B) (value b_conv) (map value ws) (value b_att) (map value_entry es).
+Proof.
+  unfold z_weights, weights_figure; cbv zeta.
+  rewrite !value_add, !value_support, !value_dot_bound, !value_add, value_mul, !value_abs, value_weight, !value_sum, !sum_map.
+  assert (Eo : map value (b_att :: map entry_size es) = value b_att :: map entry_size (map value_entry es)).
+  { simpl; f_equal; rewrite !map_map; reflexivity. }
+  rewrite Eo; simpl (map value (b_conv :: ws)); f_equal; [f_equal|do 2 f_equal]; apply sum_ext; intros t _;
+    cbn [value_entry entry_leak entry_size entry_error];
+    repeat rewrite ?value_add, ?value_mul, ?value_mixing, ?value_of; reflexivity.
 Qed.
 
 Lemma z_size_value B b_conv ws :

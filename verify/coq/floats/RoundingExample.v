@@ -5,7 +5,7 @@
     the bound leaves no room for it, a bias that differs, heads that are not one-hot. *)
 
 From Coq Require Import ZArith List.
-From Attention Require Import Definitions RoundingHead RoundingDyadic RoundingCheck.
+From Attention Require Import Definitions RoundingHead RoundingLayer RoundingDyadic RoundingCheck.
 Import ListNotations.
 Open Scope Z_scope.
 
@@ -28,7 +28,7 @@ Definition example (shift : Z -> Z) (row_bound : dyadic) (ulp bias : Z) : float_
 Definition float32 (o : order) : setting := Setting (-149) 24 o 1000 (z_of 1).
 
 Definition accepts (p : float_pair Z) (T : dyadic) : bool :=
-  andb (check_float (float32 values_first) p T) (check_float (float32 attended_first) p T).
+  forallb (fun o => check_float (float32 o) p T) [by_heads values_first; by_heads attended_first; weights_first].
 
 Definition sound_bound : dyadic := Dyadic 1 (-19).
 
@@ -43,7 +43,7 @@ Proof. vm_compute; reflexivity. Qed.
 
 (** The bound that is exactly the rounding of the layer is met; an ulp of the smallest weight, 2^−28, exceeds it. *)
 Definition tight (p : float_pair Z) : bool :=
-  let s := float32 values_first in
+  let s := float32 (by_heads values_first) in
   match all_figures s (example (fun h => h) (z_of 0) 0 0) with
   | f :: _ => match all_figures s p with g :: _ => z_le (total g) (total f) | [] => false end
   | [] => false

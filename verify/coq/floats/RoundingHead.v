@@ -15,7 +15,7 @@ Import ListNotations.
 Open Scope R_scope.
 
 (** The order of the two products in P X W_val. *)
-Inductive order : Set := values_first | attended_first.
+Inductive head_order : Set := values_first | attended_first.
 
 (** The number of nonzero weights, and Σ|w|. *)
 Definition support (w : list R) : nat := length (filter (fun x => if Req_EM_T x 0 then false else true) w).
@@ -37,7 +37,7 @@ Notation dot_bound := (dot_bound emin prec).
 Notation computes := (computes emin prec).
 
 (** [head_computes o d_in G X P w v]: some evaluation of the column returns v. *)
-Definition head_computes (o : order) (d_in : nat) (G : list position) (X : image) (P : position -> R)
+Definition head_computes (o : head_order) (d_in : nat) (G : list position) (X : image) (P : position -> R)
     (w : vector) (v : R) : Prop :=
   match o with
   | values_first => exists V : position -> R,
@@ -52,7 +52,7 @@ Definition head_computes (o : order) (d_in : nat) (G : list position) (X : image
 Definition mixing (λ : R) (N : nat) (A : R) : R := if Req_EM_T λ 0 then 0 else dot_bound N A.
 
 (** The rounding of a column w, apart from the leak. *)
-Definition head_rounding (o : order) (N : nat) (B λ : R) (w : list R) : R :=
+Definition head_rounding (o : head_order) (N : nat) (B λ : R) (w : list R) : R :=
   match o with
   | values_first =>
       let E := dot_bound (support w) (weight w * B) in

@@ -2,8 +2,9 @@
 
     One output channel j at one query q.  The convolution is any evaluation tree of its terms, bias included.
     The attention is any evaluation of its heads (RoundingHead.v) and then any tree of
-    b_out + Σ_h Σ_i W_out^h_{i,j} C^h_i.  P^h_k are the float weights of head h, within λ_h of one-hot.
-    Statements, for floats |X| ≤ B on the grid:
+    b_out + Σ_h Σ_i W_out^h_{i,j} C^h_i; or W_val W_out is formed first (RoundingWeights.v).  P^h_k are the float weights
+    of head h, within λ_h of one-hot.
+    Statements, for floats |X| ≤ B on the grid, head by head:
       layer_rounding        |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding, the three summands apart
       sharp_layer_rounding  ≤ taps + rounding, where each head's weights come from a float softmax of scores
                             with a gap g at which the exponential is 0
@@ -25,15 +26,30 @@ Definition conv_terms (d_in : nat) (Δ : list position) (W : position -> matrix)
     (q : position) (j : nat) : list (R * R) :=
   (b j, 1) :: flat_map (fun τ => map (fun c => (W τ c j, X (add q τ) c)) (seq 0 d_in)) Δ.
 
+(** The order of the products in P X W_val W_out: every head by itself, then W_out; or W_val W_out, and then one sum. *)
+Inductive order : Set := by_heads (o : head_order) | weights_first.
+
+(** The terms of (W_val^h W_out^h)_{c,j}. *)
+Definition weight_terms {H} (L : layer H) (j : nat) (h : H) (c : nat) : list (R * R) :=
+  map (fun i => (W_val (parameters L h) c i, W_out (parameters L h) i j)) (seq 0 (D_h L)).
+
 (** [attend_computes … P j z]: some evaluation of row q, channel j, of the layer returns z. *)
 Definition attend_computes (emin prec : Z) {H} (o : order) (L : layer H) (G : list position) (X : image)
     (P : H -> position -> R) (j : nat) (z : R) : Prop :=
-  exists C : H -> nat -> R,
-    (forall h i, In h (heads L) -> (i < D_h L)%nat ->
-       head_computes emin prec o (D_in L) G X (P h) (fun c => W_val (parameters L h) c i) (C h i)) /\
-    computes emin prec
-      ((b_out L j, 1) ::
-       flat_map (fun h => map (fun i => (W_out (parameters L h) i j, C h i)) (seq 0 (D_h L))) (heads L)) z.
+  match o with
+  | by_heads o => exists C : H -> nat -> R,
+      (forall h i, In h (heads L) -> (i < D_h L)%nat ->
+         head_computes emin prec o (D_in L) G X (P h) (fun c => W_val (parameters L h) c i) (C h i)) /\
+      computes emin prec
+        ((b_out L j, 1) ::
+         flat_map (fun h => map (fun i => (W_out (parameters L h) i j, C h i)) (seq 0 (D_h L))) (heads L)) z
+  | weights_first => exists M A : H -> nat -> R,
+      (forall h c, In h (heads L) -> (c < D_in L)%nat ->
+         computes emin prec (weight_terms L j h c) (M h c) /\
+         computes emin prec (map (fun k => (P h k, X k c)) G) (A h c)) /\
+      computes emin prec
+        ((b_out L j, 1) :: flat_map (fun h => map (fun c => (M h c, A h c)) (seq 0 (D_in L))) (heads L)) z
+  end.
 
 (** * The figures *)
 
@@ -53,7 +69,7 @@ Definition leak_figure (B : R) (cols : list (column R)) : R :=
   sum cols (fun c => Rabs (out_weight c) * (row_leak c * (weight (in_weights c) * B))).
 
 (** The rounding of the convolution, of the heads (times W_out), and of the sum over heads. *)
-Definition rounding_figure (emin prec : Z) (o : order) (N : nat) (B b_conv : R) (ws : list R) (b_att : R)
+Definition rounding_figure (emin prec : Z) (o : head_order) (N : nat) (B b_conv : R) (ws : list R) (b_att : R)
     (cols : list (column R)) : R :=
   let head c := head_rounding emin prec o N B (row_leak c) (in_weights c) in
   dot_bound emin prec (support (b_conv :: ws)) (Rabs b_conv + weight ws * B)
@@ -94,7 +110,7 @@ Proof.
 Qed.
 
 Context {H : Type}.
-Variables (o : order) (L : layer H) (f : H -> position) (G Δ : list position) (W : position -> matrix) (b : vector).
+Variables (L : layer H) (f : H -> position) (G Δ : list position) (W : position -> matrix) (b : vector).
 Variables (X : image) (q : position) (j : nat) (B : R).
 Hypothesis distinct : NoDup G.
 Hypothesis kernel_distinct : NoDup Δ.
@@ -143,10 +159,28 @@ Proof.
   replace y with (exact terms + (y - exact terms)) by ring; eapply Rle_trans; [apply Rabs_triang|]; lra.
 Qed.
 
+(** What the attention contributes, E, with the difference of the taps and the rounding of the convolution. *)
+Lemma both_rounding E y z : computes emin prec terms y -> Rabs (z - one_hot_layer L f j X q) <= E ->
+  Rabs (z - y) <= E + taps_difference L f Δ W b j B
+    + dot_bound emin prec (support (b j :: ws)) (Rabs (b j) + weight ws * B).
+Proof.
+  intros Cy Z; assert (Y := conv_rounding y Cy).
+  assert (T : Rabs (one_hot_layer L f j X q - conv (D_in L) Δ W b X q j) <= taps_difference L f Δ W b j B).
+  { apply (taps_bound L f Δ W b j X q B kernel_distinct); intros τ c I Hc; apply nodup_In, in_app_or in I;
+    destruct I as [I|I].
+    - apply X_floats; [apply kernel_on_grid, I|exact Hc].
+    - apply in_map_iff in I; destruct I as (h & <- & Ih); apply X_floats; [apply heads_on_grid, Ih|exact Hc]. }
+  replace (z - y) with (z - one_hot_layer L f j X q + (one_hot_layer L f j X q - conv (D_in L) Δ W b X q j)
+    + - (y - conv (D_in L) Δ W b X q j)) by ring.
+  eapply Rle_trans; [apply Rabs_triang|]; rewrite Rabs_Ropp.
+  assert (Q := Rabs_triang (z - one_hot_layer L f j X q) (one_hot_layer L f j X q - conv (D_in L) Δ W b X q j)).
+  lra.
+Qed.
+
 (** * The attention *)
 
 Section Attention.
-Variables (P : H -> position -> R) (λ : H -> R).
+Variables (o : head_order) (P : H -> position -> R) (λ : H -> R).
 Hypothesis rows : forall h, In h (heads L) -> near_one_hot (λ h) G (P h) (add q (f h)).
 
 Notation cols := (columns L λ j).
@@ -158,7 +192,7 @@ Notation col h i := (Column (W_out (parameters L h) i j) (λ h)
 Lemma sum_columns (g : column R -> R) : sum cols g = sum (heads L) (fun h => sum_below (D_h L) (fun i => g (col h i))).
 Proof. unfold columns; rewrite sum_flat_map; apply sum_ext; intros h _; apply sum_map. Qed.
 
-Lemma attention_rounding z : attend_computes emin prec o L G X P j z ->
+Lemma attention_rounding z : attend_computes emin prec (by_heads o) L G X P j z ->
   Rabs (z - one_hot_layer L f j X q) <= leak_figure B cols + sum cols (fun c => Rabs (out_weight c) * head_error c)
     + dot_bound emin prec (support (b_out L j :: map out_weight cols))
         (Rabs (b_out L j) + sum cols (fun c => Rabs (out_weight c) * ((1 + row_leak c) * (weight (in_weights c) * B) +
@@ -209,21 +243,11 @@ Proof.
 Qed.
 
 (** |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding. *)
-Theorem layer_rounding y z : computes emin prec terms y -> attend_computes emin prec o L G X P j z ->
+Theorem layer_rounding y z : computes emin prec terms y -> attend_computes emin prec (by_heads o) L G X P j z ->
   Rabs (z - y) <= leak_figure B cols + taps_difference L f Δ W b j B
     + rounding_figure emin prec o (length G) B (b j) ws (b_out L j) cols.
 Proof.
-  intros Cy Cz; assert (Y := conv_rounding y Cy); assert (Z := attention_rounding z Cz).
-  assert (T := taps_bound L f Δ W b j X q B kernel_distinct).
-  assert (T' : Rabs (one_hot_layer L f j X q - conv (D_in L) Δ W b X q j) <= taps_difference L f Δ W b j B).
-  { apply T; intros τ c I Hc; apply nodup_In, in_app_or in I; destruct I as [I|I].
-    - apply X_floats; [apply kernel_on_grid, I|exact Hc].
-    - apply in_map_iff in I; destruct I as (h & <- & Ih); apply X_floats; [apply heads_on_grid, Ih|exact Hc]. }
-  replace (z - y) with (z - one_hot_layer L f j X q + (one_hot_layer L f j X q - conv (D_in L) Δ W b X q j)
-    + - (y - conv (D_in L) Δ W b X q j)) by ring.
-  eapply Rle_trans; [apply Rabs_triang|]; rewrite Rabs_Ropp.
-  assert (Q := Rabs_triang (z - one_hot_layer L f j X q) (one_hot_layer L f j X q - conv (D_in L) Δ W b X q j)).
-  unfold rounding_figure; cbv zeta; lra.
+  intros Cy Cz; assert (R := both_rounding _ y z Cy (attention_rounding z Cz)); unfold rounding_figure; cbv zeta; lra.
 Qed.
 
 End Attention.
@@ -244,21 +268,26 @@ Proof.
   intros i _; cbn [row_leak]; ring.
 Qed.
 
-(** |fl(MHSA(X)) − fl(Conv(X))| ≤ taps + rounding: the computed scores of every head have their maximum at
-    q + f(h), a float g > 0 or more above every other, where the exponential is 0. *)
-Theorem sharp_layer_rounding expf g (s P : H -> position -> R) y z : (emin <= 0)%Z -> 0 < g -> float emin prec g ->
+Lemma sharp_rows expf g (s P : H -> position -> R) : (emin <= 0)%Z -> 0 < g -> float emin prec g ->
   sharp_exp emin prec g expf ->
   (forall h, In h (heads L) -> gap g G (s h) (add q (f h)) /\ float_softmax emin prec expf G (s h) (P h)) ->
-  computes emin prec terms y -> attend_computes emin prec o L G X P j z ->
+  forall h, In h (heads L) -> near_one_hot 0 G (P h) (add q (f h)).
+Proof.
+  intros E0 G0 Gf Ex S h Ih; destruct (S h Ih) as [Sg Sf]; apply one_hot_near.
+  exact (softmax_one_hot emin prec E0 expf G (s h) (add q (f h)) g distinct (heads_on_grid h Ih) G0 Gf Ex Sg (P h) Sf).
+Qed.
+
+(** |fl(MHSA(X)) − fl(Conv(X))| ≤ taps + rounding: the computed scores of every head have their maximum at
+    q + f(h), a float g > 0 or more above every other, where the exponential is 0. *)
+Theorem sharp_layer_rounding o expf g (s P : H -> position -> R) y z : (emin <= 0)%Z -> 0 < g -> float emin prec g ->
+  sharp_exp emin prec g expf ->
+  (forall h, In h (heads L) -> gap g G (s h) (add q (f h)) /\ float_softmax emin prec expf G (s h) (P h)) ->
+  computes emin prec terms y -> attend_computes emin prec (by_heads o) L G X P j z ->
   Rabs (z - y) <= taps_difference L f Δ W b j B
     + rounding_figure emin prec o (length G) B (b j) ws (b_out L j) (columns L (fun _ => 0) j).
 Proof.
-  intros E0 G0 Gf Ex S Cy Cz.
-  assert (N : forall h, In h (heads L) -> near_one_hot 0 G (P h) (add q (f h))).
-  { intros h Ih; destruct (S h Ih) as [Sg Sf]; apply one_hot_near.
-    exact (softmax_one_hot emin prec E0 expf G (s h) (add q (f h)) g distinct (heads_on_grid h Ih) G0 Gf Ex Sg (P h)
-      Sf). }
-  assert (R := layer_rounding P (fun _ => 0) N y z Cy Cz); rewrite leak_figure_0 in R; lra.
+  intros E0 G0 Gf Ex S Cy Cz; assert (N := sharp_rows expf g s P E0 G0 Gf Ex S).
+  assert (R := layer_rounding o P (fun _ => 0) N y z Cy Cz); rewrite leak_figure_0 in R; lra.
 Qed.
 
 End Layer.

@@ -2,18 +2,21 @@
 
     One output channel j, sharp heads (λ_h = 0), n_v and n_o the most products in a value and in the output, and
       C = Σ_τ Σ_c |W_τ|,   M = Σ_h Σ_i |W_out^h_{i,j}|·Σ_c |W_val^h_{c,i}|,   O = Σ_h Σ_i |W_out^h_{i,j}|.
-    Neither the order of the products nor the number of tokens matters.  Statements:
-      same_rounding      |fl(MHSA(X)) − fl(Conv(X))| ≤ [same_figure], for every evaluation of the two
+    Where W_val W_out is formed first, n_v is the most products in an entry of it, O is B times the number of its entries
+    that are not zero, and n_o that number and one.  The number of tokens does not matter.  Statements:
+      same_rounding      |fl(MHSA(X)) − fl(Conv(X))| ≤ [same_figure], for every evaluation of the two, head by head
+      same_rounding_shifted  the same where W_val W_out is formed first and X shifted, as runs by default
+      one_sum_rounding   and where one factor is the identity: the rounding of two sums, no more
       z_same_value       the value of [z_same], which is computed in integers, is [same_figure] *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
 From Flocq Require Import Core.
 From Attention Require Import Definitions Sums RoundingTree RoundingDot RoundingHead RoundingTaps RoundingLayer.
-From Attention Require Import FloatSoftmax RoundingDyadic.
+From Attention Require Import FloatSoftmax RoundingWeights RoundingDyadic.
 Import ListNotations.
 Open Scope R_scope.
 
-(** The rounding of the convolution, of the values (times W_out), V, and of the sum over heads. *)
+(** The rounding of the convolution, of the values (times W_out) or of W_val W_out (times X), V, and of the last sum. *)
 Definition same_figure (emin prec : Z) (n_conv n_v n_o : nat) (B b C M O : R) : R :=
   let V := INR n_v * roundoff prec * (M * B) + INR n_v * half_eta emin * (1 + INR n_v * roundoff prec) * O in
   dot_bound emin prec n_conv (Rabs b + C * B) + V + dot_bound emin prec n_o (Rabs b + M * B + V).
@@ -91,6 +94,65 @@ Proof.
   rewrite Rplus_0_r, Rmult_1_l; apply Rmult_le_pos; auto.
 Qed.
 
+(** The entry's rounding is that of n_m products, or zero with all of them. *)
+Definition entry_bound (n_m : nat) (size : R) : R := if Req_EM_T size 0 then 0 else dot_bound emin prec n_m size.
+
+Lemma sum_entry_bound n_m es : sum es (fun t => entry_bound n_m (entry_size t)) =
+  INR n_m * roundoff prec * sum es entry_size
+  + INR (support (map entry_size es)) * (INR n_m * half_eta emin * (1 + INR n_m * roundoff prec)).
+Proof.
+  induction es as [|t es IH]; [unfold sum, support; simpl; ring|]; rewrite !sum_cons, IH; simpl map.
+  unfold entry_bound, dot_bound; destruct (support_cons (entry_size t) (map entry_size es)) as [S0 S1].
+  destruct (Req_EM_T (entry_size t) 0) as [Z|Z]; [rewrite (S0 Z), Z|rewrite (S1 Z), S_INR]; ring.
+Qed.
+
+Lemma same_figure_covers_entries N n_conv n_m n B b ws es C M : 0 <= B ->
+  (forall t, In t es -> entry_leak t = 0 /\ 0 <= entry_size t /\ entry_error t = entry_bound n_m (entry_size t)) ->
+  (support (b :: ws) <= n_conv)%nat -> (support (map entry_size es) <= n)%nat ->
+  weight ws <= C -> sum es entry_size <= M ->
+  weights_figure emin prec N B b ws b es <= same_figure emin prec n_conv n_m (S n) B b C M (INR n * B).
+Proof.
+  intros HB Ht Nc Nn Wc HM; unfold weights_figure, same_figure; cbv zeta.
+  assert (U := @roundoff_positive prec); assert (Hh := @half_eta_positive emin); assert (Pn := pos_INR n_m).
+  assert (nu : 0 <= INR n_m * roundoff prec) by (apply Rmult_le_pos; lra).
+  assert (nh : 0 <= INR n_m * half_eta emin * (1 + INR n_m * roundoff prec)).
+  { apply Rmult_le_pos; [apply Rmult_le_pos|]; lra. }
+  set (V := INR n_m * roundoff prec * (M * B)
+    + INR n_m * half_eta emin * (1 + INR n_m * roundoff prec) * (INR n * B)).
+  assert (M0 : 0 <= sum es entry_size) by (apply sum_nonneg; intros t It; apply Ht, It).
+  assert (E0 : forall t, In t es -> 0 <= entry_error t).
+  { intros t It; destruct (Ht t It) as (_ & S0 & ->); unfold entry_bound; destruct (Req_EM_T _ 0);
+      [lra|apply dot_bound_nonneg, S0]. }
+  assert (Err : 0 <= sum es entry_error <= INR n_m * roundoff prec * M
+    + INR n * (INR n_m * half_eta emin * (1 + INR n_m * roundoff prec))).
+  { split; [apply sum_nonneg, E0|].
+    rewrite (sum_ext es entry_error (fun t => entry_bound n_m (entry_size t))) by (intros t It; apply Ht, It).
+    rewrite sum_entry_bound; apply Rplus_le_compat; [apply Rmult_le_compat_l; assumption|].
+    apply Rmult_le_compat_r; [exact nh|apply le_INR, Nn]. }
+  assert (mixed : forall t, In t es ->
+    mixing emin prec (entry_leak t) N ((1 + entry_leak t) * B) = 0 /\ (1 + entry_leak t) * B = B).
+  { intros t It; destruct (Ht t It) as (-> & _); split; [|ring]; unfold mixing; destruct (Req_EM_T 0 0); congruence. }
+  assert (HV : sum es (fun t => entry_error t * ((1 + entry_leak t) * B
+      + mixing emin prec (entry_leak t) N ((1 + entry_leak t) * B))
+    + entry_size t * mixing emin prec (entry_leak t) N ((1 + entry_leak t) * B)) <= V).
+  { rewrite (sum_ext es _ (fun t => entry_error t * B)) by
+      (intros t It; destruct (mixed t It) as [-> ->]; ring).
+    rewrite sum_scal_r; eapply Rle_trans; [apply Rmult_le_compat_r; [exact HB|apply Err]|]; unfold V; lra. }
+  assert (WB : 0 <= weight ws * B <= C * B).
+  { split; [apply Rmult_le_pos; [apply weight_nonneg|]|apply Rmult_le_compat_r]; assumption. }
+  assert (HS : sum es (fun t => (entry_size t + entry_error t) * ((1 + entry_leak t) * B
+      + mixing emin prec (entry_leak t) N ((1 + entry_leak t) * B))) = sum es entry_size * B + sum es entry_error * B).
+  { rewrite <- !sum_scal_r, <- sum_plus; apply sum_ext; intros t It; destruct (mixed t It) as [-> ->]; ring. }
+  rewrite HS; assert (Ab := Rabs_pos b); destruct WB.
+  assert (sum es entry_size * B <= M * B) by (apply Rmult_le_compat_r; assumption).
+  assert (0 <= sum es entry_size * B) by (apply Rmult_le_pos; assumption).
+  assert (0 <= sum es entry_error * B <= V).
+  { split; [apply Rmult_le_pos; [apply Err|assumption]|].
+    eapply Rle_trans; [apply Rmult_le_compat_r; [exact HB|apply Err]|]; unfold V; lra. }
+  apply Rplus_le_compat; [apply Rplus_le_compat; [|exact HV]|]; apply dot_bound_monotone; try assumption; try lra.
+  destruct (support_cons b (map entry_size es)) as [S0 S1]; destruct (Req_dec b 0); [rewrite S0|rewrite S1]; auto; lia.
+Qed.
+
 End Figure.
 
 Section Layer.
@@ -129,16 +191,78 @@ Theorem same_rounding emin prec o n_conv n_v n_o B C M O expf g (G : list positi
   (* the evaluations *)
   0 < g -> float emin prec g -> sharp_exp emin prec g expf ->
   (forall h, In h (heads L) -> gap g G (s h) (add q (f h)) /\ float_softmax emin prec expf G (s h) (P h)) ->
-  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> attend_computes emin prec o L G X P j z ->
+  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> attend_computes emin prec (by_heads o) L G X P j z ->
   Rabs (z - y) <= same_figure emin prec n_conv n_v n_o B (b j) C M O.
 Proof.
   intros Hp He HB Nv Nc No HC HM HO NG Kg HX Hg Gf Ex Sh Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
   assert (Hg' : forall h, In h (heads L) -> In (add q (f h)) G) by (intros h Ih; apply Kg, heads_on_taps, Ih).
-  eapply Rle_trans; [exact (sharp_layer_rounding emin prec o L f G Δ W b X q j B NG distinct_taps HB HX Kg Hg' expf g s P
+  eapply Rle_trans; [exact (sharp_layer_rounding emin prec L f G Δ W b X q j B NG distinct_taps HB HX Kg Hg' o expf g s P
     y z He Hg Gf Ex Sh Cy Cz)|].
   rewrite taps_difference_0, Rplus_0_l, same_bias; apply same_figure_covers; try assumption.
   intros c Ic; split; [|apply Nv, Ic]; unfold columns in Ic; apply in_flat_map in Ic; destruct Ic as (h & _ & Ic).
     apply in_map_iff in Ic; destruct Ic as (i & <- & _); reflexivity.
+Qed.
+
+(** The sum that runs, W_val W_out formed first and X shifted, with n_m products in an entry of W_val W_out and n entries
+    that are not zero.  There is no softmax in it. *)
+Theorem same_rounding_shifted emin prec n_conv n_m n B C M (G : list position) X q y z :
+  (0 < prec)%Z -> 0 <= B ->
+  (* what the sums are, or more *)
+  (forall h c v, In h (heads L) -> (c < D_in L)%nat -> computes emin prec (weight_terms L j h c) v ->
+     Rabs (v - exact (weight_terms L j h c)) <= dot_bound emin prec n_m (magnitude (weight_terms L j h c))) ->
+  (support (b j :: ws) <= n_conv)%nat ->
+  (support (flat_map (fun h => map (fun c => magnitude (weight_terms L j h c)) (seq 0 (D_in L))) (heads L)) <= n)%nat ->
+  weight ws <= C -> sum cols (fun c => Rabs (out_weight c) * weight (in_weights c)) <= M ->
+  (* the grid and the input *)
+  NoDup G -> (forall τ, In τ Δ -> In (add q τ) G) ->
+  (forall k c, In k G -> (c < D_in L)%nat -> float emin prec (X k c) /\ Rabs (X k c) <= B) ->
+  (* the evaluations *)
+  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> shifted_computes emin prec L f X q j z ->
+  Rabs (z - y) <= same_figure emin prec n_conv n_m (S n) B (b j) C M (INR n * B).
+Proof.
+  intros Hp HB Nm Nc Nn HC HM NG Kg HX Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
+  assert (Hg : forall h, In h (heads L) -> In (add q (f h)) G) by (intros h Ih; apply Kg, heads_on_taps, Ih).
+  set (e := fun h c => entry_bound emin prec n_m (magnitude (weight_terms L j h c))).
+  assert (En : forall h c v, In h (heads L) -> (c < D_in L)%nat -> computes emin prec (weight_terms L j h c) v ->
+    Rabs (v - exact (weight_terms L j h c)) <= e h c).
+  { intros h c v Ih Hc Cv; unfold e, entry_bound; destruct (Req_EM_T _ 0) as [Z|Z]; [|apply Nm; assumption].
+    assert (D := dot_rounding emin prec _ _ Cv); rewrite Z, no_products in D by exact Z;
+    unfold dot_bound in D; simpl INR in D; lra. }
+  set (P := fun h => unit_row (add q (f h))).
+  assert (O : forall h, In h (heads L) -> one_hot G (P h) (add q (f h))).
+  { intros h Ih; unfold P, unit_row; split; [destruct (position_eq_dec _ _); congruence|].
+    intros k _ N; destruct (position_eq_dec k _); congruence. }
+  assert (R := weights_first_rounding emin prec L f G Δ W b X q j B NG distinct_taps HX Kg Hg e En P (fun _ => 0)
+    (fun h Ih => one_hot_near G (P h) _ (O h Ih)) y z Cy
+    (proj2 (shifted_sum emin prec L f G X q j B NG HX Hg P z O) Cz)).
+  rewrite leak_figure_0, taps_difference_0, !Rplus_0_l, same_bias in R.
+  eapply Rle_trans; [exact R|]; apply same_figure_covers_entries; try assumption.
+  - intros t It; unfold entries in It; apply in_flat_map in It; destruct It as (h & _ & It); apply in_map_iff in It.
+    destruct It as (c & <- & _); cbn [entry_leak entry_size entry_error]; split; [reflexivity|split; [|reflexivity]].
+    apply magnitude_nonneg.
+  - unfold entries; rewrite map_flat_map; eapply Nat.le_trans; [|exact Nn]; apply Nat.eq_le_incl; f_equal.
+    apply flat_map_ext; intros h; apply map_map.
+  - rewrite sizes_by_columns in HM; rewrite sum_entries; exact HM.
+Qed.
+
+(** Where in every head one factor is the identity, and the other of floats, only two sums round. *)
+Corollary one_sum_rounding emin prec n_conv n B C M (G : list position) X q y z :
+  (0 < prec)%Z -> 0 <= B ->
+  (forall h c, In h (heads L) -> (c < D_in L)%nat -> identity_factor emin prec L j h c) ->
+  (support (b j :: ws) <= n_conv)%nat ->
+  (support (flat_map (fun h => map (fun c => magnitude (weight_terms L j h c)) (seq 0 (D_in L))) (heads L)) <= n)%nat ->
+  weight ws <= C -> sum cols (fun c => Rabs (out_weight c) * weight (in_weights c)) <= M ->
+  NoDup G -> (forall τ, In τ Δ -> In (add q τ) G) ->
+  (forall k c, In k G -> (c < D_in L)%nat -> float emin prec (X k c) /\ Rabs (X k c) <= B) ->
+  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> shifted_computes emin prec L f X q j z ->
+  Rabs (z - y) <= dot_bound emin prec n_conv (Rabs (b j) + C * B) + dot_bound emin prec (S n) (Rabs (b j) + M * B).
+Proof.
+  intros Hp HB Id Nc Nn HC HM NG Kg HX Cy Cz; assert (Pp : Prec_gt_0 prec) by exact Hp.
+  assert (R : Rabs (z - y) <= same_figure emin prec n_conv 0 (S n) B (b j) C M (INR n * B)).
+  { apply (same_rounding_shifted emin prec n_conv 0 n B C M G X q y z); try assumption.
+    intros h c v Ih Hc Cv; rewrite (weights_exact emin prec L j h c v (Id h c Ih Hc) Cv).
+    rewrite Rminus_diag_eq, Rabs_R0 by reflexivity; apply dot_bound_nonneg, magnitude_nonneg. }
+  unfold same_figure in R; simpl (INR 0) in R; cbv zeta in R; rewrite !Rmult_0_l, !Rplus_0_r in R; exact R.
 Qed.
 
 End Layer.

@@ -44,29 +44,33 @@ Proof. intros I; apply nodup_In, in_or_app; left; exact I. Qed.
 Lemma in_shifts_head h : In h (heads L) -> In (f h) shifts.
 Proof. intros I; apply nodup_In, in_or_app; right; apply in_map, I. Qed.
 
+Lemma one_hot_layer_carried X q : one_hot_layer X q =
+  b_out L j + sum (heads L) (fun h => sum_below (D_in L) (fun c => carried h c * X (add q (f h)) c)).
+Proof.
+  unfold one_hot_layer; f_equal; apply sum_ext; intros h _; unfold sum_below, carried, row_times, sum_below.
+  transitivity (sum (seq 0 (D_h L)) (fun i => sum (seq 0 (D_in L)) (fun c =>
+    W_val (parameters L h) c i * W_out (parameters L h) i j * X (add q (f h)) c))).
+  - apply sum_ext; intros i _; rewrite <- sum_scal; apply sum_ext; intros; ring.
+  - rewrite sum_swap; apply sum_ext; intros c _; apply sum_scal_r.
+Qed.
+
 Lemma one_hot_layer_taps X q :
   one_hot_layer X q = b_out L j + sum shifts (fun τ => sum_below (D_in L) (fun c => head_tap τ c * X (add q τ) c)).
 Proof.
-  unfold one_hot_layer; f_equal.
-  transitivity (sum (heads L) (fun h => sum_below (D_in L) (fun c => carried h c * X (add q (f h)) c))).
-  - apply sum_ext; intros h _; unfold sum_below, carried, row_times, sum_below.
-    transitivity (sum (seq 0 (D_h L)) (fun i => sum (seq 0 (D_in L)) (fun c =>
-      W_val (parameters L h) c i * W_out (parameters L h) i j * X (add q (f h)) c))).
-    + apply sum_ext; intros i _; rewrite <- sum_scal; apply sum_ext; intros; ring.
+  rewrite one_hot_layer_carried; f_equal.
+  transitivity (sum (heads L) (fun h => sum shifts (fun τ =>
+    if same_position (f h) τ then sum_below (D_in L) (fun c => carried h c * X (add q τ) c) else 0))).
+  - apply sum_ext; intros h I; symmetry; rewrite (sum_single shifts (f h)).
+    + destruct (same_position (f h) (f h)); congruence.
+    + apply NoDup_nodup.
+    + apply in_shifts_head, I.
+    + intros τ _ N; destruct (same_position (f h) τ); congruence.
+  - rewrite sum_swap; apply sum_ext; intros τ _; unfold sum_below, head_tap.
+    transitivity (sum (heads L) (fun h => sum (seq 0 (D_in L)) (fun c =>
+      (if same_position (f h) τ then carried h c else 0) * X (add q τ) c))).
+    + apply sum_ext; intros h _; destruct (same_position (f h) τ); [reflexivity|].
+      symmetry; apply sum_zero; intros; ring.
     + rewrite sum_swap; apply sum_ext; intros c _; apply sum_scal_r.
-  - transitivity (sum (heads L) (fun h => sum shifts (fun τ =>
-      if same_position (f h) τ then sum_below (D_in L) (fun c => carried h c * X (add q τ) c) else 0))).
-    + apply sum_ext; intros h I; symmetry; rewrite (sum_single shifts (f h)).
-      * destruct (same_position (f h) (f h)); congruence.
-      * apply NoDup_nodup.
-      * apply in_shifts_head, I.
-      * intros τ _ N; destruct (same_position (f h) τ); congruence.
-    + rewrite sum_swap; apply sum_ext; intros τ _; unfold sum_below, head_tap.
-      transitivity (sum (heads L) (fun h => sum (seq 0 (D_in L)) (fun c =>
-        (if same_position (f h) τ then carried h c else 0) * X (add q τ) c))).
-      * apply sum_ext; intros h _; destruct (same_position (f h) τ); [reflexivity|].
-        symmetry; apply sum_zero; intros; ring.
-      * rewrite sum_swap; apply sum_ext; intros c _; apply sum_scal_r.
 Qed.
 
 Lemma sum_restrict (l l' : list position) (g : position -> R) : NoDup l -> NoDup l' -> incl l l' ->

@@ -9,11 +9,13 @@
       through_value, outward_value   these are the sums over the columns of the layer
       kernel_value                   and this is the sum over the taps of the convolution, or more
       support_columns, support_outputs, support_kernel   the most products that are not zero: of a value, of an output of
-                                     the layer, of one of the convolution *)
+                                     the layer, of one of the convolution
+      support_products, support_entries   and of an entry of W_val W_out, and the most of these that are not zero *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
-From Attention Require Import Definitions Sums Lemma2 Layers Geometry Transposed RoundingHead RoundingTaps RoundingLayer.
+From Attention Require Import Definitions Sums Lemma2 Layers Geometry Transposed RoundingTree RoundingHead RoundingTaps
+  RoundingLayer.
 From Attention Require Import RoundingDyadic CheckSparse CheckFields CheckTaps CheckHeads CheckSame.
 Import ListNotations.
 Open Scope R_scope.
@@ -349,6 +351,28 @@ Proof.
   destruct (find _ _) as [t|]; [|reflexivity]; unfold tap_matrix; destruct (transposed c);
     unfold transposed_block_diagonal, block_diagonal; destruct (block_div (out_g c) u k Hk) as [-> _];
     rewrite (proj2 (Nat.eqb_neq _ _) N); reflexivity.
+Qed.
+
+Theorem support_products h i : (length (nonzero (weight_terms L j h i)) <= dh)%nat.
+Proof.
+  eapply Nat.le_trans; [apply nonzero_support|]; destruct (same_fields c m ok) as (Fg & Fi & _).
+  destruct (comparable_facts c m ok) as (_ & _ & _ & Hd & _).
+  cbn [D_h with_heads layer_of parameters W_val]; rewrite Fg, Fi.
+  apply (support_block g dh (i / in_g c)); [exact Hd|]; intros a N; apply block_zero, not_eq_sym, N.
+Qed.
+
+Theorem support_entries : (support (flat_map (fun h => map (fun i => magnitude (weight_terms L j h i)) (seq 0 (D_in L)))
+  (heads L)) <= length (kept m) * in_g c)%nat.
+Proof.
+  destruct (same_fields c m ok) as (Fg & Fi & Fo & _), (comparable_facts c m ok) as (_ & W & _).
+  apply support_flat_map; intros h _; cbn [D_in with_heads layer_of]; rewrite Fg, Fi.
+  apply (support_block g (in_g c) u); [apply (channels_g c W)|]; intros i N.
+  unfold magnitude, weight_terms; rewrite sum_map; apply sum_zero; intros a _.
+  cbn [fst snd with_heads layer_of parameters W_val W_out]; rewrite Fi, Fo.
+  destruct (Nat.eq_dec (a / dh) u) as [E|E].
+  - rewrite (block_zero _ _ dh) by (rewrite E; exact N); rewrite Rmult_0_l; apply Rabs_R0.
+  - rewrite (block_zero _ dh (out_g c)) by (destruct (block_div (out_g c) u k Hk) as [-> _]; exact E).
+    rewrite Rmult_0_r; apply Rabs_R0.
 Qed.
 
 End Layer.

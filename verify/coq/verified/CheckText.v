@@ -9,6 +9,7 @@
                              3 sharp, then the format
                              4 refuted, then d, the input's d sizes, an output (its place, d numbers, and its channel),
                                an exponent, the number of pixels, and each: channel, place, integer
+                             5 shifted, as floats, of the sum that runs by default
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
       the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
                            w_val, w_out and b_out, one tensor after the other
@@ -162,10 +163,12 @@ Definition read_attention : reader attention_layer :=
                s_b := sb |};
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
-(** The questions: the same function; a difference of at most T for |X| ≤ B, over the reals or in floating point; heads
-    that are one-hot in floating point; an output that differs on a given input, in the limit. *)
+(** The questions: the same function; a difference of at most T for |X| ≤ B, over the reals or in floating point, there in
+    every order or in that of the sum that runs by default; heads that are one-hot in floating point; an output that differs
+    on a given input, in the limit. *)
 Inductive question : Set :=
 | the_same | within (B T : dyadic) | floats (emin prec : Z) (B T : dyadic) | sharp (emin prec : Z)
+| shifted (emin prec : Z) (B T : dyadic)
 | refuted (sizes : list Z) (o : position) (j : nat) (e : Z) (l : list pixel).
 
 Definition read_question : reader question :=
@@ -177,6 +180,9 @@ Definition read_question : reader question :=
       e <- number; p <- number; bm <- number; be <- number; tm <- number; te <- number;
       return_ (floats e p (Dyadic bm be) (Dyadic tm te))
   | 3%Z => e <- number; p <- number; return_ (sharp e p)
+  | 5%Z =>
+      e <- number; p <- number; bm <- number; be <- number; tm <- number; te <- number;
+      return_ (shifted e p (Dyadic bm be) (Dyadic tm te))
   | 4%Z =>
       d <- number; let d := Z.to_nat d in
       sizes <- many d number; o <- many d number; j <- number; e <- number; n <- number;
@@ -199,16 +205,17 @@ Definition read_text (s : string) : option (list Z * list question * convolution
 (** Rejected says which questions hold. *)
 Inductive verdict : Set := Accepted (digests : list Z) | Rejected (answers : list bool) | Unreadable.
 
-(** Whether a question holds, given the answer of [check_same], which two of them need. *)
+(** Whether a question holds, given the answer of [check_same], which three of them need. *)
 Definition check (same : bool) (q : question) (c : convolution) (m : attention_layer) : bool :=
   match q with
   | the_same => same
   | within B T => check_within c m B T
   | floats e p B T => same && check_floats c m e p B T
   | sharp e p => check_sharp c m e p
+  | shifted e p B T => same && check_shifted c m e p B T
   | refuted sizes o j e l => check_refuted c m sizes o j e l
   end.
-Definition asks_same (q : question) : bool := match q with the_same | floats _ _ _ _ => true | _ => false end.
+Definition asks_same (q : question) : bool := match q with the_same | floats _ _ _ _ | shifted _ _ _ _ => true | _ => false end.
 
 Definition check_text (s : string) : verdict :=
   match read_text s with
@@ -239,18 +246,21 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
       bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
       Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
         j) <= value T
-  | floats e p B T => floats_within c m e p B T
+  | floats e p B T => floats_within c m e p B T /\ shifted_within c m e p B T
   | sharp e p => one_hot_heads c m e p
+  | shifted e p B T => shifted_within c m e p B T
   | refuted sizes o j e l => differ c m sizes o j e l
   end.
 
 Theorem check_sound same q c m : (same = true -> check_same c m = true) -> check same q c m = true -> answered q c m.
 Proof.
-  intros S; destruct q as [|B T|e p B T|e p|sizes o j e l]; intros E.
+  intros S; destruct q as [|B T|e p B T|e p|e p B T|sizes o j e l]; intros E.
   - intros sizes X o j A Io Hj; exact (check_same_sound c m (S E) sizes X o j A Io Hj).
   - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
-  - apply andb_prop in E; exact (check_floats_sound c m e p B T (S (proj1 E)) (proj2 E)).
+  - apply andb_prop in E; destruct E as [Es Ef]; split; [exact (check_floats_sound c m e p B T (S Es) Ef)|].
+    apply (check_shifted_sound c m e p B T (S Es)); unfold check_floats in Ef; apply andb_prop in Ef; apply Ef.
   - exact (check_sharp_sound c m e p E).
+  - apply andb_prop in E; exact (check_shifted_sound c m e p B T (S (proj1 E)) (proj2 E)).
   - exact (check_refuted_sound c m sizes o j e l E).
 Qed.
 

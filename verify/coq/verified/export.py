@@ -27,11 +27,12 @@ def within(bound: float, most: float) -> str:
     return f"1 {_dyadic(bound)} {_dyadic(most)}"
 
 
-def floats(emin: int, precision: int, bound: float, most: float) -> str:
+def floats(emin: int, precision: int, bound: float, most: float, kind: int = 2) -> str:
     """The question whether they are the same function and differ by at most ``most`` in this
-    format, for |X| ≤ ``bound``.
+    format, for |X| ≤ ``bound``: in every order of the products, or of kind 5, where heads shift
+    tokens and W_val W_out is formed first, as by default.
     """
-    return f"2 {emin} {precision} {_dyadic(bound)} {_dyadic(most)}"
+    return f"{kind} {emin} {precision} {_dyadic(bound)} {_dyadic(most)}"
 
 
 def sharp(emin: int, precision: int) -> str:

@@ -55,30 +55,33 @@ def questions_of(pair: LayerPair) -> list[Question]:
 
     "The same function" gives two: taps and biases are equal, so the layer tends to the convolution
     as α → ∞; and at its own α every head is one-hot in floating point, so the layer is that limit.
-    The certified bound gives a third, for layers that ``_judged_in_floats`` accepts.  "A difference
-    within T" is asked over the reals.
+    The certified bound gives a third, for every order of the products if ``_judged_in_floats``
+    accepts the layer, else for the default one, which shifts tokens.  "A difference within T" is
+    asked over the reals.
     """
     stated = pair.stated
-    inputs = f"for |x| ≤ {exactly(pair.stated.input_bound)}"
+    inputs = f"for |x| ≤ {exactly(stated.input_bound)}"
     if stated.within is not None:
         what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
         return [Question(export.within(stated.input_bound, stated.within), what)]
     name = ARITHMETIC[stated.dtype]
+    form = FORMATS[name]
     questions = [
         Question(export.SAME, "the same function in the limit α → ∞"),
-        Question(export.sharp(*FORMATS[name]), f"every head one-hot in {name}"),
+        Question(export.sharp(*form), f"every head one-hot in {name}"),
     ]
     most = float(stated.parts["bound"].max(initial=0.0))
-    if stated.verdict == "PROVED" and _judged_in_floats(pair):
-        what = f"in {name} a difference of at most {from_above(most)} {inputs}"
-        questions.append(Question(export.floats(*FORMATS[name], stated.input_bound, most), what))
+    if stated.verdict == "PROVED":
+        kind, order = (2, ", or last") if _judged_in_floats(pair) else (5, "")
+        what = f"in {name} a difference of at most {from_above(most)} {inputs}, with W_val W_out first, as by default{order}"
+        questions.append(Question(export.floats(*form, stated.input_bound, most, kind), what))
     return questions
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _judged_in_floats(pair: LayerPair) -> bool:
-    """Whether to ask for the floating-point bound: every τ is an integer, and all heads share one
-    α, a power of two.
+    """Whether to ask for the floating-point bound in every order: every τ is an integer, and all
+    heads share one α, a power of two.
     """
     c = np.einsum("hk,hkp->hp", pair.a["v"], pair.a["w_key_pos"])[pair.carrying]  # −α(1, −2τ)
     if not len(c):
@@ -92,7 +95,7 @@ def refutation_of(pair: LayerPair) -> list[Question]:
     dyadic numbers.
     """
     stated = pair.stated
-    counter = pair.stated.counterexample
+    counter = stated.counterexample
     if (
         stated.verdict != "REFUTED"
         or stated.within is not None
@@ -148,8 +151,8 @@ class Judge:
         return "\n".join([head, *map(str, self.answers)])
 
     def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
-        name = pair.stated.name
         stated = pair.stated
+        name = stated.name
         if pair.radix is not None:
             return Answer(
                 name,

@@ -19,9 +19,7 @@ from verify.theory.literature.judgement import (
     checked,
     proved,
 )
-from verify.theory.literature.shared_checks import (
-    certified,
-)
+from verify.theory.literature.shared_checks import certified
 from verify.theory.literature.torch_layers import attention_for, small_convolution
 from verify.theory.symbolic import lemmas, proof_positions
 from verify.theory.symbolic.proof import ProofStep, identity
@@ -98,7 +96,7 @@ def rounding_alone() -> Judgement:
         for dtype, options in kinds.items()
     }
     return proved(
-        by_coq("sharp_layer_rounding"),
+        by_coq("sharp_layer_rounding", "weights_first_sharp", "one_sum_rounding"),
         *(
             certified(
                 conv,
