@@ -21,10 +21,12 @@ from torch import nn
 
 import construct
 import verify
+from commands import ROOT
 from report_layers import HOSTILE, SHOWN, drawn, network, own_attention, seeded
 from verify.report.live import crop
 from verify.samples.sampling import generated_inputs
 
+DEMO = ROOT / "docs/demo.html"
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -66,8 +68,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Opened:
     """A page, with all its messages and requests."""
 
-    def __init__(self, browser: Any, path: Path, width: int = 1280, **options: Any):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+    def __init__(self, browser: Any, path: Path, width: int = 1280, height: int = 900, **options: Any):
+        self.context = browser.new_context(viewport={"width": width, "height": height}, **options)
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.requests: list[str] = []
@@ -223,7 +225,7 @@ def test_one_query_moves_in_all_layers(opened: Opened) -> None:
     index, other = number_of("plain"), number_of("strided-dilated")
     shape = opened.page.evaluate(f"pictures[{index}].shape")
     opened.point(opened.heads(index).nth(4).locator("canvas"), 2, 3, shape)
-    assert opened.readout().startswith("Output (1, 2) asks at token (2, 3).")
+    assert opened.readout().startswith("The query is output (1, 2).")
     for corner, at in (("first", 0), ("last", -1)):
         row, column = (1, 1) if at == 0 else (shape[0] - 2, shape[1] - 2)
         opened.point(opened.heads(index).nth(4).locator("canvas"), row, column, shape)
@@ -245,8 +247,8 @@ def test_a_click_enlarges_a_head(opened: Opened) -> None:
     shape = opened.page.evaluate(f"pictures[{index}].shape")
     opened.point(opened.page.locator("#large"), 1, 1, shape)
     said = opened.readout()
-    assert said.startswith("Output (0, 0) asks at token (1, 1). Head 0 gives")
-    assert "to token (0, 0), a padding token of zeros, and multiplies it by tap (0, 0)" in said
+    assert said.startswith("The query is output (0, 0). Head 0 puts")
+    assert "on the padding of zeros, token (0, 0), and multiplies it by tap (0, 0)" in said
     assert opened.heads(index).nth(0).get_attribute("aria-pressed") == "true"
     assert opened.page.locator(".head.chosen").count() == 1
     large, small = (opened.page.locator(which).first.bounding_box() for which in ("#large", ".head canvas"))
@@ -262,7 +264,7 @@ def test_a_finger_moves_the_query(visit: Any) -> None:
     box = canvas.bounding_box()
     opened.page.touchscreen.tap(box["x"] + box["width"] - 2, box["y"] + 2)
     last = opened.page.evaluate("pictures[0].queries[1].length - 1")
-    assert opened.readout().startswith(f"Output (0, {last}) asks")
+    assert opened.readout().startswith(f"The query is output (0, {last}).")
 
 
 @pytest.mark.parametrize("name", ["plain", "strided-dilated", "1-D", "3-D", "transposed"])
@@ -275,7 +277,7 @@ def test_keys_move_the_query(opened: Opened, name: str) -> None:
 
     def press(key: str, expected: list[int]) -> None:
         opened.page.keyboard.press(key)
-        assert opened.readout().startswith(f"Output ({', '.join(map(str, expected))}) asks"), key
+        assert opened.readout().startswith(f"The query is output ({', '.join(map(str, expected))})."), key
 
     press("Home", query)
     press("ArrowLeft", query)  # this is the leftmost position
@@ -318,15 +320,15 @@ def test_every_head_can_be_chosen_by_keys(opened: Opened, name: str) -> None:
     numbers = []
     for _ in range(count + 1):  # the last key press has no effect
         numbers.append(int(opened.page.evaluate("document.activeElement.dataset.head")))
-        assert f"Head {numbers[-1]} gives" in opened.readout()
+        assert f"Head {numbers[-1]} puts" in opened.readout()
         opened.page.keyboard.press("ArrowRight")
     assert numbers == [*range(count), count - 1]
     for key, head in (("Home", 0), ("End", count - 1)):
         opened.page.keyboard.press(key)
-        assert f"Head {head} gives" in opened.readout()
+        assert f"Head {head} puts" in opened.readout()
     if name == "edited":
         opened.page.keyboard.press("ArrowUp")
-        assert "Head 5 gives" in opened.readout()
+        assert "Head 5 puts" in opened.readout()
 
 
 @pytest.mark.deep
@@ -399,22 +401,51 @@ def test_what_a_token_is_in_words(opened: Opened) -> None:
     def described(name: str, key: int) -> str:
         return opened.page.evaluate(f"describe(pictures[{number_of(name)}], {key})")
 
-    assert described("transposed", 0) == "token (0, 0), a padding token of zeros"
+    assert described("transposed", 0) == "the padding of zeros, token (0, 0)"
     columns = opened.page.evaluate(f"pictures[{number_of('transposed')}].shape[1]")
-    assert described("transposed", columns + 1) == "token (1, 1), input (0, 0)"
-    assert described("transposed", columns + 2) == "token (1, 2), a token of zeros between two inputs"
-    assert described("1-D", 0) == "token (0), padding, a copy of input (3)"
-    assert described("1-D", 3) == "token (3), input (0)"
+    assert described("transposed", columns + 1) == "input (0, 0)"
+    assert described("transposed", columns + 2) == "a zero between two inputs, token (1, 2)"
+    assert described("1-D", 0) == "the padding, a copy of input (3)"
+    assert described("1-D", 3) == "input (0)"
 
 
 def test_learned_attention_is_shown_without_a_slider(opened: Opened) -> None:
     index = len(SHOWN)
-    assert "as they were given" in opened.layer(index).inner_text()
+    assert "as they were given" in opened.layer(index).text_content()
     assert opened.layer(index).locator(".outputs").count() == 0
     assert opened.heads(index).count() == 2
     row = opened.page.evaluate(f"Array.from(probabilities(pictures[{index}], 1, [2, 3]))")
     expected = torch.softmax(seeded(lambda: torch.randn(2, 16, 16)), -1)[1, 11]
     np.testing.assert_allclose(row, expected, atol=1 / 65535)
+
+
+# ---- what is said, and first -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 667), (1280, 720)])
+def test_the_verdict_is_seen_first_in_words(visit: Any, zoo: Path, width: int, height: int) -> None:
+    for path, words in (
+        (DEMO, "PROVED: each of the 6 attention layers computes what its convolution computes."),
+        (zoo, "REFUTED, 7 of 7 layers (plain, strided-dilated, 1-D, 3-D, …): some output differs"),
+    ):
+        opened = visit(path, width=width, height=height)
+        assert opened.text("#verdict").startswith(words)
+        box = opened.page.locator("#verdict").bounding_box()
+        assert box["y"] + box["height"] <= height
+
+
+def test_layers_are_folded_but_for_the_first(opened: Opened) -> None:
+    count = opened.page.locator(".layer").count()
+    opens = [opened.layer(index).get_attribute("open") is not None for index in range(count)]
+    assert opens == [True] + [False] * (count - 1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_caption_names_the_colours_that_are_drawn(visit: Any, scheme: str) -> None:
+    opened = visit(color_scheme=scheme)
+    query = opened.page.evaluate("colours().query")
+    name = {"#1b1f24": "black", "#ffffff": "white"}[query]
+    assert f"The {name} square is the query; orange marks the keys it attends to." in opened.text("#stage")
 
 
 # ---- the whole page --------------------------------------------------------------------------------------------------------
@@ -454,7 +485,7 @@ def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypa
 
 # ---- for everyone --------------------------------------------------------------------------------------------------------
 
-CONTRASTS = """() => {
+LUMINANCE = """
   const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgb = (colour) => {
     pen.clearRect(0, 0, 1, 1);
@@ -466,6 +497,13 @@ CONTRASTS = """() => {
     const [r, g, b] = c.slice(0, 3).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
+  const contrast = (one, other) => {
+    const [a, b] = [luminance(one), luminance(other)];
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  };
+"""
+"""The contrast of two colours by WCAG, in scripts."""
+CONTRASTS = """() => {
   const behind = (one) => {
     for (; one; one = one.parentElement) {
       const colour = rgb(getComputedStyle(one).backgroundColor);
@@ -478,11 +516,14 @@ CONTRASTS = """() => {
     if (!one.checkVisibility() || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(one.tagName)) continue;
     if (![...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
     const style = getComputedStyle(one);
-    const [a, b] = [luminance(rgb(one.ownerSVGElement ? style.fill : style.color)), luminance(behind(one))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (!(contrast >= 4.5)) low.push([one.className, one.textContent.trim().slice(0, 30), contrast]);
+    const ratio = contrast(rgb(one.ownerSVGElement ? style.fill : style.color), behind(one));
+    if (!(ratio >= 4.5)) low.push([one.className, one.textContent.trim().slice(0, 30), ratio]);
   }
   return low;
+}"""
+PICTURE_CONTRASTS = """() => {
+  const { heat, dark, light } = colours();
+  return [[heat, dark], [heat, light], [dark, light]].map(([a, b]) => contrast(rgb(a), rgb(b)));
 }"""
 
 
@@ -494,7 +535,12 @@ def test_every_word_can_be_read_in_both_themes(visit: Any, schemes: tuple[str, .
         paper = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
         assert opened.page.locator("#theme").inner_text() == ("Dark" if scheme == "light" else "Light")
-        assert opened.page.evaluate(CONTRASTS) == []
+        opened.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        opened.settle()
+        assert opened.page.evaluate(f"{{ {LUMINANCE} ({CONTRASTS})() }}") == []
+        contrasts = opened.page.evaluate(f"{{ {LUMINANCE} ({PICTURE_CONTRASTS})() }}")
+        assert min(contrasts[:2]) >= 3, "orange on the picture's darkest and lightest"
+        assert contrasts[2] >= 7, "the picture itself"
         opened.page.locator("#theme").click()
         opened.settle()
 
@@ -517,7 +563,7 @@ def test_without_scripts_no_heading_is_empty(browser: Any, zoo: Path) -> None:
 
 def test_on_a_phone_the_slider_stays_beside_the_heads(visit: Any) -> None:
     opened = visit(width=390)
-    for part in (opened.heads(3).last, opened.layer(1).locator("canvas").last):
+    for part in (opened.heads(3).last, opened.layer(0).locator("canvas").last):
         part.scroll_into_view_if_needed()
         opened.settle()
         for box in (opened.page.locator("#sharpness").bounding_box(), part.bounding_box()):

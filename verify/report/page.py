@@ -31,14 +31,6 @@ SCRIPTS = ("softmax.js", "drawing.js", "page.js")
 """The parts of the page's script, in order."""
 FULL = "the layers above fill the page"
 
-MEANINGS = {
-    "PROVED": "PROVED: for all inputs of the stated sizes and magnitudes, "
-    "the two layers differ by no more than the bound, if the assumptions hold.",
-    "CHECKED": "CHECKED: on the samples named, they differ by no more than rounding can explain.",
-    "REFUTED": "REFUTED: some output differs by more, and the sentence says where.",
-    "UNDECIDED": "UNDECIDED: a step of the argument could not be made, or the bound says little; the sentence says which.",
-}
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -89,8 +81,6 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
         layers=views,
         limits=limits,
         drawn=bool(pictures),
-        verdicts=Counter(layer.verdict.name for layer in layers if layer.verdict),
-        meanings=MEANINGS,
         certified=bool(assumptions),
         common=[one for one in (assumptions or [()])[0] if all(one in own for own in assumptions)],
         most_arguments=MOST_ARGUMENTS,

@@ -23,9 +23,8 @@ from verify.samples.sampling import check_call, evaluating, generated_inputs
 MOST_DRAWN = 40
 """The most layers whose inputs are kept for drawing; more images would not fit on a page."""
 LEDE = (
-    "Below, each convolution stands beside a layer of multi-head self-attention with relative positions. The theorem "
-    "(Cordonnier, Loukas, Jaggi, ICLR 2020) gives every tap of a kernel a head of its own, to look where the tap looks. Whether "
-    "these layers then compute the same is judged one by one."
+    "Each convolution stands beside a layer of multi-head self-attention with relative positions. The theorem "
+    "(Cordonnier, Loukas, Jaggi, ICLR 2020) gives every tap of a kernel a head of its own, to look where the tap looks."
 )
 
 

@@ -143,7 +143,7 @@ function apart(greatest) {
   return greatest === 0 ? "equal" : `${short(greatest)} apart`;
 }
 
-/** The chosen head in large, and in words: which output asks, from which token, and where the head looks. */
+/** The chosen head in large, and in words: the query, and where the head looks. */
 function drawLarge(colour) {
   const picture = pictures[state.layer], { head } = state, query = queryOf(picture);
   const map = probabilities(picture, head, query, inForce(picture)), best = argmax(map), canvas = byId("large");
@@ -152,17 +152,17 @@ function drawLarge(colour) {
   byId("large-name").textContent = `${nameOf(picture)}, head ${head}${picture.shape.length === 3 ? `, slice ${slice}` : ""}`;
   const moved = picture.maps && picture.centres[head] === null, carried = picture.carried[head];
   const tap = moved && picture.shifts ? tapAt(picture, query, best) : picture.taps[head];
-  let said = `Output ${vector(query)} asks at token ${vector(tokenOfQuery(picture, query))}. Head ${head} gives ${percent(map[best], picture.bits)} to ${describe(picture, best)}`;
+  let said = `The query is output ${vector(query)}. Head ${head} puts ${percent(map[best], picture.bits)} of its attention on ${describe(picture, best)}`;
   const matrix = `carries a matrix of norm ${short(carried ?? 0)}`;
   if (moved && picture.shifts) {
     said += tap === null ? ", which no tap of the kernel reads from here" : `, which tap ${vector(placeOf(picture.kernel, tap))} reads from here`;
     said += `. Where it looks depends on the image; it ${matrix}`;
-  } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel, tap))}, of norm ${short(carried)}`;
+  } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel, tap))} of the kernel, of norm ${short(carried)}`;
   else if (carried !== null && moved) said += `. Where it looks depends on the image; it ${matrix}`;
   else if (carried !== null) said += picture.centres[head] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
   byId("readout").textContent = `${said}.`;
   const part = picture.crop || (picture.image ? "the whole input" : "no input to draw"), of = picture.image ? `; ${picture.image.of}` : "";
-  byId("large-note").textContent = `Drawn: ${picture.input.join(" × ")} positions, ${part}${of}. ${picture.caption ?? ""}`;
+  byId("large-note").textContent = `${picture.input.join(" × ")} positions, ${part}${of}. ${picture.caption ?? ""}`;
 }
 
 // ---- both layers at work ---------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ function drawLeakage(picture, query, chart, leak) {
   let text = "No head looks at a single key of the grid from here, so there is no leakage to speak of.";
   if (measured !== null) {
     const zero = measured === 0 ? " (below 5e−324)" : "";
-    text = `Attention that misses the target, greatest over the heads, from this query: ${short(measured)}${zero}`;
+    text = `The share of attention that misses a head’s tap, of the worst head at this query: ${short(measured)}${zero}`;
     if (Math.fround(measured) === 0) text += ", exactly 0 in float32";
     text += bound === null ? "; no bound was worked out." : `. Bound on any grid (dashed): ${shortAbove(bound)}.`;
     leak.title = `measured ${measured}` + (bound === null ? "" : `, bound ${bound}`);
@@ -251,8 +251,8 @@ function drawControls() {
   slider.setAttribute("aria-valuetext", name);
   byId("alpha").textContent = name;
   byId("softened").textContent = isOwn()
-    ? "Every layer as it is stored: what the verdicts and tables are about."
-    : "Not as stored: verdicts, tables and torch’s pictures are of the stored layers.";
+    ? "Every layer as it is stored, as the verdict and the tables are."
+    : "Not as stored: the verdict, tables and torch’s pictures are of the stored layers.";
 }
 
 function setStop(stop) {
@@ -306,6 +306,7 @@ function isDark() {
 
 function themed() {
   theme.textContent = isDark() ? "Light" : "Dark";
+  for (const word of document.querySelectorAll(".query-colour")) word.textContent = isDark() ? "white" : "black";
   theme.setAttribute("aria-label", `switch to the ${isDark() ? "light" : "dark"} theme`);
   if (Object.keys(pictures).length) redraw();
 }

@@ -212,10 +212,9 @@ function kindOf(picture, place) {
 
 function describe(picture, key) {
   const place = placeOf(picture.shape, key);
-  const source = `(${place.map((x, axis) => picture.sources[axis][x]).join(", ")})`;
-  const zeros = isPadding(picture, place) ? "a padding token of zeros" : "a token of zeros between two inputs";
-  const what = { input: `input ${source}`, copy: `padding, a copy of input ${source}`, zero: zeros };
-  return `token (${place.join(", ")}), ${what[kindOf(picture, place)]}`;
+  const source = `input (${place.map((x, axis) => picture.sources[axis][x]).join(", ")})`;
+  const zeros = isPadding(picture, place) ? "the padding of zeros" : "a zero between two inputs";
+  return { input: source, copy: `the padding, a copy of ${source}`, zero: `${zeros}, token (${place.join(", ")})` }[kindOf(picture, place)];
 }
 
 function vector(numbers) {
