@@ -45,7 +45,7 @@ def write_page(report: Report) -> None:
     modules = dict(every_module(copied))
     convolutions = {row.path: modules[row.path] for row in report.layers}
     x = inputs and inputs[0][0]
-    drawn, input_caption = pictured(copied, convolutions, x, options.input_size)
+    drawn, input_caption, first = pictured(copied, convolutions, x, options.input_size)
     missing = why_no_input(convolutions, drawn)
     layers = [
         ReportLayer(
@@ -73,6 +73,7 @@ def write_page(report: Report) -> None:
         recheck=None if conversion.unchecked else _recheck(report),
         hindered=hindered,
         notes=(*remark_lines(report), *report.notes),
+        run=None if first is None else (copied, conversion.converted, first),
     )
     try:
         write(page(layers, facts), options.report)

@@ -140,6 +140,7 @@ def test_the_demo_in_the_docs_is_what_its_command_makes(demo_page: Path, kept_de
     assert kept.texts["style"] == drawn.texts["style"]
     assert kept.texts["script"][-1] == drawn.texts["script"][-1]
     same_data(kept.data(), drawn.data())
+    same_data(*(json.loads(a["data-scores"]) for page in (kept, drawn) for _, a in page.elements if "data-scores" in a))
     assert [tag for tag, _ in kept.elements] == [tag for tag, _ in drawn.elements]
 
 
@@ -347,6 +348,22 @@ def test_a_crop_says_which() -> None:
     assert shown["crop"] == "a crop, rows 13–26, columns 0–11 of 40 × 12, taken as the whole input"
     whole = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv), x=torch.rand(1, 3, 16, 12)))
     assert (whole["input"], whole["crop"]) == ([16, 12], "")
+
+
+def test_scores_are_those_of_the_layers_at_each_stop(tmp_path: Path) -> None:
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 3, 4), nn.Flatten()))
+    x = seeded(lambda: torch.rand(2, 1, 4, 4))
+    converted = construct.convert(net, alpha=0.75)
+    before = copy.deepcopy(converted.state_dict())
+    verify.write_report(tmp_path / "page.html", net, converted, x)
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+    (text,) = (a["data-scores"] for _, a in read(tmp_path / "page.html").elements if "data-scores" in a)
+    with torch.no_grad():
+        at_stops = [construct.convert(net, alpha=2 ** (k / 2 - 2))(x)[0] for k in range(25)]
+        expected = torch.stack([net(x)[0], *at_stops, converted(x)[0]])
+    np.testing.assert_allclose(json.loads(text), expected, rtol=0, atol=1e-5)
+    verify.write_report(tmp_path / "page.html", net[:3], converted[:3], torch.rand(1, 1, 5, 5))
+    assert "data-scores" not in (tmp_path / "page.html").read_text()  # 3 × 2 × 2 numbers are too many
 
 
 def test_learned_attention_alone(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from torch import nn
 import construct
 import verify
 from commands import ROOT
+from construct.command.demo import PATH
 from report_layers import HOSTILE, SHOWN, drawn, network, own_attention, seeded
+from verify.report.images import digit
 from verify.report.live import crop
 from verify.samples.sampling import generated_inputs
 
@@ -374,6 +376,37 @@ def test_the_leakage_curve_ends_where_float32_has_nothing_left(opened: Opened) -
     assert len({y for _, y in points[-6:]}) == 6  # it falls to its end
     assert float(chart.locator(".none").get_attribute("x")) == points[-1][0]
     assert "exactly 0 in float32" in " ".join(chart.locator("text").all_text_contents())
+
+
+def test_the_slider_shows_what_the_network_answers(visit: Any) -> None:
+    """At every stop, the scores of layers that are built with its α."""
+    opened, model = visit(DEMO), torch.load(PATH, weights_only=False).eval()
+    image = torch.tensor(digit())[None, None].float()
+    for stop in range(25):
+        alpha = 2 ** (stop / 2 - 2)
+        with torch.no_grad():
+            scores = construct.convert(model, alpha=alpha)(image)[0]
+        opened.page.evaluate(f"setStop({stop})")
+        opened.settle()
+        shown = opened.page.locator("#scores li").all_inner_texts()
+        assert [text.split()[1] for text in shown] == [*map(str, range(10))]
+        numbers = [float(text.split()[0].replace("−", "-")) for text in shown]
+        np.testing.assert_allclose(numbers, scores, rtol=0, atol=0.0502)
+        said = opened.text("#answer")
+        assert said.startswith(f"The network answers {int(scores.argmax())}")
+        assert ("as with convolutions" in said) == (int(scores.argmax()) == int(model(image).argmax()))
+    assert "with convolutions 0" not in said
+
+
+def test_beside_the_slider_is_how_far_the_outputs_are_on_what_is_drawn(opened: Opened) -> None:
+    for stop in (0, 24):
+        opened.page.evaluate(f"setStop({stop})")
+        worst = opened.page.evaluate(
+            "Math.max(...Object.values(pictures).map((p) => p.live ? outputs(p, state.stop).greatest : 0))"
+        )
+        said = opened.text("#answer")
+        assert said.startswith("On the inputs drawn attention’s outputs are at most ")
+        assert opened.page.evaluate(f"short({worst})") in said
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])

@@ -6,20 +6,25 @@ page computes P; b and z do not depend on the sharpness and are shipped in float
 convolution's own output for the same crop.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from verify.oracle import Convolution, float64, times
 from verify.report.layer import NoPicture, ReportLayer, as_base64, most_varied
+from verify.samples.sampling import called, evaluating
 
 MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""
 MOST_PRODUCTS = 4_000_000
 """The most (head, query, key) triples, which the page recomputes at every step of the slider."""
+MOST_CLASSES = 10
+"""The most classes of a classifier whose scores are shown."""
 WHOLE = {1: 64, 2: 16, 3: 6}
 """By dimension, inputs with at most this many positions along every axis are drawn whole."""
 
@@ -103,3 +108,29 @@ def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
         "bias": bias,
         "expected": as_base64(expected[channel]),
     }
+
+
+@torch.no_grad()
+def class_scores(
+    original: nn.Module, converted: nn.Module, x: Any, factors: Mapping[str, Sequence[float]]
+) -> list[list[float]]:
+    """The scores that a classifier of few classes gives the first example of ``x``: with its
+    convolutions, then with attention at every stop of the slider; empty for another network.
+
+    Args:
+        original: with convolutions.
+        converted: with attention, stored.
+        x: a batched input, or arguments.
+        factors: by the path of each attention layer, what multiplies its scores at each stop.
+    """
+    softened = copy.deepcopy(converted)
+    with evaluating(original, softened):
+        runs = [called(original, x)]
+        if not isinstance(runs[0], Tensor) or not 2 <= prod(runs[0].shape[1:]) <= MOST_CLASSES:
+            return []
+        for row in zip(*factors.values(), strict=True):
+            for path, factor in zip(factors, row, strict=True):
+                softened.get_submodule(path).v.copy_(factor * converted.get_submodule(path).v)
+            runs.append(called(softened, x))
+    scores = torch.stack(runs)[:, 0].flatten(1)
+    return scores.tolist() if scores.isfinite().all() else []

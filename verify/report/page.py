@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 import torch
+from torch import nn
 
 from verify.oracle import Geometry
 from verify.recheck.strict_input import Record
@@ -16,6 +17,7 @@ from verify.report.attention import picture
 from verify.report.given_attention import MOST_GIVEN
 from verify.report.images import strip
 from verify.report.layer import NoPicture, ReportLayer, in_words
+from verify.report.live import class_scores
 from verify.report.numbers import Sentence, claimed, numbers_of, summary
 from verify.report.seal import sealed
 from verify.verdict import escaped
@@ -38,7 +40,8 @@ class Facts:
 
     ``lede`` is the paragraph below the heading, ``network`` the sentences about the network as a
     whole, ``input_caption`` a description of the drawn input, ``recheck`` the command that rechecks
-    the certificates, and ``hindered`` why there is none.
+    the certificates, and ``hindered`` why there is none.  ``run`` is the original network, the
+    converted one, and the input that is drawn.
     """
 
     title: str
@@ -48,6 +51,7 @@ class Facts:
     recheck: str | None = None
     hindered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    run: tuple[nn.Module, nn.Module, Any] | None = None
 
 
 def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
@@ -74,6 +78,14 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     }
     views, pictures, limits = _views(layers)
     assumptions = [layer.certificate.assumptions for layer in layers if layer.certificate]
+    factors = {
+        layers[index].name: data["factors"]
+        for index, data in pictures.items()
+        if data.get("live") and not data["crop"]
+    }
+    scores = []
+    if facts.run is not None and len(factors) == len(layers):
+        scores = class_scores(*facts.run, factors)
     style = _part("page.css")
     script = "\n".join(map(_part, SCRIPTS))
     text = environment.from_string(_part("page.html")).render(
@@ -81,6 +93,7 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
         layers=views,
         limits=limits,
         drawn=bool(pictures),
+        scores=scores,
         certified=bool(assumptions),
         common=[one for one in (assumptions or [()])[0] if all(one in own for own in assumptions)],
         most_arguments=MOST_ARGUMENTS,

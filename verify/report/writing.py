@@ -80,12 +80,15 @@ def write_report(
     arrays = probabilities_by_name(attention)
     layers: list[ReportLayer] = []
     input_caption = ""
+    run = None
     if original is not None and converted is not None:
         pairs = _pairs(original, converted)
         known = certificates_by_path(certificates, pairs)
-        inputs, input_caption = _inputs(
+        inputs, input_caption, first = _inputs(
             original, {name: conv for name, (conv, _) in pairs.items()}, x
         )
+        if first is not None:
+            run = original, converted, first
         missing = why_no_input(pairs, inputs)
         for name, (conv, mhsa) in pairs.items():
             try:
@@ -101,7 +104,7 @@ def write_report(
     if not layers:
         raise ValueError("write_report: there is nothing to show")
     lede = "Attention as it was given, head by head." if original is None else LEDE
-    replace_file(Path(path), page(layers, Facts(title, lede, input_caption=input_caption)))
+    replace_file(Path(path), page(layers, Facts(title, lede, input_caption=input_caption, run=run)))
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
@@ -127,8 +130,9 @@ def pictured(
     convolutions: Mapping[str, Any],
     x: Any,
     size: tuple[int, ...] | None = None,
-) -> tuple[dict[str, Tensor], str]:
-    """An input to draw for each layer, and a caption.
+) -> tuple[dict[str, Tensor], str, Any]:
+    """An input to draw for each layer, a caption, and the input of the network; None if it did not
+    run.
 
     The network runs once: on a photograph if it accepts one of ``size``, (channels, height, width),
     else on ``x``. Without ``x`` each layer gets seeded random inputs.
@@ -137,9 +141,8 @@ def pictured(
     dtype = next(conv.weight.dtype for conv in convolutions.values())
     real = size and photograph(size, dtype)
     if real is not None:
-        return activations(
-            original, real[0], convolutions
-        ), f"What reaches this layer from {real[1]}."
+        inputs = activations(original, real[0], convolutions)
+        return inputs, f"What reaches this layer from {real[1]}.", real[0]
     wanting = has_photograph(size)
     if x is not None:
         inputs = activations(original, x, convolutions)
@@ -152,11 +155,11 @@ def pictured(
             shape = (int(conv.in_channels), *(64,) * (conv.weight.dim() - 2))
             own = photograph(shape, dtype)
             if own is not None:
-                return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}."
+                return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}.", None
             wanting = has_photograph(shape)
     if wanting:
         caption += " Install scikit-learn for a real picture."
-    return inputs, caption
+    return inputs, caption, x
 
 
 def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict[str, str]:
@@ -172,7 +175,7 @@ def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict
 
 def _inputs(
     original: nn.Module, convolutions: dict[str, nn.Module], x: Any
-) -> tuple[dict[str, Tensor], str]:
+) -> tuple[dict[str, Tensor], str, Any]:
     try:
         return pictured(original, convolutions, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

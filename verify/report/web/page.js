@@ -77,6 +77,7 @@ function redraw() {
 function drawAll() {
   const colour = colours();
   drawControls();
+  drawAnswer();
   drawLarge(colour);
   for (const block of blocks) block(colour);
 }
@@ -253,6 +254,38 @@ function drawControls() {
   byId("softened").textContent = isOwn()
     ? "Every layer as it is stored, as the verdict and the tables are."
     : "Not as stored: the verdict, tables and torch’s pictures are of the stored layers.";
+}
+
+// ---- what the network answers ----------------------------------------------------------------------------------------------
+
+const scoreList = byId("scores");  // of a network with few classes: the torch layers' own scores at every stop
+const [convolutionScores, ...stopScores] = scoreList ? JSON.parse(scoreList.dataset.scores) : [];
+
+/** Class scores, or how far layers are from their convolutions on what is drawn of their inputs. */
+function drawAnswer() {
+  if (scoreList) return drawScores();
+  const live = Object.values(pictures).filter((picture) => picture.live && picture.factors);
+  if (!live.length) return;
+  const worst = live.reduce((a, b) => (outputs(a, state.stop).greatest >= outputs(b, state.stop).greatest ? a : b));
+  const { greatest } = outputs(worst, state.stop), where = live.some((picture) => picture.crop) ? "On the crops drawn" : "On the inputs drawn";
+  byId("answer").textContent = greatest === 0
+    ? `${where} attention gives exactly what the convolutions give.`
+    : `${where} attention’s outputs are at most ${short(greatest)} from the convolutions’ (${nameOf(worst)}).`;
+}
+
+function drawScores() {
+  const scores = stopScores[state.stop], all = stopScores.flat(), low = Math.min(...all), range = Math.max(...all) - low || 1;
+  if (!scoreList.children.length) scoreList.append(...scores.map(() => element("li", {}, element("span"), element("b"))));
+  scores.forEach((score, k) => {
+    const item = scoreList.children[k], [number, name] = item.children;
+    [number.textContent, name.textContent] = [score.toFixed(1).replace("-", "−"), k];
+    item.style.setProperty("--score", (score - low) / range);
+    item.style.setProperty("--convolution", (convolutionScores[k] - low) / range);
+  });
+  const [answer, before] = [argmax(scores), argmax(convolutionScores)];
+  const difference = Math.max(...scores.map((score, k) => Math.abs(score - convolutionScores[k])));
+  byId("answer").replaceChildren("The network answers ", element("b", {}, answer), answer === before ? ", as with convolutions" : `; with convolutions ${before}`,
+    `. Scores (a line marks those with convolutions) ${difference === 0 ? "are the same" : `differ by at most ${short(difference)}`}.`);
 }
 
 function setStop(stop) {
