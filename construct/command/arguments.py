@@ -3,6 +3,8 @@
 import argparse
 import math
 import os
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -57,13 +59,16 @@ def parse(argv: Sequence[str] | None, program: str = COMMAND) -> argparse.Namesp
         The options; ``model``, ``output`` and ``document``, the certificate's, are paths,
         ``input_size`` is a tuple or None, ``alpha`` a number or None for the default; ``copy`` says
         whether a network with nothing to convert is written, ``verify`` how ``python -m verify`` is
-        typed.
+        typed, ``typed`` the whole command.
 
     Raises:
         BadModelFile: the options are wrong.
         SystemExit: after ``--help``.
     """
+    if argv is None:
+        argv = sys.argv[1:]
     options = _parser(program).parse_args(argv)
+    options.typed = f"{program} {shlex.join(argv)}"
     options.verify = "python -m verify"
     if program != COMMAND:
         options.verify = f"{program} verify"

@@ -71,6 +71,7 @@ def write_page(report: Report) -> None:
         network=network,
         input_caption=input_caption,
         recheck=None if conversion.unchecked else _recheck(report),
+        typed=report.options.typed,
         hindered=hindered,
         notes=(*remark_lines(report), *report.notes),
         run=None if first is None else (copied, conversion.converted, first),

@@ -623,6 +623,29 @@ def test_a_large_layer_moves_fast_enough(visit: Any, tmp_path: Path) -> None:
     assert opened.page.evaluate(script) < 300
 
 
+@pytest.mark.parametrize("head", [0, 4, 31, 47])
+def test_a_tapped_head_is_shown_where_the_finger_is(visit: Any, head: int) -> None:
+    """Below its own row, in view, and the head stays under the finger, however the page was scrolled."""
+    opened = visit(DEMO, width=390, height=844, has_touch=True, is_mobile=True)
+    card = opened.page.locator("#overview .head").nth(head)
+    opened.page.locator("#overview .head").nth(12).tap()  # another panel is open before
+    for place in (0.45, 0.95):
+        card.evaluate("(card, at) => scrollBy(0, card.getBoundingClientRect().bottom - at * innerHeight)", place)
+        before = card.bounding_box()
+        opened.page.touchscreen.tap(before["x"] + 20, before["y"] + 20)
+        opened.settle()
+        box, panel = (one.bounding_box() for one in (card, opened.page.locator("#panel")))
+        top = opened.page.locator("#controls").bounding_box()
+        assert card.get_attribute("aria-pressed") == "true"
+        assert f"head {card.get_attribute('data-head')}" in opened.text("#large-name")
+        assert top["y"] + top["height"] <= panel["y"] + 1
+        assert panel["y"] + panel["height"] <= 844 + 1
+        assert 0 <= panel["y"] - (box["y"] + box["height"]) < 20
+        assert place > 0.5 or abs(box["y"] - before["y"]) < 2
+        assert panel["x"] + panel["width"] <= 390
+        opened.page.locator("#overview .head").nth(12).tap()
+
+
 # ---- content -------------------------------------------------------------------------------------------------------------
 
 

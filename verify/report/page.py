@@ -40,7 +40,7 @@ class Facts:
 
     ``lede`` is the paragraph below the heading, ``network`` the sentences about the network as a
     whole, ``input_caption`` a description of the drawn input, ``recheck`` the command that rechecks
-    the certificates, and ``hindered`` why there is none.  ``run`` is the original network, the
+    the certificates, ``typed`` the one that made the files, and ``hindered`` why there is none.  ``run`` is the original network, the
     converted one, and the input that is drawn.
     """
 
@@ -49,6 +49,7 @@ class Facts:
     network: tuple[Sentence, ...] = ()
     input_caption: str = ""
     recheck: str | None = None
+    typed: str = ""
     hindered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     run: tuple[nn.Module, nn.Module, Any] | None = None

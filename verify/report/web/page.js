@@ -104,7 +104,11 @@ function addHeads(picture) {
   const cards = picture.centres.map((_, head) => {
     const canvas = element("canvas", { "aria-hidden": "true" });
     const card = element("button", { type: "button", class: "head", "data-head": head, tabindex: head ? -1 : 0 }, canvas);
-    const choose = () => { Object.assign(state, { layer: picture.index, head }); redraw(); };
+    const choose = () => {
+      Object.assign(state, { layer: picture.index, head });
+      placePanel(card, across);
+      redraw();
+    };
     card.addEventListener("click", choose);
     card.addEventListener("focus", choose);
     follow(canvas, () => picture);
@@ -137,6 +141,24 @@ function addHeads(picture) {
     });
     words.textContent = picture.live ? `outputs ${apart(outputs(picture, state.stop).greatest)}` : "";
   });
+}
+
+const narrow = matchMedia("(max-width: 60rem)");
+
+/** The enlarged head stands beside all heads; on a narrow page below the row of its own head, which stays where it was pressed. */
+function placePanel(card, across) {
+  const panel = byId("panel"), stage = byId("stage");
+  if (!narrow.matches) {
+    if (panel.parentElement !== stage) stage.prepend(panel);
+    return;
+  }
+  const cards = [...card.parentElement.querySelectorAll(".head")], row = Math.floor(cards.indexOf(card) / across);
+  const last = cards[Math.min((row + 1) * across, cards.length) - 1], before = card.getBoundingClientRect().top;
+  if (last.nextSibling === panel) return;
+  last.after(panel);
+  scrollBy(0, card.getBoundingClientRect().top - before);
+  drawAll();
+  panel.scrollIntoView({ block: "nearest" });
 }
 
 /** A difference that only rounding explains is said to be 0 up to rounding. */
@@ -285,7 +307,7 @@ function drawScores() {
   const [answer, before] = [argmax(scores), argmax(convolutionScores)];
   const difference = Math.max(...scores.map((score, k) => Math.abs(score - convolutionScores[k])));
   byId("answer").replaceChildren("The network answers ", element("b", {}, answer), answer === before ? ", as with convolutions" : `; with convolutions ${before}`,
-    `. Scores (a line marks those with convolutions) ${difference === 0 ? "are the same" : `differ by at most ${short(difference)}`}.`);
+    ` (lines); scores ${difference === 0 ? "are equal" : `differ by at most ${short(difference)}`}.`);
 }
 
 function setStop(stop) {
@@ -326,6 +348,7 @@ if (Object.keys(pictures).length) {
   follow(byId("large"), () => pictures[state.layer]);
   for (const picture of Object.values(pictures)) addHeads(picture);
   for (const host of document.querySelectorAll(".outputs")) addOutputs(host);
+  narrow.addEventListener("change", () => byId("stage").prepend(byId("panel")));
   new ResizeObserver(redraw).observe(byId("stage"));
   drawAll();
 }
