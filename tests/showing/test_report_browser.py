@@ -308,9 +308,9 @@ def test_every_control_can_be_reached_and_seen_by_keyboard(opened: Opened) -> No
         assert outline != "none", name
         names.append(name)
     assert names[:5] == ["BUTTON#theme", "BUTTON#play", "INPUT#sharpness", "BUTTON#own", "CANVAS#large"]
-    assert names[5 : 5 + len(SHOWN) + 2] == ["BUTTON#"] * (len(SHOWN) + 1) + [
-        "SUMMARY#"
-    ]  # a stop for each layer's heads
+    heads = ["BUTTON#"] * (len(SHOWN) + 1)  # a stop for each layer's heads
+    typed = [*["INPUT#"] * 9, "BUTTON#clear", "BUTTON#seven", "BUTTON#", "CANVAS#large", "CANVAS#draw"]
+    assert names[5 : 5 + len(heads) + len(typed) + 1] == [*heads, *typed, "SUMMARY#"]
 
 
 @pytest.mark.parametrize("name", ["edited", "1-D", "3-D"])
@@ -401,9 +401,7 @@ def test_the_slider_shows_what_the_network_answers(visit: Any) -> None:
 def test_beside_the_slider_is_how_far_the_outputs_are_on_what_is_drawn(opened: Opened) -> None:
     for stop in (0, 24):
         opened.page.evaluate(f"setStop({stop})")
-        worst = opened.page.evaluate(
-            "Math.max(...Object.values(pictures).map((p) => p.live ? outputs(p, state.stop).greatest : 0))"
-        )
+        worst = opened.page.evaluate("Math.max(...sharpened.map((p) => p.live ? outputs(p, state.stop).greatest : 0))")
         said = opened.text("#answer")
         assert said.startswith("On the inputs drawn attention’s outputs are at most ")
         assert opened.page.evaluate(f"short({worst})") in said
@@ -500,7 +498,7 @@ def test_hostile_names_stay_text(visit: Any, tmp_path: Path) -> None:
     assert names[:-1] == [name.replace(".", "_") for name in HOSTILE[:-1]]
     assert names[-1] == r"line\u2028break\u202e&amp;"
     assert opened.page.title() == opened.page.locator("h1").inner_text() == HOSTILE[0]
-    assert opened.page.locator(".head").count() == 9 * len(HOSTILE)
+    assert opened.page.locator("#overview .head").count() == 9 * len(HOSTILE)
 
 
 def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,8 +507,8 @@ def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["--report", "demo.html"]) == 0
     opened = visit(tmp_path / "demo.html")
-    assert opened.page.locator(".head").count() == 9 + 9 + 4 + 9 + 1 + 16
-    assert opened.page.locator(".outputs canvas").count() == 4 * 6
+    assert opened.page.locator("#overview .head").count() == 9 + 9 + 4 + 9 + 1 + 16
+    assert opened.page.locator(".layer .outputs canvas").count() == 4 * 6
     assert opened.page.locator("img").count() == 0  # the slider would not change images
     assert opened.page.evaluate("Math.max(...Object.values(pictures).map((p) => outputs(p, OWN).greatest))") < 1e-14
     assert opened.page.evaluate("document.querySelector('#alpha').textContent") == "α = 1024"
@@ -644,6 +642,87 @@ def test_a_tapped_head_is_shown_where_the_finger_is(visit: Any, head: int) -> No
         assert place > 0.5 or abs(box["y"] - before["y"]) < 2
         assert panel["x"] + panel["width"] <= 390
         opened.page.locator("#overview .head").nth(12).tap()
+
+
+# ---- a kernel that is typed, and a digit that is drawn -------------------------------------------------------------------
+
+
+def type_kernel(opened: Opened, kernel: Any) -> None:
+    for field, tap in zip(opened.page.locator("#kernel input").all(), np.ravel(kernel), strict=True):
+        field.fill(str(tap))
+
+
+def numbers(opened: Opened, script: str) -> np.ndarray:
+    return np.array(opened.page.evaluate(f"Array.from({script})"))
+
+
+def pixels_drawn(opened: Opened) -> np.ndarray:
+    """What is drawn: what the convolution with the identity gives."""
+    type_kernel(opened, [0, 0, 0, 0, 1, 0, 0, 0, 0])
+    return numbers(opened, "pictures.try.live.convolution").reshape(14, 14)
+
+
+def test_a_typed_kernel_and_a_drawn_digit_are_convolved_and_attended(visit: Any) -> None:
+    opened = visit(DEMO)
+    opened.page.locator("#clear").click()
+    box = opened.page.locator("#draw").bounding_box()
+    at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in ((0.3, 0.2), (0.7, 0.2), (0.4, 0.9))]
+    opened.page.mouse.move(*at[0])
+    opened.page.mouse.down()
+    for corner in at[1:]:
+        opened.page.mouse.move(*corner, steps=3)
+    opened.page.mouse.up()
+    opened.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)  # no button is pressed
+    pixels = pixels_drawn(opened)
+    assert pixels[2, 5:9].min() == 1
+    assert 15 < (pixels > 0.5).sum() < 60
+    assert not pixels[5:9, :3].any()
+    kernel = np.array([[0.5, -1, 2], [0, 3.25, -4], [1, 1e-3, -0.75]])
+    type_kernel(opened, kernel)
+    conv = nn.Conv2d(1, 1, 3, padding=1, bias=False).double()
+    x = torch.tensor(pixels)[None, None]
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor(kernel))
+        expected = conv(x).flatten().numpy()
+    np.testing.assert_allclose(numbers(opened, "pictures.try.live.convolution"), expected, rtol=0, atol=1e-14)
+    for stop, alpha in ((3, 2**-0.5), (12, 16.0)):
+        layer = construct.conv_to_mhsa(conv, alpha=alpha).double()
+        opened.page.evaluate(f"setStop({stop})")
+        with torch.no_grad():
+            attended, rows = layer(x).flatten().numpy(), layer.attention_probabilities(x)[0].numpy()
+        output = numbers(opened, f"outputs(pictures.try, {stop}).output")
+        np.testing.assert_allclose(output, attended, rtol=0, atol=1e-13)
+        query = "probabilities(pictures.try, h, [5, 6], pictures.try.factors[state.stop])"
+        shown = [numbers(opened, query.replace("h,", f"{head},")) for head in range(9)]
+        np.testing.assert_allclose(shown, rows[:, 5 * 14 + 6], rtol=0, atol=1e-14)
+        most = opened.page.evaluate(f"short({np.abs(output - expected).max()})")
+        assert f"two separate computations, differ by at most {most}" in opened.text("#try-words")
+    opened.page.evaluate("setStop(24)")
+    said = opened.text("#try-words")
+    assert "exactly the same numbers" in said or "which the rounding of nine products and sums explains" in said
+    opened.page.locator("#kernel input").first.fill("")
+    assert "A tap that is no number from −1000 to 1000 counts as 0." in opened.text("#try-words")
+
+
+def test_a_digit_is_drawn_by_touch_and_by_keys(visit: Any) -> None:
+    opened = visit(DEMO, width=390, has_touch=True, is_mobile=True)
+    opened.page.locator("#clear").click()
+    canvas = opened.page.locator("#draw")
+    canvas.scroll_into_view_if_needed()
+    box, scrolled = canvas.bounding_box(), opened.page.evaluate("scrollY")
+    touch = opened.context.new_cdp_session(opened.page)
+    for kind, share in (("Start", 0.75), ("Move", 0.6), ("Move", 0.5), ("End", None)):
+        spots = [] if share is None else [{"x": box["x"] + box["width"] / 2, "y": box["y"] + share * box["height"]}]
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": spots})
+    opened.settle()
+    assert opened.page.evaluate("scrollY") == scrolled
+    drawn_by_touch = pixels_drawn(opened)
+    assert drawn_by_touch[7:10, 6:8].min() >= 0.5
+    canvas.focus()
+    for key in ("Home", "ArrowRight", " "):
+        opened.page.keyboard.press(key)
+    assert pixels_drawn(opened)[0, 1] == 1
+    assert drawn_by_touch[0, 1] == 0
 
 
 # ---- content -------------------------------------------------------------------------------------------------------------

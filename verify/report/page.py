@@ -29,7 +29,7 @@ MOST_IMAGES = 350_000
 MOST_ARGUMENTS = 60
 """The most layers whose argument is printed step by step; the certificate file has all."""
 
-SCRIPTS = ("softmax.js", "drawing.js", "page.js")
+SCRIPTS = ("softmax.js", "drawing.js", "page.js", "try.js")
 """The parts of the page's script, in order."""
 FULL = "the layers above fill the page"
 
@@ -40,8 +40,8 @@ class Facts:
 
     ``lede`` is the paragraph below the heading, ``network`` the sentences about the network as a
     whole, ``input_caption`` a description of the drawn input, ``recheck`` the command that rechecks
-    the certificates, ``typed`` the one that made the files, and ``hindered`` why there is none.  ``run`` is the original network, the
-    converted one, and the input that is drawn.
+    the certificates, ``typed`` the one that made the files, and ``hindered`` why there is none.
+    ``run`` is the original network, the converted one, and the input that is drawn.
     """
 
     title: str

@@ -39,7 +39,7 @@ const bases = new Map();
 
 /** The image below the attention: its padding faded, tokens of zeros struck through.  All heads and queries share it. */
 function baseGrid(box, colour, picture, slice) {
-  const name = [picture.index, slice, box.cell, box.height, colour.paper].join();
+  const name = [picture.index, slice, box.cell, box.height, colour.paper, picture.image?.bytes].join();
   if (bases.has(name)) return bases.get(name);
   if (bases.size > 400) bases.clear();
   const canvas = element("canvas", { width: box.columns * box.cell, height: box.rows * box.height });

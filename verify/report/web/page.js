@@ -5,7 +5,7 @@ const OWN = STOPS.length;  // each layer as it is stored
 const state = {
   at: [0.5, 0.5, 0.5],  // column, row and slice of the query, from 0 at a grid's first input to 1 at its last
   stop: OWN,
-  layer: Number(Object.keys(pictures)[0]),
+  layer: Object.keys(pictures)[0],
   head: 0,
   timer: null,
 };
@@ -50,8 +50,8 @@ function follow(canvas, pictureOf) {
 }
 
 /** Arrow keys, Page Up and Page Down, Home and End move the query by one output of the enlarged head's layer. */
-function moveByKey(event) {
-  const picture = pictures[state.layer], query = queryOf(picture);
+function moveByKey(event, picture = pictures[state.layer]) {
+  const query = queryOf(picture);
   const steps = {
     ArrowLeft: [-1, -1], ArrowRight: [-1, 1], ArrowUp: [-2, -1], ArrowDown: [-2, 1], PageUp: [-3, -1], PageDown: [-3, 1],
   };
@@ -93,7 +93,7 @@ function inForce(picture) {
 }
 
 /** A layer's heads in the order of its kernel; one of them is a stop of the tabulator key, arrow keys lead to the others. */
-function addHeads(picture) {
+function addHeads(picture, host) {
   const { kernel } = picture, heads = picture.centres.length, dims = picture.shape.length;
   const square = kernel && kernel.length > 1 && size(kernel) === heads;
   const across = dims === 1 ? 1 : Math.min(heads, square ? kernel.at(-1) : 4);
@@ -106,7 +106,7 @@ function addHeads(picture) {
     const card = element("button", { type: "button", class: "head", "data-head": head, tabindex: head ? -1 : 0 }, canvas);
     const choose = () => {
       Object.assign(state, { layer: picture.index, head });
-      placePanel(card, across);
+      placePanel(card);
       redraw();
     };
     card.addEventListener("click", choose);
@@ -127,7 +127,7 @@ function addHeads(picture) {
   const words = element("span", { class: "says" });
   caption.append(`${heads} head${heads > 1 ? "s" : ""}${hidden ? ` of ${picture.heads}` : ""}, ${picture.input.join(" × ")}${picture.crop ? " crop" : ""}`, element("br"), words);
   figure.append(grid, caption);
-  byId("overview").append(figure);
+  host.append(figure);
   blocks.push((colour) => {
     const query = queryOf(picture);
     cards.forEach(({ card, canvas }, head) => {
@@ -145,15 +145,16 @@ function addHeads(picture) {
 
 const narrow = matchMedia("(max-width: 60rem)");
 
-/** The enlarged head stands beside all heads; on a narrow page below the row of its own head, which stays where it was pressed. */
-function placePanel(card, across) {
-  const panel = byId("panel"), stage = byId("stage");
-  if (!narrow.matches) {
+/** The enlarged head stands beside all layers' heads; elsewhere below the row of its own head, which stays where it was pressed. */
+function placePanel(card) {
+  const panel = byId("panel"), stage = byId("stage"), grid = card.parentElement;
+  if (!narrow.matches && stage.contains(card)) {
     if (panel.parentElement !== stage) stage.prepend(panel);
     return;
   }
-  const cards = [...card.parentElement.querySelectorAll(".head")], row = Math.floor(cards.indexOf(card) / across);
-  const last = cards[Math.min((row + 1) * across, cards.length) - 1], before = card.getBoundingClientRect().top;
+  const across = Number(grid.style.getPropertyValue("--across")), cards = [...grid.querySelectorAll(".head")];
+  const row = Math.floor(cards.indexOf(card) / across), last = cards[Math.min((row + 1) * across, cards.length) - 1];
+  const before = card.getBoundingClientRect().top;
   if (last.nextSibling === panel) return;
   last.after(panel);
   scrollBy(0, card.getBoundingClientRect().top - before);
@@ -201,9 +202,9 @@ function addOutputs(host) {
     host.append(element("figure", { class: picture.shape.length === 1 ? "flat" : "" }, canvas, element("figcaption", {}, element("b", {}, title), scale)));
   }
   const leak = element("figcaption", { class: "leak" }), chart = svg("svg", { class: "chart", viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img" });
-  if (picture.factors) host.append(element("figure", { class: "leakage" }, chart, leak));
+  if (picture.bound_of) host.append(element("figure", { class: "leakage" }, chart, leak));
   const draw = (colour) => {
-    if (!details.open) return;
+    if (details?.open === false) return;
     const query = queryOf(picture);
     if (live) {
       const { output, difference, greatest } = outputs(picture, state.stop), { convolution } = live;
@@ -220,15 +221,16 @@ function addOutputs(host) {
       };
       for (const [name, [shape, colourOf, text]] of Object.entries(planes)) {
         const { canvas, scale } = figures[name];
-        drawPlane(canvas, canvas.clientWidth, colour, shape, colourOf, name === "input" ? null : query);
+        drawPlane(canvas, canvas.clientWidth, colour, shape, colourOf, name === "input" && details ? null : query);
         scale.textContent = text;
         canvas.setAttribute("aria-label", `${name}, ${text}`);
       }
     }
-    if (picture.factors) drawLeakage(picture, query, chart, leak);
+    if (picture.bound_of) drawLeakage(picture, query, chart, leak);
   };
   blocks.push(draw);
-  details.addEventListener("toggle", redraw);
+  details?.addEventListener("toggle", redraw);
+  return figures;
 }
 
 function between(low, high) {
@@ -286,7 +288,7 @@ const [convolutionScores, ...stopScores] = scoreList ? JSON.parse(scoreList.data
 /** Class scores, or how far layers are from their convolutions on what is drawn of their inputs. */
 function drawAnswer() {
   if (scoreList) return drawScores();
-  const live = Object.values(pictures).filter((picture) => picture.live && picture.factors);
+  const live = sharpened.filter((picture) => picture.live);
   if (!live.length) return;
   const worst = live.reduce((a, b) => (outputs(a, state.stop).greatest >= outputs(b, state.stop).greatest ? a : b));
   const { greatest } = outputs(worst, state.stop), where = live.some((picture) => picture.crop) ? "On the crops drawn" : "On the inputs drawn";
@@ -344,11 +346,11 @@ play.addEventListener("click", () => { if (state.timer === null) startPlaying();
 if (Object.keys(pictures).length) {
   byId("stage").hidden = false;
   byId("controls").hidden = !sharpened.length;
-  byId("large").addEventListener("keydown", moveByKey);
+  byId("large").addEventListener("keydown", (event) => moveByKey(event));
   follow(byId("large"), () => pictures[state.layer]);
-  for (const picture of Object.values(pictures)) addHeads(picture);
-  for (const host of document.querySelectorAll(".outputs")) addOutputs(host);
-  narrow.addEventListener("change", () => byId("stage").prepend(byId("panel")));
+  for (const picture of Object.values(pictures)) addHeads(picture, byId("overview"));
+  for (const host of document.querySelectorAll(".layer .outputs")) addOutputs(host);
+  narrow.addEventListener("change", () => placePanel(document.querySelector(".head.chosen")));
   new ResizeObserver(redraw).observe(byId("stage"));
   drawAll();
 }
