@@ -4,7 +4,6 @@ import argparse
 import math
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,11 +47,11 @@ class _Parser(argparse.ArgumentParser):
 FORMATS = ("pt", "safetensors", "pt2", "onnx")
 
 
-def parse(argv: Sequence[str] | None, program: str = COMMAND) -> argparse.Namespace:
+def parse(argv: Sequence[str], program: str = COMMAND) -> argparse.Namespace:
     """Parse the command line, and fill in defaults that depend on other options.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
         program: what was typed before them.
 
     Returns:
@@ -65,13 +64,9 @@ def parse(argv: Sequence[str] | None, program: str = COMMAND) -> argparse.Namesp
         BadModelFile: the options are wrong.
         SystemExit: after ``--help``.
     """
-    if argv is None:
-        argv = sys.argv[1:]
     options = _parser(program).parse_args(argv)
     options.typed = f"{program} {shlex.join(argv)}"
-    options.verify = "python -m verify"
-    if program != COMMAND:
-        options.verify = f"{program} verify"
+    options.verify = f"{program} verify".replace(COMMAND, "python -m")
     options.copy = {options.output, options.format} != {None}
     if options.model is None:
         _take_demo(options)

@@ -6,7 +6,6 @@ page computes P; b and z do not depend on the sharpness and are shipped in float
 convolution's own output for the same crop.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from construct.modules.traversal import every_module
 from verify.oracle import Convolution, float64, times
 from verify.report.layer import NoPicture, ReportLayer, as_base64, most_varied
 from verify.samples.sampling import called, evaluating
@@ -119,18 +119,25 @@ def class_scores(
 
     Args:
         original: with convolutions.
-        converted: with attention, stored.
+        converted: with attention, each layer at its own sharpness, as it is left too.
         x: a batched input, or arguments.
         factors: by the path of each attention layer, what multiplies its scores at each stop.
     """
-    softened = copy.deepcopy(converted)
-    with evaluating(original, softened):
+    layers: dict[str, Any] = dict(every_module(converted))
+    own = {path: layers[path].v.clone() for path in factors}
+    with evaluating(original, converted):
         runs = [called(original, x)]
-        if not isinstance(runs[0], Tensor) or not 2 <= prod(runs[0].shape[1:]) <= MOST_CLASSES:
+        if not isinstance(runs[0], Tensor) or runs[0].dim() != 2:
             return []
-        for row in zip(*factors.values(), strict=True):
-            for path, factor in zip(factors, row, strict=True):
-                softened.get_submodule(path).v.copy_(factor * converted.get_submodule(path).v)
-            runs.append(called(softened, x))
-    scores = torch.stack(runs)[:, 0].flatten(1)
+        if not 2 <= runs[0].shape[1] <= MOST_CLASSES:
+            return []
+        try:
+            for row in zip(*factors.values(), strict=True):
+                for factor, (path, v) in zip(row, own.items(), strict=True):
+                    layers[path].v.copy_(factor * v)
+                runs.append(called(converted, x))
+        finally:
+            for path, v in own.items():
+                layers[path].v.copy_(v)
+    scores = torch.stack(runs)[:, 0]
     return scores.tolist() if scores.isfinite().all() else []

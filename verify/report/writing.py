@@ -22,10 +22,6 @@ from verify.samples.sampling import check_call, evaluating, generated_inputs
 
 MOST_DRAWN = 40
 """The most layers whose inputs are kept for drawing; more images would not fit on a page."""
-LEDE = (
-    "Each convolution stands beside a layer of multi-head self-attention with relative positions. The theorem "
-    "(Cordonnier, Loukas, Jaggi, ICLR 2020) gives every tap of a kernel a head of its own, to look where the tap looks."
-)
 
 
 def write_report(
@@ -80,15 +76,13 @@ def write_report(
     arrays = probabilities_by_name(attention)
     layers: list[ReportLayer] = []
     input_caption = ""
-    run = None
+    first = None
     if original is not None and converted is not None:
         pairs = _pairs(original, converted)
         known = certificates_by_path(certificates, pairs)
         inputs, input_caption, first = _inputs(
             original, {name: conv for name, (conv, _) in pairs.items()}, x
         )
-        if first is not None:
-            run = original, converted, first
         missing = why_no_input(pairs, inputs)
         for name, (conv, mhsa) in pairs.items():
             try:
@@ -103,8 +97,13 @@ def write_report(
     layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
     if not layers:
         raise ValueError("write_report: there is nothing to show")
-    lede = "Attention as it was given, head by head." if original is None else LEDE
-    replace_file(Path(path), page(layers, Facts(title, lede, input_caption=input_caption, run=run)))
+    replace_file(
+        Path(path),
+        page(
+            layers,
+            Facts(title, input_caption=input_caption, run=(original, converted, first)),
+        ),
+    )
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
