@@ -23,8 +23,8 @@ MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""
 MOST_PRODUCTS = 4_000_000
 """The most (head, query, key) triples, which the page recomputes at every step of the slider."""
-MOST_CLASSES = 10
-"""The most classes of a classifier whose scores are shown."""
+CLASSES = [(n,) for n in range(2, 11)]
+"""The shapes of class scores that are shown: of at most ten classes."""
 WHOLE = {1: 64, 2: 16, 3: 6}
 """By dimension, inputs with at most this many positions along every axis are drawn whole."""
 
@@ -127,9 +127,7 @@ def class_scores(
     own = {path: layers[path].v.clone() for path in factors}
     with evaluating(original, converted):
         runs = [called(original, x)]
-        if not isinstance(runs[0], Tensor) or runs[0].dim() != 2:
-            return []
-        if not 2 <= runs[0].shape[1] <= MOST_CLASSES:
+        if not isinstance(runs[0], Tensor) or runs[0].shape[1:] not in CLASSES:
             return []
         try:
             for row in zip(*factors.values(), strict=True):
