@@ -23,6 +23,7 @@ import construct
 import verify
 from commands import ROOT
 from construct.command.demo import PATH
+from examples.learned.results.page import learned_layers
 from report_layers import HOSTILE, SHOWN, drawn, network, own_attention, seeded
 from verify.report.images import digit
 from verify.report.live import crop
@@ -723,6 +724,21 @@ def test_a_digit_is_drawn_by_touch_and_by_keys(visit: Any) -> None:
         opened.page.keyboard.press(key)
     assert pixels_drawn(opened)[0, 1] == 1
     assert drawn_by_touch[0, 1] == 0
+
+
+def test_trained_heads_are_shown_from_any_query(visit: Any) -> None:
+    opened = visit(ROOT / "docs/learned.html")
+    assert opened.page.locator("#overview .block").count() == 12
+    for layer, (name, mhsa) in enumerate(learned_layers()):
+        opened.heads(layer).nth(3).click()
+        opened.page.locator("#large").focus()
+        opened.page.keyboard.press("Home")
+        assert opened.readout().startswith("The query is output (0, 0). Head 3 puts")
+        assert opened.text("#large-name") == f"{name}, head 3"
+        with torch.no_grad():
+            row = mhsa.attention_probabilities(torch.zeros(1, 1, 16, 16))[0, 3, 0]
+        shown = numbers(opened, f"probabilities(pictures[{layer}], 3, [0, 0])")
+        np.testing.assert_allclose(shown, row, rtol=0, atol=1e-5)
 
 
 # ---- content -------------------------------------------------------------------------------------------------------------

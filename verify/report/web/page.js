@@ -96,7 +96,7 @@ function inForce(picture) {
 function addHeads(picture, host) {
   const { kernel } = picture, heads = picture.centres.length, dims = picture.shape.length;
   const square = kernel && kernel.length > 1 && size(kernel) === heads;
-  const across = dims === 1 ? 1 : Math.min(heads, square ? kernel.at(-1) : 4);
+  const across = dims === 1 ? 1 : Math.min(heads, square ? kernel.at(-1) : heads === 9 ? 3 : 4);
   const grid = element("div", { class: "heads", role: "group", "aria-label": `heads of ${nameOf(picture)}: arrow keys go from one to another` });
   grid.style.setProperty("--across", across);
   const figure = element("figure", { class: across > 4 ? "block wide" : dims === 1 ? "block flat" : "block", "data-layer": picture.index });
@@ -183,7 +183,7 @@ function drawLarge(colour) {
     said += `. Where it looks depends on the image; it ${matrix}`;
   } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel, tap))} of the kernel, of norm ${short(carried)}`;
   else if (carried !== null && moved) said += `. Where it looks depends on the image; it ${matrix}`;
-  else if (carried !== null) said += picture.centres[head] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
+  else if (carried !== null && picture.kernel) said += picture.centres[head] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
   byId("readout").textContent = `${said}.`;
   const part = picture.crop || (picture.image ? "the whole input" : "no input to draw"), of = picture.image ? `; ${picture.image.of}` : "";
   byId("large-note").textContent = `${picture.input.join(" × ")} positions, ${part}${of}. ${picture.caption ?? ""}`;
@@ -276,8 +276,8 @@ function drawControls() {
   slider.setAttribute("aria-valuetext", name);
   byId("alpha").textContent = name;
   byId("softened").textContent = isOwn()
-    ? "Every layer as it is stored, as the verdict and the tables are."
-    : "Not as stored: the verdict, tables and torch’s pictures are of the stored layers.";
+    ? "Every layer as it is stored."
+    : "Not as stored: verdicts, tables and torch’s pictures are of the stored layers.";
 }
 
 // ---- what the network answers ----------------------------------------------------------------------------------------------
