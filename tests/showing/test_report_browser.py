@@ -475,9 +475,20 @@ def test_layers_are_folded_but_for_the_first(opened: Opened) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_caption_names_the_colours_that_are_drawn(visit: Any, scheme: str) -> None:
     opened = visit(color_scheme=scheme)
-    query = opened.page.evaluate("colours().query")
-    name = {"#1b1f24": "black", "#ffffff": "white"}[query]
-    assert f"The {name} square is the query; orange marks the keys it attends to." in opened.text("#stage")
+    assert "The black square is the query; orange marks the keys it attends to." in opened.text("#stage")
+    script = """() => {
+        const picture = pictures[0], canvas = byId("large"), [row, column] = tokenOfQuery(picture, queryOf(picture));
+        const pen = canvas.cloneNode().getContext("2d", { willReadFrequently: true }), cell = canvas.width / picture.shape[1];
+        pen.drawImage(canvas, 0, 0);
+        const [r, c] = placeOf(picture.shape, centreKey(picture, 0, queryOf(picture)));
+        const spots = [[column + 0.1, row + 0.5], [c + 0.5, r + 0.5]];
+        return spots.map(([x, y]) => [...pen.getImageData(x * cell, y * cell, 1, 1).data]);
+    }"""
+    opened.page.evaluate("setStop(24)")
+    opened.settle()
+    (*ring, _), (*key, _) = opened.page.evaluate(script)
+    assert max(ring) < 60
+    assert key[0] > 200 > 120 > key[1] > key[2]
 
 
 # ---- the whole page --------------------------------------------------------------------------------------------------------

@@ -364,7 +364,6 @@ function isDark() {
 
 function themed() {
   theme.textContent = isDark() ? "Light" : "Dark";
-  for (const word of document.querySelectorAll(".query-colour")) word.textContent = isDark() ? "white" : "black";
   theme.setAttribute("aria-label", `switch to the ${isDark() ? "light" : "dark"} theme`);
   if (Object.keys(pictures).length) redraw();
 }
