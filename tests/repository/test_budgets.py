@@ -11,14 +11,14 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 84_320,
+        "tokens": 84_319,
         "tokens a line": 9.17,
         "conditional expressions": 16.8,
         "branching functions": 0.017,
     },
     "verify": {
-        "tokens": 123_975,
-        "tokens a line": 8.92,
+        "tokens": 123_971,
+        "tokens a line": 8.93,
         "conditional expressions": 17.0,
         "branching functions": 0.0244,
     },
@@ -33,7 +33,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30, "conv_as_attention": 0}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 32_695
+TEST_LINES = 32_966
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

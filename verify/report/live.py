@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from construct.modules.traversal import every_module
 from verify.oracle import Convolution, float64, times
 from verify.report.layer import NoPicture, ReportLayer, as_base64, most_varied
 from verify.samples.sampling import called, evaluating
@@ -123,19 +122,21 @@ def class_scores(
         x: a batched input, or arguments.
         factors: by the path of each attention layer, what multiplies its scores at each stop.
     """
-    layers: dict[str, Any] = dict(every_module(converted))
-    own = {path: layers[path].v.clone() for path in factors}
+    named = dict(converted.named_parameters(remove_duplicate=False))
+    pairs = [(v, v.clone()) for path in factors if (v := named.get(f"{path}.v")) is not None]
+    if len(pairs) < len(factors):  # a layer is kept in a list, or its v is parametrized
+        return []
     with evaluating(original, converted):
         runs = [called(original, x)]
         if not isinstance(runs[0], Tensor) or runs[0].shape[1:] not in CLASSES:
             return []
         try:
             for row in zip(*factors.values(), strict=True):
-                for factor, (path, v) in zip(row, own.items(), strict=True):
-                    layers[path].v.copy_(factor * v)
+                for (v, stored), factor in zip(pairs, row, strict=True):
+                    v.copy_(factor * stored)
                 runs.append(called(converted, x))
         finally:
-            for path, v in own.items():
-                layers[path].v.copy_(v)
+            for v, stored in pairs:
+                v.copy_(stored)
     scores = torch.stack(runs)[:, 0]
     return scores.tolist() if scores.isfinite().all() else []
