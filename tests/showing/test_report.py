@@ -361,6 +361,11 @@ def test_scores_are_those_of_the_layers_at_each_stop(tmp_path: Path) -> None:
         at_stops = [construct.convert(net, alpha=2 ** (k / 2 - 2))(x)[0] for k in range(25)]
         expected = torch.stack([net(x)[0], *at_stops, converted(x)[0]])
     np.testing.assert_allclose(json.loads(text), expected, rtol=0, atol=1e-5)
+    stopped = converted.register_forward_hook(lambda *_: {}["stopped"])
+    with pytest.raises(KeyError, match="stopped"):
+        verify.write_report(tmp_path / "page.html", net, converted, x)
+    stopped.remove()
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
     many = nn.Sequential(nn.Conv2d(1, 11, 4), nn.Flatten())
     verify.write_report(tmp_path / "page.html", many, construct.convert(many), x)
     assert "data-scores" not in (tmp_path / "page.html").read_text()
