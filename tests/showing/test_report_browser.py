@@ -405,7 +405,7 @@ def test_beside_the_slider_is_how_far_the_outputs_are_on_what_is_drawn(opened: O
         worst = opened.page.evaluate("Math.max(...sharpened.map((p) => p.live ? outputs(p, state.stop).greatest : 0))")
         said = opened.text("#answer")
         assert said.startswith("On the inputs drawn attention’s outputs are at most ")
-        assert opened.page.evaluate(f"short({worst})") in said
+        assert f" {opened.page.evaluate(f'short({worst})')} from the convolutions’ (in layer " in said
 
 
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])

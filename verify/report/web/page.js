@@ -294,7 +294,7 @@ function drawAnswer() {
   const { greatest } = outputs(worst, state.stop), where = live.some((picture) => picture.crop) ? "On the crops drawn" : "On the inputs drawn";
   byId("answer").textContent = greatest === 0
     ? `${where} attention gives exactly what the convolutions give.`
-    : `${where} attention’s outputs are at most ${short(greatest)} from the convolutions’ (${nameOf(worst)}).`;
+    : `${where} attention’s outputs are at most ${short(greatest)} from the convolutions’${live.length > 1 ? ` (in layer ${nameOf(worst)})` : ""}.`;
 }
 
 function drawScores() {
