@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,27 +47,26 @@ class _Parser(argparse.ArgumentParser):
 FORMATS = ("pt", "safetensors", "pt2", "onnx")
 
 
-def parse(argv: Sequence[str] | None, program: str = COMMAND) -> argparse.Namespace:
+def parse(argv: Sequence[str], program: str = COMMAND) -> argparse.Namespace:
     """Parse the command line, and fill in defaults that depend on other options.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
         program: what was typed before them.
 
     Returns:
         The options; ``model``, ``output`` and ``document``, the certificate's, are paths,
         ``input_size`` is a tuple or None, ``alpha`` a number or None for the default; ``copy`` says
         whether a network with nothing to convert is written, ``verify`` how ``python -m verify`` is
-        typed.
+        typed, ``typed`` the whole command.
 
     Raises:
         BadModelFile: the options are wrong.
         SystemExit: after ``--help``.
     """
     options = _parser(program).parse_args(argv)
-    options.verify = "python -m verify"
-    if program != COMMAND:
-        options.verify = f"{program} verify"
+    options.typed = f"{program} {shlex.join(argv)}"
+    options.verify = f"{program} verify".replace(COMMAND, "python -m")
     options.copy = {options.output, options.format} != {None}
     if options.model is None:
         _take_demo(options)

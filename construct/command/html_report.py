@@ -16,7 +16,7 @@ from construct.network import substitute
 from verify.report.layer import ReportLayer
 from verify.report.numbers import network_sentences
 from verify.report.page import Facts, page, require_jinja2
-from verify.report.writing import LEDE, pictured, why_no_input
+from verify.report.writing import pictured, why_no_input
 
 
 def require_template(options: Namespace) -> None:
@@ -44,8 +44,9 @@ def write_page(report: Report) -> None:
     copied = substitute(conversion.model, {})  # a run may change the network
     modules = dict(every_module(copied))
     convolutions = {row.path: modules[row.path] for row in report.layers}
-    x = inputs and inputs[0][0]
-    drawn, input_caption = pictured(copied, convolutions, x, options.input_size)
+    drawn, input_caption, first = pictured(
+        copied, convolutions, inputs and inputs[0][0], options.input_size
+    )
     missing = why_no_input(convolutions, drawn)
     layers = [
         ReportLayer(
@@ -63,16 +64,17 @@ def write_page(report: Report) -> None:
     network = hindered = ()
     if report.network is not None:
         network = network_sentences(network_dict(report.network))
-    if report.document is not None:
+    if report.document:
         hindered = tuple(f"{label(path)}: {why}" for path, why in conversion.unchecked)
     facts = Facts(
         title=f"{conversion.source.path.name} as attention",
-        lede=LEDE,
         network=network,
         input_caption=input_caption,
         recheck=None if conversion.unchecked else _recheck(report),
+        typed=options.typed,
         hindered=hindered,
         notes=(*remark_lines(report), *report.notes),
+        run=(copied, conversion.converted, first),
     )
     try:
         write(page(layers, facts), options.report)
@@ -82,11 +84,11 @@ def write_page(report: Report) -> None:
 
 def _recheck(report: Report) -> str | None:
     """The command that rechecks the certificate; None without one."""
-    if report.output is None or report.document is None:
+    if report.document is None:
         return None
-    files = (report.document, report.conversion.source.path, report.output)
-    check = " check {} --conv {} --mhsa {}".format(*map(_as_argument, files))
-    return f"{report.options.verify}{check}"
+    files = (report.document, report.conversion.source.path, report.options.output)
+    document, conv, mhsa = map(_as_argument, files)
+    return f"{report.options.verify} check {document} --conv {conv} --mhsa {mhsa}"
 
 
 def _as_argument(path: Path) -> str:

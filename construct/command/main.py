@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
         UNDECIDED, a network that makes other calls or, without ``--partial``, an unconverted
         convolution; 2 bad input; 130 interrupted.
     """
-    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        argv = sys.argv[1:]
     try:
         return _run(argv, program, sys.stdout)
     except SystemExit as end:  # after --help
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
         message = f"error: {one_line(error.on_command_line.replace(COMMAND, program), 2000)}"
         code = 2
         cause = error
-    if debug:
+    if "--debug" in argv:
         traceback.print_exception(cause, file=sys.stderr)
     if sys.stderr is not None:  # None if the caller closed it
         try:
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
     return code
 
 
-def _run(argv: Sequence[str] | None, program: str, stdout: TextIO) -> int:
+def _run(argv: Sequence[str], program: str, stdout: TextIO) -> int:
     """Convert and print; errors are BadModelFile, and KeyboardInterrupt."""
     with _explained(""):
         try:

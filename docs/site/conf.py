@@ -26,7 +26,7 @@ extensions = [
 ]
 include_patterns = ["*.md", "docs/*.md", "docs/api/*.rst", "docs/teaching/one_*.py", "examples/README.md"]
 external_toc_path = "docs/site/contents.yml"
-html_extra_path = ["index.html", "../demo.html"]
+html_extra_path = ["index.html", "../demo.html", "../learned.html"]
 
 mathjax_path = "tex-svg-full.js"  # one file, with its fonts in it
 html_static_path = [str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax" / mathjax_path)]

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,37 @@ def test_a_network_has_a_page_with_a_query_to_move(runs: Path, tmp_path: Path, c
     ):
         assert page.main([str(runs / words[0]), *words[1:], "--out", str(tmp_path / "none.html")]) == 2
         assert reason in capsys.readouterr().err
+
+
+def test_the_page_in_the_docs_is_what_its_command_makes(tmp_path: Path):
+    assert page.main(["--out", str(tmp_path / "page.html")]) == 0
+    kept, made = (
+        (folder / name).read_bytes() for folder, name in ((published.DOCS, "learned.html"), (tmp_path, "page.html"))
+    )
+    assert len({re.sub(rb"with torch \S+|report [0-9a-f]{64}", b"", one) for one in (kept, made)}) == 1
+
+
+def test_heads_on_the_page_look_where_the_trained_ones_looked():
+    """The mean shift from the middle query is the one measured in the run, up to four decimals of α and τ."""
+    variants = json.loads(published.DRAWN.read_text())["variants"]
+    measured = [layer["mean"] for start in page.STARTS for layer in variants[start]["looks"]["layers"]]
+    for (name, layer), mean in zip(page.learned_layers(), measured, strict=True):
+        alpha, tau = (x.detach() for x in layer.centres())
+
+        def mean_at(alpha: torch.Tensor, tau: torch.Tensor) -> np.ndarray:
+            delta = torch.cartesian_prod(*[torch.arange(-8.0, 8.0).double()] * 2)  # from token (8, 8) of 16 × 16
+            away = (delta[None] - tau[:, None]).square().sum(-1)
+            return (torch.softmax(-alpha[:, None] * away, dim=1) @ delta).numpy()
+
+        shown = layer.attention_probabilities(torch.zeros(1, 1, 16, 16)).detach()[0].unflatten(2, (16, 16)).numpy()
+        here = centres_of(shown)[0]
+        corners = [
+            mean_at(alpha + 5e-5 * a, tau + 5e-5 * torch.tensor(t))
+            for a in (-1, 1)
+            for t in product((-1.0, 1.0), repeat=2)
+        ]
+        slack = np.abs(np.array(corners) - here).max(0) + 1e-4  # and its own four decimals, and float32
+        assert (np.abs(here - mean) <= slack).all(), name
 
 
 # ---- the tables of the pages ---------------------------------------------------------------------------------------------

@@ -24,11 +24,10 @@ import verify
 from commands import ROOT, Command, names
 from construct.from_conv import main
 from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
-from verify.oracle import Geometry
 from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import picture
-from verify.report.layer import NoPicture, ReportLayer, in_words
+from verify.report.layer import NoPicture, ReportLayer
 from verify.report.live import crop
 from verify.samples.sampling import generated_inputs
 from verify.strategies import Case, cases
@@ -140,6 +139,7 @@ def test_the_demo_in_the_docs_is_what_its_command_makes(demo_page: Path, kept_de
     assert kept.texts["style"] == drawn.texts["style"]
     assert kept.texts["script"][-1] == drawn.texts["script"][-1]
     same_data(kept.data(), drawn.data())
+    same_data(*(json.loads(a["data-scores"]) for page in (kept, drawn) for _, a in page.elements if "data-scores" in a))
     assert [tag for tag, _ in kept.elements] == [tag for tag, _ in drawn.elements]
 
 
@@ -349,6 +349,28 @@ def test_a_crop_says_which() -> None:
     assert (whole["input"], whole["crop"]) == ([16, 12], "")
 
 
+def test_scores_are_those_of_the_layers_at_each_stop(tmp_path: Path) -> None:
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 3, 4), nn.Flatten()))
+    x = seeded(lambda: torch.rand(2, 1, 4, 4))
+    converted = construct.convert(net, alpha=0.75)
+    before = copy.deepcopy(converted.state_dict())
+    verify.write_report(tmp_path / "page.html", net, converted, x)
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+    (text,) = (a["data-scores"] for _, a in read(tmp_path / "page.html").elements if "data-scores" in a)
+    with torch.no_grad():
+        at_stops = [construct.convert(net, alpha=2 ** (k / 2 - 2))(x)[0] for k in range(25)]
+        expected = torch.stack([net(x)[0], *at_stops, converted(x)[0]])
+    np.testing.assert_allclose(json.loads(text), expected, rtol=0, atol=1e-5)
+    stopped = converted.register_forward_hook(lambda *_: {}["stopped"])
+    with pytest.raises(KeyError, match="stopped"):
+        verify.write_report(tmp_path / "page.html", net, converted, x)
+    stopped.remove()
+    assert all(torch.equal(value, before[name]) for name, value in converted.state_dict().items())
+    many = nn.Sequential(nn.Conv2d(1, 11, 4), nn.Flatten())
+    verify.write_report(tmp_path / "page.html", many, construct.convert(many), x)
+    assert "data-scores" not in (tmp_path / "page.html").read_text()
+
+
 def test_learned_attention_alone(tmp_path: Path) -> None:
     maps = torch.softmax(torch.randn(3, 4, 5, 20), -1).reshape(3, 4, 5, 4, 5)
     verify.write_report(tmp_path / "page.html", attention={"block <1>": maps})
@@ -378,7 +400,7 @@ def test_many_layers_are_limited_and_it_is_said(monkeypatch: pytest.MonkeyPatch)
     assert 1 <= len(document.data()) < 20
     assert "Left out to keep the page small: pictures of attention, of 2" in content.decode()
     opened = [a["id"] for tag, a in document.elements if tag == "details" and "open" in a]
-    assert opened == [f"layer-{k}" for k in range(8)]
+    assert opened == ["layer-0"]
 
 
 IN_WORDS = {
@@ -399,7 +421,10 @@ IN_WORDS = {
 
 @pytest.mark.parametrize("words", IN_WORDS)
 def test_geometry_in_words(words: str) -> None:
-    assert in_words(Geometry.read(IN_WORDS[words])) == words
+    conv = IN_WORDS[words]
+    text = pages.page([ReportLayer("", conv, construct.conv_to_mhsa(conv))], pages.Facts("")).decode()
+    (shown,) = re.findall(r'<span class="words">(.*?)</span>', text, re.S)
+    assert shown.strip() == words
 
 
 # ---- both layers at work -------------------------------------------------------------------------------------------------

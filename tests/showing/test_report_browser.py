@@ -21,10 +21,15 @@ from torch import nn
 
 import construct
 import verify
+from commands import ROOT
+from construct.command.demo import PATH
+from examples.learned.results.page import learned_layers
 from report_layers import HOSTILE, SHOWN, drawn, network, own_attention, seeded
+from verify.report.images import digit
 from verify.report.live import crop
 from verify.samples.sampling import generated_inputs
 
+DEMO = ROOT / "docs/demo.html"
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -66,8 +71,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Opened:
     """A page, with all its messages and requests."""
 
-    def __init__(self, browser: Any, path: Path, width: int = 1280, **options: Any):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+    def __init__(self, browser: Any, path: Path, width: int = 1280, height: int = 900, **options: Any):
+        self.context = browser.new_context(viewport={"width": width, "height": height}, **options)
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.requests: list[str] = []
@@ -223,7 +228,7 @@ def test_one_query_moves_in_all_layers(opened: Opened) -> None:
     index, other = number_of("plain"), number_of("strided-dilated")
     shape = opened.page.evaluate(f"pictures[{index}].shape")
     opened.point(opened.heads(index).nth(4).locator("canvas"), 2, 3, shape)
-    assert opened.readout().startswith("Output (1, 2) asks at token (2, 3).")
+    assert opened.readout().startswith("The query is output (1, 2).")
     for corner, at in (("first", 0), ("last", -1)):
         row, column = (1, 1) if at == 0 else (shape[0] - 2, shape[1] - 2)
         opened.point(opened.heads(index).nth(4).locator("canvas"), row, column, shape)
@@ -245,8 +250,8 @@ def test_a_click_enlarges_a_head(opened: Opened) -> None:
     shape = opened.page.evaluate(f"pictures[{index}].shape")
     opened.point(opened.page.locator("#large"), 1, 1, shape)
     said = opened.readout()
-    assert said.startswith("Output (0, 0) asks at token (1, 1). Head 0 gives")
-    assert "to token (0, 0), a padding token of zeros, and multiplies it by tap (0, 0)" in said
+    assert said.startswith("The query is output (0, 0). Head 0 puts")
+    assert "on the padding of zeros, token (0, 0), and multiplies it by tap (0, 0)" in said
     assert opened.heads(index).nth(0).get_attribute("aria-pressed") == "true"
     assert opened.page.locator(".head.chosen").count() == 1
     large, small = (opened.page.locator(which).first.bounding_box() for which in ("#large", ".head canvas"))
@@ -262,7 +267,7 @@ def test_a_finger_moves_the_query(visit: Any) -> None:
     box = canvas.bounding_box()
     opened.page.touchscreen.tap(box["x"] + box["width"] - 2, box["y"] + 2)
     last = opened.page.evaluate("pictures[0].queries[1].length - 1")
-    assert opened.readout().startswith(f"Output (0, {last}) asks")
+    assert opened.readout().startswith(f"The query is output (0, {last}).")
 
 
 @pytest.mark.parametrize("name", ["plain", "strided-dilated", "1-D", "3-D", "transposed"])
@@ -275,7 +280,7 @@ def test_keys_move_the_query(opened: Opened, name: str) -> None:
 
     def press(key: str, expected: list[int]) -> None:
         opened.page.keyboard.press(key)
-        assert opened.readout().startswith(f"Output ({', '.join(map(str, expected))}) asks"), key
+        assert opened.readout().startswith(f"The query is output ({', '.join(map(str, expected))})."), key
 
     press("Home", query)
     press("ArrowLeft", query)  # this is the leftmost position
@@ -304,9 +309,9 @@ def test_every_control_can_be_reached_and_seen_by_keyboard(opened: Opened) -> No
         assert outline != "none", name
         names.append(name)
     assert names[:5] == ["BUTTON#theme", "BUTTON#play", "INPUT#sharpness", "BUTTON#own", "CANVAS#large"]
-    assert names[5 : 5 + len(SHOWN) + 2] == ["BUTTON#"] * (len(SHOWN) + 1) + [
-        "SUMMARY#"
-    ]  # a stop for each layer's heads
+    heads = ["BUTTON#"] * (len(SHOWN) + 1)  # a stop for each layer's heads
+    typed = [*["INPUT#"] * 9, "BUTTON#clear", "BUTTON#seven", "BUTTON#", "CANVAS#large", "CANVAS#draw"]
+    assert names[5 : 5 + len(heads) + len(typed) + 1] == [*heads, *typed, "SUMMARY#"]
 
 
 @pytest.mark.parametrize("name", ["edited", "1-D", "3-D"])
@@ -318,15 +323,15 @@ def test_every_head_can_be_chosen_by_keys(opened: Opened, name: str) -> None:
     numbers = []
     for _ in range(count + 1):  # the last key press has no effect
         numbers.append(int(opened.page.evaluate("document.activeElement.dataset.head")))
-        assert f"Head {numbers[-1]} gives" in opened.readout()
+        assert f"Head {numbers[-1]} puts" in opened.readout()
         opened.page.keyboard.press("ArrowRight")
     assert numbers == [*range(count), count - 1]
     for key, head in (("Home", 0), ("End", count - 1)):
         opened.page.keyboard.press(key)
-        assert f"Head {head} gives" in opened.readout()
+        assert f"Head {head} puts" in opened.readout()
     if name == "edited":
         opened.page.keyboard.press("ArrowUp")
-        assert "Head 5 gives" in opened.readout()
+        assert "Head 5 puts" in opened.readout()
 
 
 @pytest.mark.deep
@@ -374,6 +379,35 @@ def test_the_leakage_curve_ends_where_float32_has_nothing_left(opened: Opened) -
     assert "exactly 0 in float32" in " ".join(chart.locator("text").all_text_contents())
 
 
+def test_the_slider_shows_what_the_network_answers(visit: Any) -> None:
+    """At every stop, the scores of layers that are built with its α."""
+    opened, model = visit(DEMO), torch.load(PATH, weights_only=False).eval()
+    image = torch.tensor(digit())[None, None].float()
+    for stop in range(25):
+        alpha = 2 ** (stop / 2 - 2)
+        with torch.no_grad():
+            scores = construct.convert(model, alpha=alpha)(image)[0]
+        opened.page.evaluate(f"setStop({stop})")
+        opened.settle()
+        shown = opened.page.locator("#scores li").all_inner_texts()
+        assert [text.split()[1] for text in shown] == [*map(str, range(10))]
+        numbers = [float(text.split()[0].replace("−", "-")) for text in shown]
+        np.testing.assert_allclose(numbers, scores, rtol=0, atol=0.0502)
+        said = opened.text("#answer")
+        assert said.startswith(f"The network answers {int(scores.argmax())}")
+        assert ("as with convolutions" in said) == (int(scores.argmax()) == int(model(image).argmax()))
+    assert "with convolutions 0" not in said
+
+
+def test_beside_the_slider_is_how_far_the_outputs_are_on_what_is_drawn(opened: Opened) -> None:
+    for stop in (0, 24):
+        opened.page.evaluate(f"setStop({stop})")
+        worst = opened.page.evaluate("Math.max(...sharpened.map((p) => p.live ? outputs(p, state.stop).greatest : 0))")
+        said = opened.text("#answer")
+        assert said.startswith("On the inputs drawn attention’s outputs are at most ")
+        assert f" {opened.page.evaluate(f'short({worst})')} from the convolutions’ (in layer " in said
+
+
 @pytest.mark.parametrize("motion", ["no-preference", "reduce"])
 def test_play_sharpens_from_a_quarter_to_1024(visit: Any, motion: str) -> None:
     opened = visit(reduced_motion=motion)
@@ -399,22 +433,62 @@ def test_what_a_token_is_in_words(opened: Opened) -> None:
     def described(name: str, key: int) -> str:
         return opened.page.evaluate(f"describe(pictures[{number_of(name)}], {key})")
 
-    assert described("transposed", 0) == "token (0, 0), a padding token of zeros"
+    assert described("transposed", 0) == "the padding of zeros, token (0, 0)"
     columns = opened.page.evaluate(f"pictures[{number_of('transposed')}].shape[1]")
-    assert described("transposed", columns + 1) == "token (1, 1), input (0, 0)"
-    assert described("transposed", columns + 2) == "token (1, 2), a token of zeros between two inputs"
-    assert described("1-D", 0) == "token (0), padding, a copy of input (3)"
-    assert described("1-D", 3) == "token (3), input (0)"
+    assert described("transposed", columns + 1) == "input (0, 0)"
+    assert described("transposed", columns + 2) == "a zero between two inputs, token (1, 2)"
+    assert described("1-D", 0) == "the padding, a copy of input (3)"
+    assert described("1-D", 3) == "input (0)"
 
 
 def test_learned_attention_is_shown_without_a_slider(opened: Opened) -> None:
     index = len(SHOWN)
-    assert "as they were given" in opened.layer(index).inner_text()
+    assert "as they were given" in opened.layer(index).text_content()
     assert opened.layer(index).locator(".outputs").count() == 0
     assert opened.heads(index).count() == 2
     row = opened.page.evaluate(f"Array.from(probabilities(pictures[{index}], 1, [2, 3]))")
     expected = torch.softmax(seeded(lambda: torch.randn(2, 16, 16)), -1)[1, 11]
     np.testing.assert_allclose(row, expected, atol=1 / 65535)
+
+
+# ---- what is said, and first -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 667), (1280, 720)])
+def test_the_verdict_is_seen_first_in_words(visit: Any, zoo: Path, width: int, height: int) -> None:
+    for path, words in (
+        (DEMO, "PROVED: each of the 6 attention layers computes what its convolution computes."),
+        (zoo, "REFUTED, 7 of 7 layers (plain, strided-dilated, 1-D, 3-D, …): some output differs"),
+    ):
+        opened = visit(path, width=width, height=height)
+        assert opened.text("#verdict").startswith(words)
+        box = opened.page.locator("#verdict").bounding_box()
+        assert box["y"] + box["height"] <= height
+
+
+def test_layers_are_folded_but_for_the_first(opened: Opened) -> None:
+    count = opened.page.locator(".layer").count()
+    opens = [opened.layer(index).get_attribute("open") is not None for index in range(count)]
+    assert opens == [True] + [False] * (count - 1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_caption_names_the_colours_that_are_drawn(visit: Any, scheme: str) -> None:
+    opened = visit(color_scheme=scheme)
+    assert "The black square is the query; orange marks the keys it attends to." in opened.text("#stage")
+    script = """() => {
+        const picture = pictures[0], canvas = byId("large"), [row, column] = tokenOfQuery(picture, queryOf(picture));
+        const pen = canvas.cloneNode().getContext("2d", { willReadFrequently: true }), cell = canvas.width / picture.shape[1];
+        pen.drawImage(canvas, 0, 0);
+        const [r, c] = placeOf(picture.shape, centreKey(picture, 0, queryOf(picture)));
+        const spots = [[column + 0.1, row + 0.5], [c + 0.5, r + 0.5]];
+        return spots.map(([x, y]) => [...pen.getImageData(x * cell, y * cell, 1, 1).data]);
+    }"""
+    opened.page.evaluate("setStop(24)")
+    opened.settle()
+    (*ring, _), (*key, _) = opened.page.evaluate(script)
+    assert max(ring) < 60
+    assert key[0] > 200 > 120 > key[1] > key[2]
 
 
 # ---- the whole page --------------------------------------------------------------------------------------------------------
@@ -436,7 +510,7 @@ def test_hostile_names_stay_text(visit: Any, tmp_path: Path) -> None:
     assert names[:-1] == [name.replace(".", "_") for name in HOSTILE[:-1]]
     assert names[-1] == r"line\u2028break\u202e&amp;"
     assert opened.page.title() == opened.page.locator("h1").inner_text() == HOSTILE[0]
-    assert opened.page.locator(".head").count() == 9 * len(HOSTILE)
+    assert opened.page.locator("#overview .head").count() == 9 * len(HOSTILE)
 
 
 def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,8 +519,8 @@ def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["--report", "demo.html"]) == 0
     opened = visit(tmp_path / "demo.html")
-    assert opened.page.locator(".head").count() == 9 + 9 + 4 + 9 + 1 + 16
-    assert opened.page.locator(".outputs canvas").count() == 4 * 6
+    assert opened.page.locator("#overview .head").count() == 9 + 9 + 4 + 9 + 1 + 16
+    assert opened.page.locator(".layer .outputs canvas").count() == 4 * 6
     assert opened.page.locator("img").count() == 0  # the slider would not change images
     assert opened.page.evaluate("Math.max(...Object.values(pictures).map((p) => outputs(p, OWN).greatest))") < 1e-14
     assert opened.page.evaluate("document.querySelector('#alpha').textContent") == "α = 1024"
@@ -454,7 +528,7 @@ def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypa
 
 # ---- for everyone --------------------------------------------------------------------------------------------------------
 
-CONTRASTS = """() => {
+LUMINANCE = """
   const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgb = (colour) => {
     pen.clearRect(0, 0, 1, 1);
@@ -466,6 +540,13 @@ CONTRASTS = """() => {
     const [r, g, b] = c.slice(0, 3).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
+  const contrast = (one, other) => {
+    const [a, b] = [luminance(one), luminance(other)];
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  };
+"""
+"""The contrast of two colours by WCAG, in scripts."""
+CONTRASTS = """() => {
   const behind = (one) => {
     for (; one; one = one.parentElement) {
       const colour = rgb(getComputedStyle(one).backgroundColor);
@@ -478,11 +559,14 @@ CONTRASTS = """() => {
     if (!one.checkVisibility() || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(one.tagName)) continue;
     if (![...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
     const style = getComputedStyle(one);
-    const [a, b] = [luminance(rgb(one.ownerSVGElement ? style.fill : style.color)), luminance(behind(one))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (!(contrast >= 4.5)) low.push([one.className, one.textContent.trim().slice(0, 30), contrast]);
+    const ratio = contrast(rgb(one.ownerSVGElement ? style.fill : style.color), behind(one));
+    if (!(ratio >= 4.5)) low.push([one.className, one.textContent.trim().slice(0, 30), ratio]);
   }
   return low;
+}"""
+PICTURE_CONTRASTS = """() => {
+  const { heat, dark, light } = colours();
+  return [[heat, dark], [heat, light], [dark, light]].map(([a, b]) => contrast(rgb(a), rgb(b)));
 }"""
 
 
@@ -494,7 +578,12 @@ def test_every_word_can_be_read_in_both_themes(visit: Any, schemes: tuple[str, .
         paper = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
         assert opened.page.locator("#theme").inner_text() == ("Dark" if scheme == "light" else "Light")
-        assert opened.page.evaluate(CONTRASTS) == []
+        opened.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        opened.settle()
+        assert opened.page.evaluate(f"{{ {LUMINANCE} ({CONTRASTS})() }}") == []
+        contrasts = opened.page.evaluate(f"{{ {LUMINANCE} ({PICTURE_CONTRASTS})() }}")
+        assert min(contrasts[:2]) >= 3, "orange on the picture's darkest and lightest"
+        assert contrasts[2] >= 7, "the picture itself"
         opened.page.locator("#theme").click()
         opened.settle()
 
@@ -517,7 +606,7 @@ def test_without_scripts_no_heading_is_empty(browser: Any, zoo: Path) -> None:
 
 def test_on_a_phone_the_slider_stays_beside_the_heads(visit: Any) -> None:
     opened = visit(width=390)
-    for part in (opened.heads(3).last, opened.layer(1).locator("canvas").last):
+    for part in (opened.heads(3).last, opened.layer(0).locator("canvas").last):
         part.scroll_into_view_if_needed()
         opened.settle()
         for box in (opened.page.locator("#sharpness").bounding_box(), part.bounding_box()):
@@ -542,6 +631,125 @@ def test_a_large_layer_moves_fast_enough(visit: Any, tmp_path: Path) -> None:
         return (performance.now() - from) / 8;
     }"""
     assert opened.page.evaluate(script) < 300
+
+
+@pytest.mark.parametrize("head", [0, 4, 31, 47])
+def test_a_tapped_head_is_shown_where_the_finger_is(visit: Any, head: int) -> None:
+    """Below its own row, in view, and the head stays under the finger, however the page was scrolled."""
+    opened = visit(DEMO, width=390, height=844, has_touch=True, is_mobile=True)
+    card = opened.page.locator("#overview .head").nth(head)
+    opened.page.locator("#overview .head").nth(12).tap()  # another panel is open before
+    for place in (0.45, 0.95):
+        card.evaluate("(card, at) => scrollBy(0, card.getBoundingClientRect().bottom - at * innerHeight)", place)
+        before = card.bounding_box()
+        opened.page.touchscreen.tap(before["x"] + 20, before["y"] + 20)
+        opened.settle()
+        box, panel = (one.bounding_box() for one in (card, opened.page.locator("#panel")))
+        top = opened.page.locator("#controls").bounding_box()
+        assert card.get_attribute("aria-pressed") == "true"
+        assert f"head {card.get_attribute('data-head')}" in opened.text("#large-name")
+        assert top["y"] + top["height"] <= panel["y"] + 1
+        assert panel["y"] + panel["height"] <= 844 + 1
+        assert 0 <= panel["y"] - (box["y"] + box["height"]) < 20
+        assert place > 0.5 or abs(box["y"] - before["y"]) < 2
+        assert panel["x"] + panel["width"] <= 390
+        opened.page.locator("#overview .head").nth(12).tap()
+
+
+# ---- a kernel that is typed, and a digit that is drawn -------------------------------------------------------------------
+
+
+def type_kernel(opened: Opened, kernel: Any) -> None:
+    for field, tap in zip(opened.page.locator("#kernel input").all(), np.ravel(kernel), strict=True):
+        field.fill(str(tap))
+
+
+def numbers(opened: Opened, script: str) -> np.ndarray:
+    return np.array(opened.page.evaluate(f"Array.from({script})"))
+
+
+def pixels_drawn(opened: Opened) -> np.ndarray:
+    """What is drawn: what the convolution with the identity gives."""
+    type_kernel(opened, [0, 0, 0, 0, 1, 0, 0, 0, 0])
+    return numbers(opened, "pictures.try.live.convolution").reshape(14, 14)
+
+
+def test_a_typed_kernel_and_a_drawn_digit_are_convolved_and_attended(visit: Any) -> None:
+    opened = visit(DEMO)
+    opened.page.locator("#clear").click()
+    box = opened.page.locator("#draw").bounding_box()
+    at = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in ((0.3, 0.2), (0.7, 0.2), (0.4, 0.9))]
+    opened.page.mouse.move(*at[0])
+    opened.page.mouse.down()
+    for corner in at[1:]:
+        opened.page.mouse.move(*corner, steps=3)
+    opened.page.mouse.up()
+    opened.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)  # no button is pressed
+    pixels = pixels_drawn(opened)
+    assert pixels[2, 5:9].min() == 1
+    assert 15 < (pixels > 0.5).sum() < 60
+    assert not pixels[5:9, :3].any()
+    kernel = np.array([[0.5, -1, 2], [0, 3.25, -4], [1, 1e-3, -0.75]])
+    type_kernel(opened, kernel)
+    conv = nn.Conv2d(1, 1, 3, padding=1, bias=False).double()
+    x = torch.tensor(pixels)[None, None]
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor(kernel))
+        expected = conv(x).flatten().numpy()
+    np.testing.assert_allclose(numbers(opened, "pictures.try.live.convolution"), expected, rtol=0, atol=1e-14)
+    for stop, alpha in ((3, 2**-0.5), (12, 16.0)):
+        layer = construct.conv_to_mhsa(conv, alpha=alpha).double()
+        opened.page.evaluate(f"setStop({stop})")
+        with torch.no_grad():
+            attended, rows = layer(x).flatten().numpy(), layer.attention_probabilities(x)[0].numpy()
+        output = numbers(opened, f"outputs(pictures.try, {stop}).output")
+        np.testing.assert_allclose(output, attended, rtol=0, atol=1e-13)
+        query = "probabilities(pictures.try, h, [5, 6], pictures.try.factors[state.stop])"
+        shown = [numbers(opened, query.replace("h,", f"{head},")) for head in range(9)]
+        np.testing.assert_allclose(shown, rows[:, 5 * 14 + 6], rtol=0, atol=1e-14)
+        most = opened.page.evaluate(f"short({np.abs(output - expected).max()})")
+        assert f"two separate computations, differ by at most {most}" in opened.text("#try-words")
+    opened.page.evaluate("setStop(24)")
+    said = opened.text("#try-words")
+    assert "exactly the same numbers" in said or "which the rounding of nine products and sums explains" in said
+    opened.page.locator("#kernel input").first.fill("")
+    assert "A tap that is no number from −1000 to 1000 counts as 0." in opened.text("#try-words")
+
+
+def test_a_digit_is_drawn_by_touch_and_by_keys(visit: Any) -> None:
+    opened = visit(DEMO, width=390, has_touch=True, is_mobile=True)
+    opened.page.locator("#clear").click()
+    canvas = opened.page.locator("#draw")
+    canvas.scroll_into_view_if_needed()
+    box, scrolled = canvas.bounding_box(), opened.page.evaluate("scrollY")
+    touch = opened.context.new_cdp_session(opened.page)
+    for kind, share in (("Start", 0.75), ("Move", 0.6), ("Move", 0.5), ("End", None)):
+        spots = [] if share is None else [{"x": box["x"] + box["width"] / 2, "y": box["y"] + share * box["height"]}]
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": spots})
+    opened.settle()
+    assert opened.page.evaluate("scrollY") == scrolled
+    drawn_by_touch = pixels_drawn(opened)
+    assert drawn_by_touch[7:10, 6:8].min() >= 0.5
+    canvas.focus()
+    for key in ("Home", "ArrowRight", " "):
+        opened.page.keyboard.press(key)
+    assert pixels_drawn(opened)[0, 1] == 1
+    assert drawn_by_touch[0, 1] == 0
+
+
+def test_trained_heads_are_shown_from_any_query(visit: Any) -> None:
+    opened = visit(ROOT / "docs/learned.html")
+    assert opened.page.locator("#overview .block").count() == 12
+    for layer, (name, mhsa) in enumerate(learned_layers()):
+        opened.heads(layer).nth(3).click()
+        opened.page.locator("#large").focus()
+        opened.page.keyboard.press("Home")
+        assert opened.readout().startswith("The query is output (0, 0). Head 3 puts")
+        assert opened.text("#large-name") == f"{name}, head 3"
+        with torch.no_grad():
+            row = mhsa.attention_probabilities(torch.zeros(1, 1, 16, 16))[0, 3, 0]
+        shown = numbers(opened, f"probabilities(pictures[{layer}], 3, [0, 0])")
+        np.testing.assert_allclose(shown, row, rtol=0, atol=1e-5)
 
 
 # ---- content -------------------------------------------------------------------------------------------------------------

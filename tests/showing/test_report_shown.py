@@ -17,7 +17,7 @@ from torch import nn
 
 import construct
 import verify
-from commands import Command, python
+from commands import ROOT, Command, python
 from report_layers import seeded
 from verify.report import images, writing
 from verify.report.attention import picture
@@ -35,7 +35,7 @@ def page_of(path: Path) -> str:
 
 def printed(text: str) -> list[str]:
     """The words after ``python`` in the command that the page prints."""
-    (line,) = re.findall(r"<pre><code>(.*?)</code></pre>", text)
+    *_, line = re.findall(r"<pre><code>(.*?)</code></pre>", text)
     first, *words = shlex.split(html.unescape(line))
     assert first == "python"
     return words
@@ -46,6 +46,17 @@ def test_the_printed_command_works_for_the_readmes_first_one(from_conv: Command)
     from_conv.prints("--report", "page.html")
     done = python(*printed(page_of(Path("page.html"))), cwd=None)
     assert done.returncode == 0, done.stderr
+    assert "PROVED" in done.stdout
+
+
+def test_the_commands_of_the_docs_page_work_as_printed_in_a_clone(tmp_path: Path) -> None:
+    """The page comes without the files that it is about, so it says how they are made."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "construct").symlink_to(ROOT / "construct")
+    for line in re.findall(r"<pre><code>python (.*?)</code></pre>", page_of(ROOT / "docs/demo.html")):
+        done = python(*shlex.split(html.unescape(line)), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "verify check" in line
     assert "PROVED" in done.stdout
 
 

@@ -29,13 +29,10 @@ BOTH = ((140, 70, 20), (224, 150, 80), (247, 248, 250), (110, 150, 205), (20, 60
 
 @dataclass(frozen=True)
 class Image:
-    """One image: heading, PNG data URI, text for screen readers, and the values of the lightest and
-    darkest shade.
-    """
+    """One image: heading, PNG data URI, and the values of the lightest and darkest shade."""
 
     title: str
     uri: str
-    alt: str
     scale: str
 
 
@@ -112,9 +109,7 @@ def _input_image(x: ndarray) -> Image:
             np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
         )
         scale = f"{_number(low)} … {_number(high)}; three channels as colours"
-        return Image(
-            "Input", png(np.moveaxis(shade, 0, -1)), "the input of the layer in colour", scale
-        )
+        return Image("Input", png(np.moveaxis(shade, 0, -1)), scale)
     if x.ndim == 2:
         return _image("Input", x, "all channels, one a row")
     channel = most_varied(x)
@@ -133,7 +128,6 @@ def _image(title: str, values: ndarray, of: str, scaled_as: ndarray | None = Non
     return Image(
         title,
         png(_coloured(shade, INK)),
-        f"{title.lower()}, {of}",
         f"{_number(low)} … {_number(high)}; {of}",
     )
 
@@ -141,7 +135,7 @@ def _image(title: str, values: ndarray, of: str, scaled_as: ndarray | None = Non
 def _difference(values: ndarray, most: float, caption: str) -> Image:
     shade = 0.5 + 0.5 * _small(_flat(values), greatest=True) / (most or 1.0)
     scale = f"its own scale: ±{most:.3g}; {caption}" if most else "exactly 0 everywhere"
-    return Image("Difference", png(_coloured(shade, BOTH)), f"difference, {caption}", scale)
+    return Image("Difference", png(_coloured(shade, BOTH)), scale)
 
 
 def _number(value: float) -> str:

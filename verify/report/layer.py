@@ -1,4 +1,4 @@
-"""The record of one layer on the page, and a convolution's geometry in words."""
+"""The record of one layer on the page."""
 
 import base64
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from verify.argument.certificate import Certificate
-from verify.oracle import Geometry, times
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict
 
@@ -42,44 +41,6 @@ class ReportLayer:
     x: Any = None
     attention: np.ndarray | None = None
     no_input: str = ""
-
-
-def in_words(g: Geometry) -> str:
-    """``3 × 3 convolution, 16 → 24 channels, every 2nd position, padded by 1 with zeros``."""
-    kind = "transposed " * g.transposed + "convolution"
-    shape = f"{times(g.kernel_size)} {kind}"
-    if g.dims == 1:
-        shape = f"1-D {kind} of {g.kernel_size[0]} taps"
-    words = [shape, f"{g.in_channels} → {g.out_channels} channels"]
-    if g.groups == g.in_channels > 1:
-        words.append("each channel on its own")
-    elif g.groups > 1:
-        words.append(f"in {g.groups} groups")
-    if any(s > 1 for s in g.stride):
-        words.append(
-            f"inputs {times(g.stride)} apart" if g.transposed else f"in steps of {times(g.stride)}"
-        )
-    if any(d > 1 for d in g.dilation):
-        words.append(f"taps {times(g.dilation)} apart")
-    words.append(_padding(g))
-    if any(g.output_padding):
-        words.append(f"{times(g.output_padding)} more at the far end")
-    return ", ".join(words)
-
-
-def _padding(g: Geometry) -> str:
-    if not any(p for pair in g.pads for p in pair):
-        return "nothing cropped" if g.transposed else "no padding"
-    if g.transposed:
-        return f"cropped by {times([before for before, _ in g.pads])}"
-    sides = times([before if before == after else f"{before}+{after}" for before, after in g.pads])
-    what = {
-        "zeros": "with zeros",
-        "reflect": "by reflection",
-        "replicate": "with copies of the edge",
-        "circular": "around the circle",
-    }
-    return f"padded by {sides} {what[g.padding_mode]}"
 
 
 def most_varied(values: np.ndarray) -> int:

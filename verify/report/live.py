@@ -6,20 +6,24 @@ page computes P; b and z do not depend on the sharpness and are shipped in float
 convolution's own output for the same crop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from verify.oracle import Convolution, float64, times
 from verify.report.layer import NoPicture, ReportLayer, as_base64, most_varied
+from verify.samples.sampling import called, evaluating
 
 MOST_VALUES = 15_000
 """The most numbers z of a layer to ship, eight bytes each."""
 MOST_PRODUCTS = 4_000_000
 """The most (head, query, key) triples, which the page recomputes at every step of the slider."""
+CLASSES = [(n,) for n in range(2, 11)]
+"""The shapes of class scores that are shown: of at most ten classes."""
 WHOLE = {1: 64, 2: 16, 3: 6}
 """By dimension, inputs with at most this many positions along every axis are drawn whole."""
 
@@ -103,3 +107,36 @@ def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
         "bias": bias,
         "expected": as_base64(expected[channel]),
     }
+
+
+@torch.no_grad()
+def class_scores(
+    original: nn.Module, converted: nn.Module, x: Any, factors: Mapping[str, Sequence[float]]
+) -> list[list[float]]:
+    """The scores that a classifier of few classes gives the first example of ``x``: with its
+    convolutions, then with attention at every stop of the slider; empty for another network.
+
+    Args:
+        original: with convolutions.
+        converted: with attention, each layer at its own sharpness, as it is left too.
+        x: a batched input, or arguments.
+        factors: by the path of each attention layer, what multiplies its scores at each stop.
+    """
+    named = dict(converted.named_parameters(remove_duplicate=False))
+    pairs = [(v, v.clone()) for path in factors if (v := named.get(f"{path}.v")) is not None]
+    if len(pairs) < len(factors):  # a layer is kept in a list, or its v is parametrized
+        return []
+    with evaluating(original, converted):
+        runs = [called(original, x)]
+        if not isinstance(runs[0], Tensor) or runs[0].shape[1:] not in CLASSES:
+            return []
+        try:
+            for row in zip(*factors.values(), strict=True):
+                for (v, stored), factor in zip(pairs, row, strict=True):
+                    v.copy_(factor * stored)
+                runs.append(called(converted, x))
+        finally:
+            for v, stored in pairs:
+                v.copy_(stored)
+    scores = torch.stack(runs)[:, 0]
+    return scores.tolist() if scores.isfinite().all() else []

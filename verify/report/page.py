@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,12 +9,13 @@ from typing import Any
 
 import torch
 
-from verify.oracle import Geometry
+from verify.oracle import Geometry, times
 from verify.recheck.strict_input import Record
 from verify.report.attention import picture
 from verify.report.given_attention import MOST_GIVEN
 from verify.report.images import strip
-from verify.report.layer import NoPicture, ReportLayer, in_words
+from verify.report.layer import NoPicture, ReportLayer
+from verify.report.live import class_scores
 from verify.report.numbers import Sentence, claimed, numbers_of, summary
 from verify.report.seal import sealed
 from verify.verdict import escaped
@@ -27,26 +27,19 @@ MOST_IMAGES = 350_000
 MOST_ARGUMENTS = 60
 """The most layers whose argument is printed step by step; the certificate file has all."""
 
-SCRIPTS = ("softmax.js", "drawing.js", "page.js")
+SCRIPTS = ("softmax.js", "drawing.js", "page.js", "try.js")
 """The parts of the page's script, in order."""
 FULL = "the layers above fill the page"
-
-MEANINGS = {
-    "PROVED": "PROVED: for all inputs of the stated sizes and magnitudes, "
-    "the two layers differ by no more than the bound, if the assumptions hold.",
-    "CHECKED": "CHECKED: on the samples named, they differ by no more than rounding can explain.",
-    "REFUTED": "REFUTED: some output differs by more, and the sentence says where.",
-    "UNDECIDED": "UNDECIDED: a step of the argument could not be made, or the bound says little; the sentence says which.",
-}
 
 
 @dataclass(frozen=True)
 class Facts:
     """The content of a page apart from its layers.
 
-    ``lede`` is the paragraph below the heading, ``network`` the sentences about the network as a
+    ``lede`` is the paragraph below the heading, if it is not the usual one, ``network`` the sentences about the network as a
     whole, ``input_caption`` a description of the drawn input, ``recheck`` the command that rechecks
-    the certificates, and ``hindered`` why there is none.
+    the certificates, ``typed`` the one that made the files, and ``hindered`` why there is none.
+    ``run`` is the original network, the converted one, and the input that is drawn, or None.
     """
 
     title: str
@@ -54,8 +47,10 @@ class Facts:
     network: tuple[Sentence, ...] = ()
     input_caption: str = ""
     recheck: str | None = None
+    typed: str = ""
     hindered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    run: tuple[Any, Any, Any] = (None, None, None)
 
 
 def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
@@ -75,24 +70,28 @@ def page(layers: Sequence[ReportLayer], facts: Facts) -> bytes:
     )
     environment.globals |= {
         "geometry": Geometry.read,
-        "in_words": in_words,
+        "times": times,
         "numbers_of": numbers_of,
         "summary": summary,
         "claimed": claimed,
     }
-    views, pictures, limits = _views(layers)
-    assumptions = [layer.certificate.assumptions for layer in layers if layer.certificate]
+    views, pictures = _views(layers)
+    factors = {
+        layers[index].name: data["factors"]
+        for index, data in pictures.items()
+        if data.get("live") and not data["crop"]
+    }
+    scores = []
+    if facts.run[2] is not None and len(factors) == len(layers):
+        scores = class_scores(*facts.run, factors)
     style = _part("page.css")
     script = "\n".join(map(_part, SCRIPTS))
     text = environment.from_string(_part("page.html")).render(
         **vars(facts),
         layers=views,
-        limits=limits,
+        full=FULL,
         drawn=bool(pictures),
-        verdicts=Counter(layer.verdict.name for layer in layers if layer.verdict),
-        meanings=MEANINGS,
-        certified=bool(assumptions),
-        common=[one for one in (assumptions or [()])[0] if all(one in own for own in assumptions)],
+        scores=scores,
         most_arguments=MOST_ARGUMENTS,
         torch=torch.__version__,
         style=style,
@@ -137,11 +136,10 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _views(layers: Sequence[ReportLayer]) -> tuple[list[Record], dict[int, Any], list[str]]:
-    """What is drawn of each layer, the data of the pictures, and remarks on omissions."""
+def _views(layers: Sequence[ReportLayer]) -> tuple[list[Record], dict[int, Any]]:
+    """What is drawn of each layer, and the data of the pictures."""
     views: list[Record] = []
     pictures: dict[int, Any] = {}
-    omitted = Counter[str]()
     drawn = 0
     images = 0
     share = MOST_GIVEN // max(1, sum(layer.attention is not None for layer in layers))
@@ -158,19 +156,10 @@ def _views(layers: Sequence[ReportLayer]) -> tuple[list[Record], dict[int, Any],
         drawn += len(in_script(data)) * (not given)
         if shown:
             images += shown.size
-        omitted["pictures of attention"] += why_not == FULL
-        omitted["outputs side by side"] += no_strip == FULL
-        argued = layer.certificate is not None and index >= MOST_ARGUMENTS
-        omitted["the argument step by step"] += argued
         views.append(
             {"of": layer, "picture": data, "why_not": why_not, "strip": shown, "no_strip": no_strip}
         )
-    limits = [
-        f"Left out to keep the page small: {what}, of {count} layers."
-        for what, count in omitted.items()
-        if count
-    ]
-    return views, pictures, limits
+    return views, pictures
 
 
 def _tried(room: bool, draw: Callable[..., Any], *given: Any) -> tuple[Any, str]:

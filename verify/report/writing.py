@@ -22,11 +22,6 @@ from verify.samples.sampling import check_call, evaluating, generated_inputs
 
 MOST_DRAWN = 40
 """The most layers whose inputs are kept for drawing; more images would not fit on a page."""
-LEDE = (
-    "Below, each convolution stands beside a layer of multi-head self-attention with relative positions. The theorem "
-    "(Cordonnier, Loukas, Jaggi, ICLR 2020) gives every tap of a kernel a head of its own, to look where the tap looks. Whether "
-    "these layers then compute the same is judged one by one."
-)
 
 
 def write_report(
@@ -81,10 +76,11 @@ def write_report(
     arrays = probabilities_by_name(attention)
     layers: list[ReportLayer] = []
     input_caption = ""
+    first = None
     if original is not None and converted is not None:
         pairs = _pairs(original, converted)
         known = certificates_by_path(certificates, pairs)
-        inputs, input_caption = _inputs(
+        inputs, input_caption, first = _inputs(
             original, {name: conv for name, (conv, _) in pairs.items()}, x
         )
         missing = why_no_input(pairs, inputs)
@@ -101,8 +97,13 @@ def write_report(
     layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
     if not layers:
         raise ValueError("write_report: there is nothing to show")
-    lede = "Attention as it was given, head by head." if original is None else LEDE
-    replace_file(Path(path), page(layers, Facts(title, lede, input_caption=input_caption)))
+    replace_file(
+        Path(path),
+        page(
+            layers,
+            Facts(title, input_caption=input_caption, run=(original, converted, first)),
+        ),
+    )
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
@@ -128,8 +129,9 @@ def pictured(
     convolutions: Mapping[str, Any],
     x: Any,
     size: tuple[int, ...] | None = None,
-) -> tuple[dict[str, Tensor], str]:
-    """An input to draw for each layer, and a caption.
+) -> tuple[dict[str, Tensor], str, Any]:
+    """An input to draw for each layer, a caption, and the input of the network; None if it did not
+    run.
 
     The network runs once: on a photograph if it accepts one of ``size``, (channels, height, width),
     else on ``x``. Without ``x`` each layer gets seeded random inputs.
@@ -138,9 +140,8 @@ def pictured(
     dtype = next(conv.weight.dtype for conv in convolutions.values())
     real = size and photograph(size, dtype)
     if real is not None:
-        return activations(
-            original, real[0], convolutions
-        ), f"What reaches this layer from {real[1]}."
+        inputs = activations(original, real[0], convolutions)
+        return inputs, f"What reaches this layer from {real[1]}.", real[0]
     wanting = has_photograph(size)
     if x is not None:
         inputs = activations(original, x, convolutions)
@@ -153,11 +154,11 @@ def pictured(
             shape = (int(conv.in_channels), *(64,) * (conv.weight.dim() - 2))
             own = photograph(shape, dtype)
             if own is not None:
-                return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}."
+                return {"": own[0].to(conv.weight.device)}, f"The input is {own[1]}.", None
             wanting = has_photograph(shape)
     if wanting:
         caption += " Install scikit-learn for a real picture."
-    return inputs, caption
+    return inputs, caption, x
 
 
 def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict[str, str]:
@@ -173,7 +174,7 @@ def why_no_input(convolutions: Iterable[str], inputs: Mapping[str, Any]) -> dict
 
 def _inputs(
     original: nn.Module, convolutions: dict[str, nn.Module], x: Any
-) -> tuple[dict[str, Tensor], str]:
+) -> tuple[dict[str, Tensor], str, Any]:
     try:
         return pictured(original, convolutions, x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

@@ -39,7 +39,7 @@ const bases = new Map();
 
 /** The image below the attention: its padding faded, tokens of zeros struck through.  All heads and queries share it. */
 function baseGrid(box, colour, picture, slice) {
-  const name = [picture.index, slice, box.cell, box.height, colour.paper].join();
+  const name = [picture.index, slice, box.cell, box.height, colour.paper, picture.image?.bytes].join();
   if (bases.has(name)) return bases.get(name);
   if (bases.size > 400) bases.clear();
   const canvas = element("canvas", { width: box.columns * box.cell, height: box.rows * box.height });
@@ -75,13 +75,12 @@ function baseGrid(box, colour, picture, slice) {
 
 const LEAST_MARK = 7;  // device pixels of what has to be found: the query, and what a head looks at
 
-/** A rectangle's double outline, seen on any shade. */
+/** A black frame with white edges, seen on any shade. */
 function drawRing(pen, colour, x, y, width, height) {
   const thick = Math.max(1.5, Math.min(width, height, 60) / 10);
-  for (const [ring, inset] of [[colour.query, thick / 2], [colour.paper, 1.5 * thick]]) {
-    pen.strokeStyle = ring;
-    pen.lineWidth = thick;
-    pen.strokeRect(x + inset, y + inset, width - 2 * inset, height - 2 * inset);
+  for (const [ring, lineWidth] of [[colour.light, 2 * thick], [colour.query, thick]]) {
+    Object.assign(pen, { strokeStyle: ring, lineWidth });
+    pen.strokeRect(x + thick, y + thick, width - 2 * thick, height - 2 * thick);
   }
 }
 

@@ -5,7 +5,7 @@ const OWN = STOPS.length;  // each layer as it is stored
 const state = {
   at: [0.5, 0.5, 0.5],  // column, row and slice of the query, from 0 at a grid's first input to 1 at its last
   stop: OWN,
-  layer: Number(Object.keys(pictures)[0]),
+  layer: Object.keys(pictures)[0],
   head: 0,
   timer: null,
 };
@@ -50,8 +50,8 @@ function follow(canvas, pictureOf) {
 }
 
 /** Arrow keys, Page Up and Page Down, Home and End move the query by one output of the enlarged head's layer. */
-function moveByKey(event) {
-  const picture = pictures[state.layer], query = queryOf(picture);
+function moveByKey(event, picture = pictures[state.layer]) {
+  const query = queryOf(picture);
   const steps = {
     ArrowLeft: [-1, -1], ArrowRight: [-1, 1], ArrowUp: [-2, -1], ArrowDown: [-2, 1], PageUp: [-3, -1], PageDown: [-3, 1],
   };
@@ -77,6 +77,7 @@ function redraw() {
 function drawAll() {
   const colour = colours();
   drawControls();
+  drawAnswer();
   drawLarge(colour);
   for (const block of blocks) block(colour);
 }
@@ -92,10 +93,10 @@ function inForce(picture) {
 }
 
 /** A layer's heads in the order of its kernel; one of them is a stop of the tabulator key, arrow keys lead to the others. */
-function addHeads(picture) {
+function addHeads(picture, host) {
   const { kernel } = picture, heads = picture.centres.length, dims = picture.shape.length;
   const square = kernel && kernel.length > 1 && size(kernel) === heads;
-  const across = dims === 1 ? 1 : Math.min(heads, square ? kernel.at(-1) : 4);
+  const across = dims === 1 ? 1 : Math.min(heads, square ? kernel.at(-1) : heads === 9 ? 3 : 4);
   const grid = element("div", { class: "heads", role: "group", "aria-label": `heads of ${nameOf(picture)}: arrow keys go from one to another` });
   grid.style.setProperty("--across", across);
   const figure = element("figure", { class: across > 4 ? "block wide" : dims === 1 ? "block flat" : "block", "data-layer": picture.index });
@@ -103,7 +104,11 @@ function addHeads(picture) {
   const cards = picture.centres.map((_, head) => {
     const canvas = element("canvas", { "aria-hidden": "true" });
     const card = element("button", { type: "button", class: "head", "data-head": head, tabindex: head ? -1 : 0 }, canvas);
-    const choose = () => { Object.assign(state, { layer: picture.index, head }); redraw(); };
+    const choose = () => {
+      Object.assign(state, { layer: picture.index, head });
+      placePanel(card);
+      redraw();
+    };
     card.addEventListener("click", choose);
     card.addEventListener("focus", choose);
     follow(canvas, () => picture);
@@ -122,7 +127,7 @@ function addHeads(picture) {
   const words = element("span", { class: "says" });
   caption.append(`${heads} head${heads > 1 ? "s" : ""}${hidden ? ` of ${picture.heads}` : ""}, ${picture.input.join(" × ")}${picture.crop ? " crop" : ""}`, element("br"), words);
   figure.append(grid, caption);
-  byId("overview").append(figure);
+  host.append(figure);
   blocks.push((colour) => {
     const query = queryOf(picture);
     cards.forEach(({ card, canvas }, head) => {
@@ -138,12 +143,31 @@ function addHeads(picture) {
   });
 }
 
+const narrow = matchMedia("(max-width: 60rem)");
+
+/** The enlarged head stands beside all layers' heads; elsewhere below the row of its own head, which stays where it was pressed. */
+function placePanel(card) {
+  const panel = byId("panel"), stage = byId("stage"), grid = card.parentElement;
+  if (!narrow.matches && stage.contains(card)) {
+    if (panel.parentElement !== stage) stage.prepend(panel);
+    return;
+  }
+  const across = Number(grid.style.getPropertyValue("--across")), cards = [...grid.querySelectorAll(".head")];
+  const row = Math.floor(cards.indexOf(card) / across), last = cards[Math.min((row + 1) * across, cards.length) - 1];
+  const before = card.getBoundingClientRect().top;
+  if (last.nextSibling === panel) return;
+  last.after(panel);
+  scrollBy(0, card.getBoundingClientRect().top - before);
+  drawAll();
+  panel.scrollIntoView({ block: "nearest" });
+}
+
 /** A difference that only rounding explains is said to be 0 up to rounding. */
 function apart(greatest) {
   return greatest === 0 ? "equal" : `${short(greatest)} apart`;
 }
 
-/** The chosen head in large, and in words: which output asks, from which token, and where the head looks. */
+/** The chosen head in large, and in words: the query, and where the head looks. */
 function drawLarge(colour) {
   const picture = pictures[state.layer], { head } = state, query = queryOf(picture);
   const map = probabilities(picture, head, query, inForce(picture)), best = argmax(map), canvas = byId("large");
@@ -152,17 +176,17 @@ function drawLarge(colour) {
   byId("large-name").textContent = `${nameOf(picture)}, head ${head}${picture.shape.length === 3 ? `, slice ${slice}` : ""}`;
   const moved = picture.maps && picture.centres[head] === null, carried = picture.carried[head];
   const tap = moved && picture.shifts ? tapAt(picture, query, best) : picture.taps[head];
-  let said = `Output ${vector(query)} asks at token ${vector(tokenOfQuery(picture, query))}. Head ${head} gives ${percent(map[best], picture.bits)} to ${describe(picture, best)}`;
+  let said = `The query is output ${vector(query)}. Head ${head} puts ${percent(map[best], picture.bits)} of its attention on ${describe(picture, best)}`;
   const matrix = `carries a matrix of norm ${short(carried ?? 0)}`;
   if (moved && picture.shifts) {
     said += tap === null ? ", which no tap of the kernel reads from here" : `, which tap ${vector(placeOf(picture.kernel, tap))} reads from here`;
     said += `. Where it looks depends on the image; it ${matrix}`;
-  } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel, tap))}, of norm ${short(carried)}`;
+  } else if (tap !== null) said += `, and multiplies it by tap ${vector(placeOf(picture.kernel, tap))} of the kernel, of norm ${short(carried)}`;
   else if (carried !== null && moved) said += `. Where it looks depends on the image; it ${matrix}`;
-  else if (carried !== null) said += picture.centres[head] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
+  else if (carried !== null && picture.kernel) said += picture.centres[head] === null ? `; it looks at no single key, and ${matrix}` : `; it looks at no tap of the kernel, and ${matrix}`;
   byId("readout").textContent = `${said}.`;
   const part = picture.crop || (picture.image ? "the whole input" : "no input to draw"), of = picture.image ? `; ${picture.image.of}` : "";
-  byId("large-note").textContent = `Drawn: ${picture.input.join(" × ")} positions, ${part}${of}. ${picture.caption ?? ""}`;
+  byId("large-note").textContent = `${picture.input.join(" × ")} positions, ${part}${of}. ${picture.caption ?? ""}`;
 }
 
 // ---- both layers at work ---------------------------------------------------------------------------------------------------
@@ -178,9 +202,9 @@ function addOutputs(host) {
     host.append(element("figure", { class: picture.shape.length === 1 ? "flat" : "" }, canvas, element("figcaption", {}, element("b", {}, title), scale)));
   }
   const leak = element("figcaption", { class: "leak" }), chart = svg("svg", { class: "chart", viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img" });
-  if (picture.factors) host.append(element("figure", { class: "leakage" }, chart, leak));
+  if (picture.bound_of) host.append(element("figure", { class: "leakage" }, chart, leak));
   const draw = (colour) => {
-    if (!details.open) return;
+    if (details?.open === false) return;
     const query = queryOf(picture);
     if (live) {
       const { output, difference, greatest } = outputs(picture, state.stop), { convolution } = live;
@@ -197,15 +221,16 @@ function addOutputs(host) {
       };
       for (const [name, [shape, colourOf, text]] of Object.entries(planes)) {
         const { canvas, scale } = figures[name];
-        drawPlane(canvas, canvas.clientWidth, colour, shape, colourOf, name === "input" ? null : query);
+        drawPlane(canvas, canvas.clientWidth, colour, shape, colourOf, name === "input" && details ? null : query);
         scale.textContent = text;
         canvas.setAttribute("aria-label", `${name}, ${text}`);
       }
     }
-    if (picture.factors) drawLeakage(picture, query, chart, leak);
+    if (picture.bound_of) drawLeakage(picture, query, chart, leak);
   };
   blocks.push(draw);
-  details.addEventListener("toggle", redraw);
+  details?.addEventListener("toggle", redraw);
+  return figures;
 }
 
 function between(low, high) {
@@ -220,7 +245,7 @@ function drawLeakage(picture, query, chart, leak) {
   let text = "No head looks at a single key of the grid from here, so there is no leakage to speak of.";
   if (measured !== null) {
     const zero = measured === 0 ? " (below 5e−324)" : "";
-    text = `Attention that misses the target, greatest over the heads, from this query: ${short(measured)}${zero}`;
+    text = `The share of attention that misses a head’s tap, of the worst head at this query: ${short(measured)}${zero}`;
     if (Math.fround(measured) === 0) text += ", exactly 0 in float32";
     text += bound === null ? "; no bound was worked out." : `. Bound on any grid (dashed): ${shortAbove(bound)}.`;
     leak.title = `measured ${measured}` + (bound === null ? "" : `, bound ${bound}`);
@@ -251,8 +276,40 @@ function drawControls() {
   slider.setAttribute("aria-valuetext", name);
   byId("alpha").textContent = name;
   byId("softened").textContent = isOwn()
-    ? "Every layer as it is stored: what the verdicts and tables are about."
+    ? "Every layer as it is stored."
     : "Not as stored: verdicts, tables and torch’s pictures are of the stored layers.";
+}
+
+// ---- what the network answers ----------------------------------------------------------------------------------------------
+
+const scoreList = byId("scores");  // of a network with few classes: the torch layers' own scores at every stop
+const [convolutionScores, ...stopScores] = scoreList ? JSON.parse(scoreList.dataset.scores) : [];
+
+/** Class scores, or how far layers are from their convolutions on what is drawn of their inputs. */
+function drawAnswer() {
+  if (scoreList) return drawScores();
+  const live = sharpened.filter((picture) => picture.live);
+  if (!live.length) return;
+  const worst = live.reduce((a, b) => (outputs(a, state.stop).greatest >= outputs(b, state.stop).greatest ? a : b));
+  const { greatest } = outputs(worst, state.stop), where = live.some((picture) => picture.crop) ? "On the crops drawn" : "On the inputs drawn";
+  byId("answer").textContent = greatest === 0
+    ? `${where} attention gives exactly what the convolutions give.`
+    : `${where} attention’s outputs are at most ${short(greatest)} from the convolutions’${live.length > 1 ? ` (in layer ${nameOf(worst)})` : ""}.`;
+}
+
+function drawScores() {
+  const scores = stopScores[state.stop], all = stopScores.flat(), low = Math.min(...all), range = Math.max(...all) - low || 1;
+  if (!scoreList.children.length) scoreList.append(...scores.map(() => element("li", {}, element("span"), element("b"))));
+  scores.forEach((score, k) => {
+    const item = scoreList.children[k], [number, name] = item.children;
+    [number.textContent, name.textContent] = [score.toFixed(1).replace("-", "−"), k];
+    item.style.setProperty("--score", (score - low) / range);
+    item.style.setProperty("--convolution", (convolutionScores[k] - low) / range);
+  });
+  const [answer, before] = [argmax(scores), argmax(convolutionScores)];
+  const difference = Math.max(...scores.map((score, k) => Math.abs(score - convolutionScores[k])));
+  byId("answer").replaceChildren("The network answers ", element("b", {}, answer), answer === before ? ", as with convolutions" : `; with convolutions ${before}`,
+    ` (lines); scores ${difference === 0 ? "are equal" : `differ by at most ${short(difference)}`}.`);
 }
 
 function setStop(stop) {
@@ -289,10 +346,11 @@ play.addEventListener("click", () => { if (state.timer === null) startPlaying();
 if (Object.keys(pictures).length) {
   byId("stage").hidden = false;
   byId("controls").hidden = !sharpened.length;
-  byId("large").addEventListener("keydown", moveByKey);
+  byId("large").addEventListener("keydown", (event) => moveByKey(event));
   follow(byId("large"), () => pictures[state.layer]);
-  for (const picture of Object.values(pictures)) addHeads(picture);
-  for (const host of document.querySelectorAll(".outputs")) addOutputs(host);
+  for (const picture of Object.values(pictures)) addHeads(picture, byId("overview"));
+  for (const host of document.querySelectorAll(".layer .outputs")) addOutputs(host);
+  narrow.addEventListener("change", () => placePanel(document.querySelector(".head.chosen")));
   new ResizeObserver(redraw).observe(byId("stage"));
   drawAll();
 }

@@ -6,11 +6,14 @@
 // encoding; softmax over all keys gives what it attends to.  Nothing here knows the kernel or where a head "should" look.
 
 const pictures = JSON.parse(document.getElementById("data").textContent);
-for (const [index, picture] of Object.entries(pictures)) {
-  picture.index = Number(index);
+for (const [index, picture] of Object.entries(pictures)) prepared(picture, index);
+
+function prepared(picture, index) {
+  picture.index = index;
   picture.places = Array.from({ length: size(picture.shape) }, (_, key) => placeOf(picture.shape, key));
   picture.kinds = picture.places.map((place) => kindOf(picture, place));
   picture.asked = picture.queries.map((axis) => axis.length);
+  return picture;
 }
 
 function size(shape) {
@@ -153,10 +156,16 @@ function sourceOf(picture, place) {
   return source.some((x) => x < 0) ? -1 : numberOf(picture.input, source);
 }
 
-/**
- * What no slider changes: every head's value z = X W_val W_out of every token, how far each score lies below the head's
- * greatest, and the convolution's output.
- */
+/** How far each score lies below the head's greatest, for every query and head. */
+function gapsOf(picture) {
+  const queries = Array.from({ length: size(picture.asked) }, (_, number) => placeOf(picture.asked, number));
+  return queries.map((query) => picture.centres.map((_, head) => {
+    const scores = scoresOf(picture, head, query), most = scores.reduce((a, b) => Math.max(a, b), -Infinity);
+    return scores.map((score) => score - most);
+  }));
+}
+
+/** What no slider changes: every head's value z = X W_val W_out of every token, the gaps, and the convolution's output. */
 function prepareLive(picture) {
   const { live } = picture;
   if (live.tokens) return live;
@@ -164,11 +173,7 @@ function prepareLive(picture) {
   const sources = picture.places.map((place) => sourceOf(picture, place));
   live.tokens = picture.centres.map((_, head) => Float64Array.from(sources, (at) => (at < 0 ? 0 : values[head * positions + at])));
   live.convolution = float64(live.expected);
-  const queries = Array.from({ length: size(picture.asked) }, (_, number) => placeOf(picture.asked, number));
-  live.gaps = queries.map((query) => picture.centres.map((_, head) => {
-    const scores = scoresOf(picture, head, query), most = scores.reduce((a, b) => Math.max(a, b), -Infinity);
-    return scores.map((score) => score - most);
-  }));
+  live.gaps = gapsOf(picture);
   live.at = new Map();
   return live;
 }
@@ -212,10 +217,9 @@ function kindOf(picture, place) {
 
 function describe(picture, key) {
   const place = placeOf(picture.shape, key);
-  const source = `(${place.map((x, axis) => picture.sources[axis][x]).join(", ")})`;
-  const zeros = isPadding(picture, place) ? "a padding token of zeros" : "a token of zeros between two inputs";
-  const what = { input: `input ${source}`, copy: `padding, a copy of input ${source}`, zero: zeros };
-  return `token (${place.join(", ")}), ${what[kindOf(picture, place)]}`;
+  const source = `input (${place.map((x, axis) => picture.sources[axis][x]).join(", ")})`;
+  const zeros = isPadding(picture, place) ? "the padding of zeros" : "a zero between two inputs";
+  return { input: source, copy: `the padding, a copy of ${source}`, zero: `${zeros}, token (${place.join(", ")})` }[kindOf(picture, place)];
 }
 
 function vector(numbers) {
