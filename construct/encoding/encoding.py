@@ -89,10 +89,6 @@ class Encoding(ABC):
         """
         raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
 
-    def components(self, axis: int) -> list[int]:
-        """The components of c that an axis's summand depends on."""
-        raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
-
 
 @dataclass(frozen=True)
 class Quadratic(Encoding):
@@ -136,7 +132,3 @@ class Quadratic(Encoding):
         """
         square, linear = quadratic.r((delta,))
         return c[..., 0, None] * square + c[..., axis + 1, None] * linear
-
-    def components(self, axis: int) -> list[int]:
-        """The components of ‖δ‖² and of the axis."""
-        return [0, axis + 1]
