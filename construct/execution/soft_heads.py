@@ -32,7 +32,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
     longest, *others = _order(grid)
     factors = {axis: _factors(c, encoding, grid, axis, slice(None), x.dtype) for axis in others}
 
-    def block(queries: slice) -> Tensor:
+    def block(queries: slice, x: Tensor, w: Tensor) -> Tensor:
         rows = _factors(c, encoding, grid, longest, queries, x.dtype)
         read = x[None]  # (1 or heads, B, D_in, *shape)
         for axis, factor in ((longest, rows), *factors.items()):
@@ -44,7 +44,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
 
     a_query = _bytes_per_query(grid, len(w), x.shape[0] * x.shape[1], x.element_size())
     most = queries_per_block(max(1, BLOCK_BYTES // a_query))
-    blocks = [bounded(block, part) for part in pieces(grid.query_shape[longest], most)]
+    blocks = [bounded(block, part, x, w) for part in pieces(grid.query_shape[longest], most)]
     return torch.cat(blocks, dim=longest + 2)
 
 
