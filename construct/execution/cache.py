@@ -19,16 +19,13 @@ import construct.tokens as tokens
 from construct.encoding import quadratic
 from construct.execution import reads
 from construct.execution.blocks import most_queries
-from construct.execution.byte_cache import BoundedCache
 from construct.execution.head_matrices import identity_parts
 from construct.execution.transforms import plain, shared_array
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
-MOST_BYTES = 2**20
-"""What the prepared calls of one layer keep (1 MiB): one for each shape and memory layout of the
-input.
-"""
+MOST_CALLS = 64
+"""The most prepared calls of one layer: one for each shape and memory layout of the input."""
 POSITIONAL = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
 Run = Callable[[Any, Tensor, TokenGrid], Tensor]
@@ -56,7 +53,7 @@ class PreparedCalls:
         ]
         self.dtype = self.read[-1].dtype
         self.device = self.read[-1].device
-        self.calls = BoundedCache(MOST_BYTES)
+        self.calls: dict[Any, Call] = {}
         self.waits = tokens.host_waits(self.device)
         if self.waits:
             self.states = [reads.state_of(tensor) for tensor in self.read]
@@ -105,7 +102,9 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
         entry = ENTRIES[layer] = PreparedCalls(layer, whole)
-    entry.calls.keep((run, x.shape, x.stride()), call)
+    if len(entry.calls) >= MOST_CALLS:
+        entry.calls.clear()
+    entry.calls[run, x.shape, x.stride()] = call
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from operator import add, neg, sub
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from construct.encoding.encodings import (
     shifts_are_distinct,
 )
 from construct.execution import reads
-from construct.execution.byte_cache import RESULTS
 from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
@@ -31,6 +31,8 @@ from construct.tokens import TokenGrid
 
 CERTAIN = 746.0
 """A score this far below the maximum gets attention exp(−746), which is 0 in float64."""
+MOST_PLANS = 256
+"""The most plans that are kept; there is no end of input sizes."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ def sight_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Sight:
     )
 
 
+PLANS: dict[tuple[Any, ...], Plan] = {}
+"""Plans by the numbers that say where heads look, and the grid."""
+
+
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned
     encoding's tables.
@@ -114,13 +120,15 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets))
     key = (*chain.from_iterable(numbers), content, layer.radix, encoding.name, grid, code)
-    plan = RESULTS.get(key)
+    plan = PLANS.get(key)
     if plan is None:
         c = common(layer.position_vector())
         assert c is not None
         with eagerly():
             plan = _plan(c.cpu().numpy(), np.array(content), encoding, grid)
-        RESULTS.keep(key, plan)
+        if len(PLANS) >= MOST_PLANS:
+            PLANS.clear()
+        PLANS[key] = plan
     return plan
 
 
