@@ -2,10 +2,9 @@
 ``v`` and ``w_key_pos`` alone.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, reduce
 from itertools import chain
 from operator import add, neg, sub
 from typing import Any
@@ -152,30 +151,27 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     (heads,) says whose scores depend on content.
     """
     least = np.array([low for low, _ in grid.box])
-    shape = grid.box_shape
+    axes = [np.arange(low, high + 1.0) for low, high in grid.box]
     if isinstance(encoding, Quadratic):
-        axes = [
-            _peak_of_parabola(
-                c[:, 0], c[:, axis + 1], partial(add, float(least[axis])), shape[axis]
-            )
-            for axis in range(len(shape))
+        peaks = [
+            _peak_of_parabola(c[:, 0], c[:, axis], shifts) for axis, shifts in enumerate(axes, 1)
         ]
-        places, sure = zip(*axes, strict=True)
+        places, sure = zip(*peaks, strict=True)
         certain = np.logical_and.reduce(sure)
     elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, grid.box):
         # its numbers may be too large for float64
-        places = [np.zeros(len(c), dtype=np.int64)] * len(shape)
+        places = [np.zeros(len(c), dtype=np.int64)] * len(least)
         certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
-        at, certain = _peak_of_parabola(
-            c[:, 0], c[:, 1], partial(_number, encoding.radix, least, shape), grid.box_size
-        )
-        places = np.unravel_index(at, shape)
+        weighted = [weight * shifts for weight, shifts in zip(encoding.radix, axes, strict=True)]
+        numbers = reduce(np.add.outer, weighted).ravel()
+        at, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
+        places = np.unravel_index(at, grid.box_shape)
     else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
         doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53
         at, certain = _peak(np.arange(r.shape[1]), c @ r, doubt)
-        places = np.unravel_index(at, shape)
+        places = np.unravel_index(at, grid.box_shape)
     deltas = np.stack(places, axis=1) + least
     low, high = np.array(grid.common_box).T
     certain = certain & ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
@@ -186,19 +182,10 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     return Plan(grid, sharp, tuple(map(tuple, deltas[certain].tolist())), softer, others)
 
 
-def _number(
-    radix: tuple[int, ...], least: np.ndarray, shape: tuple[int, ...], at: np.ndarray
-) -> np.ndarray:
-    """The numbers of the shifts at these places of a box."""
-    axes = zip(np.unravel_index(at, shape), least, strict=True)
-    return quadratic.number([place + float(low) for place, low in axes], radix)
-
-
 def _peak_of_parabola(
-    square: np.ndarray, linear: np.ndarray, number: Callable[[np.ndarray], np.ndarray], count: int
+    square: np.ndarray, linear: np.ndarray, numbers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`_peak`, for scores c_0 n² + c_1 n (heads,) of increasing integers n = number(0), …,
-    number(count − 1).
+    """As :func:`_peak`, for scores c_0 n² + c_1 n (heads,) of increasing integers n, ``numbers``.
 
     A score takes three operations of relative error 2⁻⁵³, on numbers up to the sum of its terms'
     magnitudes.  So the greatest that it can be is again a parabola, on either side of n = 0.  If
@@ -206,19 +193,14 @@ def _peak_of_parabola(
     an end; else at an end, or next to the peak, which is one.  So few candidates are enough,
     however many integers there are.
     """
+    count = len(numbers)
     targets = np.stack([linear / (-2 * square), 0 * linear], axis=1)
-    low = np.zeros(targets.shape, dtype=np.int64)
-    high = np.full(targets.shape, count - 1)
-    for _ in range(count.bit_length()):  # the last integer up to each target, by bisection
-        middle = (low + high + 1) // 2
-        below = number(middle) <= targets
-        low = np.where(below, middle, low)
-        high = np.where(below, high, middle - 1)
-    near = (low[:, :, None] + np.arange(-2, 4)).reshape(len(square), -1)
+    before = np.searchsorted(numbers, targets, side="right") - 1  # the last up to each target
+    near = (before[:, :, None] + np.arange(-2, 4)).reshape(len(square), -1)
     ends = np.broadcast_to([0, 1, count - 2, count - 1], (len(square), 4))
     places = np.concatenate([near, ends], axis=1).clip(0, count - 1)
-    squares, numbers = quadratic.r((number(places),))
-    terms = square[:, None] * squares, linear[:, None] * numbers
+    squares, linears = quadratic.r((numbers[places],))
+    terms = square[:, None] * squares, linear[:, None] * linears
     return _peak(places, terms[0] + terms[1], (np.abs(terms[0]) + np.abs(terms[1])) * 2.0**-51)
 
 

@@ -91,7 +91,7 @@ def test_a_few_shifts_tell_the_peak_of_all(alpha: float, tau: float, least: int,
     with np.errstate(all="ignore"):
         terms = c[:, :1] * numbers**2, c[:, 1:] * numbers
         every = _peak(numbers, terms[0] + terms[1], (abs(terms[0]) + abs(terms[1])) * 2.0**-51)
-        place, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers.__getitem__, len(numbers))
+        place, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
     assert certain == every[1]
     assert not certain or numbers[place] == every[0]
 
