@@ -48,7 +48,7 @@ class Encoding(ABC):
 
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:
-        """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of
+        """r_δ for every shift of the grid's box: float64 (D_p, shifts), in the order of
         :meth:`TokenGrid.shifts`.
 
         Raises:

@@ -21,8 +21,7 @@ class Scores:
         grid: TokenGrid,
         heads: Sequence[int] | slice = slice(None),
     ):
-        self.key_codes = grid.key_codes
-        self.query_codes = grid.query_codes
+        self.grid = grid
         self.r = layer.encoding.r(grid).to(layer.v.device)  # (D_p, box)
         # vᵀ Ŵ_key r_δ for every shift δ that occurs: one table (heads, box) for all pairs of tokens
         self.table = layer.position_vector()[heads] @ self.r
@@ -41,8 +40,7 @@ class Scores:
         """The scores of a block of queries, float64 (B, heads, queries, T); B is 1 if no term
         depends on the content.
         """
-        # (queries, T)
-        delta = (self.query_codes[queries, None] + self.key_codes[None, :]).to(self.table.device)
+        delta = self.grid.codes(queries).to(self.table.device)  # (queries, T)
         total = self.table[None, :, delta]  # vᵀ Ŵ_key r_δ
         if not self.content:
             return total

@@ -1,5 +1,7 @@
 """The paper's equations as written: all scores (Eq. 6), one softmax, all heads at once (Eq. 3)."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,7 @@ def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int) -> 
     channels = 2 * (layer.in_channels + layer.out_channels)
     tokens = 16 * batch * (keys + grid.query_count) * (heads * width + channels)
     weights = 16 * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
-    return maps + tokens + weights + 8 * (heads + 4 * pos_dim) * grid.box_size
+    return maps + tokens + weights + 8 * (heads + 4 * pos_dim) * prod(grid.box_shape)
 
 
 def multiplications(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:
