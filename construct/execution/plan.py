@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain
+from math import prod
 from operator import add, neg, sub
 from typing import Any
 
@@ -22,6 +23,7 @@ from construct.encoding.encodings import (
     Quadratic,
     shifts_are_distinct,
 )
+from construct.errors import require
 from construct.execution import reads
 from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
@@ -150,11 +152,15 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
     (heads,) says whose scores depend on content.
     """
+    shifts = sum(grid.box_shape)
+    if not isinstance(encoding, Quadratic):
+        shifts = c.shape[1] * prod(grid.box_shape)
+    require(16 * shifts, torch.device("cpu"), f"planning attention over {grid.token_count} keys")
     least = np.array([low for low, _ in grid.box])
     axes = [np.arange(low, high + 1.0) for low, high in grid.box]
     if isinstance(encoding, Quadratic):
         peaks = [
-            _peak_of_parabola(c[:, 0], c[:, axis], shifts) for axis, shifts in enumerate(axes, 1)
+            _peak_of_parabola(c[:, 0], c[:, axis], along) for axis, along in enumerate(axes, 1)
         ]
         places, sure = zip(*peaks, strict=True)
         certain = np.logical_and.reduce(sure)
@@ -163,7 +169,7 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
         places = [np.zeros(len(c), dtype=np.int64)] * len(least)
         certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
-        weighted = [weight * shifts for weight, shifts in zip(encoding.radix, axes, strict=True)]
+        weighted = [weight * along for weight, along in zip(encoding.radix, axes, strict=True)]
         numbers = reduce(np.add.outer, weighted).ravel()
         at, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
         places = np.unravel_index(at, grid.box_shape)
