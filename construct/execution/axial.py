@@ -11,8 +11,7 @@ each axis has its own components.)  Heads are evaluated in two ways:
 
 * a head whose rows are all one-hot at the same shift δ copies tokens:
   :mod:`construct.execution.shifts`;
-* any other head multiplies by its factors, axis by axis; heads with a common factor share that
-  product: :mod:`construct.execution.soft_heads`.
+* any other head multiplies by its factors, axis by axis: :mod:`construct.execution.soft_heads`.
 
 Heads with content, and soft heads of the parabola or the covariance, do not factorise:
 :mod:`construct.execution.fused` evaluates these.  Each call decides head by head, from the current

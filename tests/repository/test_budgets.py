@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "construct": {
         "tokens": 83_116,
-        "tokens a line": 9.18,
-        "conditional expressions": 16.8,
-        "branching functions": 0.017,
+        "tokens a line": 9.2,
+        "conditional expressions": 15.8,
+        "branching functions": 0.016,
     },
     "verify": {
         "tokens": 123_975,
