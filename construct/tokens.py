@@ -195,8 +195,7 @@ class TokenGrid:
     # ---- relative shifts
     # -----------------------------------------------------------------------------------------
     # Position scores depend on δ = k − q alone: they are computed once for every δ of the box that
-    # occurs, and looked up. In mixed radix the index of δ is a sum, code(δ) = key_codes[k] +
-    # query_codes[q].
+    # occurs, and looked up. In mixed radix the index of δ is a sum of a key's and a query's.
 
     @cached_property
     def last(self) -> tuple[int, ...]:
@@ -225,31 +224,22 @@ class TokenGrid:
         """The number of shifts in the box along each axis."""
         return tuple(most - least + 1 for least, most in self.box)
 
-    @property
-    def box_size(self) -> int:
-        """The number of shifts in the box."""
-        return prod(self.box_shape)
-
     def shifts(self) -> tuple[Tensor, ...]:
-        """The components of every δ of the box: d vectors, float64 (box_size,), in the order of the
-        codes.
-        """
+        """The components of every δ of the box: d vectors, float64, in the order of the codes."""
         axes = [
             torch.arange(least, most + 1, dtype=torch.float64, device="cpu")
             for least, most in self.box
         ]
         return tuple(component.flatten() for component in torch.meshgrid(*axes, indexing="ij"))
 
-    @property
-    def key_codes(self) -> Tensor:
-        """The key's part of code(δ), int64 (T,)."""
-        return _numbers([np.arange(n) for n in self.shape], self.box_shape)
-
-    @property
-    def query_codes(self) -> Tensor:
-        """The query's part of code(δ), int64 (queries,); never negative."""
+    def codes(self, queries: slice) -> Tensor:
+        """The place in the box of δ = k − q for a block of queries and all keys, int64
+        (queries, T).
+        """
+        keys = _numbers([np.arange(n) for n in self.shape], self.box_shape)
         axes = zip(self.step, self.query_shape, strict=True)
-        return _numbers([step * np.arange(count)[::-1] for step, count in axes], self.box_shape)
+        places = [step * np.arange(count)[::-1] for step, count in axes]
+        return _numbers(places, self.box_shape)[queries, None] + keys
 
     @property
     def query_tokens(self) -> Tensor:

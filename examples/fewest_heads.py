@@ -39,8 +39,8 @@ class Table(Encoding):
         return len(self.taps)
 
     def r(self, grid) -> torch.Tensor:
-        """(taps, box_size)."""
-        shifts = torch.stack(grid.shifts())  # (d, box_size)
+        """(taps, shifts)."""
+        shifts = torch.stack(grid.shifts())  # (d, shifts)
         return (self.taps[:, :, None] == shifts).all(dim=1).double()
 
     def centres(self, c: torch.Tensor):

@@ -48,7 +48,7 @@ class Encoding(ABC):
 
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:
-        """r_δ for every shift of the grid's box: float64 (D_p, box_size), in the order of
+        """r_δ for every shift of the grid's box: float64 (D_p, shifts), in the order of
         :meth:`~construct.tokens.TokenGrid.shifts`.
 
         Raises:
@@ -87,10 +87,6 @@ class Encoding(ABC):
         Raises:
             ValueError: the score is not a sum over the axes.
         """
-        raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
-
-    def components(self, axis: int) -> list[int]:
-        """The components of c that an axis's summand depends on."""
         raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
 
 
@@ -136,7 +132,3 @@ class Quadratic(Encoding):
         """
         square, linear = quadratic.r((delta,))
         return c[..., 0, None] * square + c[..., axis + 1, None] * linear
-
-    def components(self, axis: int) -> list[int]:
-        """The components of ‖δ‖² and of the axis."""
-        return [0, axis + 1]

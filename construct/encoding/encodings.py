@@ -248,15 +248,12 @@ class Relative(Encoding):
         """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum
         over the axes.  D_p may be in the hundreds, but each axis has few rows.
         """
-        products = c[..., self.components(axis)] @ self.tables[axis].double().T  # (…, rows)
+        first = sum(table.shape[1] for table in self.tables[:axis])
+        own = c[..., first : first + self.tables[axis].shape[1]]
+        products = own @ self.tables[axis].double().T  # (…, rows)
         rows = self.rows(delta, axis)
         leading = torch.broadcast_shapes(products.shape[:-1], rows.shape[:-1])
         return products.expand(*leading, -1).gather(-1, rows.expand(*leading, -1))
-
-    def components(self, axis: int) -> list[int]:
-        """The components of c that belong to the axis's table."""
-        first = sum(table.shape[1] for table in self.tables[:axis])
-        return list(range(first, first + self.tables[axis].shape[1]))
 
 
 CLASSICAL = (Quadratic, Parabola)

@@ -11,8 +11,7 @@ each axis has its own components.)  Heads are evaluated in two ways:
 
 * a head whose rows are all one-hot at the same shift δ copies tokens:
   :mod:`construct.execution.shifts`;
-* any other head multiplies by its factors, axis by axis; heads with a common factor share that
-  product: :mod:`construct.execution.soft_heads`.
+* any other head multiplies by its factors, axis by axis: :mod:`construct.execution.soft_heads`.
 
 Heads with content, and soft heads of the parabola or the covariance, do not factorise:
 :mod:`construct.execution.fused` evaluates these.  Each call decides head by head, from the current
@@ -24,7 +23,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-import construct.tokens as tokens
 from construct.errors import require
 from construct.execution import fused, soft_heads
 from construct.execution.cache import Call, keep
@@ -34,7 +32,7 @@ from construct.execution.plan import Plan, plan_for
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
 from construct.execution.shifts.operator import evaluate, is_recorded, queries_at_once, shifted_sum
 from construct.execution.shifts.plain import sliced
-from construct.execution.transforms import plain, shared_array
+from construct.execution.transforms import plain
 from construct.tokens import TokenGrid
 
 
@@ -89,10 +87,6 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
         return lambda x: sliced(grid.padded(x), w, b_out, plan.starts, grid.step, grid.query_shape)
     sight = plan.sight
     bias = b_out.detach()
-    # On a CPU a bias of zeros, as of most layers without one, is not added.
-    readable = bias.is_contiguous() and not tokens.host_waits(bias.device)
-    array = shared_array(bias) if readable else ()
-    zeros = bytearray(bias.nbytes)
 
     def call(x: Tensor) -> Tensor:
         images = grid.padded(x) if sight.padded else x
@@ -100,8 +94,7 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
         if is_recorded(images, w, b_out):
             where = sight.shifts.numbers
             return shifted_sum(images, matrices, b_out, *where, sight.stuffed, last)
-        added = None if zeros == array else bias
-        return evaluate(images, matrices, added, sight.shifts, sight.stuffed, last)
+        return evaluate(images, matrices, bias, sight.shifts, sight.stuffed, last)
 
     return call
 

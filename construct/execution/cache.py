@@ -19,16 +19,13 @@ import construct.tokens as tokens
 from construct.encoding import quadratic
 from construct.execution import reads
 from construct.execution.blocks import most_queries
-from construct.execution.byte_cache import BoundedCache
 from construct.execution.head_matrices import identity_parts
 from construct.execution.transforms import plain, shared_array
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
-MOST_BYTES = 2**20
-"""What the prepared calls of one layer keep (1 MiB): one for each shape and memory layout of the
-input.
-"""
+MOST_CALLS = 64
+"""The most prepared calls of one layer: one for each shape and memory layout of the input."""
 POSITIONAL = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
 Run = Callable[[Any, Tensor, TokenGrid], Tensor]
@@ -54,10 +51,8 @@ class PreparedCalls:
         self.read: list[Tensor] = [
             held[name] for name in (*POSITIONAL, "w_out" if whole == "w_val" else "w_val")
         ]
-        self.dtype = self.read[-1].dtype
-        self.device = self.read[-1].device
-        self.calls = BoundedCache(MOST_BYTES)
-        self.waits = tokens.host_waits(self.device)
+        self.calls: dict[Any, Call] = {}
+        self.waits = tokens.host_waits(self.read[-1].device)
         if self.waits:
             self.states = [reads.state_of(tensor) for tensor in self.read]
         else:
@@ -105,7 +100,9 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
     entry = ENTRIES.get(layer)
     if entry is None or entry.whole != whole or not entry.valid(layer):
         entry = ENTRIES[layer] = PreparedCalls(layer, whole)
-    entry.calls.keep((run, x.shape, x.stride()), call)
+    if len(entry.calls) >= MOST_CALLS:
+        entry.calls.clear()
+    entry.calls[_kind(run, x)] = call
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
@@ -113,19 +110,16 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
     it was prepared from is learned.
     """
     entry = ENTRIES.get(layer)
-    if entry is None or type(x) is not Tensor:
-        return None
-    if x.device != entry.device or x.dtype != entry.dtype:
-        if entry.layout != _layout(layer):  # the layer was cast or moved: release its old numbers
-            ENTRIES.pop(layer, None)
-        return None
-    call = entry.calls.get((run, x.shape, x.stride()))
-    if call is None or not _usual() or entry.differs(x):
+    if entry is None or type(x) is not Tensor or not _usual() or entry.differs(x):
         return None
     if not entry.valid(layer):
         ENTRIES.pop(layer, None)  # another thread may already have removed it
         return None
-    return call
+    return entry.calls.get(_kind(run, x))
+
+
+def _kind(run: Run, x: Tensor) -> tuple[Any, ...]:
+    return run, x.shape, x.stride(), x.dtype, x.device
 
 
 def tensors_held_by(layer: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The paper's equations as written: all scores (Eq. 6), one softmax, all heads at once (Eq. 3)."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,9 @@ from construct.encoding.scores import Scores
 from construct.errors import require
 from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.tokens import TokenGrid
+
+SCORE_BYTES = 40
+"""A bound on what a score takes: itself, its softmax and temporaries, in float64."""
 
 
 def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
@@ -50,31 +55,19 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
     return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
-def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int, each: int = 24) -> int:
-    """A bound on the bytes of the attention of some heads over all pairs of tokens, with maps of
-    ``rows`` queries at a time; generous.
-
-    A score takes ``each`` bytes: itself, its softmax and a temporary, in float64.
+def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int) -> int:
+    """A generous bound on the bytes of the attention of some heads over all pairs of tokens, with
+    maps of ``rows`` queries at a time.
     """
-    content = layer.has_content()
-    size = working_dtype(layer.w_val.dtype).itemsize
-    queries = grid.query_count
+    images = batch if layer.has_content() else 1
     keys = grid.token_count
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
-    # Scores, and probabilities in the working type; shifts as indices; what queries ask of shifts.
-    images = batch if content else 1
-    maps = (
-        images * heads * (rows * keys * (each + size) + 16 * queries * pos_dim) + 32 * rows * keys
-    )
-    # Values, attended values and projections of all heads, each with a copy for its batched
-    # product.
-    width = layer.groups * layer.w_val.shape[3] + 2 * key_dim
-    of_heads = 2 * batch * heads * (keys + queries) * width * size
-    tokens = batch * (3 * keys + 2 * queries) * (layer.in_channels + layer.out_channels) * size
-    weights = (
-        2 * size * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
-    )
-    return maps + of_heads + tokens + weights + 8 * (heads + 4 * pos_dim) * grid.box_size
+    maps = SCORE_BYTES * (images * heads + 1) * rows * keys
+    width = layer.groups * layer.w_val.shape[3] + 2 * key_dim + 2 * pos_dim
+    channels = 2 * (layer.in_channels + layer.out_channels)
+    tokens = 16 * batch * (keys + grid.query_count) * (heads * width + channels)
+    weights = 16 * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
+    return maps + tokens + weights + 8 * (heads + 4 * pos_dim) * prod(grid.box_shape)
 
 
 def multiplications(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:

@@ -4,12 +4,12 @@
 The terms of Eq. 6 with keys, (X_q W_qry + u) · X_k W_key, are what torch's function multiplies out.
 Those with r_δ are its additive bias, from the exact integers δ.  They are evaluated in float64, and
 their maximum over the keys, which the softmax cancels, is subtracted before they are rounded to the
-working type: so a score is rounded relatively to how far it lies below the best one.  Where the
-score is a sum over the axes, so is this maximum, and float64 is needed only for n_1 + … + n_d
-numbers a query.
+working type: so a score is rounded relatively to how far it lies below the best one.  The score is
+a sum over the axes, and so is this maximum: float64 is needed only for n_1 + … + n_d numbers a
+query.
 
-Without content there is one map for all images, and torch's function would form it for each.  So
-the softmax is taken once, in float64, as in ``dense``.
+Where the score is no such sum, and without content (then one map serves all images), the scores and
+their softmax are those of ``dense``.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +23,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from construct.encoding.scores import Scores
+from construct.execution import dense
 from construct.execution.blocks import pieces, queries_per_block
-from construct.execution.dense import added_up, averaged, values_of
-from construct.execution.dense import memory as attention_bytes
 from construct.execution.head_matrices import heads_of
 from construct.execution.protocol import Layer, working_dtype
 from construct.execution.transforms import transformed
@@ -34,12 +33,12 @@ from construct.tokens import TokenGrid
 BLOCK_BYTES = 2**26
 """The size of a block of scores of all heads (64 MiB); a block has at least one query."""
 CACHE_BYTES = 2**23
-"""The size of the scores that are differentiated at a time (8 MiB): each step of theirs reads what
+"""The same where gradients are recorded (8 MiB): each step of the scores' derivatives reads what
 the one before has left in the cache.
 """
 
-Bias = Callable[[slice], Tensor]
-"""The terms with r_δ for a block of queries: (B or 1, heads, queries, T)."""
+Block = Callable[[slice], Tensor]
+"""P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h)."""
 
 
 def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Tensor:
@@ -50,21 +49,22 @@ def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> 
     kernels have no second derivative.  ``dense`` has all.
     """
     padded = grid.padded(x).to(working_dtype(x.dtype))
-    table = None
-    if not layer.encoding.factorises:
-        table = Scores(layer, padded.flatten(2).mT, grid)
-    rows = _queries_per_block(len(x), len(heads), grid, layer.has_content())
-    places = query_places(grid.first, grid.step, grid.query_shape, x.device)
-    y = attended_from(
-        layer,
-        padded,
-        places,
-        heads,
-        content=layer.has_content(),
-        table=table,
-        rows=rows,
-    )
-    return y.unflatten(2, grid.query_shape)
+    block: Block
+    if layer.encoding.factorises and layer.has_content():
+        places = query_places(grid.first, grid.step, grid.query_shape, x.device)
+        block = averages_of(layer, padded, places, heads)
+    else:
+        tokens = padded.flatten(2).mT
+        scores = Scores(layer, tokens, grid, list(heads))
+        block = partial(_by_scores, scores, dense.values_of(tokens, heads_of(layer.w_val, heads)))
+    rows = fitting = _queries_per_block(layer, len(x), grid, len(heads), BLOCK_BYTES)
+    if torch.is_grad_enabled():
+        rows = _queries_per_block(layer, len(x), grid, len(heads), CACHE_BYTES)
+    if fitting < grid.query_count:
+        block = partial(bounded, block)
+    averages = [block(part) for part in pieces(grid.query_count, rows)]
+    y = dense.added_up(torch.cat(averages, dim=2), heads_of(layer.w_out, heads))
+    return y.mT.unflatten(2, grid.query_shape)
 
 
 def query_places(
@@ -78,88 +78,49 @@ def query_places(
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def attended_from(
-    layer: Layer,
-    padded: Tensor,
-    places: Tensor,
-    heads: Sequence[int],
-    content: bool,
-    table: Scores | None = None,
-    rows: int | None = None,
-) -> Tensor:
-    """As :func:`attended`, in operations that a compiler can trace: (B, D_out, queries).
+def averages_of(layer: Layer, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
+    """What heads with content average over the keys, in operations that a compiler can trace.
 
     Args:
-        layer: the layer.
+        layer: the layer; its encoding factorises.
         padded: the tokens, (B, D_in, *shape), in the working type.
         places: the token position of every query, int64 (queries, d).
         heads: which heads.
-        content: whether any of them attends to content.
-        table: the scores of an encoding that does not factorise.
-        rows: queries in a block; all without it.
     """
     tokens = padded.flatten(2).mT
     shape = padded.shape[2:]
+    encoding = layer.encoding
     numbers = places[:, 0]
     for axis, n in enumerate(shape[1:], start=1):
         numbers = numbers * n + places[:, axis]
-    query = key = asking = None
-    if content:
-        w_qry, w_key, u = (
-            heads_of(t, heads).to(tokens.dtype) for t in (layer.w_qry, layer.w_key, layer.u)
-        )
-        query = torch.einsum("bqi,hik->bhqk", tokens[:, numbers], w_qry)
-        key = torch.einsum("bti,hik->bhtk", tokens, w_key)
-        asking = query + u[:, None]
-    values = values_of(tokens, heads_of(layer.w_val, heads))
-    bias = _bias_of(layer, query, places, shape, heads, table)
-    if rows is None:
-        averages = _block(asking, key, values, bias, slice(None))
-    else:
-        blocks = pieces(len(places), rows)
-        run: Callable[..., Tensor] = _few_at_a_time
-        if len(blocks) > 1:
-            run = partial(bounded, run)
-        averages = torch.cat([run(asking, key, values, bias, block) for block in blocks], dim=2)
-    return added_up(averages, heads_of(layer.w_out, heads)).mT
+    w_qry, w_key, u = (
+        heads_of(t, heads).to(tokens.dtype) for t in (layer.w_qry, layer.w_key, layer.u)
+    )
+    query = torch.einsum("bqi,hik->bhqk", tokens[:, numbers], w_qry)
+    key = torch.einsum("bti,hik->bhtk", tokens, w_key)
+    asking = query + u[:, None]
+    values = dense.values_of(tokens, heads_of(layer.w_val, heads))
+    # (vᵀ + X_q W_qry) Ŵ_key, for each query: (B, heads, queries, D_p)
+    vectors = query.double() @ heads_of(layer.w_key_pos, heads).double()
+    vectors = vectors + heads_of(layer.position_vector(), heads)[:, None]
+
+    def block(queries: slice) -> Tensor:
+        bias = _bias(encoding, vectors[:, :, queries], places[queries], shape, tokens.dtype)
+        return _by_content(asking[:, :, queries], key, values, bias)
+
+    return block
 
 
-def _bias_of(
-    layer: Layer,
-    query: Tensor | None,
-    places: Tensor,
-    shape: Sequence[int],
-    heads: Sequence[int],
-    table: Scores | None,
-) -> Bias:
-    """The terms with r_δ; ``query`` is X_q W_qry of all queries, None without content."""
-    if table is not None:
-        return partial(_from_table, table, query, heads)
-    vectors = heads_of(layer.position_vector(), heads)[None, :, None]
-    vectors = vectors.expand(-1, -1, places.shape[0], -1)  # (1, heads, queries, D_p)
-    if query is not None:  # (vᵀ + X_q W_qry) Ŵ_key, for each query: (B, heads, queries, D_p)
-        w_key_pos = heads_of(layer.w_key_pos, heads).double()
-        vectors = vectors + torch.einsum("bhqk,hkp->bhqp", query.double(), w_key_pos)
-    dtype = torch.float64 if query is None else query.dtype
-    return partial(_by_axes, layer.encoding, vectors, places, shape, dtype)
-
-
-def _by_axes(
-    encoding: Any,
-    vectors: Tensor,
-    places: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    queries: slice,
+def _bias(
+    encoding: Any, vectors: Tensor, places: Tensor, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """The products of vectors (B or 1, heads, queries, D_p) with r_δ, less their maximum over the
-    keys: (B or 1, heads, queries, T), for a block of queries.
+    """The products of vectors (B, heads, queries, D_p) with r_δ, less their maximum over the keys:
+    (B, heads, queries, T).
     """
-    vectors = vectors[:, :, queries]
     total: Any = 0
     for axis, n in enumerate(shape):
         keys = torch.arange(n, device=places.device)
-        delta = (keys - places[queries, axis, None]).double()  # (queries, n)
+        delta = (keys - places[:, axis, None]).double()  # (queries, n)
         scores = encoding.along(vectors, delta, axis)
         scores = (scores - scores.detach().amax(-1, keepdim=True)).to(dtype)
         ones = (1,) * axis, (1,) * (len(shape) - 1 - axis)
@@ -167,50 +128,14 @@ def _by_axes(
     return total.flatten(-len(shape))
 
 
-def _from_table(
-    scores: Scores, query: Tensor | None, heads: Sequence[int], queries: slice
-) -> Tensor:
-    """As :func:`_by_axes`, for any encoding, looked up for every pair of tokens."""
-    bias = scores.of_positions(
-        queries, list(heads), None if query is None else query[:, :, queries]
-    )
-    if query is None:
-        return bias
-    return (bias - bias.detach().amax(-1, keepdim=True)).to(query.dtype)
-
-
-def _few_at_a_time(
-    asking: Tensor | None, key: Tensor | None, values: Tensor, bias: Bias, queries: slice
-) -> Tensor:
-    """As :func:`_block`; where attention to content is differentiated, in pieces that fit into the
-    cache.
+def _by_content(asking: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """P^h X W_val^h from X_q W_qry + u, (B, heads, queries, D_k), X_k W_key, (B, heads, T, D_k), and
+    the terms with r_δ.
     """
-    if asking is None or key is None or not torch.is_grad_enabled():
-        return _block(asking, key, values, bias, queries)
-    row = asking.shape[0] * asking.shape[1] * key.shape[2] * key.itemsize
-    parts = []
-    for part in pieces(queries.stop - queries.start, max(1, CACHE_BYTES // max(1, row))):
-        piece = slice(queries.start + part.start, queries.start + part.stop)
-        parts.append(_block(asking, key, values, bias, piece))
-    return torch.cat(parts, dim=2)
-
-
-def _block(
-    asking: Tensor | None, key: Tensor | None, values: Tensor, bias: Bias, queries: slice
-) -> Tensor:
-    """P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).
-
-    ``asking`` is X_q W_qry + u, (B, heads, queries, D_k), and ``key`` X_k W_key, (B, heads, T,
-    D_k); None without content.
-    """
-    scores = bias(queries)
-    if asking is None or key is None:
-        return averaged(torch.softmax(scores, dim=-1).to(values.dtype), values)
-    asking = asking[:, :, queries]
     # A transform has rules for plain operations, not for the fused kernels, which give no gradient
     # of the bias either.
-    if not torch.compiler.is_compiling() and (transformed() or scores.requires_grad):
-        return averaged(torch.softmax(asking @ key.mT + scores, dim=-1), values)
+    if not torch.compiler.is_compiling() and (transformed() or bias.requires_grad):
+        return dense.averaged(torch.softmax(asking @ key.mT + bias, dim=-1), values)
     flat = values.flatten(3)
     width = max(asking.shape[3], flat.shape[3])
 
@@ -218,14 +143,22 @@ def _block(
         return pad(t, (0, width - t.shape[3]))
 
     averages = scaled_dot_product_attention(
-        widened(asking), widened(key), widened(flat), attn_mask=scores, scale=1.0
+        widened(asking), widened(key), widened(flat), attn_mask=bias, scale=1.0
     )
     return averages[..., : prod(values.shape[3:])].unflatten(3, values.shape[3:])
+
+
+def _by_scores(scores: Scores, values: Tensor, queries: slice) -> Tensor:
+    """P^h X W_val^h as in ``dense``."""
+    return dense.averaged(torch.softmax(scores(queries), dim=-1).to(values.dtype), values)
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     """Call ``function``; while gradients are recorded, checkpoint it, so that no attention map is
     saved.
+
+    A tensor that someone else may change in place is to be an argument: then torch refuses to
+    compute with other numbers than in the forward pass.
     """
     if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for saved tensors
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
@@ -234,17 +167,13 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     return function(*args)
 
 
-def _queries_per_block(batch: int, heads: int, grid: TokenGrid, content: bool) -> int:
-    row = 8 * heads * grid.token_count * (max(1, batch) if content else 1)
-    return queries_per_block(min(grid.query_count, BLOCK_BYTES // row))
+def _queries_per_block(layer: Layer, batch: int, grid: TokenGrid, heads: int, most: int) -> int:
+    """How many queries have scores of at most so many bytes."""
+    images = max(1, batch) if layer.has_content() else 1
+    return queries_per_block(min(grid.query_count, most // (8 * images * heads * grid.token_count)))
 
 
 def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:
-    """Bytes of one block, the values of so many heads, the scores by axis and the output."""
-    content = layer.has_content()
-    rows = _queries_per_block(batch, heads, grid, content)
-    if not (content and layer.encoding.factorises):
-        return attention_bytes(layer, batch, grid, heads, rows)
-    by_axis = 48 * batch * heads * rows * sum(grid.shape)
-    size = 3 * working_dtype(layer.w_val.dtype).itemsize
-    return attention_bytes(layer, batch, grid, heads, rows, size) + by_axis
+    """A generous bound on the bytes of one block, and of the values of so many heads."""
+    rows = _queries_per_block(layer, batch, grid, heads, BLOCK_BYTES)
+    return dense.memory(layer, batch, grid, heads, rows)

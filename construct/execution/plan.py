@@ -2,12 +2,13 @@
 ``v`` and ``w_key_pos`` alone.
 """
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, reduce
 from itertools import chain
+from math import prod
 from operator import add, neg, sub
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +23,8 @@ from construct.encoding.encodings import (
     Quadratic,
     shifts_are_distinct,
 )
+from construct.errors import require
 from construct.execution import reads
-from construct.execution.byte_cache import RESULTS
 from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
@@ -31,6 +32,8 @@ from construct.tokens import TokenGrid
 
 CERTAIN = 746.0
 """A score this far below the maximum gets attention exp(−746), which is 0 in float64."""
+MOST_PLANS = 256
+"""The most plans that are kept; there is no end of input sizes."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,10 @@ def sight_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Sight:
     )
 
 
+PLANS: dict[tuple[Any, ...], Plan] = {}
+"""Plans by the numbers that say where heads look, and the grid."""
+
+
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned
     encoding's tables.
@@ -114,13 +121,15 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets))
     key = (*chain.from_iterable(numbers), content, layer.radix, encoding.name, grid, code)
-    plan = RESULTS.get(key)
+    plan = PLANS.get(key)
     if plan is None:
         c = common(layer.position_vector())
         assert c is not None
         with eagerly():
             plan = _plan(c.cpu().numpy(), np.array(content), encoding, grid)
-        RESULTS.keep(key, plan)
+        if len(PLANS) >= MOST_PLANS:
+            PLANS.clear()
+        PLANS[key] = plan
     return plan
 
 
@@ -143,31 +152,32 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
     (heads,) says whose scores depend on content.
     """
+    shifts = sum(grid.box_shape)
+    if not isinstance(encoding, Quadratic):
+        shifts = c.shape[1] * prod(grid.box_shape)
+    require(16 * shifts, torch.device("cpu"), f"planning attention over {grid.token_count} keys")
     least = np.array([low for low, _ in grid.box])
-    shape = grid.box_shape
+    axes = [np.arange(low, high + 1.0) for low, high in grid.box]
     if isinstance(encoding, Quadratic):
-        axes = [
-            _peak_of_parabola(
-                c[:, 0], c[:, axis + 1], partial(add, float(least[axis])), shape[axis]
-            )
-            for axis in range(len(shape))
+        peaks = [
+            _peak_of_parabola(c[:, 0], c[:, axis], along) for axis, along in enumerate(axes, 1)
         ]
-        places, sure = zip(*axes, strict=True)
+        places, sure = zip(*peaks, strict=True)
         certain = np.logical_and.reduce(sure)
     elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, grid.box):
         # its numbers may be too large for float64
-        places = [np.zeros(len(c), dtype=np.int64)] * len(shape)
+        places = [np.zeros(len(c), dtype=np.int64)] * len(least)
         certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
-        at, certain = _peak_of_parabola(
-            c[:, 0], c[:, 1], partial(_number, encoding.radix, least, shape), grid.box_size
-        )
-        places = np.unravel_index(at, shape)
+        weighted = [weight * along for weight, along in zip(encoding.radix, axes, strict=True)]
+        numbers = reduce(np.add.outer, weighted).ravel()
+        at, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
+        places = np.unravel_index(at, grid.box_shape)
     else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
         doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53
         at, certain = _peak(np.arange(r.shape[1]), c @ r, doubt)
-        places = np.unravel_index(at, shape)
+        places = np.unravel_index(at, grid.box_shape)
     deltas = np.stack(places, axis=1) + least
     low, high = np.array(grid.common_box).T
     certain = certain & ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
@@ -178,19 +188,10 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     return Plan(grid, sharp, tuple(map(tuple, deltas[certain].tolist())), softer, others)
 
 
-def _number(
-    radix: tuple[int, ...], least: np.ndarray, shape: tuple[int, ...], at: np.ndarray
-) -> np.ndarray:
-    """The numbers of the shifts at these places of a box."""
-    axes = zip(np.unravel_index(at, shape), least, strict=True)
-    return quadratic.number([place + float(low) for place, low in axes], radix)
-
-
 def _peak_of_parabola(
-    square: np.ndarray, linear: np.ndarray, number: Callable[[np.ndarray], np.ndarray], count: int
+    square: np.ndarray, linear: np.ndarray, numbers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`_peak`, for scores c_0 n² + c_1 n (heads,) of increasing integers n = number(0), …,
-    number(count − 1).
+    """As :func:`_peak`, for scores c_0 n² + c_1 n (heads,) of increasing integers n, ``numbers``.
 
     A score takes three operations of relative error 2⁻⁵³, on numbers up to the sum of its terms'
     magnitudes.  So the greatest that it can be is again a parabola, on either side of n = 0.  If
@@ -198,19 +199,14 @@ def _peak_of_parabola(
     an end; else at an end, or next to the peak, which is one.  So few candidates are enough,
     however many integers there are.
     """
+    count = len(numbers)
     targets = np.stack([linear / (-2 * square), 0 * linear], axis=1)
-    low = np.zeros(targets.shape, dtype=np.int64)
-    high = np.full(targets.shape, count - 1)
-    for _ in range(count.bit_length()):  # the last integer up to each target, by bisection
-        middle = (low + high + 1) // 2
-        below = number(middle) <= targets
-        low = np.where(below, middle, low)
-        high = np.where(below, high, middle - 1)
-    near = (low[:, :, None] + np.arange(-2, 4)).reshape(len(square), -1)
+    before = np.searchsorted(numbers, targets, side="right") - 1  # the last up to each target
+    near = (before[:, :, None] + np.arange(-2, 4)).reshape(len(square), -1)
     ends = np.broadcast_to([0, 1, count - 2, count - 1], (len(square), 4))
     places = np.concatenate([near, ends], axis=1).clip(0, count - 1)
-    squares, numbers = quadratic.r((number(places),))
-    terms = square[:, None] * squares, linear[:, None] * numbers
+    squares, linears = quadratic.r((numbers[places],))
+    terms = square[:, None] * squares, linear[:, None] * linears
     return _peak(places, terms[0] + terms[1], (np.abs(terms[0]) + np.abs(terms[1])) * 2.0**-51)
 
 

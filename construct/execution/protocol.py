@@ -1,45 +1,18 @@
-"""The interfaces of an execution (run, memory, cost) and of the attention layer that it evaluates."""
+"""The interface of an execution: run, memory and cost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from construct.execution.transforms import is_batched
-from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
 
-
-class Layer(Protocol):
-    """The attention layer, as executions see it: :class:`construct.attention.MHSA`."""
-
-    geometry: ConvGeometry
-    heads: int
-    radix: tuple[int, ...] | None
-    w_qry: Tensor
-    w_key: Tensor
-    w_key_pos: Tensor
-    u: Tensor
-    v: Tensor
-    w_val: Tensor
-    w_out: Tensor
-    b_out: Tensor
-    in_channels: Any
-    out_channels: Any
-    groups: Any
-    encoding: Any
-    offsets: Any
-    parameters: Callable[..., Any]
-    content_heads: Callable[[], tuple[bool, ...]]
-    has_content: Callable[[], bool]
-    frozen_now: Callable[[], Any]
-
-    def position_vector(self) -> Tensor:
-        """c_h = Ŵ_keyᵀ v_h, float64 (heads, D_p)."""
-        ...
+Layer = Any
+"""The attention layer, :class:`construct.attention.MHSA`, which imports this module."""
 
 
 @dataclass(frozen=True)

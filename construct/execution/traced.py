@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
-from construct.execution.fused import attended_from, query_places
+from construct.execution.dense import added_up
+from construct.execution.fused import averages_of, query_places
 from construct.execution.head_matrices import heads_of, whole_factor
 from construct.execution.plan import plan_for, sight_of
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
@@ -140,8 +141,9 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
         padded = _padded(tokens, geometry)
         output = _outputs(padded.shape[2:], geometry)
         places = query_places(geometry.anchor, geometry.query_stride, output, x.device)
-        attended = attended_from(layer, padded, places, frozen.others, content=True)
-        y = y + attended.unflatten(2, output)
+        averages = averages_of(layer, padded, places, frozen.others)(slice(None))
+        attended = added_up(averages, heads_of(layer.w_out, frozen.others))
+        y = y + attended.mT.unflatten(2, output)
     return _of(x.dtype, y)
 
 

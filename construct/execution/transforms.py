@@ -117,22 +117,15 @@ def shared_array(t: Tensor) -> np.ndarray:
     return np.from_dlpack(t.resolve_neg())  # type: ignore[arg-type]  # dlpack drops a sign kept apart
 
 
-def nonzero(t: Tensor) -> bool:
-    """Whether any value is nonzero; every call checks this, and numpy is the fastest way."""
-    t = numbers(t)
-    with nullcontext() if plain() else eagerly():
-        if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64):
-            return bool(shared_array(t).any())
-        return bool(t.any())
-
-
 def nonzero_heads(t: Tensor) -> np.ndarray:
     """Whether any value of each head is nonzero: t (heads, …) → bool (heads,)."""
-    if not nonzero(t):
-        return np.zeros(len(t), dtype=bool)
     values = numbers(t)
     dims = t.dim()
     with nullcontext() if plain() else eagerly():
+        # every call checks this, and numpy is the fastest way
+        if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+            if not shared_array(values).any():
+                return np.zeros(len(t), dtype=bool)
         heads = values.movedim(values.dim() - dims, 0)
         return np.array(heads.flatten(1).ne(0).any(1).tolist())
 

@@ -121,13 +121,10 @@ class Kernel(Tensor):
         kernels = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Kernel)]
         before = [(kernel.whole._version, kernel.whole.grad_fn) for kernel in kernels]
         args, kwargs = tree_map_only(Kernel, lambda kernel: kernel.part, (args, kwargs or {}))
-        of_whole = args and args[0] is kernels[0].whole
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             func = Tensor.detach  # the same memory, but ``.data`` would count its own versions
-        elif of_whole and func == Tensor.data.__set__:  # type: ignore[attr-defined]
-            func = _set_data
-        elif of_whole and func in _SET_REQUIRES_GRAD:
-            func = kernels[0]._set_requires_grad
+        elif args and args[0] is kernels[0].whole:
+            func = kernels[0]._setter(func)
         result = func(*args, **kwargs)
         for kernel, (version, history) in zip(kernels, before, strict=True):
             if kernel.whole._version != version:
@@ -151,6 +148,14 @@ class Kernel(Tensor):
         raise TypeError("MHSA: nn.Parameter(layer.weight.clone()) makes a parameter of a weight")
 
     _is_param = property(fset=_become_parameter)  # type: ignore[assignment]  # which nn.Parameter sets on a subclass
+
+    def _setter(self, func: Any) -> Any:
+        """What sets an attribute of the whole kernel in place of torch's function; the function
+        itself if that sets none.
+        """
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            return _set_data
+        return self._set_requires_grad if func in _SET_REQUIRES_GRAD else func
 
     def _set_requires_grad(self, part: Tensor, requires_grad: bool = True) -> Tensor:
         self.layer.w_val.requires_grad_(requires_grad)

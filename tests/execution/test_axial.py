@@ -51,7 +51,7 @@ def test_it_equals_dense_wherever_the_heads_look(case: Case, seed: int, queries:
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12 * size)
 
 
-def test_soft_heads_share_factors_and_are_right_on_long_grids():
+def test_soft_heads_are_right_on_long_grids():
     layer = without_content(conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64), alpha=0.7))
     x = torch.randn(1, 3, 40, 33, dtype=torch.float64)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_a_few_shifts_tell_the_peak_of_all(alpha: float, tau: float, least: int,
     with np.errstate(all="ignore"):
         terms = c[:, :1] * numbers**2, c[:, 1:] * numbers
         every = _peak(numbers, terms[0] + terms[1], (abs(terms[0]) + abs(terms[1])) * 2.0**-51)
-        place, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers.__getitem__, len(numbers))
+        place, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
     assert certain == every[1]
     assert not certain or numbers[place] == every[0]
 
@@ -159,18 +159,6 @@ def test_training_is_that_of_dense(name: str):
     inputs = [t.detach().clone().requires_grad_() for t in wanted]
     assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
-
-
-@pytest.mark.parametrize("conv", [nn.Conv2d(2, 3, (2, 3), padding=1), nn.ConvTranspose3d(2, 2, 2)], ids=["2-D", "3-D"])
-def test_soft_heads_that_look_along_one_line_share_factors_in_training(conv: Any):
-    """With v frozen, three heads share one offset along the first axis and have their own along the second."""
-    layer = conv_to_mhsa(conv.double(), alpha=0.7)
-    x = torch.randn(2, 2, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
-    ours, dense = axial_and_dense(layer, x)
-    torch.testing.assert_close(ours, dense, rtol=1e-12, atol=1e-12)
-    pull, inputs = torch.randn_like(ours), (x, layer.w_val, layer.b_out)
-    for a, b in zip(*(torch.autograd.grad(y, inputs, pull) for y in (ours, dense)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
 def test_learned_heads_that_are_sharper_than_float32_can_sum_are_right():

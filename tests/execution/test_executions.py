@@ -191,7 +191,7 @@ class TestContract:
             EXECUTIONS[execution].run(layer, x, grid)  # fill the caches that persist between calls
             with mock.patch.object(workspace, "KEPT_BYTES", 0):  # except the buffer, which a first call allocates
                 real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
-        assert real <= estimate <= 8 * real + 2**25
+        assert real <= estimate <= 16 * real + 2**25
 
     @pytest.mark.parametrize("name", list(CALLED))
     def test_torch_func_differentiates_and_maps_it(self, execution: str, name: str):

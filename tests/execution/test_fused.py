@@ -173,13 +173,15 @@ def test_gradients_are_those_of_dense_over_several_blocks(queries: int, at_once:
 
 @pytest.mark.parametrize("name", ["w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out"])
 @pytest.mark.parametrize("content", [True, False])
-def test_a_backward_pass_after_a_change_in_place_is_refused_or_right(name: str, content: bool):
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_backward_pass_after_a_change_in_place_is_refused_or_right(name: str, content: bool, frozen: bool):
     """It computes the scores again, and may not take other numbers for them."""
     torch.manual_seed(0)
     conv = nn.Conv2d(2, 3, 2).double()
 
     def gradient(changed: bool) -> torch.Tensor:
         layer, x = conv_to_mhsa(conv, alpha=2.0, execution="axial"), normal(2, 2, 4, 4).requires_grad_()
+        layer.requires_grad_(not frozen)
         y = switch_content_on(layer, 0.5 if content else 0.0)(x)
         if changed:
             with torch.no_grad():

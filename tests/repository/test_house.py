@@ -23,7 +23,6 @@ README = ROOT / "README.md"
 
 EVALUATION = (
     *(
-        "byte_cache",
         "blocks",
         "shifts",
         "head_matrices",

@@ -6,13 +6,13 @@ some rows at a time, so that they stay in a core's cache until every head has ad
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from operator import mul
 
 from torch import Tensor
 
 from construct.execution.blocks import pieces, queries_per_block
-from construct.execution.byte_cache import bounded_cache
 from construct.execution.shifts.windows import Ints, Shifts
 
 AT_ONCE = 2**18
@@ -60,7 +60,7 @@ def _pairs(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, 
         )
 
 
-@bounded_cache
+@lru_cache(maxsize=64)
 def _overlaps(
     shifts: Shifts, rows: int, leading: Ints, x_strides: Ints, y_strides: Ints
 ) -> tuple[tuple[int, Ints, Ints, int, int], ...]:

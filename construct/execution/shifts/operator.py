@@ -16,7 +16,6 @@ from torch import Tensor
 import construct.tokens as tokens
 from construct.execution.shifts import indexed, maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last
-from construct.execution.transforms import nonzero
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
@@ -55,13 +54,6 @@ def queries_at_once(columns: int, output: Ints, device: torch.device) -> int:
     )
 
 
-def _unless_zero(bias: Tensor | None) -> Tensor | None:
-    """The bias, or None if that is the same: adding it would take a pass through the outputs."""
-    if bias is None or tokens.host_waits(bias.device) or nonzero(bias):
-        return bias
-    return None
-
-
 @lru_cache(maxsize=1024)
 def _shifts(offsets: Ints, step: Ints, size: Ints, output: Ints) -> Shifts:
     dims = len(step)
@@ -83,7 +75,7 @@ def shifted_sum(
 ) -> Tensor:
     """:func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(*map(tuple, (offsets, step, size, output)))
-    sums = evaluate(images, w, _unless_zero(bias), shifts, adjoint, last)
+    sums = evaluate(images, w, bias, shifts, adjoint, last)
     axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
     sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
     return sums.data  # torch forbids in-place changes of a view that an operator returns

@@ -4,7 +4,7 @@ lie outside of the input.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from operator import add, mul
@@ -12,7 +12,6 @@ from operator import add, mul
 from torch import Tensor
 
 from construct.execution.blocks import pieces
-from construct.execution.byte_cache import bounded_cache
 from construct.execution.shifts.workspace import workspace
 
 Ints = tuple[int, ...]
@@ -186,7 +185,7 @@ class Block:
         return tuple(step * queries.start - begin for step, queries, begin in axes)
 
 
-@bounded_cache
+@lru_cache(maxsize=256)
 def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
     """An image in blocks of at least as many rows of outputs as heads reach, and in parts of some
     ``queries``.
