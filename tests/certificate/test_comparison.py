@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -28,8 +28,6 @@ from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, check_outputs, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
 from verify.verdict import Verdict
-
-EXAMPLES = settings().max_examples
 
 
 def changed(conv: nn.Module, places: dict[tuple[int, ...], float]) -> Any:
@@ -237,6 +235,7 @@ def test_a_head_off_the_kernel_has_no_bound(v: list[float]):
 # ---- judgement -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nasty(44)
 def test_check_call_says_checked_refuted_or_undecided():
     """CHECKED within rounding; REFUTED, with the place, beyond it; UNDECIDED if neither can be shown."""
     conv, x = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False), torch.randn(2, 3, 5, 6)
