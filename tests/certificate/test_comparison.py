@@ -235,7 +235,6 @@ def test_a_head_off_the_kernel_has_no_bound(v: list[float]):
 # ---- judgement -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nasty(44)
 def test_check_call_says_checked_refuted_or_undecided():
     """CHECKED within rounding; REFUTED, with the place, beyond it; UNDECIDED if neither can be shown."""
     conv, x = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False), torch.randn(2, 3, 5, 6)

@@ -1,5 +1,6 @@
 """Extreme numbers: non-finite, huge, subnormal, zero, all equal, and images so large that positions are large."""
 
+import math
 from typing import Any
 
 import pytest
@@ -22,6 +23,20 @@ def pair(fill: float | None = None) -> tuple[Any, Any]:
     if fill is not None:
         nn.init.constant_(conv.weight, fill)
     return conv, conv_to_mhsa(conv)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_row_44_inputs_that_are_not_finite_are_outside_of_the_claim(value: float) -> None:
+    conv, layer = pair()
+    x = noise(1, 2, 6, 7)
+    certificate = verify.certify(conv, layer, grid=(6, 7), input_bound=4.0)
+    assert any("inputs are finite" in line for line in certificate.assumptions)
+    x[0, 1, 2, 3] = value
+    check = check_call(conv, layer, x, "noise")
+    assert check.verdict.name == "UNDECIDED"
+    assert "not finite" in check.verdict.sentence
+    with pytest.raises(ValueError, match=r"bound"):
+        verify.certify(conv, layer, grid=(6, 7), input_bound=math.inf)
 
 
 @pytest.mark.parametrize("pixel", [1e30, -1e38])
@@ -92,3 +107,13 @@ def test_row_49_a_certificate_names_its_largest_grid_and_stops_where_scores_roun
     too_large = verify.certify(line, conv_to_mhsa(line), grid=(3 * 10**7,), input_bound=1.0)
     assert too_large.verdict.name == "UNDECIDED"
     assert "does not beat the rounding of the scores" in too_large.verdict.sentence
+
+
+def test_row_49_every_head_finds_its_pixel_across_a_long_image() -> None:
+    """At n = 4096 the logits reach α·n² = 1.7e10, where float32 could not distinguish neighbours."""
+    conv = nn.Conv1d(1, 1, 3, padding=1)
+    layer = conv_to_mhsa(conv)
+    x = noise(1, 1, 4096)
+    for execution in ("dense", "axial"):
+        layer.execution = execution
+        assert check_call(conv, layer, x, "noise").verdict.name == "CHECKED"

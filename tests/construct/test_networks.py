@@ -191,6 +191,15 @@ def test_any_nesting():
         torch.testing.assert_close(net(image()), model(image()))
 
 
+def test_converting_twice_changes_nothing_more():
+    model, x = small().eval(), image()
+    once = convert(model)
+    twice = convert(once)  # of a network without a convolution
+    assert twice is not once
+    assert [type(module) for module in twice.modules()] == [type(module) for module in once.modules()]
+    assert torch.equal(twice(x), once(x))
+
+
 class Shared(nn.Module):
     """One convolution under three names, called at two sizes."""
 

@@ -1,6 +1,7 @@
 """Attention factorised over the axes is the paper's function, for any v and w_key_pos."""
 
 import math
+from itertools import permutations
 from typing import Any
 from unittest import mock
 
@@ -93,6 +94,16 @@ def test_a_few_shifts_tell_the_peak_of_all(alpha: float, tau: float, least: int,
         place, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers.__getitem__, len(numbers))
     assert certain == every[1]
     assert not certain or numbers[place] == every[0]
+
+
+@pytest.mark.parametrize("size", list(permutations((3, 4, 6))), ids=str)
+def test_soft_heads_are_right_whichever_axis_is_the_longest(size: tuple[int, ...]):
+    layer = without_content(
+        conv_to_mhsa(nn.Conv3d(2, 4, (2, 3, 1), padding=1, groups=2, dtype=torch.float64), alpha=0.7)
+    )
+    with torch.no_grad():
+        output, expected = axial_and_dense(layer, torch.randn(2, 2, *size, dtype=torch.float64))
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():

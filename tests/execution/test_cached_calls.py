@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from construct import MHSA, conv_to_mhsa
 from construct.execution import cache
 from construct.execution.call import EXECUTIONS
+from construct.execution.shifts import maps
 from runs import FORCED, forced, whole_numbers
 from truths import exact
 from verify.strategies import Case, cases
@@ -133,6 +134,24 @@ def test_a_prepared_call_has_the_derivatives_of_the_convolution(
             assert name == "kernel" or torch.equal(ours.double(), true[name])
         getattr(layer, known.whole).data.neg_()
         conv.weight.data.neg_()
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["inside", "seeing zeros"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_any_number_of_images_is_laid_out_a_few_at_a_time(
+    outside: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last group is smaller than the others, and zeros still surround all of them."""
+    conv = whole_numbers(nn.Conv2d(3, 4, 3, padding=int(outside)), 16)
+    with torch.no_grad():
+        layer = conv_to_mhsa(conv).requires_grad_(False)
+        monkeypatch.setattr(maps, "AT_ONCE", 5 * 9 * 27)
+        monkeypatch.setattr(maps, "MIN_QUERIES", 10)
+        for images in range(1, 41):
+            x = torch.randint(-4, 5, (images, 3, *(3 + (0 if outside else 2),) * 2)).float()
+            x = x.contiguous(memory_format=torch.channels_last) if last else x
+            for _ in range(2):
+                assert torch.equal(layer(x), conv(x))
 
 
 @pytest.mark.parametrize("images", [1, 3])

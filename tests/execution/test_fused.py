@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
+from construct.encoding.scores import Scores
 from construct.execution import fused as evaluation
 from construct.tokens import TokenGrid
 from runs import SMALL, Operators, aim_anywhere, axial_and_dense, normal, peak_bytes
@@ -234,6 +235,18 @@ def test_memory_grows_as_the_tokens_do(train: bool):
     count = EXECUTIONS["axial"].memory
     near, far = (count(layer, 1, TokenGrid.of(layer.geometry, (side, side))) for side in (200, 400))
     assert far <= 4.1 * near
+
+
+def test_scores_in_blocks_are_those_of_dense():
+    layer = layer_of("relative", SMALL["2-D, stride, groups"][0], content=True, seed=3, heads=2).requires_grad_(False)
+    x = normal(1, layer.in_channels, 5, 6)
+    grid = TokenGrid.of(layer.geometry, (5, 6))
+    scores = Scores(layer, grid.gather(x), grid)
+    whole = scores()
+    for start in range(0, grid.query_count, 3):
+        torch.testing.assert_close(
+            scores(slice(start, start + 3)), whole[:, :, start : start + 3], rtol=1e-12, atol=1e-12
+        )
 
 
 def test_it_is_differentiated_once_and_a_second_time_is_refused():

@@ -566,3 +566,22 @@ def test_a_network_compiles_whole_and_its_gradients_are_right():
     theirs = torch.autograd.grad(converted(x).square().sum(), parameters)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_compiler_that_does_not_know_sizes_is_given_as_few_operations_whatever_the_number_of_heads():
+    operations = {}
+
+    def counting(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        operations[kernel] = len(graph.graph.nodes)
+        return graph.forward
+
+    for kernel in (2, 5, 7):
+        torch._dynamo.reset()
+        layer = conv_to_mhsa(nn.Conv2d(8, 8, kernel)).requires_grad_(False)
+        compiled = torch.compile(layer, fullgraph=True, backend=counting, dynamic=True)
+        for size in (12, 15):
+            x = torch.randn(1, 8, size, size + 1)
+            torch.testing.assert_close(compiled(x), layer(x))
+    assert len(set(operations.values())) == 1
