@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -28,8 +28,6 @@ from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, check_outputs, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
 from verify.verdict import Verdict
-
-EXAMPLES = settings().max_examples
 
 
 def changed(conv: nn.Module, places: dict[tuple[int, ...], float]) -> Any:

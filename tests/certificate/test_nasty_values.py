@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import verify
 from construct import conv_to_mhsa
-from verify.samples.comparison import discrepancy
-from verify.samples.sampling import check_call, check_outputs
+from verify.samples.sampling import check_call
 
 
 def noise(*shape: int) -> Tensor:
@@ -24,19 +23,6 @@ def pair(fill: float | None = None) -> tuple[Any, Any]:
     if fill is not None:
         nn.init.constant_(conv.weight, fill)
     return conv, conv_to_mhsa(conv)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_row_43_an_output_that_is_not_a_number_never_passes(value: float) -> None:
-    conv, layer = pair()
-    x = noise(1, 2, 6, 7)
-    with torch.no_grad():
-        expected = conv(x)
-    output = expected.clone()
-    output[0, 1, 2, 3] = value
-    assert check_outputs(conv, layer, x, expected, output, "noise").verdict.name == "REFUTED"
-    assert not discrepancy(conv, x, expected, output).max_abs <= 1e30
-    assert check_outputs(conv, layer, x, output, expected, "noise").verdict.name == "UNDECIDED"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -64,14 +50,6 @@ def test_row_45_one_huge_pixel_is_held_against_a_bound_that_scales(pixel: float)
     with torch.no_grad():
         layer.w_out[[0, 1]] = layer.w_out[[1, 0]]  # and the bound does not excuse a wrong layer
     assert check_call(conv, layer, x, "noise").verdict.name == "REFUTED"
-
-
-def test_row_45_sums_that_overflow_are_not_certified() -> None:
-    conv, layer = pair(1e38)
-    with pytest.raises(ValueError, match=r"beyond the largest float32.*lower the input bound"):
-        verify.certify(conv, layer, grid=(6, 7), input_bound=4.0)
-    assert verify.certify(conv, layer, grid=(6, 7), input_bound=2.0**-8).verdict.name == "PROVED"
-    assert check_call(conv, layer, noise(1, 2, 6, 7) * 10, "noise").verdict.name == "UNDECIDED"
 
 
 @pytest.mark.parametrize("scales", [(1e-42, 1.0), (1.0, 1e-41), (1e-20, 1e-22)], ids=["weights", "inputs", "products"])
@@ -119,6 +97,7 @@ def test_row_48_heads_of_rank_0() -> None:
     assert verify.certify(conv, layer, grid=(6, 7), input_bound=1.0).verdict.name == "PROVED"
 
 
+@pytest.mark.nasty(38)
 def test_row_49_a_certificate_names_its_largest_grid_and_stops_where_scores_round() -> None:
     conv, layer = pair()
     certificate = verify.certify(conv, layer, grid=(1024, 1024), input_bound=1.0)

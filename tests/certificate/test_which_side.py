@@ -137,6 +137,7 @@ def test_a_refutation_on_samples_names_the_side():
     assert worse.convolution_off
 
 
+@pytest.mark.nasty(43)
 @settings(max_examples=EXAMPLES // 2)
 @given(convolutions(), st.data())
 def test_the_side_that_is_off_is_the_one_that_was_moved(conv: Any, data: st.DataObject):

@@ -217,20 +217,6 @@ def test_parametrized_aims_learn_and_can_be_settled(kind: str):
     assert half.w_val.dtype == torch.float16
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "covariance"])
-def test_derivatives_with_respect_to_aims(kind: str):
-    layer = attention_to_learn(1, 1, 2, encoding=kind, alpha=0.3).double()
-    names = [f"parametrizations.v.original{n}" for n in (0, 1)]
-    inputs = [layer.get_parameter(name).detach().clone().requires_grad_() for name in names]
-    x = normal(1, 1, 3, 3)
-
-    def call(*parts: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(layer, dict(zip(names, parts, strict=True)), (x,))
-
-    for layer.execution in ("dense", "axial"):
-        assert torch.autograd.gradcheck(call, inputs)
-
-
 def test_an_aim_that_is_none_is_refused():
     layer = conv_to_mhsa(nn.Conv2d(1, 1, 1), alpha=1.0)
     layer.v.data[0, 0] = 1.0

@@ -27,7 +27,6 @@ from construct.encoding import quadratic
 from construct.modules.convolutions import FARTHEST
 from construct.modules.wrappers import unwrapped
 from verify.samples.call_counter import convolution_calls
-from verify.samples.sampling import check_call
 
 
 def image(batch: int = 2, channels: int = 3) -> Tensor:
@@ -71,22 +70,6 @@ def test_a_tap_beyond_the_precision_of_the_scores_is_refused(kind: Any) -> None:
 
 
 # ---- 23: own code on a convolution -----------------------------------------------------------------------------------
-
-
-class Named(nn.Conv2d):
-    """Overrides only its constructor and something that no call uses."""
-
-    def __init__(self, d_in: int, d_out: int):
-        super().__init__(d_in, d_out, 3, padding=1, bias=False)
-        self.note = "as torchvision's Conv3DSimple"
-
-    def fan(self) -> int:
-        return self.in_channels * 9
-
-
-def test_row_23_a_subclass_that_inherits_what_computes_is_converted() -> None:
-    conv = Named(3, 4)
-    assert check_call(conv, convert(nn.Sequential(conv))[0], image(), "an image").verdict.name == "CHECKED"
 
 
 def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -150,10 +133,6 @@ def test_row_25_other_convolutions_are_left_and_listed(caplog: pytest.LogCapture
     assert len(said(caplog)) == 3
 
 
-def left() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 3, 3), CondConv2d())
-
-
 def normed() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -177,15 +156,6 @@ def state(from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 SIZE = ("--input-size", 3, 8, 8)
-
-
-def test_row_25_the_command_lists_what_it_left_and_fails(state: Any, from_conv: Command) -> None:
-    options = (*state(left), *SIZE)
-    out = from_conv.prints(*options, "--partial")
-    assert "left unconverted: 1: CondConv2d: not one of torch's convolutions" in out
-    assert "convolution calls: 2 in the original, 1 in the converted (2 executed, 1 converted)" in out
-    facts = from_conv.facts(*options, code=1)
-    assert [row["class"] for row in facts["left_unconverted"]] == ["CondConv2d"]
 
 
 # ---- 26: weights computed from others --------------------------------------------------------------------------------
@@ -271,23 +241,6 @@ def test_row_27_parametrized_ties_are_told(caplog: pytest.LogCaptureFixture) -> 
     assert any(line.startswith(start) for line in said(caplog))
 
 
-# ---- 28: formats -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_row_28_half_precision_has_its_bound_and_its_scores_never_overflow(dtype: torch.dtype) -> None:
-    """α·(‖δ‖² + ‖τ‖²) exceeds 65504 already at distance 8; scores are float64, and rounding is certified."""
-    conv = nn.Conv1d(2, 2, 5, dilation=3, padding=6, dtype=dtype)
-    layer = construct.conv_to_mhsa(conv)
-    x = torch.randn(1, 2, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
-    probabilities = layer.attention_probabilities(x)
-    assert bool(((probabilities == 0) | (probabilities == 1)).all())
-    assert check_call(conv, layer, x, "noise").verdict.name == "CHECKED"
-    certificate = verify.certify(conv, layer, grid=(300,), input_bound=8.0)
-    assert certificate.verdict.name == "PROVED"
-    assert 0 < float(certificate.bound.max()) < 1
-
-
 class Labelled(nn.Parameter):
     """A parameter subclass without changes."""
 
@@ -297,18 +250,6 @@ def test_a_parameter_that_takes_no_operation_over_is_converted() -> None:
     conv.weight = Labelled(torch.rand(3, 3, 1, 1))
     x = torch.randn(1, 3, 4, 4)
     torch.testing.assert_close(construct.conv_to_mhsa(conv)(x), conv(x))
-
-
-# ---- 38: sizes -------------------------------------------------------------------------------------------------------
-
-
-def test_row_38_another_size_than_the_one_certified() -> None:
-    conv = nn.Conv2d(3, 4, 3, padding=1)
-    layer = convert(conv)
-    certificate = verify.certify(conv, layer, grid=(5, 6), input_bound=4.0)
-    assert certificate.grid == (5, 6)
-    assert "up to (5, 6)" in str(certificate)  # it says what it covers
-    assert check_call(conv, layer, torch.randn(1, 3, 23, 4), "another size").verdict.name == "CHECKED"
 
 
 # ---- 39: wrappers ----------------------------------------------------------------------------------------------------
@@ -398,23 +339,9 @@ def test_row_39_torchscript_is_refused_by_name() -> None:
 # ---- 40: inputs and outputs of a network -----------------------------------------------------------------------------
 
 
-class Dictionary(OneConvolution):
-    """Returns nested dictionaries and tuples, one of them a dataclass-like container."""
-
-    def forward(self, x: Tensor) -> Any:
-        y = self.conv(x)
-        return {"features": [y, (y.relu(), {"mean": y.mean()})], "name": "no tensor"}
-
-
 class TwoInputs(OneConvolution):
     def forward(self, x: Tensor, mask: Tensor, *, scale: float = 1.0) -> Tensor:
         return self.conv(x * mask) * scale
-
-
-def test_row_40_nested_outputs_are_compared(state: Any, from_conv: Command) -> None:
-    network = from_conv.facts(*state(Dictionary), *SIZE)["network"]
-    assert network["max_abs"] is not None
-    assert network["convolutions"] == {"executed": 1, "converted": 1}
 
 
 def test_row_40_several_inputs_need_examples_and_the_layers_need_none(state: Any, from_conv: Command) -> None:

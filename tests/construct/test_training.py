@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from construct import MHSA, conv_to_mhsa
-from runs import kernel_gradient, whole_numbers
+from runs import whole_numbers
 
 LAYERS: dict[str, Any] = {
     "1x1": lambda: nn.Conv2d(24, 40, 1),
@@ -26,8 +26,6 @@ LAYERS: dict[str, Any] = {
 LAYOUTS = {
     "channels first": lambda x: x.contiguous(),
     "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
-    "all the same": lambda x: x[:1, :1, :1, :1].expand_as(x),
-    "every other": lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
 }
 
 
@@ -38,32 +36,6 @@ def exact_layer(name: str, side: int, images: int, alone: bool) -> tuple[Any, MH
     if alone:
         (layer.w_val if layer.out_channels > layer.in_channels else layer.w_out).requires_grad_(False)
     return conv, layer, torch.randint(-3, 4, (images, 24, side, side)).float()
-
-
-def gradients(run: Any, x: Tensor, learned: list[Tensor], pull: Any) -> list[Tensor]:
-    """The output, and the gradients with respect to x and the parameters."""
-    x = x.detach().requires_grad_()
-    y = run(x)
-    given = pull(torch.arange(y.numel()).view_as(y).remainder(5).float() - 2)
-    return [y, *torch.autograd.grad(y, [x, *learned], given)]
-
-
-@pytest.mark.parametrize("pull", LAYOUTS)
-@pytest.mark.parametrize("lying", LAYOUTS)
-@pytest.mark.parametrize("name", LAYERS)
-def test_gradients_are_the_convolution_s_however_tensors_lie(name: str, lying: str, pull: str) -> None:
-    """On integers, for one image and for three, with short and long rows."""
-    for side, images in ((6, 1), (6, 3), (12, 1), (9, 2), (25, 1)):
-        conv, layer, x = exact_layer(name, side, images, alone=False)
-        given, learned = LAYOUTS[lying](x), [layer.w_val, layer.w_out, layer.b_out]
-        ours = gradients(layer, given, learned, LAYOUTS[pull])
-        theirs = gradients(conv, given, list(conv.parameters()), LAYOUTS[pull])
-        value, out = layer.w_val.detach(), layer.w_out.detach()
-        assert torch.equal(value.mT @ ours[2], ours[3] @ out.mT)  # both give W's gradient, through the other factor
-        for a, b in zip((*ours[:2], kernel_gradient(layer, *ours[2:4])), theirs, strict=False):
-            assert torch.equal(a, b)
-        if conv.bias is not None:
-            assert torch.equal(ours[4], theirs[3])
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["one factor", "both factors"])

@@ -26,7 +26,6 @@ from verify.plots.costs import Series, measured, read_costs
 from verify.plots.errors import rows_of
 from verify.plots.leakage import LOOKS, leaked
 from verify.plots.probabilities import attention_of
-from verify.plots.stored_layer import layer_in
 from verify.rounding.leakage import leakage_on_lattice
 
 TIMES = [
@@ -237,19 +236,6 @@ def test_costs_of_a_layer_are_measured():
 
 
 # ---- files -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-@pytest.mark.parametrize("options", [{}, {"encoding": "parabola"}])
-def test_a_stored_layer_is_read_back_with_every_number(suffix, options, tmp_path):
-    _, layer = conv_and_layer(alpha=1024.0, **options)
-    construct.save(layer, tmp_path / f"a{suffix}")
-    stored = layer_in(tmp_path / f"a{suffix}")
-    assert stored.geometry == layer.geometry
-    assert all(torch.equal(a, b) for a, b in zip(stored.parameters(), layer.parameters(), strict=True))
-    half = construct.conv_to_mhsa(nn.Conv1d(1, 1, 3).half())
-    construct.save(half, tmp_path / f"h{suffix}")
-    assert layer_in(tmp_path / f"h{suffix}").w_val.dtype == torch.float16
 
 
 @pytest.fixture(scope="module")
