@@ -89,7 +89,7 @@ def test_what_the_theorems_state_is_what_is_committed():
         ),
         ("theory/Same.v", "Hypothesis best", "Hypothesis better", ["counterexample", "same_iff", "theory/Same.v"]),
         ("theory/Definitions.v", "(a - b)%Z ::", "(b - a)%Z ::", ["theory/Definitions.v"]),
-        ("verified/Extraction.v", "Z.fdiv x y)", "Z.ediv x y)", ["verified/Extraction.v"]),
+        ("program/Extraction.v", "Z.fdiv x y)", "Z.ediv x y)", ["program/Extraction.v"]),
         (
             "theory/Softmax.v",
             "Open Scope R_scope.",

@@ -144,7 +144,7 @@ def _build_in(folder: Path, report: Callable[[str], None]) -> None:
             f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(used ^ allowed))}"
         )
     report("the program")
-    modules = ("verified.mli", "verified.ml", "verified/checker.ml")
+    modules = ("verified.mli", "verified.ml", "program/checker.ml")
     _run(
         folder,
         "ocamlfind",

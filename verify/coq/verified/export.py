@@ -16,7 +16,8 @@ from numpy import ndarray
 from verify.recheck.grids import MODES
 from verify.recheck.stored_layers import TENSORS
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 16
+FOUR_DIGITS = np.array([f"{number:04}" for number in range(10_000)], dtype="S4")
 
 SAME = "0"
 """The question whether the two layers are the same function in the limit α → ∞."""
@@ -123,7 +124,25 @@ def _tensor(x: ndarray) -> Iterator[str]:
     exponent, entries = _integers(x)
     yield f"\n{exponent}"
     for start in range(0, len(entries), AT_ONCE):
-        yield "\n" + " ".join(map(str, entries[start : start + AT_ONCE].tolist()))
+        part = entries[start : start + AT_ONCE]
+        yield "\n" + (" ".join(map(str, part)) if part.dtype == object else _decimals(part))
+
+
+def _decimals(entries: ndarray) -> str:
+    """Integers in decimal, with leading zeros so that all have as many digits: numpy writes them
+    together in a fifth of the time that ``str`` takes.
+    """
+    magnitudes = np.abs(entries)
+    width = len(str(magnitudes.max()))
+    fours = np.empty((len(entries), -(-width // 4)), dtype="S4")
+    for column in reversed(fours.T):
+        higher = magnitudes // 10_000
+        column[:] = FOUR_DIGITS[magnitudes - higher * 10_000]
+        magnitudes = higher
+    text = np.full((len(entries), width + 2), b" ")
+    text[entries < 0, 1] = b"-"
+    text[:, 2:] = fours.view("S1")[:, -width:]
+    return text.tobytes().decode("ascii")
 
 
 def _integers(x: ndarray) -> tuple[int, ndarray]:
