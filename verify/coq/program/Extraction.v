@@ -1,8 +1,8 @@
 (** The checker as an OCaml program, which `python -m verify coq build` builds.
 
     Trusted in addition to Coq's kernel: extraction, OCaml, Zarith for Z and positive (ExtrOcamlZBigInt), bool, list,
-    option and pairs as OCaml's (ExtrOcamlBasic), characters and strings as OCaml's (ExtrOcamlNativeString), and the four
-    functions below, which replace Coq's own by faster ones. *)
+    option and pairs as OCaml's (ExtrOcamlBasic), characters and strings as OCaml's (ExtrOcamlNativeString), and the
+    four functions below, which replace Coq's own by faster ones. *)
 
 From Coq Require Import ZArith Extraction ExtrOcamlBasic ExtrOcamlNativeString ExtrOcamlZBigInt.
 From Attention Require Import CheckText FastText.

@@ -12,9 +12,15 @@ Open Scope Z_scope.
 
 (** * What is computed *)
 
-(** The n columns of a list of rows. *)
-Fixpoint columns {A : Type} (d : A) (n : nat) (rows : list (list A)) : list (list A) :=
-  match n with O => [] | S n' => map (hd d) rows :: columns d n' (map (@tl A) rows) end.
+(** A row on top of columns, and the n columns of a list of rows. *)
+Fixpoint on_top {A : Type} (d : A) (row : list A) (cols : list (list A)) : list (list A) :=
+  match cols, row with
+  | [], _ => []
+  | col :: cols', [] => (d :: col) :: on_top d [] cols'
+  | col :: cols', x :: row' => (x :: col) :: on_top d row' cols'
+  end.
+Definition columns {A : Type} (d : A) (n : nat) (rows : list (list A)) : list (list A) :=
+  fold_right (on_top d) (repeat [] n) rows.
 
 (** f·(the number of [v] at k + i) = g·(the i-th number of [l]), and [v] holds no others. *)
 Fixpoint agrees (f g k : Z) (v : sparse) (l : list Z) : bool :=
@@ -64,13 +70,20 @@ Definition check_same_fast (c : convolution) (m : attention_layer) : bool :=
 (** * Columns and rows *)
 
 Lemma length_columns {A} (d : A) n rows : length (columns d n rows) = n.
-Proof. revert rows; induction n as [|n IH]; intros rows; simpl; [reflexivity|rewrite IH; reflexivity]. Qed.
+Proof.
+  assert (L : forall row cols, length (on_top d row cols) = length cols).
+  { intros row cols; revert row; induction cols as [|col cols IH]; intros [|x row]; simpl; congruence. }
+  induction rows as [|row rows IH]; [apply repeat_length|simpl; rewrite L; exact IH].
+Qed.
 
 Lemma nth_columns {A} (d : A) n rows i : (i < n)%nat -> nth i (columns d n rows) [] = map (fun row => nth i row d) rows.
 Proof.
-  revert rows i; induction n as [|n IH]; intros rows i Hi; [lia|]; destruct i as [|i]; simpl.
-  - apply map_ext; intros [|x row]; reflexivity.
-  - rewrite IH, map_map by lia; apply map_ext; intros [|x row]; [destruct i|]; reflexivity.
+  intros Hi; induction rows as [|row rows IH]; simpl.
+  - clear; revert i; induction n as [|n IH]; intros [|i]; simpl; auto.
+  - rewrite <- IH; assert (Hc : (i < length (columns d n rows))%nat) by (rewrite length_columns; exact Hi).
+    revert Hc; fold (columns d n rows); generalize (columns d n rows); clear; intros cols; revert row i.
+    induction cols as [|col cols IH]; intros row [|i] Hc; simpl in Hc; try lia; destruct row as [|x row]; simpl;
+      try reflexivity; rewrite IH by lia; [destruct i|]; reflexivity.
 Qed.
 
 Lemma combine_map {A B C} (f : A -> B) (g : A -> C) l : List.combine (map f l) (map g l) = map (fun x => (f x, g x)) l.
@@ -127,7 +140,8 @@ Proof.
   intros E Lw Hi Hc Ht; unfold block_agrees in E; cbv zeta in E.
   set (ws := if flip then w else columns [] n w) in E.
   assert (Lws : length ws = n) by (unfold ws; destruct flip; [apply Lw; reflexivity|apply length_columns]).
-  apply (forallb_combine _ _ _ i [] []) in E; [|rewrite length_columns, Lws; reflexivity|rewrite length_columns; exact Hi].
+  apply (forallb_combine _ _ _ i [] []) in E; [|rewrite length_columns, Lws; reflexivity
+    |rewrite length_columns; exact Hi].
   cbn [fst snd] in E; rewrite nth_columns in E by exact Hi.
   rewrite !map_map, combine_map, map_map, combine_map in E; cbn [fst snd] in E.
   rewrite forallb_forall in E; specialize (E _ (in_enum_nth _ 0 t [] ltac:(rewrite length_columns; exact Ht))).
@@ -137,7 +151,8 @@ Proof.
   specialize (E c); rewrite map_length, Ew in E.
   assert (Lc : (c < length (if flip then nth i w [] else map (fun rows => nth i rows []) w))%nat).
   { destruct flip; rewrite ?map_length; exact Hc. }
-  specialize (E Lc); rewrite coef_sum_at, zsum_map in E; cbn [fst snd] in E; rewrite !Z.add_0_l in E; rewrite E; f_equal.
+  specialize (E Lc); rewrite coef_sum_at, zsum_map in E; cbn [fst snd] in E; rewrite !Z.add_0_l in E.
+  rewrite E; f_equal.
   destruct flip.
   - rewrite (nth_indep _ 0 (nth t [] 0)) by (rewrite map_length; exact Hc); apply (map_nth (fun row => nth t row 0)).
   - rewrite map_map, (nth_indep _ 0 (nth t (nth i [] []) 0)) by (rewrite map_length; exact Hc).
@@ -154,7 +169,8 @@ Proof.
   induction 1 as [|[j y] v S IH F]; [intros []|]; rewrite Forall_forall in F; cbn [coef]; intros [E|I].
   - injection E; intros -> ->; rewrite Z.eqb_refl, coef_absent; [ring|].
     intros l z I; specialize (F _ I); unfold below in F; simpl in F; lia.
-  - assert (B := F _ I); unfold below in B; simpl in B; rewrite (proj2 (Z.eqb_neq _ _)), IH by (assumption || lia); ring.
+  - assert (B := F _ I); unfold below in B; simpl in B.
+    rewrite (proj2 (Z.eqb_neq _ _)), IH by (assumption || lia); ring.
 Qed.
 
 Lemma ascending_map (f : Z * Z -> Z * Z) v : ascending v ->
@@ -166,7 +182,8 @@ Proof.
     apply M; [left; reflexivity|right; exact Ia|apply F, Ia].
 Qed.
 
-Lemma ascending_app a b : ascending a -> ascending b -> (forall x y, In x a -> In y b -> below x y) -> ascending (a ++ b).
+Lemma ascending_app a b : ascending a -> ascending b -> (forall x y, In x a -> In y b -> below x y) ->
+  ascending (a ++ b).
 Proof.
   induction 1 as [|e a S IH F]; intros Sb B; [exact Sb|]; simpl; constructor.
   - apply IH; [exact Sb|]; intros x y Ix; apply B; right; exact Ix.
@@ -207,9 +224,11 @@ Proof.
   assert (Ka : forall j z, In (j, z) a -> k < j) by (intros j z I; apply (Fa (j, z) I)).
   assert (Kb : forall j z, In (j, z) b -> l < j) by (intros j z I; apply (Fb (j, z) I)).
   destruct (Z.compare_spec k l) as [->|L|L].
-  - constructor; [apply IH, Sb|]; rewrite Forall_forall; intros [j z] I; exact (keys_plus (fun j => l < j) a b Ka Kb j z I).
-  - constructor; [apply IH, SB|]; rewrite Forall_forall; intros [j z] I; apply (keys_plus (fun j => k < j) a ((l, y) :: b)) in I;
-      [exact I|exact Ka|]; intros j' z' [E|I']; [injection E; lia|specialize (Kb _ _ I'); lia].
+  - constructor; [apply IH, Sb|]; rewrite Forall_forall; intros [j z] I.
+    exact (keys_plus (fun j => l < j) a b Ka Kb j z I).
+  - constructor; [apply IH, SB|]; rewrite Forall_forall; intros [j z] I.
+    apply (keys_plus (fun j => k < j) a ((l, y) :: b)) in I; [exact I|exact Ka|].
+    intros j' z' [E|I']; [injection E; lia|specialize (Kb _ _ I'); lia].
   - constructor; [exact IHb|]; rewrite Forall_forall; intros [j z] I.
     apply (keys_plus (fun j => l < j) ((k, x) :: a) b) in I; [exact I| |exact Kb].
     intros j' z' [E|I']; [injection E; lia|specialize (Ka _ _ I'); lia].
@@ -233,7 +252,8 @@ Lemma keys_row_product (P : Z -> Prop) xs rows : (forall row j x, In row rows ->
   forall j x, In (j, x) (row_product xs rows) -> P j.
 Proof.
   revert rows; induction xs as [|x xs IH]; intros [|row rows] Pr j y; simpl; try tauto.
-  assert (Pr' : forall row j x, In row rows -> In (j, x) row -> P j) by (intros r j' x' I; apply (Pr r j' x'); right; exact I).
+  assert (Pr' : forall row j x, In row rows -> In (j, x) row -> P j).
+  { intros r j' x' I; apply (Pr r j' x'); right; exact I. }
   destruct (x =? 0); [apply IH, Pr'|]; apply keys_plus; [|apply IH, Pr'].
   intros j' x' I; apply in_map_iff in I; destruct I as ([j0 x0] & E & I); injection E; intros _ <-.
   apply (Pr row j0 x0); [left; reflexivity|exact I].
@@ -244,10 +264,12 @@ Lemma merge_pairs_facts (P : Z -> Prop) vs : Forall ascending vs -> (forall v j 
   Forall ascending (merge_pairs vs) /\ (forall v j x, In v (merge_pairs vs) -> In (j, x) v -> P j) /\
   (2 * length (merge_pairs vs) <= S (length vs))%nat.
 Proof.
-  assert (G : forall n vs, (length vs <= n)%nat -> Forall ascending vs -> (forall v j x, In v vs -> In (j, x) v -> P j) ->
+  assert (G : forall n vs, (length vs <= n)%nat -> Forall ascending vs ->
+    (forall v j x, In v vs -> In (j, x) v -> P j) ->
     Forall ascending (merge_pairs vs) /\ (forall v j x, In v (merge_pairs vs) -> In (j, x) v -> P j) /\
     (2 * length (merge_pairs vs) <= S (length vs))%nat); [|apply (G (length vs)); reflexivity].
-  clear; induction n as [|n IH]; intros [|a [|b vs]] L F K; simpl in L; try lia; try (repeat split; [exact F|exact K|simpl; lia]).
+  clear; induction n as [|n IH]; intros [|a [|b vs]] L F K; simpl in L; try lia;
+    try (repeat split; [exact F|exact K|simpl; lia]).
   inversion F as [|? ? Fa F']; inversion F' as [|? ? Fb F'']; subst.
   destruct (IH vs ltac:(lia) F'') as (A1 & A2 & A3); [intros v j x I; apply K; do 2 right; exact I|].
   cbn [merge_pairs]; rewrite merge_plus; cbn [rev_append]; repeat split; [|intros v j x [<-|I]|simpl in *; lia].
@@ -257,7 +279,8 @@ Proof.
 Qed.
 
 Lemma merge_all_facts (P : Z -> Prop) vs : Z.of_nat (length vs) <= 2 ^ 64 -> Forall ascending vs ->
-  (forall v j x, In v vs -> In (j, x) v -> P j) -> ascending (merge_all vs) /\ forall j x, In (j, x) (merge_all vs) -> P j.
+  (forall v j x, In v vs -> In (j, x) v -> P j) ->
+  ascending (merge_all vs) /\ forall j x, In (j, x) (merge_all vs) -> P j.
 Proof.
   unfold merge_all; change 64 with (Z.of_nat 64) at 1; generalize 64%nat; intros n; revert vs.
   induction n as [|n IH]; intros vs L F K; destruct vs as [|a [|b vs]]; cbn [merge_times]; try (simpl in L; lia);
@@ -315,14 +338,16 @@ Proof.
     apply in_enum in Ia; simpl; lia.
 Qed.
 
-Lemma head_vectors_good factor t dh vals outs v : (t < T)%nat -> shaped g n dh vals = true -> shaped g dh out outs = true ->
+Lemma head_vectors_good factor t dh vals outs v : (t < T)%nat ->
+  shaped g n dh vals = true -> shaped g dh out outs = true ->
   In v (head_vectors D (Z.of_nat T) (Z.of_nat n) factor (Z.of_nat t) vals outs) -> good v.
 Proof.
   intros Ht Sv So Iv; destruct (shaped_in _ _ _ Sv) as [Lv Fv], (shaped_in _ _ _ So) as [Lo Fo].
   unfold head_vectors in Iv; apply in_flat_map in Iv; destruct Iv as ([u' [val o]] & Ib & Iv).
   apply in_enum_number in Ib; destruct Ib as (u & -> & Hu & Ib); rewrite combine_length in Hu; cbn [fst snd] in Iv.
   destruct (Fv val (in_combine_l _ _ _ _ Ib)) as [Lb _], (Fo o (in_combine_r _ _ _ _ Ib)) as [_ Lr].
-  apply in_map_iff in Iv; destruct Iv as ([i' xs] & <- & Ii); apply in_enum_number in Ii; destruct Ii as (i & -> & Hi & _).
+  apply in_map_iff in Iv; destruct Iv as ([i' xs] & <- & Ii).
+  apply in_enum_number in Ii; destruct Ii as (i & -> & Hi & _).
   cbn [fst snd]; split.
   - apply ascending_map; [apply ascending_row_product, Forall_map, Forall_forall; intros; apply ascending_sparse_of|].
     intros a b _ _ B; unfold below, index in *; cbn [fst]; assert (1 <= D) by nia; assert (1 <= Z.of_nat T) by lia.
@@ -345,7 +370,8 @@ Proof.
   apply in_map_iff in Iv; destruct Iv as ([a' rows] & <- & Ia).
   apply in_enum_number in Ia; destruct Ia as (a & -> & Ha & Ir); cbn [fst snd]; specialize (Fb rows Ir).
   rewrite andb_true_iff, Nat.eqb_eq, forallb_forall in Fb; destruct Fb as [Lr Fr].
-  assert (K : forall b' row, In (b', row) (enum 0 rows) -> exists k, b' = Z.of_nat k /\ (k < length rows)%nat /\ length row = T).
+  assert (K : forall b' row, In (b', row) (enum 0 rows) ->
+    exists k, b' = Z.of_nat k /\ (k < length rows)%nat /\ length row = T).
   { intros b' row I; apply in_enum_number in I; destruct I as (k & E & Hk & I); exists k; repeat split; try assumption.
     apply Nat.eqb_eq, Fr, I. }
   split.
@@ -356,10 +382,12 @@ Proof.
     + intros [b1 row1] [b2 row2] x y I1 I2 B Ix Iy; cbn [fst snd] in *.
       destruct (K _ _ I1) as (k1 & -> & H1 & L1), (K _ _ I2) as (k2 & -> & H2 & L2).
       apply in_map_iff in Ix, Iy; destruct Ix as ([t1 x1] & <- & J1), Iy as ([t2 x2] & <- & J2).
-      apply in_sparse_of in J1, J2; destruct J1 as (m1 & -> & M1), J2 as (m2 & -> & M2); rewrite L1 in M1; rewrite L2 in M2.
+      apply in_sparse_of in J1, J2; destruct J1 as (m1 & -> & M1), J2 as (m2 & -> & M2).
+      rewrite L1 in M1; rewrite L2 in M2.
       unfold below, index; cbn [fst snd]; destruct flip; [|nia].
       assert (Z.of_nat k1 * D + D <= Z.of_nat k2 * D) by nia; assert (1 <= D) by nia; nia.
-  - intros j x Ij; apply in_flat_map in Ij; destruct Ij as ([b' row] & Ib' & Ij); destruct (K _ _ Ib') as (k & -> & Hk & Lt).
+  - intros j x Ij; apply in_flat_map in Ij; destruct Ij as ([b' row] & Ib' & Ij).
+    destruct (K _ _ Ib') as (k & -> & Hk & Lt).
     cbn [fst snd] in Ij; apply in_map_iff in Ij; destruct Ij as ([t' y] & E & It); injection E; intros _ <-; cbn [fst].
     apply in_sparse_of in It; destruct It as (t & -> & Ht); rewrite Lt in Ht.
     destruct flip; [exists u, a, k, t|exists u, k, a, t]; repeat (split; [lia|]); f_equal; lia.
@@ -401,7 +429,8 @@ Qed.
 
 Lemma vectors_good v : In v vectors -> ascending v /\ forall j x, In (j, x) v -> indexed g n T (out_g c) j.
 Proof.
-  destruct (comparable_facts c m ok) as (_ & _ & S & _ & _ & _ & F); intros I; apply in_app_or in I; destruct I as [I|I].
+  destruct (comparable_facts c m ok) as (_ & _ & S & _ & _ & _ & F); intros I; apply in_app_or in I.
+  destruct I as [I|I].
   - apply in_flat_map in I; destruct I as (h & Ih & I); destruct (F h Ih) as (Sv & So & _).
     destruct (position_in_range h Ih) as (j & t & E & Ht & _ & Ej); unfold vectors_of in I; rewrite E, Ej in I.
     exact (head_vectors_good g n T (out_g c) _ t _ _ _ v Ht Sv So I).
@@ -435,7 +464,8 @@ Proof.
   - apply Forall_forall; intros v I; apply (vectors_good v I).
   - intros v j x I; apply (vectors_good v I).
   - apply forallb_forall; intros [k x] I; cbn [snd]; apply Z.eqb_eq.
-    unfold difference in I; cbv zeta in I; rewrite <- (ascending_coef _ k x Asc I), coef_merge_all, coefs_app, coefs_flat_map.
+    unfold difference in I; cbv zeta in I.
+    rewrite <- (ascending_coef _ k x Asc I), coef_merge_all, coefs_app, coefs_flat_map.
     destruct (Keys k x I) as (u & i & o & t & Hu & Hi & Ho & Ht & ->); clear I Asc Keys.
     destruct (shaped4_nth _ _ _ _ _ u S Hu) as [Lw Sw].
     assert (Su := shaped_nth _ _ _ _ (if transposed c then i else o) Sw ltac:(destruct (transposed c); assumption)).
@@ -448,7 +478,8 @@ Proof.
     + unfold channels_in; rewrite (coefs_kernel g n T (transposed c) _ (c_weight c) (out_g c)) by assumption.
       rewrite Z.mul_opp_l, <- Blocks; clear Blocks.
       rewrite (zsum_ext (kept m) _ (fun h => scale_f * (if position_read c m h =? Z.of_nat t
-        then coef (row_product (nth i (nth u (h_val h) []) []) (map sparse_of (nth u (h_out h) []))) (Z.of_nat o) else 0))).
+        then coef (row_product (nth i (nth u (h_val h) []) []) (map sparse_of (nth u (h_out h) []))) (Z.of_nat o)
+        else 0))).
       * generalize (kept m); intros l; induction l as [|h l IH]; [unfold zsum; simpl; ring|].
         rewrite !zsum_cons, Z.mul_add_distr_l; lia.
       * intros h Ih; destruct (F h Ih) as (Sv & So & _), (position_in_range h Ih) as (j & t' & E & Ht' & Ep & Ej).

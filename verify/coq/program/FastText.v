@@ -65,7 +65,8 @@ Definition read_convolution_by : reader convolution :=
   let taps := positions_of_kernel {| c_geometry := g; c_weight_scale := 0; c_weight := []; c_bias_scale := 0;
     c_bias := [] |} in
   ws <- number;
-  w <- many (groups_n g) (if transposed g then blocks_by (in_g g) (out_g g) taps else blocks_by (out_g g) (in_g g) taps);
+  w <- many (groups_n g) (if transposed g then blocks_by (in_g g) (out_g g) taps
+    else blocks_by (out_g g) (in_g g) taps);
   bs <- number; b <- row (groups_n g * out_g g);
   return_ {| c_geometry := g; c_weight_scale := ws; c_weight := w; c_bias_scale := bs; c_bias := b |}.
 
@@ -122,7 +123,8 @@ Proof. intros E; induction s as [|x s IH]; intros a; simpl; [reflexivity|]; rewr
 
 Lemma numbers_of_fast_is s : numbers_of_fast s = numbers_of s.
 Proof.
-  unfold numbers_of_fast, numbers_of; rewrite (fold_string_ext _ lex_step s lex_step_fast_is), lex_step_fast_is; reflexivity.
+  unfold numbers_of_fast, numbers_of; rewrite (fold_string_ext _ lex_step s lex_step_fast_is), lex_step_fast_is.
+  reflexivity.
 Qed.
 
 Lemma take_many n : forall done l,

@@ -59,7 +59,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
     within T" is asked over the reals.
     """
     stated = pair.stated
-    inputs = f"for |x| ≤ {exactly(pair.stated.input_bound)}"
+    inputs = f"for |x| ≤ {exactly(stated.input_bound)}"
     if stated.within is not None:
         what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
         return [Question(export.within(stated.input_bound, stated.within), what)]
@@ -92,7 +92,7 @@ def refutation_of(pair: LayerPair) -> list[Question]:
     dyadic numbers.
     """
     stated = pair.stated
-    counter = pair.stated.counterexample
+    counter = stated.counterexample
     if (
         stated.verdict != "REFUTED"
         or stated.within is not None
