@@ -17,7 +17,7 @@ BUDGETS = {
         "branching functions": 0.016,
     },
     "verify": {
-        "tokens": 123_973,
+        "tokens": 123_989,
         "tokens a line": 8.94,
         "conditional expressions": 17.0,
         "branching functions": 0.0244,

@@ -5,7 +5,7 @@
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
   Exactness Encodings HeadCount Same Geometry Patches Transposed Borders NullToken FloatThreshold RoundingDot RoundingHead RoundingTaps
   RoundingLayer RoundingWeights FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
-From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText.
+From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText FastText.
 
 (** Lemma 2 *)
 (* Lemma 2: v_h·r_δ = −α(‖δ − τ_h‖² − ‖τ_h‖²) for v_h = −α(1, −2τ_h), r_δ = (‖δ‖², δ), in any dimension *)
@@ -308,3 +308,5 @@ Print Assumptions CheckRefuted.check_refuted_sound.
 Print Assumptions CheckText.check_sound.
 (* The same of the text that the program reads: this is the theorem of what is run *)
 Print Assumptions CheckText.check_text_sound.
+(* What is run is a faster function, and the same one *)
+Print Assumptions FastText.check_text_fast_is.

@@ -1,3 +1,3 @@
 """The theorem in Coq, and the checker extracted from its proof; the Coq sources are in theory/,
-geometry/, floats/ and verified/.
+geometry/, floats/, verified/ and program/ (the functions that run).
 """

@@ -43,11 +43,11 @@ def sources() -> list[Path]:
 
 def build_folder() -> Path:
     """The folder for the build of these sources, whether it exists or not."""
-    digest = hashlib.sha256()
-    for path in sources():
-        digest.update(
-            f"{path.as_posix()} {hashlib.sha256((SOURCES / path).read_bytes()).hexdigest()}\n".encode()
-        )
+    files = [
+        f"{path.as_posix()} {hashlib.sha256((SOURCES / path).read_bytes()).hexdigest()}\n"
+        for path in sources()
+    ]
+    digest = hashlib.sha256("".join(files).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     cache = cache if cache.is_absolute() else Path.home() / ".cache"
     return cache / "conv-as-attention" / f"coq-{digest.hexdigest()[:20]}"
@@ -71,8 +71,9 @@ def build(report: Callable[[str], None]) -> Path:
         NotBuilt: a tool is missing, or a step failed.
     """
     target = build_folder()
-    if (target / "checker").is_file():
-        return target / "checker"
+    checker = target / "checker"
+    if checker.is_file():
+        return checker
     _check_tools()
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(".building-*"):  # left by a build that was killed
@@ -84,22 +85,22 @@ def build(report: Callable[[str], None]) -> Path:
         try:
             folder.rename(target)
         except OSError:  # another build came first, or left a folder without a program
-            if not (target / "checker").is_file():
+            if not checker.is_file():
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return target / "checker"
+    return checker
 
 
 def _check_tools() -> None:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if not missing:
-        version = _output("coqc", "--print-version").split()[0]
+        version = _run(SOURCES, "coqc --print-version").split()[0]
         if not f"{version}.".startswith(f"{VERSION}."):
             raise NotBuilt(f"Coq {version} is installed, and the proofs are written for {VERSION}")
-        libraries = Path(_output("coqc", "-where").strip()) / "user-contrib"
+        libraries = Path(_run(SOURCES, "coqc -where").strip()) / "user-contrib"
         missing = [name for name in ("Coquelicot", "Flocq") if not (libraries / name).is_dir()]
-        missing += [] if "zarith" in _output("ocamlfind", "list") else ["zarith"]
+        missing += [] if "zarith" in _run(SOURCES, "ocamlfind list") else ["zarith"]
     if missing:
         raise NotBuilt(
             f"the verified checker takes Coq {VERSION}; missing: {', '.join(missing)} (on Debian: {PACKAGES})"
@@ -114,7 +115,7 @@ def _build_in(folder: Path, report: Callable[[str], None]) -> None:
             raise NotBuilt(f"{path}: something is admitted: {admitted[0].strip()}")
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    _run(folder, "coq_makefile", "-f", "_CoqProject", "-o", "Makefile", *map(str, files))
+    _run(folder, f"coq_makefile -f _CoqProject -o Makefile {' '.join(map(str, files))}")
     compiled = 0
 
     def count(line: str) -> None:
@@ -123,13 +124,12 @@ def _build_in(folder: Path, report: Callable[[str], None]) -> None:
             compiled += 1
             report(f"{compiled} of {len(files)} {line.removeprefix('COQC ')}")
 
-    _run(folder, "make", f"-j{os.cpu_count() or 1}", "TIMECMD=", line=count)
+    _run(folder, f"make -j{os.cpu_count() or 1} TIMECMD=", line=count)
     report("the axioms that the headline theorems rest on")
     (folder / "Assumptions.v").write_text(
         _all_at_once((SOURCES / "Headlines.v").read_text(encoding="utf-8"))
     )
-    assumptions = "coqc -R . Attention -w -ambiguous-paths Assumptions.v"
-    printed = _run(folder, *assumptions.split())
+    printed = _run(folder, "coqc -R . Attention -w -ambiguous-paths Assumptions.v")
     # An entry starts a line; it is a name, with its type, or says that Coq was told to skip a
     # check.
     used = {
@@ -143,8 +143,9 @@ def _build_in(folder: Path, report: Callable[[str], None]) -> None:
             f"the theorems rest on other axioms than axioms.txt lists: {', '.join(sorted(used ^ allowed))}"
         )
     report("the program")
-    link = "ocamlfind ocamlopt -w -a -O3 -package zarith -linkpkg -o checker"
-    _run(folder, *link.split(), "verified.mli", "verified.ml", "verified/checker.ml")
+    modules = "verified.mli verified.ml program/checker.ml"
+    options = "-w -a -O3 -inline 200 -package zarith -linkpkg"
+    _run(folder, f"ocamlfind ocamlopt {options} {modules} -o checker")
 
 
 def _all_at_once(headlines: str) -> str:
@@ -156,14 +157,14 @@ def _all_at_once(headlines: str) -> str:
     return f"{line.sub('', headlines)}Definition headlines := ({names}).\nPrint Assumptions headlines.\n"
 
 
-def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None) -> str:
+def _run(folder: Path, command: str, line: Callable[[str], None] | None = None) -> str:
     """Run a step in its own process group, which ends with this process; return its output."""
     # Block interrupts until the step can be killed: one inside Popen would leave it running with no
     # handle to it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         process = subprocess.Popen(
-            command,
+            command.split(),
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -182,15 +183,10 @@ def _run(folder: Path, *command: str, line: Callable[[str], None] | None = None)
             if line is not None:
                 line(text.strip())
         if process.wait():
-            raise NotBuilt(f"{command[0]} failed: {' '.join(' '.join(lines).split())[-500:]}")
+            raise NotBuilt(
+                f"{command.split()[0]} failed: {' '.join(' '.join(lines).split())[-500:]}"
+            )
     finally:
-        with suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError), process:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
     return "".join(lines)
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

@@ -16,7 +16,8 @@ from numpy import ndarray
 from verify.recheck.grids import MODES
 from verify.recheck.stored_layers import TENSORS
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 16
+FOUR_DIGITS = np.array([f"{number:04}" for number in range(10_000)], dtype="S4")
 
 SAME = "0"
 """The question whether the two layers are the same function in the limit α → ∞."""
@@ -89,11 +90,8 @@ def text(
         ValueError: a number is not finite, or a geometry is invalid.
     """
     heads, _, _, head_dim = tensors["w_val"].shape
-    yield (
-        " ".join(str(int(digest, 16)) for digest in digests)
-        + f"\n{len(questions)}\n"
-        + "\n".join(questions)
-    )
+    numbers = [int(digest, 16) for digest in digests]
+    yield "\n".join(map(str, [*numbers, len(questions), *questions]))
     yield from (_geometry(geometries[0]), *_tensor(weight), *_tensor(bias))
     yield from (_geometry(geometries[1]), f"\n{heads} {tensors['v'].shape[1]} {head_dim}")
     for name in TENSORS:
@@ -115,33 +113,44 @@ def _geometry(fields: Mapping[str, Any]) -> str:
 
 def _dyadic(x: float) -> str:
     """Mantissa and exponent of one number."""
-    exponent, mantissas = _integers(np.array([x]))
-    return f"{int(mantissas[0])} {exponent}"
+    exponent, (mantissa,) = _integers(x)
+    return f"{mantissa} {exponent}"
 
 
 def _tensor(x: ndarray) -> Iterator[str]:
     """The exponent of a tensor, and its entries."""
     exponent, entries = _integers(x)
     yield f"\n{exponent}"
-    for start in range(0, len(entries), AT_ONCE):
-        yield "\n" + " ".join(map(str, entries[start : start + AT_ONCE].tolist()))
+    for part in np.split(entries, range(AT_ONCE, len(entries), AT_ONCE)):
+        yield "\n" + (" ".join(map(str, part)) if part.dtype == object else _decimals(part))
 
 
-def _integers(x: ndarray) -> tuple[int, ndarray]:
+def _decimals(entries: ndarray) -> str:
+    """Integers in decimal, with leading zeros so that all have as many digits: numpy writes them
+    together in a fifth of the time that ``str`` takes.
+    """
+    magnitudes = np.abs(entries)
+    width = len(str(magnitudes.max(initial=0)))
+    fours = np.empty((len(entries), -(-width // 4)), dtype="S4")
+    for column in reversed(fours.T):
+        column[:] = FOUR_DIGITS[magnitudes % 10_000]
+        magnitudes //= 10_000
+    text = np.full((len(entries), width + 2), b" ")
+    text[entries < 0, 1] = b"-"
+    text[:, 2:] = fours.view("S1")[:, -width:]
+    return text.tobytes().decode("ascii")
+
+
+def _integers(x: ndarray | float) -> tuple[int, ndarray]:
     """The exponent e and integers m with x = m·2^e."""
-    x = np.asarray(x, dtype=np.float64).reshape(-1)
+    x = np.ravel(x).astype(np.float64)
     if not np.isfinite(x).all():
         raise ValueError("a number is not finite (the checker takes finite numbers alone)")
-    mantissas, exponents = np.frexp(x[x != 0])  # ½ ≤ |mantissa| < 1
-    if not len(mantissas):
-        return 0, np.zeros(len(x), dtype=np.int64)
+    mantissas, exponents = np.frexp(x)  # ½ ≤ |mantissa| < 1
     whole = np.ldexp(mantissas, 53).astype(np.int64)
-    trailing = np.frexp((whole & -whole).astype(np.float64))[1] - 1  # trailing zero bits
-    least = int((exponents - 53 + trailing).min())
-    if exponents.max() - least <= 62:
+    last_bits = exponents - 54 + np.frexp(whole & -whole)[1]
+    least = last_bits.min(initial=0, where=x != 0)
+    if exponents.max(initial=0) - least <= 62:
         return least, np.ldexp(x, -least).astype(np.int64)
     shifts = exponents - 53 - least  # left shifts; negative ones drop trailing zero bits
-    wide = zip(whole.tolist(), shifts.tolist(), strict=True)
-    entries = np.zeros(len(x), dtype=object)
-    entries[x != 0] = [m << shift if shift >= 0 else m >> -shift for m, shift in wide]
-    return least, entries
+    return least, whole.astype(object) << np.maximum(shifts, 0) >> np.maximum(-shifts, 0)
