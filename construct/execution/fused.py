@@ -37,8 +37,10 @@ CACHE_BYTES = 2**23
 the one before has left in the cache.
 """
 
-Block = Callable[[slice], Tensor]
-"""P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h)."""
+Block = Callable[..., Tensor]
+"""P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).  It may be given tensors that
+are read elsewhere, for :func:`bounded`.
+"""
 
 
 def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Tensor:
@@ -62,7 +64,8 @@ def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> 
         rows = _queries_per_block(layer, len(x), grid, len(heads), CACHE_BYTES)
     if fitting < grid.query_count:
         block = partial(bounded, block)
-    averages = [block(part) for part in pieces(grid.query_count, rows)]
+    learned = getattr(layer.encoding, "tables", ())
+    averages = [block(part, *learned) for part in pieces(grid.query_count, rows)]
     y = dense.added_up(torch.cat(averages, dim=2), heads_of(layer.w_out, heads))
     return y.mT.unflatten(2, grid.query_shape)
 
@@ -104,7 +107,7 @@ def averages_of(layer: Layer, padded: Tensor, places: Tensor, heads: Sequence[in
     vectors = query.double() @ heads_of(layer.w_key_pos, heads).double()
     vectors = vectors + heads_of(layer.position_vector(), heads)[:, None]
 
-    def block(queries: slice) -> Tensor:
+    def block(queries: slice, *_: Tensor) -> Tensor:
         bias = _bias(encoding, vectors[:, :, queries], places[queries], shape, tokens.dtype)
         return _by_content(asking[:, :, queries], key, values, bias)
 
@@ -148,7 +151,7 @@ def _by_content(asking: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Te
     return averages[..., : prod(values.shape[3:])].unflatten(3, values.shape[3:])
 
 
-def _by_scores(scores: Scores, values: Tensor, queries: slice) -> Tensor:
+def _by_scores(scores: Scores, values: Tensor, queries: slice, *_: Tensor) -> Tensor:
     """P^h X W_val^h as in ``dense``."""
     return dense.averaged(torch.softmax(scores(queries), dim=-1).to(values.dtype), values)
 

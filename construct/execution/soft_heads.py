@@ -32,7 +32,7 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
     longest, *others = _order(grid)
     factors = {axis: _factors(c, encoding, grid, axis, slice(None), x.dtype) for axis in others}
 
-    def block(queries: slice, x: Tensor, w: Tensor) -> Tensor:
+    def block(queries: slice, x: Tensor, w: Tensor, *_: Tensor) -> Tensor:
         rows = _factors(c, encoding, grid, longest, queries, x.dtype)
         read = x[None]  # (1 or heads, B, D_in, *shape)
         for axis, factor in ((longest, rows), *factors.items()):
@@ -44,7 +44,9 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
 
     a_query = _bytes_per_query(grid, len(w), x.shape[0] * x.shape[1], x.element_size())
     most = queries_per_block(max(1, BLOCK_BYTES // a_query))
-    blocks = [bounded(block, part, x, w) for part in pieces(grid.query_shape[longest], most)]
+    learned = getattr(encoding, "tables", ())
+    parts = pieces(grid.query_shape[longest], most)
+    blocks = [bounded(block, part, x, w, *learned) for part in parts]
     return torch.cat(blocks, dim=longest + 2)
 
 
@@ -77,4 +79,4 @@ def memory(grid: TokenGrid, heads: int, channels: int, size: int) -> int:
     B · D_in.
     """
     factors = sum(heads * grid.shape[axis] * grid.query_shape[axis] for axis in _order(grid)[1:])
-    return 40 * factors + 2 * max(BLOCK_BYTES, _bytes_per_query(grid, heads, channels, size))
+    return 40 * factors + 4 * max(BLOCK_BYTES, _bytes_per_query(grid, heads, channels, size))

@@ -16,6 +16,11 @@ Beside a null token, whose score is 0, the terms independent of the key count, t
 
     Z[p_i, 1] = −2βτ_i,         Z[‖p‖², 1] = −β,       Z[1, 1] = β(½ − ‖τ‖²).
 
+The scores of floating point are those up to γ_m·M/√D, where M = Σ_r (Σ_s |W_q[r,s]| X_s)(Σ_s |W_k[r,s]| X_s)
+for the largest |features| X of a token: rows that cancel make M larger than the scores.  m counts a
+rounding for each row that is not 0, and those of :mod:`construct.stock.dot_products`; and those of
+both projections, unless their sums are exact.
+
 Position entries are evaluated as fractions.  For content entries every product must be 0: a sum
 that cancels could be rounding.
 """
@@ -29,10 +34,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from construct.encoding.sharpness import alpha_for
 from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps, tap_shifts
 from construct.modules.convolutions import HOOKS
-from construct.stock.dot_products import DTYPES, HeadCentre, head_size, without_padding
+from construct.stock.dot_products import DTYPES, HeadCentre, head_size, reach, without_padding
 from construct.tokens import TokenGrid
 
 
@@ -80,6 +86,12 @@ def read_kernel(
     matrices = _matrices(tensors, geometry)
     numbers = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
     kernel = matrices.new_zeros(geometry.taps, *matrices.shape[1:])
+    most = [_most(rows, grid) for rows in (tensors.query, tensors.key)]
+    if (
+        float(max(*(t.max() for t in most), (most[0] * most[1]).max()))
+        > torch.finfo(dtype).max / 2**10
+    ):
+        raise NoKernel(f"scores of positions may overflow {dtype}")
     for head in tensors.heard(geometry.in_channels):
         tau = _read_shift(tensors, head, geometry, grid, dtype, null)
         if tau not in numbers:
@@ -202,8 +214,10 @@ def _read_shift(
         raise NoKernel(
             f"head {head} looks at ({', '.join(map(str, centre.tau))}), between positions"
         )
-    size = tensors.query.shape[1]
-    if not centre.is_sharp(dtype) or head_size([centre], grid, dtype, size, null) != size:
+    sharp = centre.is_sharp(dtype)
+    if not sharp or not _is_one_hot(
+        tensors.query[head], tensors.key[head], centre, grid, dtype, null
+    ):
         alpha = float(centre.alpha)
         raise NoKernel(
             f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {alpha:.4g}"
@@ -211,17 +225,55 @@ def _read_shift(
     return tuple(map(int, centre.tau))
 
 
+def _is_one_hot(
+    query: Tensor, key: Tensor, centre: HeadCentre, grid: TokenGrid, dtype: torch.dtype, null: bool
+) -> bool:
+    """Whether attention is one-hot by the bound of the module's docstring, or by
+    :func:`~construct.stock.dot_products.head_size` where no rows cancel.
+    """
+    size = len(query)
+    most = _most(query, grid), _most(key, grid)
+    products = most[0] * most[1]
+    largest = float(products.sum()) / sqrt(size) * (1 + 2.0**-40)
+    exact = _sums_are_exact(query, most[0], dtype) and _sums_are_exact(key, most[1], dtype)
+    standard = float(centre.alpha * centre.size(reach(grid), null)) * (1 + 2.0**-30)
+    if exact and largest <= standard and head_size([centre], grid, dtype, size, null) == size:
+        return True
+    roundings = int(products.ne(0).sum()) + 5 + (0 if exact else 2 * len(grid.shape) + 6)
+    n = roundings * torch.finfo(dtype).eps / 2
+    error = n / (1 - n) * largest
+    alpha = float(centre.alpha) * (1 - 2.0**-40)
+    return (alpha / 2 - error if null else alpha - 2 * error) >= alpha_for(dtype)
+
+
+def _most(rows: Tensor, grid: TokenGrid) -> Tensor:
+    """The largest |sum| of each row of projections (…, D, D_in + d + 2) over the positions of a grid."""
+    k = reach(grid)
+    features = torch.tensor([*k, sum(n * n for n in k), 1], dtype=rows.dtype, device=rows.device)
+    return rows[..., -len(features) :].abs() @ features
+
+
+def _sums_are_exact(rows: Tensor, totals: Tensor, dtype: torch.dtype) -> bool:
+    """Whether sums of integer multiples of each row's numbers, up to a total, are numbers of a dtype."""
+    for row, total in zip(rows.tolist(), totals.tolist(), strict=True):
+        parts = [Fraction(x) for x in row if x]
+        places = [Fraction(x.numerator & -x.numerator, x.denominator) for x in parts]
+        if places and total * torch.finfo(dtype).eps / 2 > min(places):
+            return False
+    return True
+
+
 def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int, null: bool) -> HeadCentre | None:
     """The centre of a head from its projections (D, D_in + d + 2); None if its scores lack the
     module's form.
     """
     content = slice(d_in)
-    # (p, ‖p‖²); the key's constant adds the same to every key, but the null token
-    positional = slice(d_in, d_in + dims + 1 + null)
     if bool((_rows(query) & _rows(key[:, content])).any()) or bool(
-        (_rows(query[:, content]) & _rows(key[:, positional])).any()
+        (_rows(query[:, content]) & _rows(key)).any()
     ):
         return None  # the score depends on the key's content, or on the query's
+    # (p, ‖p‖²); the key's constant adds the same to every key, but the null token
+    positional = slice(d_in, d_in + dims + 1 + null)
     nonzero = (_rows(query[:, d_in:]) & _rows(key[:, positional])).nonzero().flatten()
     scores = _products(query[nonzero, d_in:], key[nonzero, positional])
     beta = -scores[-1][dims]

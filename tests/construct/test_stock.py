@@ -649,6 +649,31 @@ def test_a_planted_fault_is_found(name: str, by: Any):
     is_no_kernel(module, "not finite" if by != by else reason)
 
 
+@pytest.mark.parametrize("null", [False, True])
+@pytest.mark.parametrize("name", ["a large key", "rows that cancel", "overflow", "overflow of a silent head"])
+def test_scores_that_floating_point_cannot_hold_are_found(name: str, null: bool):
+    """In exact arithmetic they are those of the kernel, or differ from them by the same for every key."""
+    conv = nn.Conv2d(6, 2, 3, padding=1)
+    with torch.no_grad():
+        conv.weight[:, :, 0, 0] = 0  # so that head 0 is silent
+    module = construct.to_torch_mha(conv_to_mhsa(conv), (9, 9), null_token=null)
+    assert torch.equal(construct.from_torch_mha(module).weight, conv.weight)
+    a = module.attention
+    with torch.no_grad():
+        w, b = (t.view(3, a.num_heads, a.head_dim, -1) for t in (a.in_proj_weight, a.in_proj_bias))
+        if name == "a large key":
+            b[1, 1, 0] = 2.0**24
+        elif name == "rows that cancel":
+            w[1, :, 1] += 2.0**22 * w[1, :, 2]
+            w[0, :, 2] -= 2.0**22 * w[0, :, 1]
+            b[0, :, 2] -= 2.0**22 * b[0, :, 1]
+        else:
+            heads = slice(0, 1 if "silent" in name else None)
+            w[0, heads] *= 2.0**113
+            b[0, heads] *= 2.0**113
+    is_no_kernel(module, "may overflow" if "overflow" in name else "head 1 (is not surely one-hot|does not look)")
+
+
 def test_an_attention_without_scores_is_no_convolution():
     _, _, module = small_stock()
     with torch.no_grad():
