@@ -23,7 +23,7 @@ Each command writes its figures with `--json FILE`; those in [benchmarks/results
 `python -m benchmarks.page --write` renews this page. `python -m benchmarks --device cuda` measures a GPU.
 `python -m benchmarks.compare OLD_TREE` compares two checkouts.
 
-Only one machine was measured since one-hot heads are evaluated as [kernels.md](kernels.md) describes. The evaluation before took
+Two machines were measured since one-hot heads are evaluated as [kernels.md](kernels.md) describes. The evaluation before took
 1.09 times as long as ResNet-50's convolutions on an Intel Xeon (AVX-512), and 18.8 times as long as cuDNN's in TF32 on a GPU
 (an H200).
 """
