@@ -205,7 +205,7 @@ def maps(summary: Summary, variant: str, reach: int | None = None) -> "Figure":
     Args:
         summary: as of :func:`examples.learned.results.summary.summary_of`.
         variant: the one to draw.
-        reach: the tokens to draw on every side of the query (the paper's Figure 5: 3); by default
+        reach: the tokens to draw on every side of the query (the paper's Figure 5: 3; its Figure 6: all); by default
             the whole grid.
     """
     looks = summary["variants"][variant]["looks"]
