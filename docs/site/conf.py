@@ -29,7 +29,11 @@ external_toc_path = "docs/site/contents.yml"
 html_extra_path = ["index.html", "../demo.html", "../learned.html"]
 
 mathjax_path = "tex-svg-full.js"  # one file, with its fonts in it
-html_static_path = [str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax" / mathjax_path)]
+html_static_path = [
+    str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax" / mathjax_path),
+    "wide.css",
+]
+html_css_files = ["wide.css"]
 html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
