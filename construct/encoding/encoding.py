@@ -46,6 +46,10 @@ class Encoding(ABC):
             ValueError: the encoding is one of another number of dimensions.
         """
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors, beside c, that scores are computed from; none, if r_δ is fixed."""
+        return ()
+
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:
         """r_δ for every shift of the grid's box: float64 (D_p, shifts), in the order of

@@ -212,6 +212,10 @@ class Relative(Encoding):
             **{f"offsets_{axis}": table for axis, table in enumerate(tables, start=1)},
         }
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tables."""
+        return self.tables
+
     def pos_dim(self, dims: int) -> int:
         """The sum of the tables' widths."""
         if dims != len(self.tables):

@@ -38,8 +38,8 @@ the one before has left in the cache.
 """
 
 Block = Callable[..., Tensor]
-"""P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).  It may be given tensors that
-are read elsewhere, for :func:`bounded`.
+"""P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).  Tensors
+after the slice are not read: they are arguments for the sake of :func:`bounded`.
 """
 
 
@@ -64,7 +64,7 @@ def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> 
         rows = _queries_per_block(layer, len(x), grid, len(heads), CACHE_BYTES)
     if fitting < grid.query_count:
         block = partial(bounded, block)
-    learned = getattr(layer.encoding, "tables", ())
+    learned = layer.encoding.tensors()
     averages = [block(part, *learned) for part in pieces(grid.query_count, rows)]
     y = dense.added_up(torch.cat(averages, dim=2), heads_of(layer.w_out, heads))
     return y.mT.unflatten(2, grid.query_shape)

@@ -44,9 +44,8 @@ def attended(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGri
 
     a_query = _bytes_per_query(grid, len(w), x.shape[0] * x.shape[1], x.element_size())
     most = queries_per_block(max(1, BLOCK_BYTES // a_query))
-    learned = getattr(encoding, "tables", ())
     parts = pieces(grid.query_shape[longest], most)
-    blocks = [bounded(block, part, x, w, *learned) for part in parts]
+    blocks = [bounded(block, part, x, w, *encoding.tensors()) for part in parts]
     return torch.cat(blocks, dim=longest + 2)
 
 

@@ -30,15 +30,16 @@ two) and
 
     α·S < ε/u,       ε the last binary place of α and 2ατ                                                           (exact)
 
-*A null token* in place of padding tokens (Coq: NullToken.v).  ``add_zero_attn`` gives every query one
-more key, whose score and value are exactly 0.  One more feature subtracts what the targets' own scores are,
-less α/2,
+*A null token* in place of padding tokens (Coq: NullToken.v).  ``add_zero_attn`` gives every query
+one more key, whose score and value are exactly 0.  One more feature lowers all scores of a query so
+that its target's is α/2,
 
     q_h·k_h/√D = α(½ − ‖k − q − τ_h‖²) = α(2(p_q + τ_h)·p_k − ‖p_k‖² + ½ − ‖p_q + τ_h‖²),
 
-so a target on the image has score α/2 and every other key −α/2 or less: where there is no target, the null token
-wins, and zeros are read.  Partial sums are at most α·S in size for ``S_h = ½ + Σ_i (2K_i + |τ_i|)²``, there is
-one product more, and only one of two scores is rounded: weights are one-hot if
+so a target on the image has score α/2 and every other key −α/2 or less: where there is no target,
+the null token wins, and zeros are read.  Partial sums are at most α·S in size for
+``S_h = ½ + Σ_i (2K_i + |τ_i|)²``, there is one product more, and only one of two scores is rounded:
+weights are one-hot if
 
     α(½ − γ_{d+7}·S) ≥ ln(2/η)                                                                        (null)
 

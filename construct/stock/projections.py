@@ -86,6 +86,7 @@ def read_kernel(
     matrices = _matrices(tensors, geometry)
     numbers = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
     kernel = matrices.new_zeros(geometry.taps, *matrices.shape[1:])
+    # A product that overflows is no number, in silent heads too: 0 · NaN.  2¹⁰ leaves room for √D and γ.
     most = [_most(rows, grid) for rows in (tensors.query, tensors.key)]
     if (
         float(max(*(t.max() for t in most), (most[0] * most[1]).max()))
@@ -235,6 +236,7 @@ def _is_one_hot(
     most = _most(query, grid), _most(key, grid)
     products = most[0] * most[1]
     largest = float(products.sum()) / sqrt(size) * (1 + 2.0**-40)
+    # The powers of two that are added to 1 exceed the rounding of these sums in float64.
     exact = _sums_are_exact(query, most[0], dtype) and _sums_are_exact(key, most[1], dtype)
     standard = float(centre.alpha * centre.size(reach(grid), null)) * (1 + 2.0**-30)
     if exact and largest <= standard and head_size([centre], grid, dtype, size, null) == size:
