@@ -182,6 +182,11 @@ class TokenGrid:
         return x
 
     @property
+    def stuffed(self) -> bool:
+        """Whether zeros lie between inputs, as in a transposed layer, which has no other steps."""
+        return max(self.stuffing) > 1
+
+    @property
     def affine(self) -> tuple[tuple[int, int], ...] | None:
         """(b, σ) of each axis if input i is token b + σ·i and all other tokens are zeros; None if
         padding copies inputs.

@@ -30,7 +30,8 @@ from construct.execution.dense import multiplications
 from construct.execution.head_matrices import heads_of, merged
 from construct.execution.plan import Plan, plan_for
 from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
-from construct.execution.shifts.operator import evaluate, is_recorded, queries_at_once, shifted_sum
+from construct.execution.shifts.maps import queries_at_once
+from construct.execution.shifts.operator import evaluate, is_recorded, shifted_sum
 from construct.execution.shifts.plain import sliced
 from construct.execution.transforms import plain
 from construct.tokens import TokenGrid
@@ -85,16 +86,17 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
     grid = plan.grid
     if not plain():
         return lambda x: sliced(grid.padded(x), w, b_out, plan.starts, grid.step, grid.query_shape)
-    sight = plan.sight
     bias = b_out.detach()
+    shifts = plan.shifts
+    adjoint = grid.stuffed
+    is_padded = grid.affine is None
 
     def call(x: Tensor) -> Tensor:
-        images = grid.padded(x) if sight.padded else x
-        matrices = w.mT if sight.stuffed else w
+        images = grid.padded(x) if is_padded else x
+        matrices = w.mT if adjoint else w
         if is_recorded(images, w, b_out):
-            where = sight.shifts.numbers
-            return shifted_sum(images, matrices, b_out, *where, sight.stuffed, last)
-        return evaluate(images, matrices, bias, sight.shifts, sight.stuffed, last)
+            return shifted_sum(images, matrices, b_out, *shifts.numbers, adjoint, last)
+        return evaluate(images, matrices, bias, shifts, adjoint, last)
 
     return call
 
@@ -119,12 +121,8 @@ def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
     if plan.sharp:
         columns = len(plan.sharp) * groups * max(channels, width, 1)
         places = batch * max(grid.query_count, prod(grid.size))
-        total += (
-            3
-            * size
-            * columns
-            * min(places, queries_at_once(columns, grid.query_shape, layer.v.device))
-        )
+        at_once = max(queries_at_once(columns, layer.v.device), prod(grid.query_shape[2:]))
+        total += 3 * size * columns * min(places, at_once)
     if plan.soft:
         total += (
             soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size)

@@ -37,22 +37,6 @@ MOST_PLANS = 256
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What the sharp heads read, and at which shifts.
-
-    Attributes:
-        shifts: from outputs to the positions that they read.
-        padded: whether heads read the padded input, because padding copies inputs; else the input
-            itself, with zeros around.
-        stuffed: whether inputs are stuffed with zeros; the shifts then run from inputs to outputs.
-    """
-
-    shifts: Shifts
-    padded: bool
-    stuffed: bool
-
-
-@dataclass(frozen=True)
 class Plan:
     """How each head is evaluated on a grid.
 
@@ -76,29 +60,24 @@ class Plan:
         return tuple(tuple(map(add, self.grid.first, delta)) for delta in self.deltas)
 
     @cached_property
-    def sight(self) -> Sight:
-        """What the sharp heads read."""
-        return sight_of(self.grid, self.starts)
+    def shifts(self) -> Shifts:
+        """From outputs to what the sharp heads read."""
+        return shifts_of(self.grid, self.starts)
 
 
-def sight_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Sight:
-    """What sharp heads read whose tokens for output 0 are ``starts``."""
-    affine = grid.affine
-    stuffed = max(grid.stuffing) > 1
-    if affine is None or (stuffed and max(grid.step) > 1):
-        return Sight(
-            Shifts(starts, grid.step, grid.shape, grid.query_shape), padded=True, stuffed=False
-        )
-    origin = [begin for begin, _ in affine]
+def shifts_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Shifts:
+    """From outputs to inputs, for heads whose tokens for output 0 are ``starts``; to tokens, if
+    padding copies inputs (``grid.affine`` is None); from inputs to outputs, if inputs are stuffed
+    with zeros, as in a transposed layer.
+    """
+    if grid.affine is None:
+        return Shifts(starts, grid.step, grid.shape, grid.query_shape)
+    origin = [begin for begin, _ in grid.affine]
     offsets = tuple(tuple(map(sub, start, origin)) for start in starts)
-    if not stuffed:
-        return Sight(
-            Shifts(offsets, grid.step, grid.size, grid.query_shape), padded=False, stuffed=False
-        )
+    if not grid.stuffed:
+        return Shifts(offsets, grid.step, grid.size, grid.query_shape)
     flipped = tuple(tuple(map(neg, offset)) for offset in offsets)
-    return Sight(
-        Shifts(flipped, grid.stuffing, grid.query_shape, grid.size), padded=False, stuffed=True
-    )
+    return Shifts(flipped, grid.stuffing, grid.query_shape, grid.size)
 
 
 PLANS: dict[tuple[Any, ...], Plan] = {}

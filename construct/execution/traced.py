@@ -19,7 +19,7 @@ from construct.encoding.encodings import CLASSICAL
 from construct.execution.dense import added_up
 from construct.execution.fused import averages_of, query_places
 from construct.execution.head_matrices import heads_of, whole_factor
-from construct.execution.plan import plan_for, sight_of
+from construct.execution.plan import plan_for, shifts_of
 from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
 from construct.execution.shifts import plain
 from construct.execution.shifts.operator import shifted_sum
@@ -223,12 +223,11 @@ def _as_operator(
     grid = TokenGrid(
         size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size)
     )
-    sight = sight_of(grid, starts)
-    shifts = sight.shifts
+    shifts = shifts_of(grid, starts)
     where = sum(shifts.offsets, ()), shifts.step, shifts.size, shifts.output
-    images = _padded(x, geometry) if sight.padded else x
+    images = _padded(x, geometry) if grid.affine is None else x
     last = memory_format(x) != torch.contiguous_format
-    return shifted_sum(images, w.mT if sight.stuffed else w, bias, *where, sight.stuffed, last)
+    return shifted_sum(images, w.mT if grid.stuffed else w, bias, *where, grid.stuffed, last)
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:

@@ -5,6 +5,7 @@ The same code runs here, on a CPU that counts as such a device.
 
 import copy
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import MHSA, conv_to_mhsa, tokens
 from construct.execution import cache, reads
-from construct.execution.shifts import indexed
+from construct.execution.shifts import maps
 from runs import by_dense, channels_last
 from truths import exact
 from verify.strategies import Case, cases
@@ -67,14 +68,14 @@ def called(
 
 
 class Launches(TorchDispatchMode):
-    """Records the operators that compute something, by name, and the bytes of the largest tokens gathered; none reads a value."""
+    """Records the operators that compute something, by name; none reads a value."""
 
     FORBIDDEN = ("item", "_local_scalar_dense", "equal", "is_nonzero", "nonzero", "lift_fresh", "unique")
     ATOMIC = ("index_add", "scatter", "index_put", "put", "embedding", "bincount", "histc")
 
     def __init__(self) -> None:
         super().__init__()
-        self.names, self.gathered = list[str](), 0
+        self.names = list[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
@@ -87,8 +88,6 @@ class Launches(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not func.is_view and name not in ("new_empty", "empty", "_unsafe_view", "empty_strided"):
             self.names += [name] * (2 if name == "constant_pad_nd" else 1)  # which fills and copies
-        if name == "index":
-            self.gathered = max(self.gathered, result.nbytes)
         return result
 
 
@@ -166,13 +165,22 @@ def test_blocks_are_the_convolution_bit_for_bit(layout: Callable[[Tensor], Tenso
     layer = conv_to_mhsa(conv)
     layer(x)
     wanted = outcomes(layer, x)
+    columns, copied = maps._columns, [0]
+
+    def recorded(*args: Any) -> Tensor:
+        result = columns(*args)
+        copied.append(result.numel() * (layer.heads > 1))
+        return result
+
     with elsewhere(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexed, "AT_ONCE", 8 * numbers)
+        for constant, number in (("AT_ONCE_ELSEWHERE", numbers), ("MIN_QUERIES", 1), ("_columns", recorded)):
+            patch.setattr(maps, constant, number)
         actual = outcomes(layer, x)
         if layer.padding_mode == "zeros":
-            with Launches() as launches:
+            with Launches():
                 outcomes(layer, x)
-            assert launches.gathered <= 8 * max(numbers, max(layer.in_channels, layer.out_channels) * layer.heads)
+    row = max(math.prod(images.shape[4:]) for images in (x, wanted[0]))  # type: ignore[union-attr]
+    assert max(copied) <= max(numbers, max(layer.in_channels, layer.out_channels) * layer.heads * row)
     assert torch.equal(actual[0], exact(conv, x.detach()))  # type: ignore[arg-type]
     for ours, theirs in zip(actual, wanted, strict=True):
         assert (ours is None) == (theirs is None)

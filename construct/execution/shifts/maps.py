@@ -1,5 +1,5 @@
-"""The three maps of one-hot heads on a CPU: im2col, one GEMM, and col2im for the adjoint, in blocks
-that fit into the cache.
+"""The three maps of one-hot heads: im2col, one GEMM, and col2im for the adjoint, in blocks that fit
+into a processor's cache.
 
 With X, the tokens that all heads see side by side, and Y, the outputs:
 
@@ -8,6 +8,9 @@ With X, the tokens that all heads see side by side, and Y, the outputs:
 Tokens are the rows of X if images have channels last in memory.  With channels first all products
 are transposed.  No query is multiplied but those of the block, so NaN and infinity reach what sees
 them and nothing else.
+
+On a GPU, where starting an operation takes longer than a small product, blocks are larger, and the
+adjoint is a forward map: nothing is added head by head, or in an order that is not fixed.
 """
 
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+import construct.tokens as tokens
 from construct.execution.blocks import queries_per_block
 from construct.execution.shifts.depthwise import MIN_ROW, depthwise, depthwise_weights
 from construct.execution.shifts.gemm import product
@@ -24,6 +28,8 @@ from construct.execution.shifts.workspace import workspace
 
 AT_ONCE = 2**20
 """Numbers of X at a time, for every thread (4 MiB in float32)."""
+AT_ONCE_ELSEWHERE = 2**26
+"""The same where it takes long to start an operation (256 MiB)."""
 MIN_QUERIES = 2**8
 """Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
 together.
@@ -54,6 +60,12 @@ def filled(images: Tensor, bias: Tensor | None) -> Tensor:
     )
 
 
+def queries_at_once(columns: int, device: torch.device) -> int:
+    """About how many queries are multiplied at a time, if heads see so many numbers from each."""
+    most = AT_ONCE_ELSEWHERE if tokens.host_waits(device) else AT_ONCE * torch.get_num_threads()
+    return max(MIN_QUERIES, most // columns)
+
+
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
     """y[o] = b + Σ_h x[s·o + e_h] W_h: x (B, g·C, *n), w (heads, g, C, D), bias (g·D,) →
     (B, g·D, *o).
@@ -61,12 +73,10 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     ``last`` asks for a result with channels last in memory, else first.
     """
     _, groups, channels, width = w.shape
-    if channels == width == 1 < groups:
-        return _depthwise(x, w, bias, shifts, last, adjoint=False)
     if not (x.numel() and prod(shifts.output) and w.numel()):
         return filled(new_images(x, groups * width, shifts.output, last), bias)
-    if shifts.pointwise:
-        return _pointwise(x, w[0], bias, last)
+    if _adds_in_place(x, groups, channels, width):
+        return _depthwise(x, w, bias, shifts, last, adjoint=False)
     matrix, out = w.transpose(0, 1).flatten(1, 2), None  # (g, heads·C, D)
     for at, few, images, block in _blocks(x, w.shape, shifts, last, shifts.adjacent):
         window = block.window(images, at).unflatten(1, (groups, channels))
@@ -91,16 +101,18 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     ``last`` as for :func:`forward`.
     """
     heads, groups, channels, width = w.shape
-    if shifts.pointwise:
-        return forward(y, w.mT, bias, shifts, last)
-    if channels == width == 1 < groups:
-        return _depthwise(y, w, bias, shifts, last, adjoint=True)
     few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
-    if few and max(shifts.step) == 1:
-        return forward(y, w.flip(0).mT, bias, shifts.flipped, last)
+    unstrided = max(shifts.step) == 1
+    in_place = _adds_in_place(y, groups, channels, width)
+    if shifts.pointwise or tokens.host_waits(y.device) or (few and unstrided and not in_place):
+        y = y if unstrided else _stuffed(y, shifts)
+        w = w.flip(0) if heads > 1 else w
+        return forward(y, w.mT, bias, shifts.flipped, last)
     out = filled(new_images(y, groups * channels, shifts.size, last), bias)
     if not (y.numel() and out.numel() and heads):
         return out
+    if in_place:
+        return _depthwise(y, w, bias, shifts, last, adjoint=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
     for at, few, given, block in _blocks(y, w.shape, shifts, last, adjacent=1):
         target = out[few]
@@ -110,8 +122,8 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
         for part in block.parts:
             columns = _times(_outputs(given, part, at, groups), matrix, None, at)
             sums = _by_head(columns, part, at, heads, groups)
-            for tokens, addend in zip(block.head_views(by_group, part, shifts), sums, strict=True):
-                tokens.add_(addend)
+            for seen, addend in zip(block.head_views(by_group, part, shifts), sums, strict=True):
+                seen.add_(addend)
             del columns, sums, addend  # before the next ones take as much memory
         if window is not place:
             place.add_(window[(slice(None), slice(None), *block.inside)])
@@ -123,7 +135,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     shape = (len(shifts.offsets), groups, x.shape[1] // groups, y.shape[1] // groups)
     if not (x.numel() and y.numel() and shape[0]):
         return x.new_zeros(shape)
-    if shape[2] == shape[3] == 1 < groups:
+    if _adds_in_place(x, *shape[1:]):
         return depthwise_weights(x, y, shifts)
     total: Tensor | None = None
     for at, few, images, block in _blocks(x, shape, shifts, is_last(x), shifts.adjacent):
@@ -137,7 +149,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
             elif groups == 1 == len(columns):
                 both = product(outputs[0, 0], columns[0, 0].mT)[None]
             else:
-                both = torch.matmul(outputs, columns.mT).sum(0)  # (g, D, heads·C)
+                both = torch.einsum("bgdm,bgkm->gdk", outputs, columns)
             total = both if total is None else total.add_(both)
     assert total is not None
     return total.mT.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
@@ -158,11 +170,13 @@ def _blocks(
         if rows and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1)
         else 2
     )
-    queries = queries_per_block(
-        max(MIN_QUERIES, AT_ONCE * torch.get_num_threads() // prod(w_shape[:3]))
-    )
+    if shifts.pointwise:  # tokens are read in place
+        queries = len(x) * prod(shifts.output)
+    else:
+        queries = queries_per_block(queries_at_once(prod(w_shape[:3]), x.device))
     planned = blocks(shifts, queries)
-    together = max(1, queries // prod(shifts.output)) if at == 1 and len(planned) == 1 else 1
+    alone = len(planned) > 1 or (at == 2 and not tokens.host_waits(x.device))
+    together = 1 if alone else max(1, queries // prod(shifts.output))
     for first in range(0, len(x), together):
         few = slice(first, first + together)
         images = x if together >= len(x) else x[few]
@@ -174,29 +188,17 @@ def _columns(window: Tensor, block: Block, part: Box, shifts: Shifts, at: int) -
     """im2col, the tokens of all heads side by side: (B, g, C, *size) → (B·M, heads·C), or
     (B, g, heads·C, M).
     """
-    batch, groups, channels = window.shape[:3]
-    heads = len(shifts.offsets)
-    if heads == 1:
-        (tokens,) = block.head_views(window, part, shifts)
-        return tokens[:, 0].movedim(1, -1).reshape(-1, channels) if at == 1 else tokens.flatten(3)
-    queries = prod(one.stop - one.start for one in part)
-    shape = (
-        (batch * queries, heads * channels)
-        if at == 1
-        else (batch, groups, heads * channels, queries)
-    )
-    columns = workspace("columns", window, *shape)
     if shifts.rectangle is not None:
         view = block.rectangle_view(window, part, shifts, rows=at == 1)
-        columns.view(view.shape).copy_(view)
-        return columns
-    for own, tokens in zip(
-        _by_head(columns, part, at, heads, groups),
-        block.head_views(window, part, shifts),
-        strict=True,
-    ):
-        own.copy_(tokens)
-    return columns
+    elif at == 1:
+        views = block.head_views(window[:, 0], part, shifts)
+        view = torch.stack([seen.movedim(1, -1) for seen in views], -2)
+    else:
+        view = torch.stack([*block.head_views(window, part, shifts)], 2)
+    if len(shifts.offsets) > 1:
+        view = workspace("columns", view, *view.shape).copy_(view)
+    width = len(shifts.offsets) * window.shape[2]
+    return view.reshape(-1, width) if at == 1 else view.reshape(*window.shape[:2], width, -1)
 
 
 def _by_head(columns: Tensor, part: Box, at: int, heads: int, groups: int) -> tuple[Tensor, ...]:
@@ -239,25 +241,16 @@ def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Ten
     return y if bias is None else y.add_(bias.view(len(matrix), -1, 1))
 
 
-def _pointwise(x: Tensor, matrix: Tensor, bias: Tensor | None, last: bool) -> Tensor:
-    """1 × 1 layers without a stride, tokens read in place: x (B, g·C, *n), matrix (g, C, D) →
-    (B, g·D, *n).
-    """
-    groups, _, width = matrix.shape
-    if groups == 1 and last:
-        y = product(x.movedim(1, -1).reshape(-1, x.shape[1]), matrix[0], bias)
-        y = y.view(len(x), *x.shape[2:], width).movedim(-1, 1)
-        return y.data  # torch forbids in-place changes of a function's view
-    tokens = x.reshape(len(x), groups, -1, prod(x.shape[2:]))
-    if len(x) == 1 and not last:
-        return _times(tokens, matrix, bias, 2).view(1, groups * width, *x.shape[2:]).data
-    out = new_images(x, groups * width, x.shape[2:], last)
-    if groups == 1 and prod(x.shape[2:]) < MIN_QUERIES:
-        y = product(tokens[:, 0].mT.flatten(0, 1), matrix[0], bias)
-        return out.copy_(y.view(len(x), *x.shape[2:], width).movedim(-1, 1))
-    for image, target in zip(tokens.split(1), out, strict=True):
-        target.copy_(_times(image, matrix, bias, 2).view(target.shape))
-    return out
+def _stuffed(y: Tensor, shifts: Shifts) -> Tensor:
+    """Outputs with zeros between them, where they see inputs at some distance from each other."""
+    stuffed = y.new_zeros(*y.shape[:2], *shifts.flipped.size)
+    stuffed[(..., *(slice(None, None, step) for step in shifts.step))] = y
+    return stuffed
+
+
+def _adds_in_place(x: Tensor, groups: int, channels: int, width: int) -> bool:
+    """Whether groups of one channel are added in place, head by head."""
+    return channels == width == 1 < groups and not tokens.host_waits(x.device)
 
 
 def _depthwise(
@@ -270,6 +263,5 @@ def _depthwise(
     out = filled(
         new_images(images, images.shape[1], shifts.size if adjoint else shifts.output, rows), bias
     )
-    if images.numel() and out.numel():
-        depthwise(images, w, out, shifts, adjoint)
+    depthwise(images, w, out, shifts, adjoint)
     return out if rows == last else out.contiguous()

@@ -7,14 +7,12 @@ tensors.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import construct.tokens as tokens
-from construct.execution.shifts import indexed, maps
+from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last
 
 
@@ -40,18 +38,7 @@ def evaluate(
     Returns:
         (B, g·D, *o), or (B, g·C, *n) for the adjoint.
     """
-    if tokens.host_waits(images.device):
-        return (indexed.adjoint if adjoint else indexed.forward)(images, w, bias, shifts, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
-
-
-def queries_at_once(columns: int, output: Ints, device: torch.device) -> int:
-    """The most queries that are multiplied at a time, if heads see so many numbers from each."""
-    if tokens.host_waits(device):
-        return max(1, indexed.AT_ONCE // columns)
-    return max(
-        maps.MIN_QUERIES, maps.AT_ONCE * torch.get_num_threads() // columns, prod(output[2:])
-    )
 
 
 @lru_cache(maxsize=1024)
@@ -111,7 +98,7 @@ def shifted_weights(
     copy all weights.
     """
     shifts = _shifts(*map(tuple, (offsets, step, size, output)))
-    w = (indexed if tokens.host_waits(x.device) else maps).weights(x, y, shifts, groups)
+    w = maps.weights(x, y, shifts, groups)
     return w.permute(1, 3, 0, 2).flatten(2).contiguous()
 
 

@@ -70,11 +70,13 @@ class Shifts:
 
     @cached_property
     def flipped(self) -> "Shifts":
-        """For stride 1, the same pairs from the input's side, heads in reverse: output o sees o +
-        e_h, so t is seen by t − e_h.
+        """The same pairs from the input's side, heads in reverse: output o is put at s·o, with zeros
+        between; it sees s·o + e_h, so t is seen by t − e_h.
         """
         offsets = tuple(tuple(-e for e in offset) for offset in reversed(self.offsets))
-        return Shifts(offsets, self.step, self.output, self.size)
+        axes = zip(self.step, self.output, strict=True)
+        stuffed = tuple(step * (n - 1) + 1 for step, n in axes)
+        return Shifts(offsets, (1,) * len(self.step), stuffed, self.size)
 
     @cached_property
     def rectangle(self) -> tuple[Ints, Ints] | None:
