@@ -121,8 +121,7 @@ def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
     if plan.sharp:
         columns = len(plan.sharp) * groups * max(channels, width, 1)
         places = batch * max(grid.query_count, prod(grid.size))
-        at_once = max(queries_at_once(columns, layer.v.device), prod(grid.query_shape[2:]))
-        total += 3 * size * columns * min(places, at_once)
+        total += 3 * size * columns * min(places, queries_at_once(columns, layer.v.device))
     if plan.soft:
         total += (
             soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size)

@@ -23,7 +23,7 @@ import construct.tokens as tokens
 from construct.execution.blocks import queries_per_block
 from construct.execution.shifts.depthwise import MIN_ROW, depthwise, depthwise_weights
 from construct.execution.shifts.gemm import product
-from construct.execution.shifts.windows import Block, Box, Ints, Shifts, blocks, is_last
+from construct.execution.shifts.windows import Block, Ints, Shifts, blocks, is_last
 from construct.execution.shifts.workspace import workspace
 
 AT_ONCE = 2**20
@@ -79,17 +79,14 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
         return _depthwise(x, w, bias, shifts, last, adjoint=False)
     matrix, out = w.transpose(0, 1).flatten(1, 2), None  # (g, heads·C, D)
     for at, few, images, block in _blocks(x, w.shape, shifts, last, shifts.adjacent):
-        window = block.window(images, at).unflatten(1, (groups, channels))
-        for part in block.parts:
-            y = _as_images(
-                _times(_columns(window, block, part, shifts, at), matrix, bias, at), part, at
-            )
-            if len(y) == len(x) and y.shape[2:] == shifts.output and last == (at == 1):
-                # torch forbids in-place changes of a view that an autograd function returns
-                return y.data
-            if out is None:
-                out = new_images(x, groups * width, shifts.output, last)
-            out[(few, slice(None), *part)] = y
+        columns = _columns(images, block, shifts, at, groups)
+        y = _as_images(_times(columns, matrix, bias, at), block, at)
+        if y.shape == (len(x), groups * width, *shifts.output) and last == (at == 1):
+            # torch forbids in-place changes of a view that an autograd function returns
+            return y.data
+        if out is None:
+            out = new_images(x, groups * width, shifts.output, last)
+        out[(few, slice(None), *block.outputs)] = y
     assert out is not None
     return out
 
@@ -118,13 +115,12 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
         target = out[few]
         place = target[(slice(None), slice(None), *block.source)]
         window = place if block.lies_in(target, at) else block.zeros(target, at)
+        columns = _times(_outputs(given, block, at, groups), matrix, None, at)
+        sums = _by_head(columns, block, at, heads, groups)
         by_group = window.unflatten(1, (groups, channels))
-        for part in block.parts:
-            columns = _times(_outputs(given, part, at, groups), matrix, None, at)
-            sums = _by_head(columns, part, at, heads, groups)
-            for seen, addend in zip(block.head_views(by_group, part, shifts), sums, strict=True):
-                seen.add_(addend)
-            del columns, sums, addend  # before the next ones take as much memory
+        for seen, addend in zip(block.head_views(by_group, shifts), sums, strict=True):
+            seen.add_(addend)
+        del columns, sums, addend  # before the next ones take as much memory
         if window is not place:
             place.add_(window[(slice(None), slice(None), *block.inside)])
     return out
@@ -139,18 +135,15 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
         return depthwise_weights(x, y, shifts)
     total: Tensor | None = None
     for at, few, images, block in _blocks(x, shape, shifts, is_last(x), shifts.adjacent):
-        given = y[few]
-        window = block.window(images, at).unflatten(1, (groups, shape[2]))
-        for part in block.parts:
-            columns = _columns(window, block, part, shifts, at)
-            outputs = _outputs(given, part, at, groups)
-            if at == 1:
-                both = product(outputs.mT, columns)[None]  # (1, D, heads·C)
-            elif groups == 1 == len(columns):
-                both = product(outputs[0, 0], columns[0, 0].mT)[None]
-            else:
-                both = torch.einsum("bgdm,bgkm->gdk", outputs, columns)
-            total = both if total is None else total.add_(both)
+        columns = _columns(images, block, shifts, at, groups)
+        outputs = _outputs(y[few], block, at, groups)
+        if at == 1:
+            both = product(outputs.mT, columns)[None]  # (1, D, heads·C)
+        elif groups == 1 == len(columns):
+            both = product(outputs[0, 0], columns[0, 0].mT)[None]
+        else:
+            both = torch.einsum("bgdm,bgkm->gdk", outputs, columns)
+        total = both if total is None else total.add_(both)
     assert total is not None
     return total.mT.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
 
@@ -184,50 +177,47 @@ def _blocks(
             yield at, few, images, block
 
 
-def _columns(window: Tensor, block: Block, part: Box, shifts: Shifts, at: int) -> Tensor:
-    """im2col, the tokens of all heads side by side: (B, g, C, *size) → (B·M, heads·C), or
+def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int) -> Tensor:
+    """im2col, the tokens of all heads side by side: (B, g·C, *n) → (B·M, heads·C), or
     (B, g, heads·C, M).
     """
+    if shifts.pointwise:
+        return _outputs(images, block, at, groups)
+    window = block.window(images, at).unflatten(1, (groups, -1))
     if shifts.rectangle is not None:
-        view = block.rectangle_view(window, part, shifts, rows=at == 1)
+        view = block.rectangle_view(window, shifts, rows=at == 1)
     elif at == 1:
-        views = block.head_views(window[:, 0], part, shifts)
-        view = torch.stack([seen.movedim(1, -1) for seen in views], -2)
+        views = block.head_views(window, shifts)
+        view = torch.stack([seen[:, 0].movedim(1, -1) for seen in views], -2)
     else:
-        view = torch.stack([*block.head_views(window, part, shifts)], 2)
+        view = torch.stack([*block.head_views(window, shifts)], 2)
     if len(shifts.offsets) > 1:
         view = workspace("columns", view, *view.shape).copy_(view)
     width = len(shifts.offsets) * window.shape[2]
     return view.reshape(-1, width) if at == 1 else view.reshape(*window.shape[:2], width, -1)
 
 
-def _by_head(columns: Tensor, part: Box, at: int, heads: int, groups: int) -> tuple[Tensor, ...]:
-    """The columns of each head: (B·M, heads·C), or (B, g, heads·C, M) → (B, g, C, *part)."""
-    box = [queries.stop - queries.start for queries in part]
+def _by_head(columns: Tensor, block: Block, at: int, heads: int, groups: int) -> tuple[Tensor, ...]:
+    """The columns of each head: (B·M, heads·C), or (B, g, heads·C, M) → (B, g, C, *shape)."""
     if at == 1:
-        return (
-            columns.reshape(-1, *box, heads, columns.shape[1] // heads)
-            .movedim(-1, 1)
-            .unsqueeze(1)
-            .unbind(-1)
-        )
-    return columns.reshape(-1, groups, heads, columns.shape[2] // heads, *box).unbind(2)
+        by_head = columns.reshape(-1, *block.shape, heads, columns.shape[1] // heads)
+        return by_head.movedim(-1, 1).unsqueeze(1).unbind(-1)
+    return columns.reshape(-1, groups, heads, columns.shape[2] // heads, *block.shape).unbind(2)
 
 
-def _outputs(images: Tensor, part: Box, at: int, groups: int) -> Tensor:
-    """The outputs of a part, of images (B, g·D, *o): (B·M, D), or (B, g, D, M)."""
-    outputs = images[(slice(None), slice(None), *part)]
+def _outputs(images: Tensor, block: Block, at: int, groups: int) -> Tensor:
+    """The outputs of a block, of images (B, g·D, *o): (B·M, D), or (B, g, D, M)."""
+    outputs = images[(slice(None), slice(None), *block.outputs)]
     if at == 1:
         return outputs.movedim(1, -1).reshape(-1, images.shape[1])
     return outputs.flatten(2).unflatten(1, (groups, -1))
 
 
-def _as_images(outputs: Tensor, part: Box, at: int) -> Tensor:
-    """The outputs of a part, (B·M, D) or (B, g, D, M), as images (B, g·D, *part)."""
-    box = [queries.stop - queries.start for queries in part]
+def _as_images(outputs: Tensor, block: Block, at: int) -> Tensor:
+    """The outputs of a block, (B·M, D) or (B, g, D, M), as images (B, g·D, *shape)."""
     if at == 1:
-        return outputs.reshape(-1, *box, outputs.shape[1]).movedim(-1, 1)
-    return outputs.reshape(len(outputs), -1, *box)
+        return outputs.reshape(-1, *block.shape, outputs.shape[1]).movedim(-1, 1)
+    return outputs.reshape(len(outputs), -1, *block.shape)
 
 
 def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from operator import add, mul
+from operator import mul
 
 from torch import Tensor
 
@@ -102,21 +102,21 @@ class Shifts:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of outputs, along the first axis, and the window of tokens that they see.
+    """A box of outputs, and the window of tokens that they see.
 
     Attributes:
-        start: the input position where the window begins, maybe outside of the input.
+        outputs: the outputs.
+        shape: how many, along each axis.
         size: the window's length along each axis.
         inside: the part of the window that is input, not zeros.
         source: where in the input that lies.
-        parts: the outputs, in boxes that are multiplied one after the other.
     """
 
-    start: Ints
+    outputs: Box
+    shape: Ints
     size: Ints
     inside: Box
     source: Box
-    parts: tuple[Box, ...]
 
     def lies_in(self, images: Tensor, at: int) -> bool:
         """Whether the window is a part of the images, in the layout that is wanted."""
@@ -143,94 +143,69 @@ class Block:
         window[(slice(None), slice(None), *self.inside)] = source
         return window
 
-    def head_views(self, window: Tensor, part: Box, shifts: Shifts) -> Iterator[Tensor]:
-        """For each head, the tokens that the outputs of a part see, a strided view:
-        (B, g, C, *size) → (B, g, C, *part).
+    def head_views(self, window: Tensor, shifts: Shifts) -> Iterator[Tensor]:
+        """For each head, the tokens that the outputs see, a strided view: (B, g, C, *size) →
+        (B, g, C, *shape).
         """
-        starts = self._first(part, shifts)
-        steps = shifts.step
-        spans = [
-            step * (queries.stop - queries.start - 1) + 1
-            for step, queries in zip(steps, part, strict=True)
-        ]
         for offset in shifts.offsets:
-            axes = zip(starts, offset, spans, steps, strict=True)
+            axes = zip(offset, shifts.least, shifts.step, self.shape, strict=True)
             yield window[
-                (..., *(slice(start + e, start + e + span, step) for start, e, span, step in axes))
+                (
+                    ...,
+                    *(
+                        slice(e - least, e - least + step * (count - 1) + 1, step)
+                        for e, least, step, count in axes
+                    ),
+                )
             ]
 
-    def rectangle_view(self, window: Tensor, part: Box, shifts: Shifts, rows: bool) -> Tensor:
-        """The tokens of a rectangle of heads: (B, g, C, *size) → (B, *part, *heads, C) if ``rows``,
-        else (B, g, *heads, C, *part).
+    def rectangle_view(self, window: Tensor, shifts: Shifts, rows: bool) -> Tensor:
+        """The tokens of a rectangle of heads: (B, g, C, *size) → (B, *shape, *heads, C) if
+        ``rows``, else (B, g, *heads, C, *shape).
 
         ``rows`` requires a single group.
         """
         assert shifts.rectangle is not None
         counts, spacing = shifts.rectangle
-        box = tuple(queries.stop - queries.start for queries in part)
+        batch, groups, channels = window.shape[:3]
         image, group, channel, *along = window.stride()
-        first = map(add, self._first(part, shifts), shifts.offsets[0])
-        place = window.storage_offset() + sum(map(mul, first, along))
         queries = tuple(map(mul, shifts.step, along))
         heads = tuple(map(mul, spacing, along))
-        batch, groups, channels = window.shape[:3]
         if rows:
             return window.as_strided(
-                (batch, *box, *counts, channels), (image, *queries, *heads, channel), place
+                (batch, *self.shape, *counts, channels), (image, *queries, *heads, channel)
             )
-        shape = (batch, groups, *counts, channels, *box)
-        return window.as_strided(shape, (image, group, *heads, channel, *queries), place)
-
-    def _first(self, part: Box, shifts: Shifts) -> Ints:
-        """The place in the window that the first output of a part sees at offset 0."""
-        axes = zip(shifts.step, part, self.start, strict=True)
-        return tuple(step * queries.start - begin for step, queries, begin in axes)
+        shape = (batch, groups, *counts, channels, *self.shape)
+        return window.as_strided(shape, (image, group, *heads, channel, *queries))
 
 
 @lru_cache(maxsize=256)
 def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
-    """An image in blocks of at least as many rows of outputs as heads reach, and in parts of some
-    ``queries``.
+    """An image in blocks of at most so many outputs, or of one: some rows at a time, or a part of
+    one row.
     """
-    row = prod(shifts.output[1:])
+    axes = [
+        pieces(n, max(1, queries // prod(shifts.output[axis:])))
+        for axis, n in enumerate(shifts.output, start=1)
+    ]
     planned = []
-    for rows in pieces(shifts.output[0], max(shifts.reach[0] // shifts.step[0], queries // row, 1)):
-        counts = (rows.stop - rows.start, *shifts.output[1:])
-        start = (shifts.step[0] * rows.start + shifts.least[0], *shifts.least[1:])
+    for outputs in product(*axes):
+        shape = []
         size = []
         inside = []
         source = []
-        for begin, count, step, reach, n in zip(
-            start, counts, shifts.step, shifts.reach, shifts.size, strict=True
+        for part, step, least, reach, n in zip(
+            outputs, shifts.step, shifts.least, shifts.reach, shifts.size, strict=True
         ):
-            size.append(step * (count - 1) + reach + 1)
+            begin = step * part.start + least
+            shape.append(part.stop - part.start)
+            size.append(step * (shape[-1] - 1) + reach + 1)
             low = min(max(0, -begin), size[-1])
             high = max(low, min(size[-1], n - begin))
             inside.append(slice(low, high))
             source.append(slice(begin + low, begin + high) if high > low else slice(0, 0))
-        planned.append(
-            Block(
-                start,
-                tuple(size),
-                tuple(inside),
-                tuple(source),
-                tuple(_parts(shifts, rows, queries)),
-            )
-        )
+        planned.append(Block(outputs, *map(tuple, (shape, size, inside, source))))
     return tuple(planned)
-
-
-def _parts(shifts: Shifts, rows: slice, queries: int) -> Iterator[Box]:
-    """Some rows at a time; or of one row at a time, ranges of the second axis."""
-    others = tuple(slice(0, n) for n in shifts.output[1:])
-    row = prod(shifts.output[1:])
-    if row <= queries or not others:
-        for piece in pieces(rows.stop - rows.start, max(1, queries // row)):
-            yield slice(rows.start + piece.start, rows.start + piece.stop), *others
-        return
-    for number in range(rows.start, rows.stop):
-        for columns in pieces(shifts.output[1], max(1, queries // prod(shifts.output[2:]))):
-            yield slice(number, number + 1), columns, *others[1:]
 
 
 def is_last(images: Tensor) -> bool:
