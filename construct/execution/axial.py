@@ -29,9 +29,9 @@ from construct.execution.cache import Call, keep
 from construct.execution.dense import multiplications
 from construct.execution.head_matrices import heads_of, merged
 from construct.execution.plan import Plan, plan_for
-from construct.execution.protocol import Execution, Layer, memory_format, working_dtype
+from construct.execution.protocol import Execution, Layer, is_channels_last, working_dtype
 from construct.execution.shifts.maps import queries_at_once
-from construct.execution.shifts.operator import evaluate, is_recorded, shifted_sum
+from construct.execution.shifts.operator import evaluate
 from construct.execution.shifts.plain import sliced
 from construct.execution.transforms import plain
 from construct.tokens import TokenGrid
@@ -49,7 +49,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
     require(memory_of(layer, len(x), plan), x.device, what)
     b_out = layer.b_out.to(dtype)
     w = merged(layer, dtype, plan.sharp)
-    call = _sharp(plan, w, b_out, memory_format(x) != torch.contiguous_format)
+    call = _sharp(plan, w, b_out, is_channels_last(x))
     y = call(x.to(dtype)) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft:
         c = heads_of(layer.position_vector().to(x.device), plan.soft)
@@ -86,7 +86,6 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
     grid = plan.grid
     if not plain():
         return lambda x: sliced(grid.padded(x), w, b_out, plan.starts, grid.step, grid.query_shape)
-    bias = b_out.detach()
     shifts = plan.shifts
     adjoint = grid.stuffed
     is_padded = grid.affine is None
@@ -94,9 +93,7 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
     def call(x: Tensor) -> Tensor:
         images = grid.padded(x) if is_padded else x
         matrices = w.mT if adjoint else w
-        if is_recorded(images, w, b_out):
-            return shifted_sum(images, matrices, b_out, *shifts.numbers, adjoint, last)
-        return evaluate(images, matrices, bias, shifts, adjoint, last)
+        return evaluate(images, matrices, b_out, shifts, adjoint, last)
 
     return call
 
@@ -117,18 +114,15 @@ def memory_of(layer: Layer, batch: int, plan: Plan) -> int:
     weights = heads * groups * (2 * channels * width + head_dim * (channels + width))
     inputs = batch * grid.token_count * layer.in_channels
     outputs = batch * grid.query_count * layer.out_channels
-    total = size * (weights + 2 * inputs + 3 * outputs) + 32 * sum(grid.shape)
+    total = size * (weights + 2 * inputs + 5 * outputs) + 32 * sum(grid.shape)
     if plan.sharp:
         columns = len(plan.sharp) * groups * max(channels, width, 1)
         places = batch * max(grid.query_count, prod(grid.size))
         total += 3 * size * columns * min(places, queries_at_once(columns, layer.v.device))
     if plan.soft:
-        total += (
-            soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size)
-            + size * outputs
-        )
+        total += soft_heads.memory(grid, len(plan.soft), batch * layer.in_channels, size)
     if plan.others:
-        total += fused.memory(layer, batch, grid, len(plan.others)) + size * outputs
+        total += fused.memory(layer, batch, grid, len(plan.others))
     return total
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from construct.execution import axial, dense
 from construct.execution.cache import cached
 from construct.execution.plan import plan_for
-from construct.execution.protocol import Execution, Layer, memory_format
+from construct.execution.protocol import Execution, Layer, is_channels_last
 from construct.execution.traced import recorded_by_fx, run_abstract, run_traced
 from construct.execution.transforms import abstract, faked, is_batched, sizes_as_numbers, traced
 from construct.geometry import ConvGeometry
@@ -102,13 +102,13 @@ def _in_format_of(x: Tensor, y: Tensor) -> Tensor:
     """The output y, (B, D_out, *o), contiguous or with channels last in memory, as the input x,
     (B, D_in, *n).
     """
-    # Under vmap, torch has no channels-last format for a single member, and a compiler does not say
-    # whether it maps.
-    form = torch.contiguous_format if is_batched(y) else memory_format(x)
-    if form == torch.contiguous_format:
+    # Under vmap, torch has no such format for a single member, and a compiler does not say whether
+    # it maps.
+    if is_batched(y) or not is_channels_last(x):
         return y.contiguous()
-    if torch.compiler.is_compiling() or not y.is_contiguous(memory_format=form):
-        return y.movedim(1, -1).contiguous().movedim(-1, 1)
+    moved = y.movedim(1, -1)
+    if torch.compiler.is_compiling() or not moved.is_contiguous():
+        return moved.contiguous().movedim(-1, 1)
     return y
 
 

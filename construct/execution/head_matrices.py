@@ -6,8 +6,8 @@ every call checks that, since edits of weights through ``.data`` or from outside
 trace; elsewhere only a frozen factor counts as the identity.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,21 +62,18 @@ def heads_of(t: Tensor, heads: Sequence[int]) -> Tensor:
     return t if all_heads else t[heads[0] : heads[-1] + 1]
 
 
-@cache
-def _identity_at(heads: tuple[int, ...]) -> Callable[[Tensor], bool]:
-    """Whether the matrices of these heads are identities, as one function for each set of heads."""
-    return lambda blocks: is_identity(heads_of(blocks, heads))
+def _are_identities(blocks: Tensor, heads: tuple[int, ...]) -> bool:
+    return is_identity(heads_of(blocks, heads))
 
 
 def whole_factor(layer: Any, heads: tuple[int, ...]) -> str:
     """The factor that is the whole matrix of each of these heads, "w_val" or "w_out", because the
     other one is the identity; "" if none is.
     """
-    are_identities = _identity_at(heads)
     for whole, other in (("w_val", "w_out"), ("w_out", "w_val")):
         factor = getattr(layer, other)
         known = not tokens.host_waits(factor.device) or reads.state_of(factor) is not None
-        if known and reads.once(layer, other, are_identities):
+        if known and reads.once(layer, other, _are_identities, heads):
             return whole
     return ""
 

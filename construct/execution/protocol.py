@@ -44,13 +44,11 @@ def tensors_of(layer: Layer) -> tuple[Tensor, ...]:
     return tuple(getattr(layer, name) for name in (*NAMES, *layer.offsets))
 
 
-def memory_format(x: Tensor) -> torch.memory_format:
-    """Channels-last in, channels-last out; else contiguous, so that ``view`` works on the output."""
-    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    if wanted is None or is_batched(x):
-        return torch.contiguous_format
-    if torch.compiler.is_compiling():  # which may map, and then torch answers for one format alone
-        last = x.movedim(1, -1).is_contiguous() and not x.is_contiguous()
-    else:
-        last = x.is_contiguous(memory_format=wanted) and not x.is_contiguous()
-    return wanted if last else torch.contiguous_format
+def is_channels_last(x: Tensor) -> bool:
+    """Whether channels are last in memory, in the dimensions for which torch has such a format.
+
+    Not by torch's formats: a compiler may map, and then torch answers for one of them alone.
+    """
+    if x.dim() not in (4, 5) or is_batched(x):
+        return False
+    return x.movedim(1, -1).is_contiguous() and not x.is_contiguous()

@@ -46,18 +46,19 @@ def frozen_rows(layer: Any, name: str) -> Tensor:
     return getattr(layer, name)
 
 
-def once(layer: Any, name: str, function: Callable[[Tensor], T]) -> T:
-    """Call ``function``, which reads values, on :func:`frozen_rows`; where that waits, only if they
-    may have changed.
+def once(layer: Any, name: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Call ``function``, which reads values, on :func:`frozen_rows` and further arguments; where
+    that waits, only if they may have changed.
     """
     tensor = frozen_rows(layer, name)
     state = state_of(tensor) if tokens.host_waits(tensor.device) else None
     if state is None:
-        return function(tensor)
+        return function(tensor, *arguments)
     results = _RESULTS.setdefault(layer, {})
-    entry = results.get((name, function))
+    key = name, function, arguments
+    entry = results.get(key)
     if entry is None or entry[0] != state:
-        entry = results[name, function] = state, tensor, function(tensor)
+        entry = results[key] = state, tensor, function(tensor, *arguments)
     return entry[2]
 
 

@@ -20,7 +20,7 @@ from construct.execution.dense import added_up
 from construct.execution.fused import averages_of, query_places
 from construct.execution.head_matrices import heads_of, whole_factor
 from construct.execution.plan import plan_for, shifts_of
-from construct.execution.protocol import Layer, memory_format, tensors_of, working_dtype
+from construct.execution.protocol import Layer, is_channels_last, tensors_of, working_dtype
 from construct.execution.shifts import plain
 from construct.execution.shifts.operator import shifted_sum
 from construct.execution.transforms import abstract, eagerly, transformed
@@ -226,8 +226,8 @@ def _as_operator(
     shifts = shifts_of(grid, starts)
     where = sum(shifts.offsets, ()), shifts.step, shifts.size, shifts.output
     images = _padded(x, geometry) if grid.affine is None else x
-    last = memory_format(x) != torch.contiguous_format
-    return shifted_sum(images, w.mT if grid.stuffed else w, bias, *where, grid.stuffed, last)
+    matrices = w.mT if grid.stuffed else w
+    return shifted_sum(images, matrices, bias, *where, grid.stuffed, is_channels_last(x))
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:

@@ -120,14 +120,9 @@ def shared_array(t: Tensor) -> np.ndarray:
 def nonzero_heads(t: Tensor) -> np.ndarray:
     """Whether any value of each head is nonzero: t (heads, …) → bool (heads,)."""
     values = numbers(t)
-    dims = t.dim()
+    mapped = values.dim() - t.dim()
     with nullcontext() if plain() else eagerly():
-        # every call checks this, and numpy is the fastest way
-        if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-            if not shared_array(values).any():
-                return np.zeros(len(t), dtype=bool)
-        heads = values.movedim(values.dim() - dims, 0)
-        return np.array(heads.flatten(1).ne(0).any(1).tolist())
+        return np.array(values.movedim(mapped, 0).flatten(1).ne(0).any(1).tolist())
 
 
 def common(t: Tensor) -> Tensor | None:

@@ -24,20 +24,9 @@ def is_recorded(*tensors: Tensor | None) -> bool:
 def evaluate(
     images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool
 ) -> Tensor:
-    """What one-hot heads compute, without derivatives: y[o] = b + Σ_h x[s·o + e_h] W_h, or the
-    adjoint, x[t] = b + Σ_{h, o: s·o + e_h = t} y[o] W_hᵀ.
-
-    Args:
-        images: (B, g·C, *n), or (B, g·D, *o) for the adjoint.
-        w: (heads, g, C, D), of the images' type.
-        bias: (g·D,), or (g·C,) for the adjoint; None for none.
-        shifts: where the heads look.
-        adjoint: which of the two maps.
-        last: whether channels are to be last in memory.
-
-    Returns:
-        (B, g·D, *o), or (B, g·C, *n) for the adjoint.
-    """
+    """:func:`maps.adjoint` or :func:`maps.forward`, as one operator where derivatives are recorded."""
+    if is_recorded(images, w, bias):
+        return shifted_sum(images, w, bias, *shifts.numbers, adjoint, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
 
 
@@ -60,9 +49,9 @@ def shifted_sum(
     adjoint: bool,
     last: bool,
 ) -> Tensor:
-    """:func:`evaluate`; the offsets of all heads follow each other."""
+    """What one-hot heads compute, :func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(*map(tuple, (offsets, step, size, output)))
-    sums = evaluate(images, w, bias, shifts, adjoint, last)
+    sums = (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
     axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
     sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
     return sums.data  # torch forbids in-place changes of a view that an operator returns
