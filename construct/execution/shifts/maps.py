@@ -34,16 +34,6 @@ MIN_QUERIES = 2**8
 """Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
 together.
 """
-MIN_CHANNELS_LAST = 2**3
-"""Adjacent numbers from which tokens are copied with channels last: those of a token, or of heads
-that look at neighbours.
-"""
-
-MOST_WIDER = 2
-MIN_FLIPPED = 2**2
-"""Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is
-faster as a forward map.
-"""
 
 
 def new_images(like: Tensor, channels: int, size: Ints, last: bool) -> Tensor:
@@ -78,7 +68,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     if _adds_in_place(x, groups, channels, width):
         return _depthwise(x, w, bias, shifts, last, adjoint=False)
     matrix, out = w.transpose(0, 1).flatten(1, 2), None  # (g, heads·C, D)
-    for at, few, images, block in _blocks(x, w.shape, shifts, last, shifts.adjacent):
+    for at, few, images, block in _blocks(x, w.shape, shifts, last):
         columns = _columns(images, block, shifts, at, groups)
         y = _as_images(_times(columns, matrix, bias, at), block, at)
         if y.shape == (len(x), groups * width, *shifts.output) and last == (at == 1):
@@ -98,20 +88,18 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     ``last`` as for :func:`forward`.
     """
     heads, groups, channels, width = w.shape
-    few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
     unstrided = max(shifts.step) == 1
-    in_place = _adds_in_place(y, groups, channels, width)
-    if shifts.pointwise or tokens.host_waits(y.device) or (few and unstrided and not in_place):
+    if unstrided or tokens.host_waits(y.device):
         y = y if unstrided else _stuffed(y, shifts)
         w = w.flip(0) if heads > 1 else w
         return forward(y, w.mT, bias, shifts.flipped, last)
     out = filled(new_images(y, groups * channels, shifts.size, last), bias)
     if not (y.numel() and out.numel() and heads):
         return out
-    if in_place:
+    if _adds_in_place(y, groups, channels, width):
         return _depthwise(y, w, bias, shifts, last, adjoint=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
-    for at, few, given, block in _blocks(y, w.shape, shifts, last, adjacent=1):
+    for at, few, given, block in _blocks(y, w.shape, shifts, last):
         target = out[few]
         place = target[(slice(None), slice(None), *block.source)]
         window = place if block.lies_in(target, at) else block.zeros(target, at)
@@ -134,7 +122,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     if _adds_in_place(x, *shape[1:]):
         return depthwise_weights(x, y, shifts)
     total: Tensor | None = None
-    for at, few, images, block in _blocks(x, shape, shifts, is_last(x), shifts.adjacent):
+    for at, few, images, block in _blocks(x, shape, shifts, is_last(x)):
         columns = _columns(images, block, shifts, at, groups)
         outputs = _outputs(y[few], block, at, groups)
         if at == 1:
@@ -149,20 +137,13 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
 
 
 def _blocks(
-    x: Tensor, w_shape: Ints, shifts: Shifts, last: bool, adjacent: int
+    x: Tensor, w_shape: Ints, shifts: Shifts, last: bool
 ) -> Iterator[tuple[int, slice, Tensor, Block]]:
     """The axis of tokens in matrices, 1 for rows or 2 for columns; which images; these images; and
     a block of outputs.
-
-    ``adjacent`` is the number of heads whose tokens are copied in one run.
     """
-    heads, groups, channels, _ = w_shape
-    rows = last or (len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES)
-    at = (
-        1
-        if rows and groups == 1 and (channels * adjacent >= MIN_CHANNELS_LAST or heads == 1)
-        else 2
-    )
+    small = len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES
+    at = 1 if (last or small) and w_shape[1] == 1 else 2
     if shifts.pointwise:  # tokens are read in place
         queries = len(x) * prod(shifts.output)
     else:

@@ -90,15 +90,6 @@ class Shifts:
         )
         return (tuple(map(len, axes)), spacing) if self.offsets == tuple(product(*even)) else None
 
-    @cached_property
-    def adjacent(self) -> int:
-        """How many consecutive heads look at adjacent tokens of a row."""
-        return (
-            self.rectangle[0][-1]
-            if self.rectangle is not None and self.rectangle[1][-1] == 1
-            else 1
-        )
-
 
 @dataclass(frozen=True)
 class Block:
