@@ -1,21 +1,15 @@
 """Position-only attention at about the cost of the convolution: the softmax factorised over the
 axes.
 
-The quadratic score is a sum over axes, c·r_δ = Σ_i (c_0 δ_i² + c_i δ_i), so its exponential is a
-product, and over a rectangular grid the normaliser is one too:
+The quadratic score is a sum over axes, c·r_δ = Σ_i (c_0 δ_i² + c_i δ_i), and so is a learned
+relative one: its exponential is a product, and over a rectangular grid the normaliser is one too,
 
     P^h = P_1^h ⊗ … ⊗ P_d^h,     P_i^h[q, k] = softmax over k of c_0 (k − q)² + c_i (k − q)
 
-for every c, sharp or soft, on or off the lattice.  (A learned relative encoding factorises too:
-each axis has its own components.)  Heads are evaluated in two ways:
-
-* a head whose rows are all one-hot at the same shift δ copies tokens:
-  :mod:`construct.execution.shifts`;
-* any other head multiplies by its factors, axis by axis: :mod:`construct.execution.soft_heads`.
-
-Heads with content, and soft heads of the parabola or the covariance, do not factorise:
-:mod:`construct.execution.fused` evaluates these.  Each call decides head by head, from the current
-numbers (:mod:`construct.execution.plan`).
+Each call decides head by head, from the current numbers (:mod:`construct.execution.plan`): rows
+that are one-hot at one shift copy tokens (:mod:`construct.execution.shifts`), others multiply by
+factors (:mod:`construct.execution.soft_heads`), and what does not factorise, content above all, is
+:mod:`construct.execution.fused`'s.
 """
 
 from math import prod

@@ -117,10 +117,7 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
     values = common(t)
     assert values is not None
     with nullcontext() if plain() else eagerly():
-        values = values.cpu()
-        bits = (
-            values if values.dtype in (torch.float32, torch.float64) else values.view(torch.uint8)
-        )
+        bits = values.cpu().contiguous().view(torch.uint8)
         return shared_array(bits).tobytes(), values.dtype, values.shape
 
 

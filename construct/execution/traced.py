@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -135,36 +136,23 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     tokens = _of(working_dtype(x.dtype), x)
     bias = _of(tokens.dtype, layer.b_out)
     y = bias.view(-1, *(1,) * len(geometry.kernel_size))
+    padded = _padded(tokens, geometry)
+    output = _outputs(padded.shape[2:], geometry)
     if frozen.sharp:
-        y = _shifts(layer, tokens, bias, geometry, frozen, operators, exported=copied is not None)
+        w = _matrices(layer, frozen, tokens.dtype)
+        where = frozen.starts, geometry.query_stride, output
+        if copied is not None:
+            y = plain.gathered(padded, w, bias, *where)
+        elif operators and torch.compiler.is_dynamo_compiling() and prod(w.shape[2:]) > 1:
+            y = _as_operator(tokens, padded, w, frozen.starts, bias, geometry)
+        else:
+            y = plain.sliced(padded, w, bias, *where)
     if frozen.others:
-        padded = _padded(tokens, geometry)
-        output = _outputs(padded.shape[2:], geometry)
         places = query_places(geometry.anchor, geometry.query_stride, output, x.device)
         averages = averages_of(layer, padded, places, frozen.others)(slice(None))
         attended = added_up(averages, heads_of(layer.w_out, frozen.others))
         y = y + attended.mT.unflatten(2, output)
     return _of(x.dtype, y)
-
-
-def _shifts(
-    layer: Layer,
-    x: Tensor,
-    bias: Tensor,
-    geometry: ConvGeometry,
-    frozen: Frozen,
-    operators: bool,
-    exported: bool,
-) -> Tensor:
-    """b + Σ_h X_h W_h over the heads that are shifts, in the type of x."""
-    w = _matrices(layer, frozen, x.dtype)
-    starts = frozen.starts
-    if operators and torch.compiler.is_dynamo_compiling() and not w.shape[2] == w.shape[3] == 1:
-        return _as_operator(x, w, starts, bias, geometry)
-    attended = plain.gathered if exported else plain.sliced
-    tokens = _padded(x, geometry)
-    output = _outputs(tokens.shape[2:], geometry)
-    return attended(tokens, w, bias, starts, geometry.query_stride, output)
 
 
 def _frozen_while_traced(layer: Layer) -> tuple[Frozen, bool] | None:
@@ -213,10 +201,10 @@ def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
 
 
 def _as_operator(
-    x: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry
+    x: Tensor, padded: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry
 ) -> Tensor:
-    """The outputs by one operator, which reads the input with zeros around it, or the tokens where
-    padding copies inputs.
+    """The outputs by one operator, which reads the input with zeros around it, or the padded tokens
+    where padding copies inputs.
     """
     g = geometry
     size = tuple(x.shape[2:])
@@ -225,7 +213,7 @@ def _as_operator(
     )
     shifts = shifts_of(grid, starts)
     where = sum(shifts.offsets, ()), shifts.step, shifts.size, shifts.output
-    images = _padded(x, geometry) if grid.affine is None else x
+    images = padded if grid.affine is None else x
     matrices = w.mT if grid.stuffed else w
     return shifted_sum(images, matrices, bias, *where, grid.stuffed, is_channels_last(x))
 

@@ -13,7 +13,7 @@ from operator import mul
 from torch import Tensor
 
 from construct.execution.blocks import pieces, queries_per_block
-from construct.execution.shifts.windows import Ints, Shifts
+from construct.execution.shifts.windows import Ints, Shifts, filled_images
 
 AT_ONCE = 2**18
 """Numbers of the outputs at a time (1 MiB in float32)."""
@@ -23,15 +23,23 @@ loop.
 """
 
 
-def depthwise(images: Tensor, w: Tensor, out: Tensor, shifts: Shifts, adjoint: bool) -> None:
-    """Add the map of x (B, C, *n) to y (B, C, *o), or the adjoint of y to x; w (heads, C, 1, 1)."""
-    factors = w.reshape(len(w), -1, *(1,) * len(shifts.step)).unbind()
-    if adjoint:
-        for head, tokens, queries in _pairs(shifts, out, images):
+def depthwise(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, adjoint: bool
+) -> Tensor:
+    """The forward map of x (B, C, *n), or the adjoint of y (B, C, *o); w (heads, C, 1, 1)."""
+    rows = last or shifts.output[-1] < MIN_ROW
+    if rows:
+        images = images.movedim(1, -1).contiguous().movedim(-1, 1)
+    size = shifts.size if adjoint else shifts.output
+    out = filled_images(images, images.shape[1], size, rows, bias)
+    factors = w.reshape(len(w), -1, *(1,) * len(size)).unbind()
+    x, y = (out, images) if adjoint else (images, out)
+    for head, tokens, queries in _pairs(shifts, x, y):
+        if adjoint:
             tokens.addcmul_(queries, factors[head])
-    else:
-        for head, tokens, queries in _pairs(shifts, images, out):
+        else:
             queries.addcmul_(tokens, factors[head])
+    return out if rows == last else out.contiguous()
 
 
 def depthwise_weights(x: Tensor, y: Tensor, shifts: Shifts) -> Tensor:

@@ -21,9 +21,17 @@ from torch import Tensor
 
 import construct.tokens as tokens
 from construct.execution.blocks import queries_per_block
-from construct.execution.shifts.depthwise import MIN_ROW, depthwise, depthwise_weights
+from construct.execution.shifts.depthwise import depthwise, depthwise_weights
 from construct.execution.shifts.gemm import product
-from construct.execution.shifts.windows import Block, Ints, Shifts, blocks, is_last
+from construct.execution.shifts.windows import (
+    Block,
+    Ints,
+    Shifts,
+    blocks,
+    filled_images,
+    is_last,
+    new_images,
+)
 from construct.execution.shifts.workspace import workspace
 
 AT_ONCE = 2**20
@@ -34,20 +42,6 @@ MIN_QUERIES = 2**8
 """Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
 together.
 """
-
-
-def new_images(like: Tensor, channels: int, size: Ints, last: bool) -> Tensor:
-    """Uninitialised images (B, channels, *size), with channels last or first in memory."""
-    if last:
-        return like.new_empty((len(like), *size, channels)).movedim(-1, 1)
-    return like.new_empty((len(like), channels, *size))
-
-
-def filled(images: Tensor, bias: Tensor | None) -> Tensor:
-    """Images filled with the bias."""
-    return (
-        images.zero_() if bias is None else images.copy_(bias.view(-1, *(1,) * (images.dim() - 2)))
-    )
 
 
 def queries_at_once(columns: int, device: torch.device) -> int:
@@ -64,9 +58,9 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     """
     _, groups, channels, width = w.shape
     if not (x.numel() and prod(shifts.output) and w.numel()):
-        return filled(new_images(x, groups * width, shifts.output, last), bias)
+        return filled_images(x, groups * width, shifts.output, last, bias)
     if _adds_in_place(x, groups, channels, width):
-        return _depthwise(x, w, bias, shifts, last, adjoint=False)
+        return depthwise(x, w, bias, shifts, last, adjoint=False)
     matrix, out = w.transpose(0, 1).flatten(1, 2), None  # (g, heads·C, D)
     for at, few, images, block in _blocks(x, w.shape, shifts, last):
         columns = _columns(images, block, shifts, at, groups)
@@ -93,11 +87,11 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
         y = y if unstrided else _stuffed(y, shifts)
         w = w.flip(0) if heads > 1 else w
         return forward(y, w.mT, bias, shifts.flipped, last)
-    out = filled(new_images(y, groups * channels, shifts.size, last), bias)
+    out = filled_images(y, groups * channels, shifts.size, last, bias)
     if not (y.numel() and out.numel() and heads):
         return out
     if _adds_in_place(y, groups, channels, width):
-        return _depthwise(y, w, bias, shifts, last, adjoint=True)
+        return depthwise(y, w, bias, shifts, last, adjoint=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
     for at, few, given, block in _blocks(y, w.shape, shifts, last):
         target = out[few]
@@ -222,17 +216,3 @@ def _stuffed(y: Tensor, shifts: Shifts) -> Tensor:
 def _adds_in_place(x: Tensor, groups: int, channels: int, width: int) -> bool:
     """Whether groups of one channel are added in place, head by head."""
     return channels == width == 1 < groups and not tokens.host_waits(x.device)
-
-
-def _depthwise(
-    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, adjoint: bool
-) -> Tensor:
-    """Either map of groups of one channel."""
-    rows = last or shifts.output[-1] < MIN_ROW  # a short row makes no loop
-    if rows:
-        images = images.movedim(1, -1).contiguous().movedim(-1, 1)
-    out = filled(
-        new_images(images, images.shape[1], shifts.size if adjoint else shifts.output, rows), bias
-    )
-    depthwise(images, w, out, shifts, adjoint)
-    return out if rows == last else out.contiguous()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from construct.execution.shifts import maps
-from construct.execution.shifts.windows import Ints, Shifts, is_last
+from construct.execution.shifts.windows import Ints, Shifts, is_last, new_images
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
@@ -58,19 +58,10 @@ def shifted_sum(
 
 
 @shifted_sum.register_fake
-def _(
-    images: Tensor,
-    w: Tensor,
-    bias: Any,
-    offsets: Any,
-    step: Any,
-    size: Any,
-    output: Any,
-    adjoint: bool,
-    last: bool,
-) -> Tensor:
+def _(images: Tensor, w: Tensor, *rest: Any) -> Tensor:
+    *_, size, output, adjoint, last = rest
     channels, size = (w.shape[2], size) if adjoint else (w.shape[3], output)
-    return maps.new_images(images, w.shape[1] * channels, tuple(size), last)
+    return new_images(images, w.shape[1] * channels, tuple(size), last)
 
 
 @torch.library.custom_op("construct::shifted_weights", mutates_args=())
@@ -83,24 +74,19 @@ def shifted_weights(
     output: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """:func:`maps.weights` as it comes out of the product, (g, D, heads·C): another order would
-    copy all weights.
+    """:func:`maps.weights`, with numbers in memory as they come out of the product, (g, D, heads,
+    C): another order would copy all weights.
     """
     shifts = _shifts(*map(tuple, (offsets, step, size, output)))
     w = maps.weights(x, y, shifts, groups)
-    return w.permute(1, 3, 0, 2).flatten(2).contiguous()
+    return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # as above
 
 
 @shifted_weights.register_fake
 def _(x: Tensor, y: Tensor, offsets: Any, step: Any, size: Any, output: Any, groups: int) -> Tensor:
-    return x.new_empty(
-        (groups, y.shape[1] // groups, len(offsets) // len(step) * (x.shape[1] // groups))
-    )
-
-
-def _by_head(w: Tensor, channels: int) -> Tensor:
-    """(g, D, heads·C) → (heads, g, C, D)."""
-    return w.view(*w.shape[:2], -1, channels).permute(2, 0, 3, 1)
+    heads = len(offsets) // len(step)
+    channels = x.shape[1] // groups
+    return x.new_empty((groups, y.shape[1] // groups, heads, channels)).permute(2, 0, 3, 1)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -115,7 +101,7 @@ def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     pair = (gradient, images) if adjoint else (images, gradient)
     return (
         shifted_sum(gradient, w, None, *where, not adjoint, is_last(images)) if wants[0] else None,
-        _by_head(shifted_weights(*pair, *where, w.shape[1]), w.shape[2]) if wants[1] else None,
+        shifted_weights(*pair, *where, w.shape[1]) if wants[1] else None,
         gradient.sum((0, *range(2, gradient.dim()))) if wants[2] else None,
         *(None,) * 6,
     )
@@ -124,8 +110,7 @@ def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
     x, y = ctx.saved_tensors
     wants = ctx.needs_input_grad
-    *where, groups = ctx.rest
-    w = _by_head(w, x.shape[1] // groups)
+    *where, _ = ctx.rest
     return (
         shifted_sum(y, w, None, *where, True, is_last(x)) if wants[0] else None,
         shifted_sum(x, w, None, *where, False, is_last(y)) if wants[1] else None,

@@ -24,18 +24,10 @@ def sliced(
     step: Ints,
     output: Sequence[Any],
 ) -> Tensor:
-    """b + Σ_h X_h W_h.
+    """b + Σ_h X_h W_h: tokens (B, g·C, *tokens), w (heads, g, C, D), bias (g·D,) → (B, g·D, *output).
 
-    Args:
-        tokens: (B, g·C, *tokens).
-        w: (heads, g, C, D).
-        bias: (g·D,).
-        starts: for each head, the token that output 0 sees, as one position per axis.
-        step: tokens from output to output, along each axis.
-        output: outputs along each axis.
-
-    Returns:
-        (B, g·D, *output).
+    ``starts`` holds, for each head, the token that output 0 sees, as one position per axis; from
+    output to output it is ``step`` tokens further.
     """
     views = [_head_view(tokens, start, step, output) for start in starts]
     with sizes_as_numbers():
@@ -60,22 +52,14 @@ def gathered(
     """As :func:`sliced`."""
     if not any(map(any, starts)) and len(starts) == 1 and [*output] == [*tokens.shape[2:]]:
         return product(tokens.unsqueeze(2), w, bias)
-    return product(tokens[(..., *places(starts, step, output, tokens.device))], w, bias)
-
-
-def places(
-    starts: Sequence[Ints], step: Ints, output: Sequence[Any], device: torch.device
-) -> list[Tensor]:
-    """For each axis, which tokens the heads see from each output, (heads, 1, …, o, …, 1)."""
-    numbers = []
+    seen = []
     dims = len(step)
     for axis, (stride, count) in enumerate(zip(step, output, strict=True)):
-        first = torch.tensor([start[axis] for start in starts], device=device).view(
-            -1, *(1,) * dims
-        )
-        queries = stride * torch.arange(count, device=device)
-        numbers.append(first + queries.view(-1, *(1,) * (dims - 1 - axis)))
-    return numbers
+        first = torch.tensor([start[axis] for start in starts], device=tokens.device)
+        queries = stride * torch.arange(count, device=tokens.device)
+        ones = (1,) * (dims - 1 - axis)
+        seen.append(first.view(-1, *(1,) * dims) + queries.view(-1, *ones))
+    return product(tokens[(..., *seen)], w, bias)
 
 
 def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:

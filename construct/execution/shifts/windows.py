@@ -35,13 +35,6 @@ class Shifts:
     size: Ints
     output: Ints
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.offsets, self.step, self.size, self.output))
-
     @cached_property
     def numbers(self) -> tuple[Ints, Ints, Ints, Ints]:
         """The same as arguments of an operator: the offsets of all heads one after the other, step,
@@ -202,3 +195,18 @@ def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
 def is_last(images: Tensor) -> bool:
     """Whether channels are last in memory."""
     return images.stride(1) == 1 < images.shape[1]
+
+
+def new_images(like: Tensor, channels: int, size: Ints, last: bool) -> Tensor:
+    """Uninitialised images (B, channels, *size), with channels last or first in memory."""
+    if last:
+        return like.new_empty((len(like), *size, channels)).movedim(-1, 1)
+    return like.new_empty((len(like), channels, *size))
+
+
+def filled_images(
+    like: Tensor, channels: int, size: Ints, last: bool, bias: Tensor | None
+) -> Tensor:
+    """The same, filled with the bias (channels,), or with zeros."""
+    images = new_images(like, channels, size, last)
+    return images.zero_() if bias is None else images.copy_(bias.view(-1, *(1,) * len(size)))
