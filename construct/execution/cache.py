@@ -1,10 +1,8 @@
 """Cache of prepared calls of each layer, valid while the parameters are unchanged.
 
-Preparing a call takes longer than a small product: it finds out whether content is off, where the
-heads look and which factor is the identity.  Edits through ``.data`` or from outside torch leave no
-trace, so on a CPU every call compares, number by number, what it was prepared from; elsewhere
-:mod:`construct.execution.reads` says what is compared.  Only the bias and the factor that is not
-the identity may change.
+Edits through ``.data`` or from outside torch leave no trace, so on a CPU every call compares, number
+by number, what it was prepared from; elsewhere :mod:`construct.execution.reads` says what is
+compared.  Only the bias and the factor that is not the identity may change.
 """
 
 from collections.abc import Callable
@@ -29,13 +27,9 @@ MOST_CALLS = 64
 POSITIONAL = ("w_qry", "w_key", "u", "w_key_pos", "v")
 
 Run = Callable[[Any, Tensor, TokenGrid], Tensor]
-"""How an execution evaluates Eq. 3.  An execution may be any code, so it reuses only its own
-prepared calls.
-"""
+"""How an execution evaluates Eq. 3: any code, which reuses only its own prepared calls."""
 Call = Callable[[Tensor], Tensor]
-"""x (B, D_in, *n) → (B, D_out, *o).  It reads the bias and the factor that is not the identity at
-call time.
-"""
+"""x (B, D_in, *n) → (B, D_out, *o).  It reads what may change at call time."""
 
 
 class PreparedCalls:
@@ -62,9 +56,7 @@ class PreparedCalls:
             self.kept, self.views = zip(*pairs, *identity_parts(matrices), strict=True)
 
     def valid(self, layer: Any) -> bool:
-        """Whether the parameters are the same tensors, at the same addresses, with the same
-        numbers.
-        """
+        """Whether the parameters are the same tensors, in the same memory, with the same numbers."""
         if _layout(layer) != self.layout:
             return False
         if self.waits:
@@ -74,9 +66,7 @@ class PreparedCalls:
         return self.kept == self.views
 
     def differs(self, x: Tensor) -> bool:
-        """Whether a call with x computes in another type, or has derivatives with respect to what
-        was read.
-        """
+        """Whether a call with x computes in another type, or differentiates what was read."""
         if torch.is_autocast_enabled(x.device.type):
             return True
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.read)
@@ -98,7 +88,7 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
     ):
         return
     entry = ENTRIES.get(layer)
-    if entry is None or entry.whole != whole or not entry.valid(layer):
+    if entry is None or not entry.valid(layer):
         entry = ENTRIES[layer] = PreparedCalls(layer, whole)
     if len(entry.calls) >= MOST_CALLS:
         entry.calls.clear()
@@ -106,9 +96,7 @@ def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call
 
 
 def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
-    """The prepared call for inputs like x, (B, D_in, *n); None if anything has changed, or if what
-    it was prepared from is learned.
-    """
+    """The prepared call for inputs like x; None if what it was prepared from changed or learns."""
     entry = ENTRIES.get(layer)
     if entry is None or type(x) is not Tensor or not _usual() or entry.differs(x):
         return None
@@ -123,9 +111,7 @@ def _kind(run: Run, x: Tensor) -> tuple[Any, ...]:
 
 
 def tensors_held_by(layer: Any) -> dict[str, Any]:
-    """The tensors of a layer by name: its parameters, and the buffer ``b_out`` of a layer without a
-    bias.
-    """
+    """The tensors of a layer by name; ``b_out`` of a layer without a bias is a buffer."""
     return {**layer._parameters, **layer._buffers}
 
 
@@ -155,9 +141,7 @@ def _plain(p: Tensor | None) -> bool:
 
 
 def _layout(layer: Any) -> list[Any]:
-    """All that a prepared call depends on besides numbers: which tensors, where in memory;
-    geometry, encoding and the code.
-    """
+    """All that a prepared call depends on besides numbers."""
     held = tensors_held_by(layer).items()
     memory = [
         (name, id(t), t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for name, t in held

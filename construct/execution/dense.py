@@ -43,8 +43,6 @@ def averaged(probabilities: Tensor, values: Tensor) -> Tensor:
     """P^h X W_val^h: (B or 1, heads, queries, T) and (B, heads, T, groups, D_h) → (B, heads,
     queries, groups, D_h).
     """
-    if len(probabilities) == 1:  # one map for the whole batch
-        return torch.einsum("hqt,bhtge->bhqge", probabilities[0], values)
     return torch.einsum("bhqt,bhtge->bhqge", probabilities, values)
 
 

@@ -2,11 +2,9 @@
 ``scaled_dot_product_attention`` where there is content.
 
 The terms of Eq. 6 with keys, (X_q W_qry + u) · X_k W_key, are what torch's function multiplies out.
-Those with r_δ are its additive bias, from the exact integers δ.  They are evaluated in float64, and
-their maximum over the keys, which the softmax cancels, is subtracted before they are rounded to the
-working type: so a score is rounded relatively to how far it lies below the best one.  The score is
-a sum over the axes, and so is this maximum: float64 is needed only for n_1 + … + n_d numbers a
-query.
+Those with r_δ are its additive bias, in float64 from the exact integers δ, less their maximum over
+the keys, which the softmax cancels: so a score is rounded relatively to how far it lies below the
+best one.  Both are sums over the axes, of n_1 + … + n_d numbers a query.
 
 Where the score is no such sum, and without content (then one map serves all images), the scores and
 their softmax are those of ``dense``.
@@ -33,9 +31,7 @@ from construct.tokens import TokenGrid
 BLOCK_BYTES = 2**26
 """The size of a block of scores of all heads (64 MiB); a block has at least one query."""
 CACHE_BYTES = 2**23
-"""The same where gradients are recorded (8 MiB): each step of the scores' derivatives reads what
-the one before has left in the cache.
-"""
+"""The same where gradients are recorded (8 MiB), whose steps read each other's results."""
 
 Block = Callable[..., Tensor]
 """P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).  Tensors
@@ -84,11 +80,8 @@ def query_places(
 def averages_of(layer: Layer, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
     """What heads with content average over the keys, in operations that a compiler can trace.
 
-    Args:
-        layer: the layer; its encoding factorises.
-        padded: the tokens, (B, D_in, *shape), in the working type.
-        places: the token position of every query, int64 (queries, d).
-        heads: which heads.
+    ``padded`` are the tokens, (B, D_in, *shape), in the working type, and ``places`` the token
+    position of every query, int64 (queries, d).  The layer's encoding factorises.
     """
     tokens = padded.flatten(2).mT
     shape = padded.shape[2:]

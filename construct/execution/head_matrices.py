@@ -1,9 +1,7 @@
 """The matrix W_h = W_val^h W_out^h of every head, without a product where one factor is the
-identity.
+identity, as in a layer made from a convolution.
 
-A layer made from a convolution has the tap in one factor and the identity in the other.  On a CPU
-every call checks that, since edits of weights through ``.data`` or from outside torch leave no
-trace; elsewhere only a frozen factor counts as the identity.
+On a CPU every call checks that; elsewhere only a frozen factor counts as the identity.
 """
 
 from collections.abc import Iterator, Sequence

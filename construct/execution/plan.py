@@ -85,9 +85,7 @@ PLANS: dict[tuple[Any, ...], Plan] = {}
 
 
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
-    """The plan on this grid, cached by the very numbers of ``v`` and ``w_key_pos`` and of a learned
-    encoding's tables.
-    """
+    """The plan on this grid, cached by the very numbers that say where heads look."""
     encoding = layer.encoding
     content = layer.content_heads()
     # learned tables are not unwrapped, and under vmap each member may look elsewhere

@@ -1,11 +1,10 @@
 """What was read from a layer's tensors, kept while they are unchanged: for devices where the host
 waits for what it reads.
 
-On a CPU every call compares numbers.  Elsewhere it compares what torch says of a tensor: which one
-it is, where its memory is, and how many in-place changes torch has counted (``_version``).  Fused
-optimizers are not counted, so an optimizer step that may have changed a tensor counts too.
-Training loops may write into ``.data``, which leaves no trace: what is learned is read in every
-call.
+On a CPU every call compares numbers.  Elsewhere it compares which tensor it is, where its memory is,
+and how many in-place changes torch has counted (``_version``).  Fused optimizers are not counted,
+so their steps count too; nor is what a training loop writes into ``.data``, so what is learned is
+read in every call.
 """
 
 from collections.abc import Callable

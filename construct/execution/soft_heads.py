@@ -16,8 +16,8 @@ from construct.execution.fused import bounded
 from construct.tokens import TokenGrid
 
 NEGLIGIBLE = 2.0**-100
-"""Entries of a factor below this are set to zero: products with numbers near underflow are many
-times slower.  The certificate's bound counts them (:mod:`verify.rounding.model`).
+"""Entries of a factor below this are set to zero: products near underflow are many times slower.
+The certificate's bound counts them (:mod:`verify.rounding.model`).
 """
 BLOCK_BYTES = 2**22
 """Bytes of tokens, and of factors, that are computed at a time (4 MiB)."""

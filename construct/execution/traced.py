@@ -1,9 +1,7 @@
 """Layers as ``torch.compile`` and ``torch.export`` trace them.
 
-A trace sees tensors without values, so which heads are shifts, and where these look, must be known
-beforehand: a trace freezes it.  It records the shift itself, for any spatial size: pad, take each
-head's tokens, multiply by its matrix.  Heads with content are recorded as attention over all keys
-at once.
+A trace sees tensors without values: it freezes which heads are shifts, and where these look.  It
+records the shift itself, for any spatial size, and heads with content as attention over all keys.
 """
 
 import logging
@@ -31,14 +29,9 @@ from construct.tokens import TokenGrid, output_size
 log = logging.getLogger(__name__)
 
 FROZEN = "_frozen_heads"
-"""The attribute of a layer copied for export that holds what :func:`freeze` returned; no other
-layer has it.
-"""
+"""The attribute of layers copied for export, and no others: what :func:`freeze` returned."""
 EXAMPLE = 64
-"""Without a given size, shifts are read off on a grid this many steps longer than the kernel
-reaches.
-"""
-
+"""Shifts are read off on a grid this many steps longer than the kernel reaches."""
 
 Starts = tuple[tuple[int, ...], ...]
 """For each head, the token that output 0 sees, as one position per axis."""
@@ -64,8 +57,7 @@ def freeze(layer: Layer) -> Frozen:
     """Read off which heads are shifts, and where these look.
 
     Raises:
-        ValueError: some head without content is not a shift that stays on the grid for every input
-            size.
+        ValueError: a head without content is no shift that stays on the grid for every input size.
     """
     geometry = layer.geometry
     if type(layer.encoding) not in CLASSICAL:
@@ -94,10 +86,8 @@ def freeze(layer: Layer) -> Frozen:
 
 
 def frozen_now(layer: Layer) -> tuple[Frozen, bool] | None:
-    """As :func:`freeze`, and whether operators without rules for transforms may be called; None if
-    heads cannot be frozen.
-
-    ``torch.compile`` calls it while it traces.
+    """As :func:`freeze`, while ``torch.compile`` traces, and whether operators without rules for
+    transforms may be called; None if heads cannot be frozen.
     """
     try:
         # within a transform of torch.func, which the compiler follows, these tensors would be
@@ -175,9 +165,8 @@ def _frozen_while_traced(layer: Layer) -> tuple[Frozen, bool] | None:
 def _matrices(layer: Layer, frozen: Frozen, dtype: torch.dtype) -> Tensor:
     """W_h of the heads that are shifts, (heads, g, C, D): one factor, or the product.
 
-    A compiler guards on requires_grad, and on no number: what learns between calls without
-    gradients is multiplied in these too, and so is what functional_call puts in a parameter's
-    place.
+    A compiler guards on no number: what learns between calls without gradients is multiplied in
+    these too, and so is what functional_call puts in a parameter's place.
     """
     identity = layer.w_out if frozen.whole == "w_val" else layer.w_val
     if (
@@ -191,10 +180,8 @@ def _matrices(layer: Layer, frozen: Frozen, dtype: torch.dtype) -> Tensor:
 
 
 def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
-    """The outputs along each axis of a padded grid.
-
-    A program evaluates an expression for every size: here a stride of a stride is one division,
-    known to be at least 1.
+    """The outputs along each axis of a padded grid, in as few divisions as a program for every size
+    can have.
     """
     axes = zip(tokens, geometry.span, geometry.query_stride, strict=True)
     return [(n - span - 1) // step + 1 if step > 1 else n - span for n, span, step in axes]

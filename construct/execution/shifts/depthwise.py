@@ -18,9 +18,7 @@ from construct.execution.shifts.windows import Ints, Shifts, filled_images
 AT_ONCE = 2**18
 """Numbers of the outputs at a time (1 MiB in float32)."""
 MIN_ROW = 2**4
-"""Queries of a row from which images with channels first are read in place; a shorter row makes no
-loop.
-"""
+"""Queries of a row from which channels may be first in memory; a shorter row makes no loop."""
 
 
 def depthwise(
@@ -51,9 +49,7 @@ def depthwise_weights(x: Tensor, y: Tensor, shifts: Shifts) -> Tensor:
 
 
 def _pairs(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The head, its tokens in x and the queries in y that see them, for all rows of outputs, some
-    at a time.
-    """
+    """The head, its tokens in x and the queries in y that see them, some rows at a time."""
     rows = queries_per_block(AT_ONCE // (prod(x.shape[:2]) * prod(shifts.output[1:])))
     x_first = x.storage_offset()
     y_first = y.storage_offset()
@@ -72,9 +68,8 @@ def _pairs(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, 
 def _overlaps(
     shifts: Shifts, rows: int, leading: Ints, x_strides: Ints, y_strides: Ints
 ) -> tuple[tuple[int, Ints, Ints, int, int], ...]:
-    """For so many rows of outputs at a time, and each head that sees a token: the head; (B, C) and
-    how many queries see a token, along each axis; the strides of these tokens; and where in memory
-    the tokens and the queries begin.
+    """For so many rows of outputs at a time, and each head that sees a token: the head; the shape
+    and the strides of its tokens; and where in memory the tokens and the queries begin.
     """
     along = tuple(map(mul, shifts.step, x_strides[2:]))
     planned = []

@@ -37,9 +37,7 @@ class Shifts:
 
     @cached_property
     def numbers(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The same as arguments of an operator: the offsets of all heads one after the other, step,
-        size and output.
-        """
+        """The same as arguments of an operator, the offsets of all heads one after the other."""
         return sum(self.offsets, ()), self.step, self.size, self.output
 
     @cached_property
@@ -73,9 +71,7 @@ class Shifts:
 
     @cached_property
     def rectangle(self) -> tuple[Ints, Ints] | None:
-        """Heads along each axis and their spacing, if they form a rectangle in row-major order;
-        else None.
-        """
+        """Heads along each axis and their spacing, if these are a rectangle in row-major order."""
         axes = [sorted(set(axis)) for axis in zip(*self.offsets, strict=True)]
         spacing = tuple((axis[-1] - axis[0]) // max(1, len(axis) - 1) or 1 for axis in axes)
         even = (
@@ -104,15 +100,11 @@ class Block:
 
     def lies_in(self, images: Tensor, at: int) -> bool:
         """Whether the window is a part of the images, in the layout that is wanted."""
-        whole = all(
-            part.stop - part.start == n for part, n in zip(self.inside, self.size, strict=True)
-        )
-        return whole and is_last(images) == (at == 1)
+        whole = tuple(slice(0, n) for n in self.size)
+        return self.inside == whole and is_last(images) == (at == 1)
 
     def zeros(self, images: Tensor, at: int) -> Tensor:
-        """A window (B, C, *size) of zeros, with channels last in memory if tokens are rows
-        (``at`` 1), else first.
-        """
+        """A window (B, C, *size) of zeros, with channels last in memory if ``at`` is 1."""
         batch, channels = images.shape[:2]
         if at == 1:
             return workspace("window", images, batch, *self.size, channels).zero_().movedim(-1, 1)
