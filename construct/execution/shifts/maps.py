@@ -94,14 +94,14 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
         return depthwise(y, w, bias, shifts, last, adjoint=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
     for at, few, given, block in _blocks(y, w.shape, shifts, last):
-        target = out[few]
-        place = target[(slice(None), slice(None), *block.source)]
-        window = place if block.lies_in(target, at) else block.zeros(target, at)
+        whole = out[few]
+        place = whole[(slice(None), slice(None), *block.source)]
+        window = place if block.lies_in(whole, at) else block.zeros(whole, at)
         columns = _times(_outputs(given, block, at, groups), matrix, None, at)
         sums = _by_head(columns, block, at, heads, groups)
         by_group = window.unflatten(1, (groups, channels))
-        for seen, addend in zip(block.head_views(by_group, shifts), sums, strict=True):
-            seen.add_(addend)
+        for target, addend in zip(block.head_views(by_group, shifts), sums, strict=True):
+            target.add_(addend)
         del columns, sums, addend  # before the next ones take as much memory
         if window is not place:
             place.add_(window[(slice(None), slice(None), *block.inside)])
@@ -163,7 +163,7 @@ def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int)
         view = block.rectangle_view(window, shifts, rows=at == 1)
     elif at == 1:
         views = block.head_views(window, shifts)
-        view = torch.stack([seen[:, 0].movedim(1, -1) for seen in views], -2)
+        view = torch.stack([view[:, 0].movedim(1, -1) for view in views], -2)
     else:
         view = torch.stack([*block.head_views(window, shifts)], 2)
     if len(shifts.offsets) > 1:

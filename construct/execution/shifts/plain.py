@@ -52,14 +52,14 @@ def gathered(
     """As :func:`sliced`."""
     if not any(map(any, starts)) and len(starts) == 1 and [*output] == [*tokens.shape[2:]]:
         return product(tokens.unsqueeze(2), w, bias)
-    seen = []
+    numbers = []
     dims = len(step)
     for axis, (stride, count) in enumerate(zip(step, output, strict=True)):
         first = torch.tensor([start[axis] for start in starts], device=tokens.device)
         queries = stride * torch.arange(count, device=tokens.device)
         ones = (1,) * (dims - 1 - axis)
-        seen.append(first.view(-1, *(1,) * dims) + queries.view(-1, *ones))
-    return product(tokens[(..., *seen)], w, bias)
+        numbers.append(first.view(-1, *(1,) * dims) + queries.view(-1, *ones))
+    return product(tokens[(..., *numbers)], w, bias)
 
 
 def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
