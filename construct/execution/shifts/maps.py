@@ -82,11 +82,9 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     ``last`` as for :func:`forward`.
     """
     heads, groups, channels, width = w.shape
-    unstrided = max(shifts.step) == 1
-    if unstrided or tokens.host_waits(y.device):
-        y = y if unstrided else _stuffed(y, shifts)
+    if max(shifts.step) == 1 or tokens.host_waits(y.device):
         w = w.flip(0) if heads > 1 else w
-        return forward(y, w.mT, bias, shifts.flipped, last)
+        return forward(_stuffed(y, shifts), w.mT, bias, shifts.flipped, last)
     out = filled_images(y, groups * channels, shifts.size, last, bias)
     if not (y.numel() and out.numel() and heads):
         return out
@@ -147,7 +145,7 @@ def _blocks(
     together = 1 if alone else max(1, queries // prod(shifts.output))
     for first in range(0, len(x), together):
         few = slice(first, first + together)
-        images = x if together >= len(x) else x[few]
+        images = x[few]
         for block in planned:
             yield at, few, images, block
 
@@ -208,6 +206,8 @@ def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Ten
 
 def _stuffed(y: Tensor, shifts: Shifts) -> Tensor:
     """Outputs with zeros between them, where they see inputs at some distance from each other."""
+    if max(shifts.step) == 1:
+        return y
     stuffed = y.new_zeros(*y.shape[:2], *shifts.flipped.size)
     stuffed[(..., *(slice(None, None, step) for step in shifts.step))] = y
     return stuffed
