@@ -159,6 +159,7 @@ def test_outputs_may_be_changed_in_place(make: Any, layout: str):
         with torch.no_grad():
             outputs = [layer(x), layer(x)]
         for output in outputs:
+            assert output.stride() == x.stride()
             output.mul_(torch.ones(output.shape, requires_grad=True)).sum().backward()
 
 
