@@ -81,7 +81,9 @@ class Encoding(ABC):
         return {"_encoding": self.name, "own_encoding": self}
 
     def record(self) -> dict[str, Any]:
-        """What a file says of the encoding, as JSON data; nothing for that of the theorem."""
+        """What a file says of the encoding, from which ``recorded_encoding`` makes it again; nothing
+        for that of the theorem.
+        """
         return {"encoding": self.name}
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
@@ -122,13 +124,11 @@ class Quadratic(Encoding):
         """v = −α(1, −2τ)."""
         return quadratic.v(tau, alpha)
 
-    def attributes(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Nothing: layers have this encoding unless they say otherwise."""
         return {}
 
-    def record(self) -> dict[str, Any]:
-        """Nothing, as for :meth:`attributes`."""
-        return {}
+    attributes = record
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The one-dimensional score: c·r_δ is the sum of these over the axes, as ‖δ‖² is a sum over

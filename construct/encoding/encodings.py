@@ -118,13 +118,11 @@ class Parabola(Encoding):
         """That of one dimension, for the number of τ."""
         return quadratic.v((quadratic.number(tau, self.radix),), alpha)
 
-    def attributes(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The radix."""
         return {"radix": self.radix}
 
-    def record(self) -> dict[str, Any]:
-        """The radix."""
-        return {"radix": list(self.radix)}
+    attributes = record
 
     def r(self, grid: TokenGrid) -> Tensor:
         """(n², n)."""
@@ -275,20 +273,27 @@ def encoding_of(layer: Any) -> Encoding:
     Raises:
         ValueError: no encoding has the name that it stores.
     """
-    if layer.radix is not None:
-        return Parabola(layer.radix)
     if hasattr(layer, "own_encoding"):
         return layer.own_encoding
-    return encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
+    tensor = partial(getattr, layer)
+    return recorded_encoding(layer.radix, layer._encoding, layer.geometry.dims, tensor)
 
 
-def encoding_named(name: object, dims: int, tensor: Callable[[str], Any]) -> Encoding:
-    """The encoding of this name in d dimensions; ``tensor`` looks up a relative encoding's table by
-    name.
+def recorded_encoding(
+    radix: Any, name: object, dims: int, tensor: Callable[[str], Any]
+) -> Encoding:
+    """The encoding of d dimensions with this radix or this name, or the theorem's own with neither;
+    ``tensor`` looks up a relative encoding's table by name.
 
     Raises:
-        ValueError: no encoding has this name.
+        ValueError: no encoding has this name or this radix, or there are both.
     """
+    if name is None and radix is None:
+        return Quadratic()
+    if name is None:
+        return Parabola(radix)
+    if radix is not None:
+        raise ValueError("give a radix or an encoding; the radix is that of the parabola")
     if name == Covariance.name:
         return Covariance()
     if name != Relative.name:

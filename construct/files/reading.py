@@ -13,7 +13,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
-from construct.encoding.encodings import encoding_named
+from construct.encoding.encodings import recorded_encoding
 from construct.errors import BadModelFile, naming, one_line, printable
 from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
@@ -449,20 +449,17 @@ def _check_attention(layer: MHSA, path: str) -> None:
     """
     if FROZEN in vars(layer):
         raise ValueError(f"{path}: a file cannot say where heads look but by v and w_key_pos")
-    stated = {field.name: vars(layer.geometry)[field.name] for field in fields(ConvGeometry)}
     parts = {name: getattr(layer, name) for name in NAMES}
     for name, part in parts.items():
         if not (
             isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()
         ):
             raise ValueError(f"{path}: {name} must be a dense tensor of floating-point numbers")
-    encoding = None
-    if layer._encoding is not None:
-        encoding = encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
-    rebuilt = MHSA(
-        ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, layer.radix, encoding
-    )
-    if layer.radix is not None and any(type(weight) is not int for weight in layer.radix):
+    geometry = replace(layer.geometry)
+    tensor = partial(getattr, layer)
+    encoding = recorded_encoding(layer.radix, layer._encoding, geometry.dims, tensor)
+    rebuilt = MHSA(geometry, MHSAWeights(**parts), layer._execution, encoding=encoding)
+    if any(type(weight) is not int for weight in layer.radix or ()):
         raise ValueError(f"{path}: its radix is {layer.radix!r}, not whole numbers")
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")
