@@ -54,7 +54,8 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
         TypeError: likewise.
     """
     fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in dict(record).items()
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in dict(record).items()
     }
     if fields.pop("kind", None) != "MHSA":
         raise ValueError("it is of no attention layer")
