@@ -28,11 +28,10 @@ def allowed_classes() -> tuple[type, ...]:
     classes: set[type] = {MHSA, ConvGeometry}
     for info in iter_modules(nn.modules.__path__):
         module = import_module(f"torch.nn.modules.{info.name}")
-        public = [kind for name, kind in vars(module).items() if not name.startswith("_")]
-        own = [kind for kind in public if getattr(kind, "__module__", "") == module.__name__]
-        classes.update(
-            kind for kind in own if isinstance(kind, type) and issubclass(kind, nn.Module)
-        )
+        for name, kind in vars(module).items():
+            of_modules = isinstance(kind, type) and issubclass(kind, nn.Module)
+            if of_modules and kind.__module__ == module.__name__ and not name.startswith("_"):
+                classes.add(kind)
     return tuple(classes)
 
 
@@ -67,7 +66,7 @@ class Allowed:
         allowed = dict(self.exact)
         for name in names:
             module, _, last = name.rpartition(".")
-            inside = any(f"{module}.".startswith(f"{package}.") for package in self.packages)
+            inside = f"{module}.".startswith(tuple(f"{package}." for package in self.packages))
             # importing __main__ would run it
             if name in allowed or not inside or "__main__" in module.split("."):
                 continue
@@ -119,8 +118,8 @@ def _imported(name: str) -> Any:
     module, _, last = name.rpartition(".")
     value = None
     if module:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of old names, as numpy.core
+        # of old names, as numpy.core
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             value = getattr(import_module(module), last, None)
     if value is not None and not isinstance(value, ModuleType):
         return value
@@ -138,20 +137,7 @@ def can_be_allowed(name: str) -> bool:
 
 
 _FORMS = "name a class as package.module.Class, or the package of your network"
-_NEVER = frozenset(
-    {
-        "__main__",
-        "builtins",
-        "os",
-        "posix",
-        "nt",
-        "sys",
-        "subprocess",
-        "importlib",
-        "runpy",
-        "pickle",
-    }
-)
+_NEVER = frozenset("__main__ builtins os posix nt sys subprocess importlib runpy pickle".split())
 """Packages from which nothing can be allowed: their functions run arbitrary code."""
 _PLAIN = frozenset(
     f"builtins.{kind}"
@@ -189,8 +175,7 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
         ):
             return []
         # A package admits its classes only; a lower-case initial is taken for a function.
-        if _is_foreign(name) or not last[:1].isupper() or name in _PLAIN:
-            options[name] = None
-        else:
-            options[name.partition(".")[0]] = None
+        if last[:1].isupper() and not _is_foreign(name):
+            name = name.partition(".")[0]
+        options[name] = None
     return list(options)

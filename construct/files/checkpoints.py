@@ -117,9 +117,7 @@ def _no_state(content: dict[Any, Any]) -> BadModelFile:
     what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
     places = model_paths(content)
     if places:
-        return BadModelFile(
-            f"{what}; {places}", "choose one with key=", option="choose one with --key"
-        )
+        return BadModelFile(f"{what}; {places}", "choose one with key=", "choose one with --key")
     return BadModelFile(f"{what}, but not a state dict", "save the state dict")
 
 

@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from construct.errors import BadModelFile, describe, one_line, printable
-from construct.files.archives import ZIP
+from construct.errors import BadModelFile, one_line, printable
+from construct.files.archives import AGAIN, ZIP, check_archive
+from construct.files.isolation import refusing
 
 _FOREIGN = {
     b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
@@ -26,43 +27,40 @@ _FOREIGN = {
 }
 
 
-def kind_of(file: BinaryIO, path: Path) -> str:
-    """The format of an open file by its content: "zip", "pickle" or "safetensors".
+def kind_of(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
+    """The format of an open file by its content: "torch.save", "pt2", "pickle" or "safetensors";
+    and notes.  A zip archive is checked.
 
     Raises:
-        BadModelFile: another format, which is named.
+        BadModelFile: another format, which is named, or a damaged archive.
     """
-    _whole(path)
+    _refuse_part(path.name)
     file.seek(0)
     start = file.read(512)
-    file.seek(0)
     if not start:
         raise BadModelFile("the file is empty", "save the model again")
     if start[:4] == ZIP:
-        return "zip"
+        return check_archive(file)
     _refuse_foreign(start)
     # A safetensors file begins with the length of its header, which may look like a pickle's first
     # opcode.
     torn = 2 < len(start) <= 8 and not start[2:].strip(b"\0")
-    pickled = (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not torn) or start.startswith(
-        _OLD
-    )
-    if start[8:9] == b"{" or (path.name.endswith(".safetensors") and not pickled):
-        return "safetensors"
+    pickled = (b"\x80" <= start[:2] <= b"\x80\x05" and not torn) or start.startswith(_OLD)
+    if start[8:9] == b"{" or (path.suffix == ".safetensors" and not pickled):
+        return "safetensors", ()
     if pickled:
-        return "pickle"
+        return "pickle", ()
     raise BadModelFile(
         f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote"
     )
 
 
-def _whole(path: Path) -> None:
+def _refuse_part(name: str) -> None:
     """Refuse the index of shards, one shard of several, and a part of a distributed checkpoint, with the way to one file.
 
     Raises:
         BadModelFile: it is one of these.
     """
-    name = path.name
     if name.endswith(".distcp"):
         way = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch ITS_FOLDER model.pt"
         raise BadModelFile(
@@ -72,24 +70,28 @@ def _whole(path: Path) -> None:
     index = re.fullmatch(r"(.+)(\.\w+)\.index\.json", name)
     if index is not None:
         what = "the index of a model in shards"
-        suffix = index[2]
-        pattern = f"{index[1]}-*-of-*{suffix}"
+        pattern = f"{index[1]}-*-of-*{index[2]}"
     elif shard is not None and int(shard[3]) > 1:
         what = f"shard {int(shard[2])} of {int(shard[3])} of a model"
-        suffix = shard[4]
-        pattern = f"{shard[1]}-*-of-{shard[3]}{suffix}"
+        pattern = f"{shard[1]}-*-of-{shard[3]}{shard[4]}"
     else:
         return
-    library = "torch"
-    ending = ""
-    merged = "model.pt"
-    if suffix == ".safetensors":
-        library = "safetensors.torch"
-        ending = "_file"
-        merged = "model.safetensors"
-    state = f"{{k: v for f in glob.glob('{pattern}') for k, v in s.load{ending}(f).items()}}"
-    code = f"import glob, {library} as s; s.save{ending}({state}, '{merged}')"
-    raise BadModelFile(what, f'make one file in its folder: python -c "{printable(code)}"')
+    merge = _MERGE
+    if pattern.endswith(".safetensors"):
+        merge = _MERGE_SAFETENSORS
+    code = printable(merge.replace("PATTERN", pattern))
+    raise BadModelFile(what, f'make one file in its folder: python -c "{code}"')
+
+
+_MERGE = (
+    "import glob, torch as s; "
+    "s.save({k: v for f in glob.glob('PATTERN') for k, v in s.load(f).items()}, 'model.pt')"
+)
+_MERGE_SAFETENSORS = (
+    "import glob, safetensors.torch as s; s.save_file("
+    "{k: v for f in glob.glob('PATTERN') for k, v in s.load_file(f).items()}, 'model.safetensors')"
+)
+"""Code that makes one file of a model's shards."""
 
 
 def _refuse_foreign(start: bytes) -> None:
@@ -145,24 +147,11 @@ def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
     length = int.from_bytes(data[:8], "little")
     if length <= LONGEST_HEADER and len(data) < 8 + length:
         what = "the file is truncated, if it is safetensors: the end of its header is missing"
-        raise BadModelFile(what, "copy or download it again")
-    try:
+        raise BadModelFile(what, AGAIN)
+    with refusing("not safetensors, or truncated: ", AGAIN):  # its class of errors is not public
         content = load(data)
-    except MemoryError:
-        raise
-    except Exception as error:  # its class of errors is not public
-        what = "not safetensors"
-        if "not fully covered" in str(error):
-            what = "the file is truncated, or not safetensors"
-        raise BadModelFile(
-            f"{what}: {describe(error)}", "save it again, or copy it again"
-        ) from error
-    try:
+    with refusing("its safetensors header is wrong: ", "save it again"):
         header = strict_json(data[8 : 8 + length].decode())
-    except (ValueError, RecursionError) as error:
-        raise BadModelFile(
-            f"its safetensors header is wrong: {one_line(error)}", "save it again"
-        ) from error
     return content, header.get("__metadata__") or {}
 
 

@@ -28,7 +28,7 @@ from construct.encoding.encodings import recorded_encoding
 from construct.errors import BadModelFile, naming, one_line, printable
 from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
-from construct.files.archives import check_archive
+from construct.files.archives import RESAVE
 from construct.files.checkpoints import model_paths, unwrap
 from construct.files.destination import FilePath, regular_file
 from construct.files.formats import kind_of, read_safetensors
@@ -69,7 +69,8 @@ class ModelFile:
 
 @contextmanager
 def _opened(path: FilePath) -> Iterator[BufferedReader]:
-    """A file, opened for reading; errors within the block name it."""
+    """A regular file, opened for reading; errors within the block name it."""
+    regular_file(path)
     with naming(path):
         try:
             with Path(path).open("rb") as file:
@@ -96,12 +97,12 @@ def read(
         BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not
             allowed.
     """
-    place = regular_file(path)
+    place = Path(path)
     allowed = import_allowed(allow)
     metadata: dict[str, str] = {}
     loaded = Loaded()
     with _opened(path) as file:
-        kind, notes = _kind(file, place)
+        kind, notes = kind_of(file, place)
         notes += _suffix_notes(kind, place.suffix.lower())
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -114,9 +115,9 @@ def read(
         elif kind == "pt2":
             what = "a program of torch.export, and to load one can run code that it holds"
             advice = "if you know who made it, or save the nn.Module or its state dict"
-            raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
+            raise BadModelFile(what, f"trust=True {advice}", f"--trust {advice}")
         else:
-            loaded = _load_safely(file, allowed, printable(path), inert)
+            loaded = _load_safely(file, kind, allowed, printable(path), inert)
         content, unwrapped, values = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
     others = {id(module) for module in _others(loaded.content, content)}
@@ -169,18 +170,15 @@ def read_inputs(path: FilePath) -> Any:
     Raises:
         BadModelFile: no such file, or something else in it.
     """
-    place = regular_file(path)
     with _opened(path) as file:
-        kind, _ = _kind(file, place)
+        kind, _ = kind_of(file, Path(path))
         if kind not in ("torch.save", "pickle"):
             raise BadModelFile(
                 f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save"
             )
-        loaded = _load_safely(file, NOTHING, printable(path), False)
+        loaded = _load_safely(file, kind, NOTHING, printable(path), False)
         content = loaded.content
-        if isinstance(content, nn.Module) or not isinstance(
-            content, Tensor | tuple | list | Mapping
-        ):
+        if not isinstance(content, Tensor | tuple | list | Mapping):
             what = f"a {type(content).__name__}, not the inputs of a network"
             raise BadModelFile(what, "save a tensor, tuple or dict")
         arguments: Iterable[Any] = content
@@ -209,17 +207,9 @@ _KINDS = {
 }
 
 
-def _kind(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
-    """The format of a file, a key of ``_KINDS``, and notes; a zip archive is checked."""
-    kind = kind_of(file, path)
-    if kind == "zip":
-        return check_archive(file)
-    return kind, ()
-
-
-def _load_safely(file: BinaryIO, allowed: Allowed, name: str, inert: bool) -> Loaded:
+def _load_safely(file: BinaryIO, kind: str, allowed: Allowed, name: str, inert: bool) -> Loaded:
     """Load a file of torch.save, and refuse names that are not allowed unless ``inert``."""
-    loaded = load(file, allowed)
+    loaded = load(file, kind == "torch.save", allowed)
     if LAZY in loaded.foreign:
         what = "holds lazy modules whose weights do not exist yet"
         raise BadModelFile(what, "run one batch through the network, and save it again")
@@ -238,8 +228,8 @@ def _load_trusted(file: BinaryIO, kind: str) -> object:
     Raises:
         BadModelFile: it cannot be loaded.
     """
-    with refusing("", "put the package of its classes on PYTHONPATH"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    remedy = "put the package of its classes on PYTHONPATH"
+    with refusing("", remedy), warnings.catch_warnings(action="ignore"):
         if kind == "pt2":
             return dict(torch.export.load(file).state_dict)  # type: ignore[arg-type]
         return torch.load(file, map_location="cpu", weights_only=False)
@@ -258,7 +248,7 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     if earlier:
         what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
         reads = "model=Net(), its network, or layers=True reads its tensors"
-        return BadModelFile(what, reads, option="--model-file with its network reads its tensors")
+        return BadModelFile(what, reads, "--model-file with its network reads its tensors")
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
     if loaded.failure is not None:
         return BadModelFile(
@@ -269,22 +259,17 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     if inside:
         what = f"the model is not at its top: {inside}; the file {what}"
         alone = "save that alone, from a program where its classes can be imported"
+    remedy = f"give its network with model=Net(), or {alone}"
+    option = f"give its network with --arch or --model-file, or {alone}"
     choices = _allowing(names, allowed)
-    if not choices:
-        if allowed.packages:
-            what += f", which {', '.join(allowed.packages)} does not define as a class"
-        remedy = f"give its network with model=Net(), or {alone}"
-        return BadModelFile(
-            what, remedy, option=f"give its network with --arch or --model-file, or {alone}"
-        )
-    trusting = f"{alone}; or, if you trust these packages, whose code then may run: "
-    return BadModelFile(
-        what,
-        f"give its network with model=Net(), or {trusting}construct.load({name!r}, allow={choices!r})",
-        option=f"give its network with --arch or --model-file, or {trusting}"
-        + f"python -m construct.from_conv {shlex.quote(name)}"
-        + "".join(f" --allow {shlex.quote(choice)}" for choice in choices),
-    )
+    if choices:
+        trusting = "; or, if you trust these packages, whose code then may run: "
+        remedy += f"{trusting}construct.load({name!r}, allow={choices!r})"
+        flags = [f" --allow {shlex.quote(choice)}" for choice in choices]
+        option += f"{trusting}python -m construct.from_conv {shlex.quote(name)}{''.join(flags)}"
+    elif allowed.packages:
+        what += f", which {', '.join(allowed.packages)} does not define as a class"
+    return BadModelFile(what, remedy, option)
 
 
 def _allowing(names: Iterable[str], allowed: Allowed) -> list[str]:
@@ -307,13 +292,13 @@ def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, T
         return content
     if isinstance(content, dict) and content:
         return _checked_state(content, loaded)
-    what = f"an object of class {type(content).__name__}"
+    what = f"holds an object of class {type(content).__name__}, not a model"
     if isinstance(content, dict):
-        what = "an empty dict"
+        what = "holds an empty dict, not a model"
     inside = model_paths(loaded.content)
     if inside:
-        raise BadModelFile(f"holds {what}, not a model; {inside}", "save that alone")
-    raise BadModelFile(f"holds {what}, not a model", "save the nn.Module, or its state dict")
+        raise BadModelFile(f"{what}; {inside}", "save that alone")
+    raise BadModelFile(what, "save the nn.Module, or its state dict")
 
 
 def _checked_state(content: dict[str, Any], loaded: Loaded) -> dict[str, Tensor]:
@@ -357,10 +342,6 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
         if isinstance(module, StandIn) and "w_key_pos" in module._parameters:
             what = f"a {type(module).__name__} is an attention layer of a class of its own"
             raise BadModelFile(what, "allow its class")
-    for _, tensor in tensors:
-        if isinstance(tensor, StandInTensor):
-            what = f"its tensors are of a class of their own, {type(tensor).__name__}"
-            raise BadModelFile(what, "allow it, or save the state dict")
     _check_tensors(tensors, loaded.most_bytes)
     model.state_dict()
     known = {id(module) for _, module in reached}
@@ -424,12 +405,13 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
             what = f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored"
             raise BadModelFile(what, "save it with .contiguous() if you mean that")
     if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
-        raise BadModelFile(
-            "its tensors need more bytes than the file has", "save the model again with torch.save"
-        )
+        raise BadModelFile("its tensors need more bytes than the file has", RESAVE)
 
 
 def _require_plain(tensor: Tensor) -> None:
+    if isinstance(tensor, StandInTensor):
+        what = f"its tensors are of a class of their own, {type(tensor).__name__}"
+        raise BadModelFile(what, "allow it, or save the state dict")
     if tensor.is_quantized:
         raise BadModelFile(
             "holds quantised tensors, which are not read", "save the network before it is quantised"

@@ -10,6 +10,7 @@ from construct.errors import BadModelFile, one_line, printable
 from construct.files.isolation import refusing
 from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
+from construct.modules.traversal import joined
 
 DEFAULTS: Mapping[str, Any] = {
     "stride": None,
@@ -48,7 +49,7 @@ def from_kernels(
             "0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch"
         )
     convolutions = {
-        path: _conv(weight, state.get(f"{path}.bias".lstrip(".")), geometry, path)
+        path: _conv(weight, state.get(joined(path, "bias")), geometry, path)
         for path, weight in kernels.items()
     }
     try:
@@ -58,7 +59,7 @@ def from_kernels(
     assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())
     kind = f"a plain convolution with {assumed}, as the options say or by default"
     notes = (f"kernels alone, each of {len(kernels)} assumed to be of {kind}",)
-    used = {f"{path}.{name}".lstrip(".") for path in kernels for name in ("weight", "bias")}
+    used = {joined(path, name) for path in kernels for name in ("weight", "bias")}
     unused = [printable(key) for key in state if key not in used]
     if unused:
         notes += (f"not used: {len(unused)} other tensors ({one_line(', '.join(unused), 120)})",)
@@ -73,8 +74,9 @@ def _geometry(options: Namespace) -> dict[str, Any]:
             "a state dict does not hold it",
         )
     if options.input_size or options.example_inputs:
-        what = "kernels alone cannot be run"
-        raise BadModelFile(what, "leave out --input-size and --example-inputs")
+        raise BadModelFile(
+            "kernels alone cannot be run", "leave out --input-size and --example-inputs"
+        )
     geometry: dict[str, Any] = {}
     for flag, default in DEFAULTS.items():
         value = getattr(options, flag) or default
