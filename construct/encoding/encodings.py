@@ -80,13 +80,13 @@ def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
     )
 
 
-def require_distinct(radix: Shift | None, box: Sequence[tuple[int, int]]) -> None:
-    """Check that a radix, if any, numbers all shifts of a box differently.
+def require_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> None:
+    """Check that a radix numbers all shifts of a box differently.
 
     Raises:
         ValueError: two shifts would share a number.
     """
-    if radix is not None and not shifts_are_distinct(radix, box):
+    if not shifts_are_distinct(radix, box):
         raise ValueError(
             f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input"
         )
@@ -275,6 +275,11 @@ def encoding_of(layer: Any) -> Encoding:
     """
     if hasattr(layer, "own_encoding"):
         return layer.own_encoding
+    return stated_encoding(layer)
+
+
+def stated_encoding(layer: Any) -> Encoding:
+    """The encoding of ours whose radix or name a layer stores; raises as :func:`encoding_of`."""
     tensor = partial(getattr, layer)
     return recorded_encoding(layer.radix, layer._encoding, layer.geometry.dims, tensor)
 

@@ -3,14 +3,13 @@ user allows.
 """
 
 import contextlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import iter_modules, resolve_name
 from types import ModuleType
 from typing import Any
 
@@ -97,8 +96,14 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     for name in names:
         if _is_never(name) or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
-        with refusing(f"{name!r}: ", "put its package on PYTHONPATH, or save a state dict"):
-            value = _imported(name)
+        with (
+            refusing(f"{name!r}: ", "put its package on PYTHONPATH, or save a state dict"),
+            # of old names, as numpy.core
+            warnings.catch_warnings(action="ignore", category=DeprecationWarning),
+        ):
+            value: Any = resolve_name(name)
+        if isinstance(value, ModuleType) and _is_foreign(name):
+            raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
         if isinstance(value, ModuleType):
             packages.append(name)
         elif not callable(value) or (_is_foreign(name) and not isinstance(value, type)):
@@ -106,26 +111,6 @@ def import_allowed(names: Iterable[str]) -> Allowed:
         else:
             exact[name] = value
     return Allowed(exact, tuple(packages))
-
-
-def _imported(name: str) -> Any:
-    """The class, function or package of this name.
-
-    Raises:
-        BadModelFile: a package that cannot be allowed as a whole.
-        Exception: any that importing it raises.
-    """
-    module, _, last = name.rpartition(".")
-    value = None
-    if module:
-        # of old names, as numpy.core
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            value = getattr(import_module(module), last, None)
-    if value is not None and not isinstance(value, ModuleType):
-        return value
-    if _is_foreign(name) and (not module or importlib.util.find_spec(name)):
-        raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
-    return import_module(name)
 
 
 def can_be_allowed(name: str) -> bool:

@@ -70,9 +70,9 @@ def check_destination(
                 if not path.is_file():
                     raise BadModelFile("is there, and is not a file", another)
                 if not force and not ours(path):
-                    what = f"exists and is not our own output: {reason}"
                     raise BadModelFile(
-                        what, option=f"{another.removesuffix(' with -o')}, or --force"
+                        f"exists and is not our own output: {reason}",
+                        option=f"{another.removesuffix(' with -o')}, or --force",
                     )
             _check_writable(path)
     except BadModelFile:

@@ -146,8 +146,9 @@ def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
     data = file.read()
     length = int.from_bytes(data[:8], "little")
     if length <= LONGEST_HEADER and len(data) < 8 + length:
-        what = "the file is truncated, if it is safetensors: the end of its header is missing"
-        raise BadModelFile(what, AGAIN)
+        raise BadModelFile(
+            "the file is truncated, if it is safetensors: the end of its header is missing", AGAIN
+        )
     with refusing("not safetensors, or truncated: ", AGAIN):  # its class of errors is not public
         content = load(data)
     with refusing("its safetensors header is wrong: ", "save it again"):

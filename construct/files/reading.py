@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
-from construct.encoding.encodings import recorded_encoding
+from construct.encoding.encodings import stated_encoding
 from construct.errors import BadModelFile, naming, one_line, printable
 from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
@@ -59,7 +58,7 @@ class ModelFile:
     sha256: str
     content: nn.Module | dict[str, Tensor]
     kind: str
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     metadata: Mapping[str, str] = field(default_factory=dict)
     allowed: Allowed | None = NOTHING
     foreign: tuple[str, ...] = ()
@@ -126,7 +125,7 @@ def read(
         sha256=digest,
         content=checked,
         kind=kind,
-        notes=(*notes, *unwrapped),
+        notes=[*notes, *unwrapped],
         metadata=metadata,
         allowed=None if trust else allowed,
         foreign=loaded.foreign,
@@ -179,8 +178,10 @@ def read_inputs(path: FilePath) -> Any:
         loaded = _load_safely(file, kind, NOTHING, printable(path), False)
         content = loaded.content
         if not isinstance(content, Tensor | tuple | list | Mapping):
-            what = f"a {type(content).__name__}, not the inputs of a network"
-            raise BadModelFile(what, "save a tensor, tuple or dict")
+            raise BadModelFile(
+                f"a {type(content).__name__}, not the inputs of a network",
+                "save a tensor, tuple or dict",
+            )
         arguments: Iterable[Any] = content
         if isinstance(content, Tensor):
             arguments = [content]
@@ -211,8 +212,10 @@ def _load_safely(file: BinaryIO, kind: str, allowed: Allowed, name: str, inert: 
     """Load a file of torch.save, and refuse names that are not allowed unless ``inert``."""
     loaded = load(file, kind == "torch.save", allowed)
     if LAZY in loaded.foreign:
-        what = "holds lazy modules whose weights do not exist yet"
-        raise BadModelFile(what, "run one batch through the network, and save it again")
+        raise BadModelFile(
+            "holds lazy modules whose weights do not exist yet",
+            "run one batch through the network, and save it again",
+        )
     unread = loaded.content is None and loaded.failure is None
     if loaded.foreign and (unread or not inert):
         raise _not_allowed(loaded, name, allowed)
@@ -242,10 +245,8 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
         return BadModelFile(
             "holds quantised modules, which are not read", "save the network before it is quantised"
         )
-    earlier = [
-        other for other in names if other.startswith("construct.") and not can_be_allowed(other)
-    ]
-    if earlier:
+    ours = [other for other in names if other.startswith("construct.")]
+    if earlier := [other for other in ours if not can_be_allowed(other)]:
         what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
         reads = "model=Net(), its network, or layers=True reads its tensors"
         return BadModelFile(what, reads, "--model-file with its network reads its tensors")
@@ -255,8 +256,7 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
             f"{what}; {loaded.failure.what}", loaded.failure.remedy, loaded.failure.option
         )
     alone = "save its state dict"
-    inside = model_paths(loaded.content)
-    if inside:
+    if inside := model_paths(loaded.content):
         what = f"the model is not at its top: {inside}; the file {what}"
         alone = "save that alone, from a program where its classes can be imported"
     remedy = f"give its network with model=Net(), or {alone}"
@@ -295,15 +295,14 @@ def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, T
     what = f"holds an object of class {type(content).__name__}, not a model"
     if isinstance(content, dict):
         what = "holds an empty dict, not a model"
-    inside = model_paths(loaded.content)
-    if inside:
+    if inside := model_paths(loaded.content):
         raise BadModelFile(f"{what}; {inside}", "save that alone")
     raise BadModelFile(what, "save the nn.Module, or its state dict")
 
 
 def _checked_state(content: dict[str, Any], loaded: Loaded) -> dict[str, Tensor]:
     """A state dict of plain tensors, with its metadata."""
-    state = OrderedDict(dict.items(content))
+    state: Any = OrderedDict(dict.items(content))
     for key, value in state.items():
         if not all(key.split(".")):
             raise BadModelFile(
@@ -312,11 +311,10 @@ def _checked_state(content: dict[str, Any], loaded: Loaded) -> dict[str, Tensor]
             )
         if isinstance(value, StandInTensor):
             state[key] = value.as_subclass(Tensor)
-    if type(content) is OrderedDict:
-        metadata = vars(content).get("_metadata")
-        if isinstance(metadata, dict):
-            _check_leaves("the metadata", [metadata], {})
-            state._metadata = metadata  # type: ignore[attr-defined]
+    metadata = getattr(content, "_metadata", None)
+    if isinstance(metadata, dict):
+        _check_leaves("the metadata", [metadata], {})
+        state._metadata = metadata
     _check_tensors(state.items(), loaded.most_bytes)
     return state
 
@@ -335,13 +333,15 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
     for path, module in reached:
         loaded.put_back(module)
         _check_leaves(path or "the model", list(vars(module).values()), counts)
-        registered = [*module._parameters.values(), *module._buffers.values()]
-        tensors += [(path, tensor) for tensor in registered]
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            tensors.append((path, tensor))
         if isinstance(module, MHSA):
             _check_attention(module, path)
         if isinstance(module, StandIn) and "w_key_pos" in module._parameters:
-            what = f"a {type(module).__name__} is an attention layer of a class of its own"
-            raise BadModelFile(what, "allow its class")
+            raise BadModelFile(
+                f"a {type(module).__name__} is an attention layer of a class of its own",
+                "allow its class",
+            )
     _check_tensors(tensors, loaded.most_bytes)
     model.state_dict()
     known = {id(module) for _, module in reached}
@@ -378,8 +378,10 @@ def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -
             f"{printable(name)}: its lists are nested too deep", "save the state dict"
         ) from error
     if count > MOST_LEAVES:
-        what = f"{printable(name)}: its lists hold each other, and have {count:.3g} values"
-        raise BadModelFile(what, "save the state dict")
+        raise BadModelFile(
+            f"{printable(name)}: its lists hold each other, and have {count:.3g} values",
+            "save the state dict",
+        )
 
 
 def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> None:
@@ -397,29 +399,33 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
         _require_plain(tensor)
         if tensor.is_meta:
             continue
-        size = tensor.untyped_storage().nbytes()
-        sizes[tensor.untyped_storage().data_ptr()] = size
-        stored = size // tensor.element_size()
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        stored = storage.nbytes() // tensor.element_size()
         expanded += max(0, tensor.numel() - stored)
         if expanded > MOST_EXPANDED:
-            what = f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored"
-            raise BadModelFile(what, "save it with .contiguous() if you mean that")
+            raise BadModelFile(
+                f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored",
+                "save it with .contiguous() if you mean that",
+            )
     if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
         raise BadModelFile("its tensors need more bytes than the file has", RESAVE)
 
 
 def _require_plain(tensor: Tensor) -> None:
     if isinstance(tensor, StandInTensor):
-        what = f"its tensors are of a class of their own, {type(tensor).__name__}"
-        raise BadModelFile(what, "allow it, or save the state dict")
+        raise BadModelFile(
+            f"its tensors are of a class of their own, {type(tensor).__name__}",
+            "allow it, or save the state dict",
+        )
     if tensor.is_quantized:
         raise BadModelFile(
             "holds quantised tensors, which are not read", "save the network before it is quantised"
         )
     if tensor.layout != torch.strided or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else "sparse"
         raise BadModelFile(
-            f"holds {kind} tensors, which are not read: make plain ones of them", "save it again"
+            "holds sparse or nested tensors, which are not read: make plain ones of them",
+            "save it again",
         )
 
 
@@ -433,14 +439,14 @@ def _check_attention(layer: MHSA, path: str) -> None:
         raise ValueError(f"{path}: a file cannot say where heads look but by v and w_key_pos")
     parts = {name: getattr(layer, name) for name in NAMES}
     for name, part in parts.items():
-        if not (
-            isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()
-        ):
-            raise ValueError(f"{path}: {name} must be a dense tensor of floating-point numbers")
-    geometry = replace(layer.geometry)
-    tensor = partial(getattr, layer)
-    encoding = recorded_encoding(layer.radix, layer._encoding, geometry.dims, tensor)
-    rebuilt = MHSA(geometry, MHSAWeights(**parts), layer._execution, encoding=encoding)
+        if not (isinstance(part, Tensor) and part.is_floating_point()):
+            raise ValueError(f"{path}: {name} must be a tensor of floating-point numbers")
+    rebuilt = MHSA(
+        replace(layer.geometry),
+        MHSAWeights(**parts),
+        layer._execution,
+        encoding=stated_encoding(layer),
+    )
     if any(type(weight) is not int for weight in layer.radix or ()):
         raise ValueError(f"{path}: its radix is {layer.radix!r}, not whole numbers")
     if rebuilt.heads != layer.heads:

@@ -127,6 +127,7 @@ def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
     allows is imported or run.
     """
     size = file.seek(0, io.SEEK_END)
+    file.seek(0)
     if archive:
         data: Any = torch._C.PyTorchFileReader(file).get_record("data.pkl")
         pickles = 1
@@ -150,8 +151,10 @@ def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
         work += length * (len(names) + _WORK_WITHOUT_NAMES)
         try:
             if work > MOST_WORK:
-                what = f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read"
-                raise BadModelFile(what, ALONE)
+                raise BadModelFile(
+                    f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read",
+                    ALONE,
+                )
             return attempt.load(file)
         except MemoryError:
             raise
@@ -187,11 +190,8 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
             names |= frame.f_locals.get("globals_in_checkpoint", set())
     known = _get_allowed_globals().keys() | _get_user_allowed_globals().keys()
     if broken is not None and not names - known:
-        texts = [
-            b".".join(part for part in match.groups() if part).decode()
-            for match in _GLOBAL.finditer(head)
-        ]
-        names = {text.replace("__builtin__", "builtins") for text in texts}
+        texts = [b".".join(filter(None, match.groups())) for match in _GLOBAL.finditer(head)]
+        names = {text.decode().replace("__builtin__", "builtins") for text in texts}
     return names - known, stream.tell(), broken
 
 

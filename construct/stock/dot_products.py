@@ -222,9 +222,9 @@ def too_large(
 ) -> str:
     """Why :func:`head_size` is None, in one clause with the figures."""
     limit = int(2 / torch.finfo(dtype).eps)
-    head, size = max(
-        enumerate(centre.size(reach(grid), null) for centre in centres), key=lambda pair: pair[1]
-    )
+    sizes = [centre.size(reach(grid), null) for centre in centres]
+    size = max(sizes)
+    head = sizes.index(size)
     soft = [head for head, centre in enumerate(centres) if not centre.is_sharp(dtype)]
     if soft and null:
         return f"head {soft[0]} is not one-hot, and only one-hot heads have a null token in place of padding"

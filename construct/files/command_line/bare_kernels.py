@@ -29,10 +29,8 @@ def geometry_flags(options: Namespace) -> list[str]:
     ]
 
 
-def from_kernels(
-    state: Mapping[str, Tensor], options: Namespace
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Bare modules with a convolution for every kernel of a state dict, and notes on what was
+def from_kernels(state: Mapping[str, Tensor], options: Namespace, notes: list[str]) -> nn.Module:
+    """Bare modules with a convolution for every kernel of a state dict; ``notes`` say what was
     assumed.
 
     Raises:
@@ -58,12 +56,12 @@ def from_kernels(
         raise BadModelFile(str(error), "give --arch") from error
     assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())
     kind = f"a plain convolution with {assumed}, as the options say or by default"
-    notes = (f"kernels alone, each of {len(kernels)} assumed to be of {kind}",)
+    notes.append(f"kernels alone, each of {len(kernels)} assumed to be of {kind}")
     used = {joined(path, name) for path in kernels for name in ("weight", "bias")}
     unused = [printable(key) for key in state if key not in used]
     if unused:
-        notes += (f"not used: {len(unused)} other tensors ({one_line(', '.join(unused), 120)})",)
-    return root, notes
+        notes.append(f"not used: {len(unused)} other tensors ({one_line(', '.join(unused), 120)})")
+    return root
 
 
 def _geometry(options: Namespace) -> dict[str, Any]:

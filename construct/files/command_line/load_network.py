@@ -37,9 +37,9 @@ def source_of(options: Namespace) -> ModelFile:
     )
 
 
-def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
+def network_of(source: ModelFile, options: Namespace) -> nn.Module:
     """The network of a file, built with the user's architecture or geometry if the file has none;
-    and notes on what was assumed.
+    the file gets notes on what was assumed.
     """
     content = source.content
     spec = options.arch or options.model_file
@@ -50,14 +50,15 @@ def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[
                 f"{', '.join(flags)} is only for a state dict without a network", "leave it out"
             )
         if spec and isinstance(content, nn.Module) and not source.foreign:
-            what = "holds a whole module, which needs no architecture"
-            raise BadModelFile(what, f"leave out {printable(spec)}")
+            raise BadModelFile(
+                "holds a whole module, which needs no architecture", f"leave out {printable(spec)}"
+            )
         if not spec:
             if isinstance(content, nn.Module):
-                return content, ()
+                return content
             if not flags:
                 raise _without_architecture(content)
-            return from_kernels(content, options)
+            return from_kernels(content, options, source.notes)
     build = module_from_file
     if options.arch:
         build = named_module
