@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def shift_of_number(number: int, radix: Shift) -> Shift:
     axis.
     """
     shift: list[int] = []
-    for outer, weight in zip(reversed(radix[:-1]), reversed(radix[1:]), strict=True):
+    for weight, outer in pairwise(reversed(radix)):
         base = outer // weight
         digit = (number // weight + base // 2) % base - base // 2
         shift.append(digit)
@@ -76,7 +77,7 @@ def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
         return False
     return all(
         outer % weight == 0 and n <= (outer // weight - 1) // 2
-        for outer, weight, n in zip(radix[:-1], radix[1:], widest[1:], strict=True)
+        for (outer, weight), n in zip(pairwise(radix), widest[1:], strict=True)
     )
 
 
@@ -103,8 +104,8 @@ class Parabola(Encoding):
     name = "parabola"
 
     def __post_init__(self) -> None:
-        radix = whole_numbers(self.radix) if isinstance(self.radix, tuple) else None
-        if radix is None:
+        radix = whole_numbers(self.radix)
+        if radix is None or not isinstance(self.radix, tuple):
             raise ValueError(f"the radix must be a tuple of whole numbers, not {self.radix!r}")
         object.__setattr__(self, "radix", radix)
 
@@ -134,8 +135,9 @@ class Parabola(Encoding):
         alpha = -c[:, 0]
         number = -c[:, 1] / (2 * c[:, 0])
         tau = c.new_full((len(c), len(self.radix)), math.nan)
-        for head in number.isfinite().nonzero().flatten().tolist():
-            tau[head] = c.new_tensor(shift_of_number(int(number[head].round()), self.radix))
+        for head, n in enumerate(number.tolist()):
+            if math.isfinite(n):
+                tau[head] = c.new_tensor(shift_of_number(round(n), self.radix))
         return alpha, tau
 
 
@@ -202,13 +204,10 @@ class Relative(Encoding):
 
     def attributes(self) -> dict[str, Any]:
         """The name, and copies of the tables as parameters, frozen at first."""
-        tables = [
-            nn.Parameter(table.detach().clone(), requires_grad=False) for table in self.tables
-        ]
-        return {
-            "_encoding": self.name,
-            **{f"offsets_{axis}": table for axis, table in enumerate(tables, start=1)},
-        }
+        stored: dict[str, Any] = {"_encoding": self.name}
+        for axis, table in enumerate(self.tables, start=1):
+            stored[f"offsets_{axis}"] = nn.Parameter(table.detach().clone(), requires_grad=False)
+        return stored
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tables."""
@@ -222,19 +221,17 @@ class Relative(Encoding):
 
     def r(self, grid: TokenGrid) -> Tensor:
         """The rows of all axes, concatenated; each shift needs a row of the tables."""
-        for axis, (table, (least, most)) in enumerate(
-            zip(self.tables, grid.box, strict=True), start=1
-        ):
+        components = []
+        for axis, (delta, (least, most)) in enumerate(zip(grid.shifts(), grid.box, strict=True)):
+            table = self.tables[axis]
             reach = len(table) // 2
             if max(-least, most) > reach:
                 raise ValueError(
-                    f"MHSA: the learned offsets of axis {axis} go from {-reach} to {reach}, and this input has shifts "
+                    f"MHSA: the learned offsets of axis {axis + 1} go from {-reach} to {reach}, and this input has shifts "
                     f"from {least} to {most}"
                 )
-        rows = [self.rows(delta, axis) for axis, delta in enumerate(grid.shifts())]
-        return torch.cat(
-            [table[row].double().T for table, row in zip(self.tables, rows, strict=True)]
-        )
+            components.append(table[self.rows(delta, axis)].double().T)
+        return torch.cat(components)
 
     def rows(self, delta: Tensor, axis: int) -> Tensor:
         """The row of each offset in its table, int64."""
@@ -250,8 +247,7 @@ class Relative(Encoding):
         """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum
         over the axes.  D_p may be in the hundreds, but each axis has few rows.
         """
-        first = sum(table.shape[1] for table in self.tables[:axis])
-        own = c[..., first : first + self.tables[axis].shape[1]]
+        own = c.split([table.shape[1] for table in self.tables], dim=-1)[axis]
         products = own @ self.tables[axis].double().T  # (…, rows)
         rows = self.rows(delta, axis)
         leading = torch.broadcast_shapes(products.shape[:-1], rows.shape[:-1])

@@ -116,7 +116,9 @@ def _no_state(content: dict[Any, Any]) -> BadModelFile:
     keys = list(dict.keys(content))
     what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
     if places := model_paths(content):
-        return BadModelFile(f"{what}; {places}", "choose one with key=", "choose one with --key")
+        return BadModelFile(
+            f"{what}; {places}", "choose one with key=", option="choose one with --key"
+        )
     return BadModelFile(f"{what}, but not a state dict", "save the state dict")
 
 

@@ -114,7 +114,7 @@ def read(
         elif kind == "pt2":
             what = "a program of torch.export, and to load one can run code that it holds"
             advice = "if you know who made it, or save the nn.Module or its state dict"
-            raise BadModelFile(what, f"trust=True {advice}", f"--trust {advice}")
+            raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
         else:
             loaded = _load_safely(file, kind, allowed, printable(path), inert)
         content, unwrapped, values = unwrap(loaded.content, key)
@@ -249,7 +249,7 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     if earlier := [other for other in ours if not can_be_allowed(other)]:
         what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
         reads = "model=Net(), its network, or layers=True reads its tensors"
-        return BadModelFile(what, reads, "--model-file with its network reads its tensors")
+        return BadModelFile(what, reads, option="--model-file with its network reads its tensors")
     what = f"holds classes that are not allowed: {one_line(', '.join(names))}"
     if loaded.failure is not None:
         return BadModelFile(
@@ -269,7 +269,7 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
         option += f"{trusting}python -m construct.from_conv {shlex.quote(name)}{''.join(flags)}"
     elif allowed.packages:
         what += f", which {', '.join(allowed.packages)} does not define as a class"
-    return BadModelFile(what, remedy, option)
+    return BadModelFile(what, remedy, option=option)
 
 
 def _allowing(names: Iterable[str], allowed: Allowed) -> list[str]:

@@ -244,7 +244,7 @@ def _other_protocol(data: Any) -> BadModelFile:
 
 def _or_trusted(what: str, advice: str) -> BadModelFile:
     advice = f"{advice}; or, if you know who made it,"
-    return BadModelFile(what, f"{advice} trust=True", f"{advice} --trust")
+    return BadModelFile(what, f"{advice} trust=True", option=f"{advice} --trust")
 
 
 class _Attempt:

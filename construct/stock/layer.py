@@ -87,8 +87,8 @@ class StockAttention(nn.Module):
         self._centres = centres  # checked again on casts
         weight = attention.out_proj.weight
         for name, tensor in _layout(geometry, grid, attention).items():
-            numbers = tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
-            self.register_buffer(name, numbers.to(weight.device), persistent=False)
+            self.register_buffer(name, tensor.to(weight.device), persistent=False)
+        self.positions = self.positions.to(weight.dtype)
 
     def tokens(self, x: Tensor) -> Tensor:
         """The input tokens of ``attention``: ``(B, D_in, *grid)`` → (B, T, embed_dim)."""
@@ -346,11 +346,10 @@ def _write_scores(
     dims = places.stop - places.start - 1
     order = [dims, *range(dims), dims + 1][: dims + 1 + null]  # ‖p‖², p and 1 of the key
     rows = slice(len(order))
-    like = {"dtype": in_proj.dtype, "device": in_proj.device}
-    key = torch.eye(dims + 2, **like)
+    key = in_proj.new_ones(dims + 2).diag()
     for head, centre in enumerate(centres):
         numbers = query_rows(centre.factor(in_proj.dtype, in_proj.shape[2]), centre.tau)
-        query = torch.tensor([list(map(float, row)) for row in numbers], **like)
+        query = in_proj.new_tensor([list(map(float, row)) for row in numbers])
         for part, matrix in enumerate((query, key)):
             in_proj[part, head, rows, places] = matrix[order, :-1]
             constants[part, head, rows] = matrix[order, -1]

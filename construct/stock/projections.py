@@ -90,11 +90,9 @@ def read_kernel(
     numbers = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
     kernel = matrices.new_zeros(geometry.taps, *matrices.shape[1:])
     # A product that overflows is no number, in silent heads too: 0 · NaN.  2¹⁰ leaves room for √D and γ.
-    most = [_most(rows, grid) for rows in (tensors.query, tensors.key)]
-    if (
-        float(max(*(t.max() for t in most), (most[0] * most[1]).max()))
-        > torch.finfo(dtype).max / 2**10
-    ):
+    query = _most(tensors.query, grid)
+    key = _most(tensors.key, grid)
+    if float(torch.stack([query, key, query * key]).max()) > torch.finfo(dtype).max / 2**10:
         raise NoStockForm(f"scores of positions may overflow {dtype}")
     for head in tensors.heard(geometry.in_channels):
         tau = _read_shift(tensors, head, geometry, grid, dtype, null)
@@ -103,9 +101,9 @@ def read_kernel(
                 f"head {head} looks at ({', '.join(map(str, tau))}), no tap of kernel {geometry.kernel_size}"
             )
         kernel[numbers[tau]] += matrices[head]
-    constant = torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
-    like = {"device": attention.out_proj.weight.device, "dtype": dtype}
-    return kernel_of_taps(kernel, geometry).to(**like), (tensors.bias + constant).to(**like)
+    bias = tensors.bias + torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
+    own = attention.out_proj.weight
+    return kernel_of_taps(kernel, geometry).to(own), bias.to(own)
 
 
 def _without_padding(tensors: Projections, grid: TokenGrid) -> TokenGrid:
@@ -248,7 +246,7 @@ def _is_one_hot(
 def _most(rows: Tensor, grid: TokenGrid) -> Tensor:
     """The largest |sum| of each row of projections (…, D, D_in + d + 2) over the positions of a grid."""
     k = reach(grid)
-    features = torch.tensor([*k, sum(n * n for n in k), 1], dtype=rows.dtype, device=rows.device)
+    features = rows.new_tensor([*k, sum(n * n for n in k), 1])
     return rows[..., -len(features) :].abs() @ features
 
 

@@ -34,12 +34,9 @@ def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
     differences = []
     if stated is not None:
         record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
-        keys = [
-            key
-            for key in dict.fromkeys([*own, *record])
-            if key != "bias" and own.get(key) != record.get(key)
-        ]
-        differences = [f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in keys]
+        for key in own | record:
+            if key != "bias" and own.get(key) != record.get(key):
+                differences.append(f"{key} {record.get(key)!r} and not {own.get(key)!r}")
     if layer.bias is None and has_nonzero(b_out):
         differences.append("a bias, for its b_out is not zero, and without one here")
     return differences
