@@ -128,15 +128,11 @@ def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.name in program.graph_signature.user_inputs and isinstance(value, torch.Tensor):
-            shapes[node.name] = list(map(_static, value.shape))
+            # a static axis has a number, or a symbol that was specialised to one
+            static = [isinstance(n, int) or n.node.expr.is_number for n in value.shape]
+            sizes = zip(value.shape, static, strict=True)
+            shapes[node.name] = [int(n) if known else None for n, known in sizes]
     return shapes
-
-
-def _static(size: Any) -> int | None:
-    """The length of a static axis: a number, or a symbol that was specialised to one."""
-    if isinstance(size, int) or size.node.expr.is_number:
-        return int(size)
-    return None
 
 
 @contextlib.contextmanager

@@ -113,6 +113,9 @@ def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
             if parent in leaves:
                 break
         if not path or last in parent._modules or parent in leaves:
-            raise BadModelFile(f"the path of the layer {path!r:.80} overlaps that of another one")
+            raise BadModelFile(
+                f"the path of the layer {path!r:.80} overlaps that of another one",
+                option="give --arch",
+            )
         parent._modules[last] = layer  # add_module would refuse some names that files have
     return root

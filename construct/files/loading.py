@@ -16,7 +16,7 @@ from construct.files.checkpoints import renamings
 from construct.files.destination import FilePath
 from construct.files.layer_files import as_network, attention_in, layer_of, records_in
 from construct.files.reading import ModelFile, read
-from construct.modules.convolutions import geometry_of, is_convolution
+from construct.modules.convolutions import is_convolution
 from construct.modules.tied_weights import share_tied
 from construct.modules.traversal import joined
 from construct.modules.wrappers import unwrapped
@@ -229,15 +229,34 @@ def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
 
 
 def _replacements(model: nn.Module, state: dict[str, Any]) -> dict[nn.Module, MHSA]:
-    """The file's attention layers, by the convolutions of the network in their places."""
+    """The file's attention layers, by the convolutions of the network in their places.
+
+    Raises:
+        ValueError: a module that is not a convolution, or one with another geometry.
+    """
     records = records_in(state, {})
     modules = dict(model.named_modules(remove_duplicate=False))
     replacements: dict[nn.Module, MHSA] = {}
     for path in attention_paths(state):
-        module = modules.get(path)
-        # strict loading reports unknown paths
-        if module is not None and not isinstance(module, MHSA):
-            replacements[module] = _replacement(module, path, state, records)
+        conv = modules.get(path)
+        if conv is None or isinstance(conv, MHSA):
+            continue  # strict loading reports unknown paths
+        where = path or "the layer"
+        try:
+            layer = conv_to_mhsa(conv)
+            geometry = layer.geometry
+            if path in records:
+                stored = layer_of(path, state, records[path], bias=layer.bias is not None)
+                layer = as_trainable_as(conv, stored)
+        except (UnsupportedLayer, BadModelFile) as error:
+            raise ValueError(f"{where}: {error}") from error
+        for name, value in vars(geometry).items():
+            stated = getattr(layer.geometry, name)
+            if stated != value:
+                raise ValueError(
+                    f"{where}: {name} is {stated!r} in the file and {value!r} in the network"
+                )
+        replacements[conv] = layer
     share_tied(replacements)
     return replacements
 
@@ -253,32 +272,6 @@ def _match_dtypes(network: nn.Module, state: dict[str, Any]) -> None:
             tensor.data = tensor.data.to(state[key].dtype)
         elif len(dtypes) == 1 and isinstance(tensor, nn.Parameter):
             tensor.data = tensor.data.to(*dtypes)  # a hook of the network may know its old name
-
-
-def _replacement(
-    conv: nn.Module, path: str, state: Mapping[str, Tensor], records: Mapping[str, Any]
-) -> MHSA:
-    """The file's attention layer for a convolution of the network.
-
-    Raises:
-        ValueError: not a convolution, or one with another geometry.
-    """
-    try:
-        geometry = geometry_of(conv)
-        layer = conv_to_mhsa(conv)
-        if path in records:
-            layer = as_trainable_as(
-                conv, layer_of(path, state, records[path], bias=layer.bias is not None)
-            )
-    except (UnsupportedLayer, BadModelFile) as error:
-        raise ValueError(f"{path or 'the layer'}: {error}") from error
-    for name, value in vars(geometry).items():
-        stated = getattr(layer.geometry, name)
-        if stated != value:
-            raise ValueError(
-                f"{path or 'the layer'}: {name} is {stated!r} in the file and {value!r} in the network"
-            )
-    return layer
 
 
 def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:

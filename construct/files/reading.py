@@ -224,17 +224,17 @@ def _load_safely(file: BinaryIO, kind: str, allowed: Allowed, name: str, inert: 
     return loaded
 
 
-def _load_trusted(file: BinaryIO, kind: str) -> object:
+@refusing("", "put the package of its classes on PYTHONPATH")
+def _load_trusted(file: Any, kind: str) -> object:
     """Load a pickle or a torch.export program, running any code in it, because the user said
     ``trust``.
 
     Raises:
         BadModelFile: it cannot be loaded.
     """
-    remedy = "put the package of its classes on PYTHONPATH"
-    with refusing("", remedy), warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"):
         if kind == "pt2":
-            return dict(torch.export.load(file).state_dict)  # type: ignore[arg-type]
+            return dict(torch.export.load(file).state_dict)
         return torch.load(file, map_location="cpu", weights_only=False)
 
 

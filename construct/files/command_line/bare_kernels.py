@@ -50,10 +50,7 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, notes: list[st
         path: _conv(weight, state.get(joined(path, "bias")), geometry, path)
         for path, weight in kernels.items()
     }
-    try:
-        root = as_network(convolutions)
-    except BadModelFile as error:
-        raise BadModelFile(str(error), "give --arch") from error
+    root = as_network(convolutions)
     assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())
     kind = f"a plain convolution with {assumed}, as the options say or by default"
     notes.append(f"kernels alone, each of {len(kernels)} assumed to be of {kind}")
