@@ -101,7 +101,13 @@ def _tensors_in(
         (k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor)
     )
     if not tensors:
-        raise _no_state(content)
+        keys = list(items)
+        what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
+        if places := model_paths(content):
+            raise BadModelFile(
+                f"{what}; {places}", "choose one with key=", option="choose one with --key"
+            )
+        raise BadModelFile(f"{what}, but not a state dict", "save the state dict")
     others = [key for key in items if key not in tensors]
     for key in others:
         if str(key).rpartition(".")[2] in ("weight", "bias", *NAMES):
@@ -109,17 +115,6 @@ def _tensors_in(
     tensors._metadata = getattr(content, "_metadata", None)
     values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}
     return tensors, values, _listed(others)
-
-
-def _no_state(content: dict[Any, Any]) -> BadModelFile:
-    """The error for a dict without tensors, with the places of models in it."""
-    keys = list(dict.keys(content))
-    what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
-    if places := model_paths(content):
-        return BadModelFile(
-            f"{what}; {places}", "choose one with key=", option="choose one with --key"
-        )
-    return BadModelFile(f"{what}, but not a state dict", "save the state dict")
 
 
 _SIMPLE = Tensor | bytes | complex | torch.dtype | torch.device

@@ -396,7 +396,21 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
     for name, tensor in tensors:
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
             continue
-        _require_plain(tensor)
+        if isinstance(tensor, StandInTensor):
+            raise BadModelFile(
+                f"its tensors are of a class of their own, {type(tensor).__name__}",
+                "allow it, or save the state dict",
+            )
+        if tensor.is_quantized:
+            raise BadModelFile(
+                "holds quantised tensors, which are not read",
+                "save the network before it is quantised",
+            )
+        if tensor.layout != torch.strided or tensor.is_nested:
+            raise BadModelFile(
+                "holds sparse or nested tensors, which are not read: make plain ones of them",
+                "save it again",
+            )
         if tensor.is_meta:
             continue
         storage = tensor.untyped_storage()
@@ -410,23 +424,6 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
             )
     if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
         raise BadModelFile("its tensors need more bytes than the file has", RESAVE)
-
-
-def _require_plain(tensor: Tensor) -> None:
-    if isinstance(tensor, StandInTensor):
-        raise BadModelFile(
-            f"its tensors are of a class of their own, {type(tensor).__name__}",
-            "allow it, or save the state dict",
-        )
-    if tensor.is_quantized:
-        raise BadModelFile(
-            "holds quantised tensors, which are not read", "save the network before it is quantised"
-        )
-    if tensor.layout != torch.strided or tensor.is_nested:
-        raise BadModelFile(
-            "holds sparse or nested tensors, which are not read: make plain ones of them",
-            "save it again",
-        )
 
 
 def _check_attention(layer: MHSA, path: str) -> None:

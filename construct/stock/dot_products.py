@@ -120,7 +120,7 @@ class HeadCentre:
             return False
         n = (len(reach) + 6 + null) * Fraction(torch.finfo(dtype).eps) / 2
         gap = 1 - 2 * n / (1 - n) * self.size(reach, null)
-        return self.alpha * (gap / 2 if null else gap) >= alpha_for(dtype)
+        return self.alpha * gap / (1 + null) >= alpha_for(dtype)
 
     def is_exact(self, reach: Sequence[int], dtype: torch.dtype, head_dim: int) -> bool:
         """The condition (exact) of the module's docstring for D a power of 16, with no over- or

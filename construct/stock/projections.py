@@ -85,32 +85,34 @@ def read_kernel(
     tensors = _by_head(attention, geometry)
     null = attention.add_zero_attn
     if null:
-        grid = _without_padding(tensors, grid)
-    matrices = _matrices(tensors, geometry)
-    numbers = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
+        grid = without_padding(grid)
+    matrices = _matrices(tensors, geometry, null)
+    numbers: Any = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
     kernel = matrices.new_zeros(geometry.taps, *matrices.shape[1:])
     # A product that overflows is no number, in silent heads too: 0 · NaN.  2¹⁰ leaves room for √D and γ.
-    query = _most(tensors.query, grid)
-    key = _most(tensors.key, grid)
-    if float(torch.stack([query, key, query * key]).max()) > torch.finfo(dtype).max / 2**10:
+    most = [_most(rows, grid) for rows in (tensors.query, tensors.key)]
+    largest = float(torch.stack([*most, most[0] * most[1]]).max())
+    if largest > torch.finfo(dtype).max / 2**10:
         raise NoStockForm(f"scores of positions may overflow {dtype}")
     for head in tensors.heard(geometry.in_channels):
-        tau = _read_shift(tensors, head, geometry, grid, dtype, null)
-        if tau not in numbers:
+        query = tensors.query[head]
+        key = tensors.key[head]
+        centre = _read_centre(query, key, geometry, null)
+        if centre is None:
+            raise NoStockForm(f"head {head} does not look at one fixed shift")
+        where = f"head {head} looks at ({', '.join(map(str, centre.tau))})"
+        if any(t.denominator != 1 for t in centre.tau):
+            raise NoStockForm(f"{where}, between positions")
+        if not _is_one_hot(query, key, centre, grid, dtype, null):
             raise NoStockForm(
-                f"head {head} looks at ({', '.join(map(str, tau))}), no tap of kernel {geometry.kernel_size}"
+                f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {float(centre.alpha):.4g}"
             )
-        kernel[numbers[tau]] += matrices[head]
+        if centre.tau not in numbers:
+            raise NoStockForm(f"{where}, no tap of kernel {geometry.kernel_size}")
+        kernel[numbers[centre.tau]] += matrices[head]
     bias = tensors.bias + torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
     own = attention.out_proj.weight
     return kernel_of_taps(kernel, geometry).to(own), bias.to(own)
-
-
-def _without_padding(tensors: Projections, grid: TokenGrid) -> TokenGrid:
-    """The tokens beside a null token, which has no part in the constants of values."""
-    if bool((tensors.reaching() & (tensors.value[:, :, -1] != 0)).any()):
-        raise NoStockForm("its values hold a constant, which is lost where the null token is read")
-    return without_padding(grid)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -170,10 +172,12 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
-    """W_val W_out of every head, (heads, g, in/g, out/g): values have no positions, and no channels
-    of another group.
+def _matrices(tensors: Projections, geometry: ConvGeometry, null: bool) -> Tensor:
+    """W_val W_out of every head, (heads, g, in/g, out/g): values have no positions, no channels of
+    another group and, beside a null token, no constant.
     """
+    if null and bool((tensors.reaching() & (tensors.value[:, :, -1] != 0)).any()):
+        raise NoStockForm("its values hold a constant, which is lost where the null token is read")
     d_in = geometry.in_channels
     groups = geometry.groups
     positional = tensors.value[:, :, d_in : d_in + geometry.dims + 1]
@@ -192,41 +196,14 @@ def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
     return torch.stack(matrices, dim=1)
 
 
-def _read_shift(
-    tensors: Projections,
-    head: int,
-    geometry: ConvGeometry,
-    grid: TokenGrid,
-    dtype: torch.dtype,
-    null: bool,
-) -> tuple[int, ...]:
-    """The shift at which a head looks, which must be one-hot on the grid for every input."""
-    centre = _read_centre(
-        tensors.query[head], tensors.key[head], geometry.in_channels, geometry.dims, null
-    )
-    if centre is None:
-        raise NoStockForm(f"head {head} does not look at one fixed shift")
-    if any(t.denominator != 1 for t in centre.tau):
-        raise NoStockForm(
-            f"head {head} looks at ({', '.join(map(str, centre.tau))}), between positions"
-        )
-    sharp = centre.is_sharp(dtype)
-    if not sharp or not _is_one_hot(
-        tensors.query[head], tensors.key[head], centre, grid, dtype, null
-    ):
-        alpha = float(centre.alpha)
-        raise NoStockForm(
-            f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {alpha:.4g}"
-        )
-    return tuple(map(int, centre.tau))
-
-
 def _is_one_hot(
     query: Tensor, key: Tensor, centre: HeadCentre, grid: TokenGrid, dtype: torch.dtype, null: bool
 ) -> bool:
     """Whether attention is one-hot by the bound of the module's docstring, or by
     :func:`~construct.stock.dot_products.head_size` where no rows cancel.
     """
+    if not centre.is_sharp(dtype):
+        return False
     size = len(query)
     most = _most(query, grid), _most(key, grid)
     products = most[0] * most[1]
@@ -240,7 +217,7 @@ def _is_one_hot(
     n = roundings * torch.finfo(dtype).eps / 2
     error = n / (1 - n) * largest
     alpha = float(centre.alpha) * (1 - 2.0**-40)
-    return (alpha / 2 - error if null else alpha - 2 * error) >= alpha_for(dtype)
+    return (2 - null) * (alpha / 2 - error) >= alpha_for(dtype)
 
 
 def _most(rows: Tensor, grid: TokenGrid) -> Tensor:
@@ -260,10 +237,14 @@ def _sums_are_exact(rows: Tensor, totals: Tensor, dtype: torch.dtype) -> bool:
     return True
 
 
-def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int, null: bool) -> HeadCentre | None:
+def _read_centre(
+    query: Tensor, key: Tensor, geometry: ConvGeometry, null: bool
+) -> HeadCentre | None:
     """The centre of a head from its projections (D, D_in + d + 2); None if its scores lack the
     module's form.
     """
+    d_in = geometry.in_channels
+    dims = geometry.dims
     content = slice(d_in)
     if bool((_rows(query) & _rows(key[:, content])).any()) or bool(
         (_rows(query[:, content]) & _rows(key)).any()

@@ -41,7 +41,7 @@ def network_of(source: ModelFile, options: Namespace) -> nn.Module:
     """The network of a file, built with the user's architecture or geometry if the file has none;
     the file gets notes on what was assumed.
     """
-    content: Any = source.content
+    content = source.content
     whole = isinstance(content, nn.Module)
     spec = options.arch or options.model_file
     flags = geometry_flags(options)
@@ -54,9 +54,9 @@ def network_of(source: ModelFile, options: Namespace) -> nn.Module:
             raise BadModelFile(
                 "holds a whole module, which needs no architecture", f"leave out {printable(spec)}"
             )
-        if whole and not spec:
-            return content
         if not spec:
+            if whole:
+                return content
             if not flags:
                 raise _without_architecture(content)
             return from_kernels(content, options, source.notes)
