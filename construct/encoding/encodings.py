@@ -55,7 +55,7 @@ def shift_of_number(number: int, radix: Shift) -> Shift:
     """The shift with this number; all components but the first lie in the balanced range of their
     axis.
     """
-    shift: list[int] = []
+    shift = []
     for weight, outer in pairwise(reversed(radix)):
         base = outer // weight
         digit = (number // weight + base // 2) % base - base // 2

@@ -91,8 +91,8 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     Raises:
         BadModelFile: a name cannot be imported, or no model needs it.
     """
-    exact: dict[str, Any] = {}
-    packages: list[str] = []
+    exact = {}
+    packages = []
     for name in names:
         if _is_never(name) or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
@@ -147,7 +147,7 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
     """The ``--allow`` options that would admit these names; empty if one of them can never be
     allowed.
     """
-    options: dict[str, None] = {}
+    options = {}
     for name in foreign:
         module, _, last = name.rpartition(".")
         value = getattr(sys.modules.get(module), last, None)

@@ -38,9 +38,9 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, list[str
     Raises:
         BadModelFile: a dict that holds neither, or not the chosen key.
     """
-    notes: list[str] = []
-    path: list[str] = []
-    values: dict[str, Any] = {}
+    notes = []
+    path = []
+    values = {}
     keys = _chosen_keys(content, chosen)
     while isinstance(content, dict) and content and len(path) < 4:
         items = dict(dict.items(content))  # attributes of an OrderedDict may hide its methods
@@ -125,7 +125,7 @@ def _is_simple(value: object) -> bool:
     a stand-in.
     """
     pending = [value]
-    known = set[int]()
+    known = set()
     while pending:
         inner: Any = pending.pop()
         if id(inner) in known:
@@ -187,7 +187,7 @@ MOST_ENTRIES = 1000
 
 def _entries(path: str, container: object) -> list[tuple[str, object]]:
     """The values in a dict, list or tuple that is no model, with their paths."""
-    items: list[tuple[Any, Any]] = []
+    items = []
     if _kind_of(container):
         return []
     if isinstance(container, dict):

@@ -124,7 +124,7 @@ def _arguments(
 
 def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int | None]]:
     """The shapes of the tensors that a program takes, by name; None for a dynamic axis."""
-    shapes = dict[str, list[int | None]]()
+    shapes = {}
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.name in program.graph_signature.user_inputs and isinstance(value, torch.Tensor):

@@ -236,7 +236,7 @@ def _replacements(model: nn.Module, state: dict[str, Any]) -> dict[nn.Module, MH
     """
     records = records_in(state, {})
     modules = dict(model.named_modules(remove_duplicate=False))
-    replacements: dict[nn.Module, MHSA] = {}
+    replacements = {}
     for path in attention_paths(state):
         conv = modules.get(path)
         if conv is None or isinstance(conv, MHSA):

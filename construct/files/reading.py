@@ -98,7 +98,7 @@ def read(
     """
     place = Path(path)
     allowed = import_allowed(allow)
-    metadata: dict[str, str] = {}
+    metadata = {}
     loaded = Loaded()
     with _opened(path) as file:
         kind, notes = kind_of(file, place)
@@ -328,8 +328,8 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
         ValueError: attributes of a layer contradict each other.
     """
     reached = checked_modules(model)
-    tensors: list[tuple[str, Any]] = []
-    counts: dict[int, int] = {}
+    tensors = []
+    counts = {}
     for path, module in reached:
         loaded.put_back(module)
         _check_leaves(path or "the model", list(vars(module).values()), counts)
@@ -392,7 +392,7 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
         BadModelFile: they are not.
     """
     expanded = 0
-    sizes = dict[int, int]()
+    sizes = {}
     for name, tensor in tensors:
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
             continue
@@ -407,8 +407,9 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
                 "save the network before it is quantised",
             )
         if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else "sparse"
             raise BadModelFile(
-                "holds sparse or nested tensors, which are not read: make plain ones of them",
+                f"holds {kind} tensors, which are not read: make plain ones of them",
                 "save it again",
             )
         if tensor.is_meta:

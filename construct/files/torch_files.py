@@ -179,7 +179,7 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
     cannot read of them.
     """
     stream = io.BytesIO(head)
-    names = set[str]()
+    names = set()
     broken = None
     try:
         for _ in range(pickles):
@@ -260,16 +260,16 @@ class _Attempt:
         self.allowed = allowed
         self.names = names
         self.most_bytes = most_bytes
-        self.containers = dict[str, type]()
-        self.subclasses = set[str]()
-        self.foreign = set[str]()
+        self.containers = {}
+        self.subclasses = set()
+        self.foreign = set()
 
     def load(self, file: BinaryIO) -> Loaded:
         file.seek(0)
         self.free = self.most_bytes
-        self.things: list[Any] = []
-        self.replaced: dict[int, tuple[Any, Any]] = {}
-        self.kinds: dict[type, type] = {}
+        self.things = []
+        self.replaced = {}
+        self.kinds = {}
         names = self.names - listed().keys()
         named = self.allowed.of(names)
         self.foreign = names - named.keys()

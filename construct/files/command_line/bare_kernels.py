@@ -72,7 +72,7 @@ def _geometry(options: Namespace) -> dict[str, Any]:
         raise BadModelFile(
             "kernels alone cannot be run", "leave out --input-size and --example-inputs"
         )
-    geometry: dict[str, Any] = {}
+    geometry = {}
     for flag, default in DEFAULTS.items():
         value = getattr(options, flag) or default
         if isinstance(value, list):  # one number stands for all axes
