@@ -24,7 +24,7 @@ from construct.geometry import ConvGeometry
 @cache
 def allowed_classes() -> tuple[type, ...]:
     """The classes that any file may name: the public modules of torch.nn, MHSA and ConvGeometry."""
-    classes: set[type] = {MHSA, ConvGeometry}
+    classes = {MHSA, ConvGeometry}
     for info in iter_modules(nn.modules.__path__):
         module = import_module(f"torch.nn.modules.{info.name}")
         for name, kind in vars(module).items():

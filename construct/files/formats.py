@@ -11,20 +11,27 @@ from construct.files.archives import AGAIN, ZIP, check_archive
 from construct.files.isolation import refusing
 
 _FOREIGN = {
-    b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
-    b"\x1f\x8b": "gzip-compressed (unpack it with gunzip)",
-    b"BZh": "bzip2-compressed (unpack it with bunzip2)",
-    b"\xfd7zXZ\0": "xz-compressed (unpack it with unxz)",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed (unpack it with unzstd)",
-    b"\x89PNG": "a PNG image (give the model's file)",
-    b"\xff\xd8\xff": "a JPEG image (give the model's file)",
-    b"GIF8": "a GIF image (give the model's file)",
-    b"%PDF": "a PDF document (give the model's file)",
-    b"\x7fELF": "a compiled program (give the model's file)",
-    b"\x89HDF": "an HDF5 file, perhaps of Keras (only PyTorch models are read)",
-    b"\x93NUMPY": "a numpy array (give the model's file)",
-    b"GGUF": "a GGUF file (only PyTorch models are read)",
+    rb"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
+    rb"\x1f\x8b": "gzip-compressed (unpack it with gunzip)",
+    rb"BZh": "bzip2-compressed (unpack it with bunzip2)",
+    rb"\xfd7zXZ\0": "xz-compressed (unpack it with unxz)",
+    rb"\x28\xb5\x2f\xfd": "zstd-compressed (unpack it with unzstd)",
+    rb".{257}ustar": "a tar archive (unpack it with tar)",
+    rb"\x89PNG": "a PNG image (give the model's file)",
+    rb"\xff\xd8\xff": "a JPEG image (give the model's file)",
+    rb"GIF8": "a GIF image (give the model's file)",
+    rb"%PDF": "a PDF document (give the model's file)",
+    rb"\x7fELF": "a compiled program (give the model's file)",
+    rb"\x89HDF": "an HDF5 file, perhaps of Keras (only PyTorch models are read)",
+    rb"\x93NUMPY": "a numpy array (give the model's file)",
+    rb"GGUF": "a GGUF file (only PyTorch models are read)",
+    # A protobuf message whose first field is a small version number, and whose second one is known
+    # to ONNX.
+    rb"\x08[\x00-\x1f][\x12\x1a\x22\x3a\x42]": (
+        "an ONNX model, which is not read (give the PyTorch model that it was exported from)"
+    ),
 }
+"""Formats by how their files begin."""
 
 
 def kind_of(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
@@ -41,7 +48,9 @@ def kind_of(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
         raise BadModelFile("the file is empty", "save the model again")
     if start[:4] == ZIP:
         return check_archive(file)
-    _refuse_foreign(start)
+    for beginning, name in _FOREIGN.items():
+        if re.match(beginning, start, re.DOTALL):
+            raise BadModelFile(f"not a model file but {name}")
     # A safetensors file begins with the length of its header, which may look like a pickle's first
     # opcode.
     torn = 2 < len(start) <= 8 and not start[2:].strip(b"\0")
@@ -92,25 +101,6 @@ _MERGE_SAFETENSORS = (
     "{k: v for f in glob.glob('PATTERN') for k, v in s.load_file(f).items()}, 'model.safetensors')"
 )
 """Code that makes one file of a model's shards."""
-
-
-def _refuse_foreign(start: bytes) -> None:
-    """Refuse, by its name, a format that begins like this."""
-    for magic, name in _FOREIGN.items():
-        if start.startswith(magic):
-            raise BadModelFile(f"not a model file but {name}")
-    if start[257:262] == b"ustar":
-        raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
-    # A protobuf message whose first field is a small version number, and whose second one is known
-    # to ONNX.
-    if (
-        start[:1] == b"\x08"
-        and start[1:2] < b"\x20"
-        and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42")
-    ):
-        raise BadModelFile(
-            "an ONNX model, which is not read", "give the PyTorch model that it was exported from"
-        )
 
 
 def _as_text(start: bytes) -> str:

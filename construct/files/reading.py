@@ -182,7 +182,7 @@ def read_inputs(path: FilePath) -> Any:
                 f"a {type(content).__name__}, not the inputs of a network",
                 "save a tensor, tuple or dict",
             )
-        arguments: Iterable[Any] = content
+        arguments = content
         if isinstance(content, Tensor):
             arguments = [content]
         elif isinstance(content, Mapping):
@@ -396,22 +396,7 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
     for name, tensor in tensors:
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
             continue
-        if isinstance(tensor, StandInTensor):
-            raise BadModelFile(
-                f"its tensors are of a class of their own, {type(tensor).__name__}",
-                "allow it, or save the state dict",
-            )
-        if tensor.is_quantized:
-            raise BadModelFile(
-                "holds quantised tensors, which are not read",
-                "save the network before it is quantised",
-            )
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else "sparse"
-            raise BadModelFile(
-                f"holds {kind} tensors, which are not read: make plain ones of them",
-                "save it again",
-            )
+        _require_plain(tensor)
         if tensor.is_meta:
             continue
         storage = tensor.untyped_storage()
@@ -425,6 +410,25 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
             )
     if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
         raise BadModelFile("its tensors need more bytes than the file has", RESAVE)
+
+
+def _require_plain(tensor: Tensor) -> None:
+    if isinstance(tensor, StandInTensor):
+        raise BadModelFile(
+            f"its tensors are of a class of their own, {type(tensor).__name__}",
+            "allow it, or save the state dict",
+        )
+    if tensor.is_quantized:
+        raise BadModelFile(
+            "holds quantised tensors, which are not read",
+            "save the network before it is quantised",
+        )
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise BadModelFile(
+            f"holds {kind} tensors, which are not read: make plain ones of them",
+            "save it again",
+        )
 
 
 def _check_attention(layer: MHSA, path: str) -> None:

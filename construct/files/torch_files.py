@@ -273,7 +273,7 @@ class _Attempt:
         names = self.names - listed().keys()
         named = self.allowed.of(names)
         self.foreign = names - named.keys()
-        self.values: dict[str, Any] = {**named}
+        self.values = {**named}
         for name in self.names - names:
             self.values[name] = self._guarded(name, listed()[name])
         for name in self.foreign:
