@@ -176,7 +176,7 @@ class Covariance(Encoding):
     @staticmethod
     def form(c: Tensor) -> tuple[Tensor, Tensor]:
         """The symmetric A (heads, d, d) and b (heads, d) of the score δᵀAδ + b·δ."""
-        dims = next(d for d in range(1, c.shape[1] + 1) if d * (d + 3) // 2 == c.shape[1])
+        dims = (math.isqrt(9 + 8 * c.shape[1]) - 3) // 2  # D_p = d(d + 3)/2
         row, column = torch.triu_indices(dims, dims, device=c.device)
         upper = c.new_zeros(len(c), dims, dims)
         upper[:, row, column] = c[:, : len(row)]

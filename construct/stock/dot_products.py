@@ -249,8 +249,8 @@ def token_grid(geometry: ConvGeometry, grid: Any, null: bool = False) -> TokenGr
         ValueError: this geometry accepts no input of size ``grid``.
         NotEnoughMemory: even the token numbers would not fit.
     """
-    size = whole_numbers(grid) if isinstance(grid, tuple) else None
-    if size is None or len(size) != geometry.dims:
+    size = whole_numbers(grid)
+    if size is None or len(size) != geometry.dims or not isinstance(grid, tuple):
         raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
     lengths = [*map(abs, geometry.token_shape(size)), *map(abs, geometry.output_size(size))]
     # positions, sources, intermediate tensors

@@ -363,7 +363,7 @@ def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
     d_out = layer.w_out.shape[3]
     for group in range(groups):
         rows = slice(group * d_h, (group + 1) * d_h)
-        value[:, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].transpose(1, 2)
+        value[:, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].mT
         out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(
             2, 0, 1
         )
