@@ -120,7 +120,8 @@ def conv_to_mhsa(
 
 def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:
     """Give a layer the device, the mode and the ``requires_grad`` flags of a convolution."""
-    with with_effective_weight(conv) as plain:
+    # Twice: weight_norm reads a pruned weight_v of the call before, when it may not have been frozen.
+    with with_effective_weight(conv) as once, with_effective_weight(once) as plain:
         weight = plain.weight
         bias = plain.bias
     layer = layer.to(weight.device)
