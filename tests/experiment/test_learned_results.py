@@ -363,7 +363,7 @@ def test_what_the_answer_says_of_cifar_is_so():
     first_centres = said(of("quadratic", 1, "anywhere_first_centres"))
     says(f"the same α and W_h at the first centres are at {first_centres}, a rough")
     nulls = [of("local", layer, "anywhere_sharp") for layer in range(1, 7)]
-    says(f"{span(deeper)} (random heads {span(sum(nulls[2:], []))})")
+    says(f"{span(deeper)} (random heads {span([end for ends in nulls[2:] for end in ends])})")
     says(f"the first at {span(local[0])} ({span(nulls[0])})")
     says(f"the second at {said(local[1])} ({said(nulls[1])})")
     starts = [of("local-scaled", 1, "anywhere", when)[0] for when in ("untrained", "layers")]
