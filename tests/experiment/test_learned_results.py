@@ -283,6 +283,10 @@ def test_what_the_answer_says_of_cifar_is_so():
         in answer
     )
     assert not [variant for variant in others if "nearer" in verdicts(runs[variant])]
+    heads = [[round(of(v, 1, "near", w)[0] * of(v, 1, "heads")[0]) for w in ("layers", "untrained")] for v in others]
+    (six, five), (nine, sixteens), (three, mixed_first) = heads
+    settled = f"of their heads {six} of 9, {nine} of 16 and {three} of 9 are near a shift"
+    assert f"{settled} (before {five}, {sixteens} and {mixed_first})." in answer.replace("Of their", "of their")
     moving = ["quadratic", "covariance", "quadratic-16", "quadratic-cutmix"]  # from random centres
     for variants in (["quadratic"], moving, ["quadratic-cutmix"]):
         assert f"{total(variants, 'sharp_near')} of {total(variants, 'sharp')}" in answer
@@ -291,14 +295,14 @@ def test_what_the_answer_says_of_cifar_is_so():
     fifth, sixth = (of("quadratic", layer, "anywhere_sharp") for layer in (5, 6))
     assert f"(random heads: {span(fifth)} and {span(sixth)})" in answer
     middle = [sizes[1] for sizes in of("quadratic", 1, "middle")]
-    assert f"({span(middle)} from any 3 × 3 one)" in answer
+    assert f"({span(middle)} from any centred 3 × 3 one)" in answer
     deep = [layer for run in runs["quadratic"] for layer in run["layers"][2:]]
     settled = (sum(layer["sharp"] for layer in deep), sum(round(9 * layer["near"]) for layer in deep))
     assert "{} of their 108 heads become sharp, and {} end near a shift (chance 27)".format(*settled) in answer
     everywhere = [sizes[-1] for sizes in of("quadratic", 1, "by_size")]
     assert f"Over all outputs the first layer is {said(everywhere)} from any convolution" in answer
     local = [of("local", layer, "anywhere") for layer in range(1, 7)]
-    assert f"layer 1 stays at {min(local[0]):.2f} to {max(local[0]):.2f}, with {near('local')} of 27 heads" in answer
+    assert f"layer 1 ends at {span(local[0])}, with {near('local')} of 27 heads" in answer
     second = "({:.2f}, {:.2f}; in the third {:.2f})".format(*local[1])
     assert f"Layer 2 does so in two seeds {second}" in answer
     deeper = [end for ends in local[2:] for end in ends]
@@ -359,12 +363,17 @@ def test_what_the_answer_says_of_cifar_is_so():
     first = sum(of("quadratic", 1, "width", "untrained")) / 3
     said_widths = f"within {widths[0]:.2f} tokens (root mean square) of their mean in the first layer, {widths[1]:.2f} in the fifth"
     says(f"{said_widths} and {widths[2]:.2f} in the sixth ({first:.2f} before)")
-    says(f"it ends at {sharpened} (seeds 0 and 1), random heads at {null}.")
+    before = said(of("frozen-centres", 1, "anywhere", "untrained"))
+    says(f"it goes from {before} to {sharpened} (seeds 0 and 1), random heads are at {null}.")
     first_centres = said(of("quadratic", 1, "anywhere_first_centres"))
     says(f"the same α and W_h at the first centres are at {first_centres}, a rough")
     nulls = [of("local", layer, "anywhere_sharp") for layer in range(1, 7)]
     says(f"{span(deeper)} (random heads {span([end for ends in nulls[2:] for end in ends])})")
-    says(f"the first at {span(local[0])} ({span(nulls[0])})")
+    began, square = ([sizes[1] for sizes in of("local", 1, "middle", when)] for when in ("untrained", "layers"))
+    assert {f"{end:.2f}" for end in began} == {"0.15"}
+    taps = f"as nine other taps ({span(square)} from any centred 3 × 3 kernel, where it began at 0.15)"
+    assert taps in answer
+    says(f"the first at {span(local[0])} ({span(nulls[0])}), {taps}")
     says(f"the second at {said(local[1])} ({said(nulls[1])})")
     starts = [of("local-scaled", 1, "anywhere", when)[0] for when in ("untrained", "layers")]
     scaled = of("local-scaled", 1, "anywhere_sharp")
@@ -374,19 +383,25 @@ def test_what_the_answer_says_of_cifar_is_so():
     nulls = [of(variant, 1, "anywhere_sharp")[0] for variant in others]
     says(f"random heads at {span(nulls)}, and are not told apart")
     digits = published.committed("learned_digits_100")["quadratic"]
-    settled = [sum(round(9 * run["layers"][layer]["near"]) for run in digits) for layer in range(3)]
-    says("({}, {} and {} of 90 at × 100; chance 22)".format(*settled))
+    after, before = (
+        [sum(round(9 * run[when][layer]["near"]) for run in digits) for layer in range(4)]
+        for when in ("layers", "untrained")
+    )
+    says("({}, {}, {} and {} of 90 at × 100, where {}, {}, {} and {} began so)".format(*after, *before))
     for rate in (1, 5, 25, 100):
         assert "nearer" not in verdicts(published.committed(f"learned_digits_{rate}")["quadratic"])
     assert all(of(variant, 1, "anywhere")[0] < 0.15 for variant in ("from-conv", "local-padded"))
     every = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["layers"]]
     untrained = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["untrained"]]
-    says(f"all six end {min(every):.2f} or more from any convolution over all outputs (before: {span(untrained)})")
-    wide = [
-        of(variant, layer, "width")[0] for variant, layer in (("relative", 1), ("relative", 6), ("relative-content", 1))
-    ]
-    assert wide[0] > wide[1]
-    assert wide[2] > 3  # no local first
+    says(f"all six end {min(every):.2f} or more from any convolution over all outputs (before: {span(untrained)};")
+    (wide,), (content,) = (of(variant, 1, "width") for variant in ("relative", "relative-content"))
+    assert of("relative", 6, "width")[0] < wide < content  # not local first
+    away = [of("relative", layer, "reach")[0] for layer in range(1, 7)]
+    says(f"(a mean key is {away[0]:.2f} tokens away in the first layer, {away[5]:.2f} in the last)")
+    reach = [sum(of("quadratic", layer, "reach")) / 3 for layer in range(1, 7)]
+    assert reach[5] < min(reach[2:5])  # spread, not further away
+    assert of("covariance", 6, "reach")[0] > 2 * reach[5]
+    assert max(layer["moved"] for layer in sgd["layers"]) < 0.7
     assert {*number.findall(short)} <= {*number.findall(" ".join(checked))}
 
 
