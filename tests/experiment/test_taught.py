@@ -548,6 +548,7 @@ def results(name: str) -> Any:
     ("kind", "name"),
     [(teacher, "figures/taught_teacher")]
     + [(teacher, f"results/taught_{name}") for name in ("explored", "sharpened")]
+    + [(convert, "results/taught_converted")]
     + [(cnn_command, f"results/taught_{task}") for task in TASKS],
 )
 def test_the_tables_of_the_page_are_those_of_the_committed_results(kind: Any, name: str):
