@@ -50,6 +50,13 @@ class Encoding(ABC):
         """The tensors, beside c, that scores are computed from; none, if r_δ is fixed."""
         return ()
 
+    def require_covered(self, grid: TokenGrid) -> None:  # noqa: B027  most cover every grid
+        """Check that there is an r_δ for every shift of the grid.
+
+        Raises:
+            ValueError: there is none for some.
+        """
+
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:
         """r_δ for every shift of the grid's box: float64 (D_p, shifts), in the order of

@@ -222,8 +222,8 @@ class Relative(Encoding):
             raise ValueError(f"MHSA: {len(self.tables)} tables of offsets for {dims} dimensions")
         return sum(table.shape[1] for table in self.tables)
 
-    def r(self, grid: TokenGrid) -> Tensor:
-        """The rows of all axes, concatenated; each shift needs a row of the tables."""
+    def require_covered(self, grid: TokenGrid) -> None:
+        """Each shift needs a row of the tables."""
         for axis, (table, (least, most)) in enumerate(
             zip(self.tables, grid.box, strict=True), start=1
         ):
@@ -233,6 +233,10 @@ class Relative(Encoding):
                     f"MHSA: the learned offsets of axis {axis} go from {-reach} to {reach}, and this input has shifts "
                     f"from {least} to {most}"
                 )
+
+    def r(self, grid: TokenGrid) -> Tensor:
+        """The rows of all axes, concatenated."""
+        self.require_covered(grid)
         rows = [self.rows(delta, axis) for axis, delta in enumerate(grid.shifts())]
         return torch.cat(
             [table[row].double().T for table, row in zip(self.tables, rows, strict=True)]

@@ -123,8 +123,10 @@ def test_what_cannot_take_a_layer_says_so_in_one_line(kind: str):
         construct.to_torch_mha(layer.requires_grad_(False), grid=(3, 3))
 
 
-def test_offsets_beyond_the_table_are_refused_in_one_line():
-    layer = attention_to_learn(1, 1, 2, encoding="relative", reach=(3, 4))
+@pytest.mark.parametrize("content", [False, True])
+def test_offsets_beyond_the_table_are_refused_in_one_line(content: bool):
+    layer = attention_to_learn(1, 1, 2, encoding="relative", reach=(3, 4), content=content)
+    assert layer.has_content() == content
     assert layer(torch.ones(1, 1, 4, 5)).shape == (1, 1, 4, 5)
     for layer.execution in EXECUTIONS:
         with pytest.raises(ValueError, match=r"^MHSA: the learned offsets of axis 2 go from -4 to 4, .* -5 to 5$"):
