@@ -5,16 +5,19 @@ a token grid.
     Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
     Relative      r_δ = a learned row for each component of δ, concatenated
+    Taps          r_δ = a unit vector for each tap, and one for all other shifts: any table of scores
 
 Subclass :class:`~construct.encoding.encoding.Encoding` for one of your own.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -264,11 +267,49 @@ class Relative(Encoding):
         return products.expand(*leading, -1).gather(-1, rows.expand(*leading, -1))
 
 
+@dataclass(frozen=True)
+class Taps(Encoding):
+    """r_δ = the unit vector of the tap whose head would look at δ, or the last one if there is none:
+    c is a table of a score for each tap, in row-major order of the shifts, and one for all other
+    shifts.  No sum over the axes could be any table.
+
+    Args:
+        taps_of: the geometry of the kernel.
+    """
+
+    taps_of: ConvGeometry = field()
+    name = "taps"
+
+    def attributes(self) -> dict[str, Any]:
+        """The name: the layer has the geometry."""
+        return {"_encoding": self.name}
+
+    def pos_dim(self, dims: int) -> int:
+        """One more than there are taps."""
+        return self.taps_of.taps + 1
+
+    def r(self, grid: TokenGrid) -> Tensor:
+        """Exactly one component is 1 at each shift."""
+        least = np.array([low for low, _ in grid.box])
+        places = (np.array(tap_shifts(self.taps_of)) - least).T
+        at = np.ravel_multi_index(tuple(places), grid.box_shape)
+        r = torch.zeros(len(at) + 1, prod(grid.box_shape), dtype=torch.float64, device="cpu")
+        r[-1] = 1
+        r[:, at] = torch.eye(*r.shape[:1], len(at), dtype=torch.float64, device="cpu")
+        return r
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Always raise ValueError: a table has no centre."""
+        raise ValueError(
+            "MHSA: a table of scores has no centres; attention_probabilities shows where it looks"
+        )
+
+
 CLASSICAL = (Quadratic, Parabola)
 """The theorem's encodings, the only ones that certificates, stock layers and exported programs
 support.
 """
-LEARNED = (Covariance, Relative)
+NAMED = (Covariance, Relative, Taps)
 """The other encodings of which files tell the layer."""
 
 
@@ -283,11 +324,11 @@ def encoding_of(layer: Any) -> Encoding:
         return Parabola(layer.radix)
     if hasattr(layer, "own_encoding"):
         return layer.own_encoding
-    return encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
+    return encoding_named(layer._encoding, layer.geometry, partial(getattr, layer))
 
 
-def encoding_named(name: object, dims: int, tensor: Callable[[str], Any]) -> Encoding:
-    """The encoding of this name in d dimensions; ``tensor`` looks up a relative encoding's table by
+def encoding_named(name: object, geometry: ConvGeometry, tensor: Callable[[str], Any]) -> Encoding:
+    """The encoding of this name for a geometry; ``tensor`` looks up a relative encoding's table by
     name.
 
     Raises:
@@ -295,6 +336,9 @@ def encoding_named(name: object, dims: int, tensor: Callable[[str], Any]) -> Enc
     """
     if name == Covariance.name:
         return Covariance()
+    if name == Taps.name:
+        return Taps(geometry)
     if name != Relative.name:
         raise ValueError(f"no encoding {name!r}")
-    return Relative(tuple(tensor(f"offsets_{axis}") for axis in range(1, dims + 1)))
+    axes = range(1, geometry.dims + 1)
+    return Relative(tuple(tensor(f"offsets_{axis}") for axis in axes))

@@ -456,12 +456,11 @@ def _check_attention(layer: MHSA, path: str) -> None:
             isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()
         ):
             raise ValueError(f"{path}: {name} must be a dense tensor of floating-point numbers")
+    geometry = ConvGeometry(**stated)
     encoding = None
     if layer._encoding is not None:
-        encoding = encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
-    rebuilt = MHSA(
-        ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, layer.radix, encoding
-    )
+        encoding = encoding_named(layer._encoding, geometry, partial(getattr, layer))
+    rebuilt = MHSA(geometry, MHSAWeights(**parts), layer._execution, layer.radix, encoding)
     if layer.radix is not None and any(type(weight) is not int for weight in layer.radix):
         raise ValueError(f"{path}: its radix is {layer.radix!r}, not whole numbers")
     if rebuilt.heads != layer.heads:

@@ -69,5 +69,5 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
         raise ValueError(f"its bias is {bias!r}, neither True nor False")
     geometry = ConvGeometry(**fields)
     if encoding is not None:
-        encoding = encoding_named(encoding, geometry.dims, tensor)
+        encoding = encoding_named(encoding, geometry, tensor)
     return {"geometry": geometry, "radix": radix, "encoding": encoding, "bias": bias}
