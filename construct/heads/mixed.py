@@ -109,7 +109,7 @@ def _factors(attention: Any, mixture: Any, geometry: ConvGeometry) -> tuple[Tens
     (heads, taps), in the order of the shifts.
     """
     try:
-        shares, mixed = (np.array(given, dtype=np.float64) for given in (attention, mixture))
+        shares, mixed = map(_numbers, (attention, mixture))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"attention and mixture must be numbers: {error}") from None
     if shares.shape != mixed.shape or shares.shape[1:] != (geometry.taps,):
@@ -124,6 +124,12 @@ def _factors(attention: Any, mixture: Any, geometry: ConvGeometry) -> tuple[Tens
     shares = shares[:, order] / totals
     mixed = mixed[:, order] * totals
     return torch.from_numpy(shares), torch.from_numpy(mixed)
+
+
+def _numbers(given: Any) -> np.ndarray:
+    if isinstance(given, Tensor):
+        return given.detach().cpu().double().numpy()
+    return np.asarray(given, dtype=np.float64)
 
 
 def _require_kernel(
