@@ -14,10 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -290,13 +288,9 @@ class Taps(Encoding):
 
     def r(self, grid: TokenGrid) -> Tensor:
         """Exactly one component is 1 at each shift."""
-        least = np.array([low for low, _ in grid.box])
-        places = (np.array(tap_shifts(self.taps_of)) - least).T
-        at = np.ravel_multi_index(tuple(places), grid.box_shape)
-        r = torch.zeros(len(at) + 1, prod(grid.box_shape), dtype=torch.float64, device="cpu")
-        r[-1] = 1
-        r[:, at] = torch.eye(*r.shape[:1], len(at), dtype=torch.float64, device="cpu")
-        return r
+        taps = torch.tensor(tap_shifts(self.taps_of), device="cpu")  # (taps, d)
+        at_tap = (taps[:, :, None] == torch.stack(grid.shifts())).all(dim=1)
+        return torch.cat([at_tap, ~at_tap.any(dim=0, keepdim=True)]).double()
 
     def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
         """Always raise ValueError: a table has no centre."""

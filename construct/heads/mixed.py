@@ -43,9 +43,9 @@ def mixed_heads(
 ) -> MHSA:
     """Build the attention layer whose heads share the taps of a convolution as given factors say.
 
-    At the default α no attention leaks in floating point.  At any α it differs from the convolution
-    by at most what :mod:`construct.heads.mixed` derives, besides rounding, which is relative to
-    Σ ``|mixture|`` ``|W|``.
+    At the default α no attention leaks in floating point.  At any α the layer differs from the
+    convolution by at most what :mod:`construct.heads.mixed` derives, besides rounding, which is
+    relative to Σ ``|mixture|`` ``|W|``.
 
     >>> import torch, construct, verify
     >>> conv = torch.nn.Conv2d(1, 1, 7, padding=3).double()

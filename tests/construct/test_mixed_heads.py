@@ -145,7 +145,7 @@ def test_no_heads_compute_a_kernel_of_zeros():
 
 def test_one_head_for_each_tap_is_the_theorems_layer_and_as_cheap():
     conv, x = nn.Conv2d(2, 3, 3, padding=1).eval(), normal(2, 2, 6, 6).float()
-    conv.bias.requires_grad_(False)
+    conv.get_parameter("bias").requires_grad_(False)
     layer = construct.mixed_heads(conv, torch.eye(9), torch.eye(9))
     assert torch.equal(layer(x), construct.conv_to_mhsa(conv)(x))
     assert layer.explain(x.shape).endswith("heads here: 9 as shifts")
@@ -189,7 +189,7 @@ def test_such_layers_are_kept_in_files_learn_and_are_refused_in_one_line_elsewhe
     with pytest.raises(ValueError, match="a table of scores has no centres"):
         layer.weight  # noqa: B018
     before = layer(x)
-    for options in ({"position": "none", "key_dim": 4}, {"key_dim": 27}):
+    for position, key_dim in (("none", 4), ("free", 27)):
         learning = copy.deepcopy(layer)
-        construct.learn(learning, heads=2, **options)
+        construct.learn(learning, heads=2, position=position, key_dim=key_dim)
         torch.testing.assert_close(learning(x), before)
