@@ -109,8 +109,8 @@ def _factors(attention: Any, mixture: Any, geometry: ConvGeometry) -> tuple[Tens
     (heads, taps), in the order of the shifts.
     """
     try:
-        shares, mixed = map(_numbers, (attention, mixture))
-    except (TypeError, ValueError, OverflowError) as error:
+        shares, mixed = (np.asarray(given, dtype=np.float64) for given in (attention, mixture))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"attention and mixture must be numbers: {error}") from None
     if shares.shape != mixed.shape or shares.shape[1:] != (geometry.taps,):
         raise ValueError(
@@ -124,12 +124,6 @@ def _factors(attention: Any, mixture: Any, geometry: ConvGeometry) -> tuple[Tens
     shares = shares[:, order] / totals
     mixed = mixed[:, order] * totals
     return torch.from_numpy(shares), torch.from_numpy(mixed)
-
-
-def _numbers(given: Any) -> np.ndarray:
-    if isinstance(given, Tensor):
-        return given.detach().cpu().double().numpy()
-    return np.asarray(given, dtype=np.float64)
 
 
 def _require_kernel(
