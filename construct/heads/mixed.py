@@ -110,7 +110,7 @@ def _factors(attention: Any, mixture: Any, geometry: ConvGeometry) -> tuple[Tens
     """
     try:
         shares, mixed = (np.asarray(given, dtype=np.float64) for given in (attention, mixture))
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"attention and mixture must be numbers: {error}") from None
     if shares.shape != mixed.shape or shares.shape[1:] != (geometry.taps,):
         raise ValueError(
