@@ -1,8 +1,8 @@
 """``construct.mixed_heads``: a convolution by heads that share its taps, fewer than there are taps.
 
-Unfold the kernel into A, a row for each tap, and let A = P M with P ≥ 0, taps × heads.  Divided by
-its sum, a column of P is a distribution over the taps, the attention P_h of head h; the head
-carries the matrix M_h times that sum.  Then Σ_h P_h(τ) M_h = W_τ: the convolution.
+Unfold the kernel into A, a row for each tap, and let A = P M with P ≥ 0, taps × heads; scale each
+column P_h to the sum 1, and the row M_h against it.  Then P_h is the attention that head h pays to
+the taps, M_h the matrix that it carries, and Σ_h P_h(τ) M_h = W_τ: the convolution.
 ``verify.heads_needed`` finds such factors with the fewest heads.
 
 At a sharpness α the score of head h is ln P_h(τ) at a tap τ that it attends, and −α at all other
@@ -58,8 +58,9 @@ def mixed_heads(
     Args:
         conv: an nn.Conv1d, 2d, 3d or nn.ConvTranspose1d, 2d, 3d with any options; it is not
             changed.
-        attention: (heads, taps) numbers ≥ 0 of any kind, not all 0 in a row: in proportion to the
-            attention that each head pays to the taps, in row-major order of the kernel.
+        attention: (heads, taps) numbers ≥ 0 of any kind: what each head pays to the taps, in
+            row-major order of the kernel.  A row is divided by its sum, which is not 0, and that of
+            ``mixture`` multiplied by it.
         mixture: (heads, taps): head h carries the matrix Σ_τ mixture[h, τ] W_τ.
         alpha: the sharpness α: how far below a tap's scores, whose exponentials sum to 1, all
             others lie.
@@ -73,8 +74,8 @@ def mixed_heads(
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.
         ValueError: α is not positive and finite, the factors are no such numbers, or they do not
             reproduce the kernel: Σ_h attention[h, τ] mixture[h, σ] W_σ differs from W_τ by more
-            than 2(ε + (taps + heads + 8)2⁻⁵³) Σ ``|…|``, twice what rounding can do, with the unit
-            roundoff ε of the layer's type; or the heads' matrices overflow it.
+            than 2(ε + (taps + heads + 8)2⁻⁵³) Σ ``|…|``, twice the rounding to first order, with the
+            unit roundoff ε of the layer's type; or the heads' matrices overflow it.
     """
     if not 0 < alpha < inf:
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
