@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from construct.encoding import quadratic
+from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 
 
@@ -25,10 +26,12 @@ class Encoding(ABC):
         name: in files and messages; the qualified name of a class of your own.
         factorises: whether the score is a sum over the axes for every c; ``along`` is then one
             axis's summand.
+        taps_of: the geometry whose taps r_δ tells apart; None if r_δ is for every kernel.
     """
 
     name: ClassVar[str]
     factorises: ClassVar[bool] = False
+    taps_of: ConvGeometry | None = None
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.rpartition(".")[0] != __package__:
@@ -49,6 +52,13 @@ class Encoding(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors, beside c, that scores are computed from; none, if r_δ is fixed."""
         return ()
+
+    def require_covered(self, grid: TokenGrid) -> None:  # noqa: B027  most cover every grid
+        """Check that there is an r_δ for every shift of the grid.
+
+        Raises:
+            ValueError: there is none for some.
+        """
 
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:

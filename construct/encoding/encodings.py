@@ -5,13 +5,14 @@ a token grid.
     Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
     Relative      r_δ = a learned row for each component of δ, concatenated
+    Taps          r_δ = a unit vector for each tap, and one for all other shifts: any table of scores
 
 Subclass :class:`~construct.encoding.encoding.Encoding` for one of your own.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -219,18 +220,24 @@ class Relative(Encoding):
             raise ValueError(f"MHSA: {len(self.tables)} tables of offsets for {dims} dimensions")
         return sum(table.shape[1] for table in self.tables)
 
-    def r(self, grid: TokenGrid) -> Tensor:
-        """The rows of all axes, concatenated; each shift needs a row of the tables."""
-        components = []
-        for axis, (delta, (least, most)) in enumerate(zip(grid.shifts(), grid.box, strict=True)):
-            table = self.tables[axis]
+    def require_covered(self, grid: TokenGrid) -> None:
+        """Each shift needs a row of the tables."""
+        for axis, (table, (least, most)) in enumerate(
+            zip(self.tables, grid.box, strict=True), start=1
+        ):
             reach = len(table) // 2
             if max(-least, most) > reach:
                 raise ValueError(
-                    f"MHSA: the learned offsets of axis {axis + 1} go from {-reach} to {reach}, and this input has shifts "
+                    f"MHSA: the learned offsets of axis {axis} go from {-reach} to {reach}, and this input has shifts "
                     f"from {least} to {most}"
                 )
-            components.append(table[self.rows(delta, axis)].double().T)
+
+    def r(self, grid: TokenGrid) -> Tensor:
+        """The rows of all axes, concatenated."""
+        self.require_covered(grid)
+        components = []
+        for axis, delta in enumerate(grid.shifts()):
+            components.append(self.tables[axis][self.rows(delta, axis)].double().T)
         return torch.cat(components)
 
     def rows(self, delta: Tensor, axis: int) -> Tensor:
@@ -254,11 +261,45 @@ class Relative(Encoding):
         return products.expand(*leading, -1).gather(-1, rows.expand(*leading, -1))
 
 
+@dataclass(frozen=True)
+class Taps(Encoding):
+    """r_δ = the unit vector of the tap whose head would look at δ, or the last one if there is none:
+    c is a table of a score for each tap, in row-major order of the shifts, and one for all other
+    shifts.  No sum over the axes could be any table.
+
+    Args:
+        taps_of: the geometry of the kernel.
+    """
+
+    taps_of: ConvGeometry = field()
+    name = "taps"
+
+    def attributes(self) -> dict[str, Any]:
+        """The name: the layer has the geometry."""
+        return {"_encoding": self.name}
+
+    def pos_dim(self, dims: int) -> int:
+        """One more than there are taps."""
+        return self.taps_of.taps + 1
+
+    def r(self, grid: TokenGrid) -> Tensor:
+        """Exactly one component is 1 at each shift."""
+        taps = torch.tensor(tap_shifts(self.taps_of), device="cpu")  # (taps, d)
+        at_tap = (taps[:, :, None] == torch.stack(grid.shifts())).all(dim=1)
+        return torch.cat([at_tap, ~at_tap.any(dim=0, keepdim=True)]).double()
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Always raise ValueError: a table has no centre."""
+        raise ValueError(
+            "MHSA: a table of scores has no centres; attention_probabilities shows where it looks"
+        )
+
+
 CLASSICAL = (Quadratic, Parabola)
 """The theorem's encodings, the only ones that certificates, stock layers and exported programs
 support.
 """
-LEARNED = (Covariance, Relative)
+NAMED = (Covariance, Relative, Taps)
 """The other encodings of which files tell the layer."""
 
 
@@ -277,13 +318,13 @@ def encoding_of(layer: Any) -> Encoding:
 def stated_encoding(layer: Any) -> Encoding:
     """The encoding of ours whose radix or name a layer stores; raises as :func:`encoding_of`."""
     tensor = partial(getattr, layer)
-    return recorded_encoding(layer.radix, layer._encoding, layer.geometry.dims, tensor)
+    return recorded_encoding(layer.radix, layer._encoding, layer.geometry, tensor)
 
 
 def recorded_encoding(
-    radix: Any, name: object, dims: int, tensor: Callable[[str], Any]
+    radix: Any, name: object, geometry: ConvGeometry, tensor: Callable[[str], Any]
 ) -> Encoding:
-    """The encoding of d dimensions with this radix or this name, or the theorem's own with neither;
+    """The encoding with this radix or this name for a geometry, or the theorem's own with neither;
     ``tensor`` looks up a relative encoding's table by name.
 
     Raises:
@@ -297,6 +338,9 @@ def recorded_encoding(
         raise ValueError("give a radix or an encoding; the radix is that of the parabola")
     if name == Covariance.name:
         return Covariance()
+    if name == Taps.name:
+        return Taps(geometry)
     if name != Relative.name:
         raise ValueError(f"no encoding {name!r}")
-    return Relative(tuple(tensor(f"offsets_{axis}") for axis in range(1, dims + 1)))
+    axes = range(1, geometry.dims + 1)
+    return Relative(tuple(tensor(f"offsets_{axis}") for axis in axes))

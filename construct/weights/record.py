@@ -61,5 +61,5 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
     if not isinstance(bias, bool):
         raise ValueError(f"its bias is {bias!r}, neither True nor False")
     geometry = ConvGeometry(**fields)
-    encoding = recorded_encoding(*stated, geometry.dims, tensor)
+    encoding = recorded_encoding(*stated, geometry, tensor)
     return {"geometry": geometry, "encoding": encoding, "bias": bias}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import construct
 from commands import python
@@ -277,6 +277,10 @@ def test_frozen_stays_frozen():
     assert trained == [[True, True, True], [False, False, False], [True, True, False], [True, True, False]]
     for layer in convert(model):
         assert not any(getattr(layer, name).requires_grad for name in ("w_qry", "w_key", "w_key_pos", "u", "v"))
+    with pytest.warns(FutureWarning):
+        normed = nn.utils.weight_norm(nn.Conv2d(2, 3, 3))
+    prune.l1_unstructured(normed, "weight_v", 0.3)  # writes a weight_v that learns
+    assert not construct.conv_to_mhsa(normed.requires_grad_(False)).w_val.requires_grad
 
 
 @pytest.mark.nasty(30)

@@ -75,7 +75,7 @@ def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(
     assert (fused - expected).abs().amax() <= allowed(layer, x, torch.finfo(x.dtype).eps)
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "covariance", "relative"])
+@pytest.mark.parametrize("kind", ["quadratic", "covariance", "relative", "taps"])
 def test_content_that_asks_for_positions_is_that_of_dense_in_float32(kind: str):
     """All four terms of Eq. 6, in a layer of float32 beside the same layer in float64."""
     double = layer_of(kind, SMALL["2-D, stride, groups"][0], content=True, seed=1, heads=3).requires_grad_(False)
