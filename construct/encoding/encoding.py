@@ -38,7 +38,7 @@ class Encoding(ABC):
             cls.name = f"{cls.__module__}.{cls.__qualname__}"
             # What it may inherit from one of ours speaks of another r_δ.
             cls.factorises = False
-            cls.attributes = Encoding.attributes
+            cls.attributes = _with_itself
             cls.record = Encoding.record
 
     @abstractmethod
@@ -87,8 +87,10 @@ class Encoding(ABC):
         raise ValueError(f"MHSA: the {self.name} encoding has no head vector for a shift")
 
     def attributes(self) -> dict[str, Any]:
-        """What a layer stores to know its encoding, by name; nothing for that of the theorem."""
-        return {"_encoding": self.name, "own_encoding": self}
+        """What a layer stores to know its encoding, by name: nothing for that of the theorem, and
+        itself if its class is not one of ours.
+        """
+        return {"_encoding": self.name}
 
     def record(self) -> dict[str, Any]:
         """What a file says of the encoding, from which ``recorded_encoding`` makes it again; nothing
@@ -104,6 +106,11 @@ class Encoding(ABC):
             ValueError: the score is not a sum over the axes.
         """
         raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
+
+
+def _with_itself(self: Encoding) -> dict[str, Any]:
+    """The attributes for an encoding of a class of the user's own."""
+    return {"_encoding": self.name, "own_encoding": self}
 
 
 @dataclass(frozen=True)

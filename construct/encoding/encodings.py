@@ -148,10 +148,6 @@ class Covariance(Encoding):
 
     name = "covariance"
 
-    def attributes(self) -> dict[str, Any]:
-        """The name."""
-        return {"_encoding": self.name}
-
     def pos_dim(self, dims: int) -> int:
         """Returns d(d + 1)/2 + d."""
         return dims * (dims + 3) // 2
@@ -273,10 +269,6 @@ class Taps(Encoding):
 
     taps_of: ConvGeometry = field()
     name = "taps"
-
-    def attributes(self) -> dict[str, Any]:
-        """The name: the layer has the geometry."""
-        return {"_encoding": self.name}
 
     def pos_dim(self, dims: int) -> int:
         """One more than there are taps."""
