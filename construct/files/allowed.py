@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules, resolve_name
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -101,7 +101,7 @@ def import_allowed(names: Iterable[str]) -> Allowed:
             # of old names, as numpy.core
             warnings.catch_warnings(action="ignore", category=DeprecationWarning),
         ):
-            value: Any = resolve_name(name)
+            value = _imported(name)
         if isinstance(value, ModuleType) and _is_foreign(name):
             raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
         if isinstance(value, ModuleType):
@@ -111,6 +111,17 @@ def import_allowed(names: Iterable[str]) -> Allowed:
         else:
             exact[name] = value
     return Allowed(exact, tuple(packages))
+
+
+def _imported(name: str) -> Any:
+    """The module of this name, or what the module before its last dot defines."""
+    module, _, last = name.rpartition(".")
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name or not module:
+            raise
+    return getattr(import_module(module), last)
 
 
 def can_be_allowed(name: str) -> bool:
