@@ -3,10 +3,13 @@
     On a rectangular grid P^h = P_1^h ⊗ … ⊗ P_d^h (Factorisation.v), so P^h X takes a sum over the keys of one axis after
     another, in any order of the axes, each sum in any order of its terms.  The weights p_i of axis i, at one query, lie
     within η_i of those of a real softmax in sum: FloatSoftmaxError.v says how far.  Statements:
+      contracts_total     there is such an evaluation
       contracts_rounding  for |X| ≤ B the attended value errs by at most [axes_error], which is
                           Π_i (1 + η_i)(1 + n_i·u)·(B + underflow) − B, n_i the keys of axis i
       soft_rounding       the computed layer is Eq. 6's to within the rounding and the error of the scores
       soft_within         and the computed convolution to within leakage, taps and rounding; sharp heads copy tokens
+      factors_soft_head   the weights that run are as near to a real softmax as that asks
+      soft_runs           the same of the weights that run, from an exponential right to ε and the rounding of scores
       rows_rounding       the same of one softmax over all keys, with P X W_val in either order, head by head *)
 
 From Coq Require Import Reals ZArith List Lra Lia.
@@ -208,6 +211,21 @@ Proof.
     assert (1 * lost emin prec (length G) <= growth prec (length G) η * g * lost emin prec (length G)).
     { apply Rmult_le_compat_r; [exact T|nra]. }
     lra.
+Qed.
+
+(** There is such an evaluation: the first axis last. *)
+Lemma contracts_total axes ps x : length ps = length axes -> exists v, contracts emin prec axes ps x v.
+Proof.
+  revert ps x; induction axes as [|G axes IH]; intros [|p ps] x E; try discriminate; [eexists; constructor|].
+  injection E as E; assert (F : exists A : Z -> R, forall k, contracts emin prec axes ps (fun k' => x (k :: k')) (A k) \/ ~ In k G).
+  { induction G as [|k0 G (A & FA)]; [exists (fun _ => 0); right; intros []|].
+    destruct (IH ps (fun k' => x (k0 :: k')) E) as (v0 & C0); exists (fun k => if Z.eq_dec k k0 then v0 else A k); intros k.
+    destruct (Z.eq_dec k k0) as [->|D]; [left; exact C0|]; destruct (FA k) as [C|N]; [left; exact C|right; intros [I|I]].
+    - apply D; symmetry; exact I.
+    - exact (N I). }
+  destruct F as (A & FA), (computes_total emin prec (map (fun k => (p k, A k)) G)) as (v & C); exists v.
+  apply (contracts_axis emin prec [] G axes [] p ps x A v eq_refl); [|exact C].
+  intros k I; destruct (FA k) as [Ck|N]; [exact Ck|contradiction].
 Qed.
 
 (** Of the real softmaxes of scores ss that are off by ρ in sum, from those of s. *)
@@ -428,6 +446,30 @@ Proof.
       specialize (S k' I'); specialize (T' k1 I1); cbn [axis_sum length]; rewrite S_INR.
       replace (s' k1 + axis_sum ss k' - (t k1 + axis_sum ts k')) with (s' k1 - t k1 + (axis_sum ss k' - axis_sum ts k')) by ring.
       eapply Rle_trans; [apply Rabs_triang|]; lra.
+Qed.
+
+(** So the code that runs, at its own sharpness, is within this of the computed convolution, for inputs of this size. *)
+Theorem soft_runs emin' prec' expf ε η' σ D soft f λ Δ W b ps y z : (0 < prec')%Z -> 0 <= ε -> 0 <= η' ->
+  accurate_exp emin' prec' ε η' expf -> (forall K, In K axes -> sum_error emin' prec' (length K) ε η' < 1) ->
+  D_p L = S (length q) -> (forall δ, r L δ = r_quadratic δ) -> length q = length axes ->
+  NoDup Δ -> (forall k c, In k G -> (c < D_in L)%nat -> float emin prec (X k c)) ->
+  (forall τ, In τ Δ -> In (add q τ) G) -> (forall h, In h (heads L) -> In (add q (f h)) G) ->
+  (forall h, In h (heads L) -> soft h = true -> content_free L h /\ 1 - attention L G h X q (add q (f h)) <= λ h /\
+     factors emin' prec' expf σ D axes
+       (axis_terms (row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h))) q) (ps h)) ->
+  computes emin prec (conv_terms (D_in L) Δ W b X q j) y -> soft_computes soft f ps z ->
+  let E := axes_error emin prec axes (factor_errors emin' prec' ε η') B in
+  let ρ := INR (length axes) * (σ + roundoff prec' * D) in
+  Rabs (z - y) <=
+    2 * B * sum (heads L) (fun h => (if soft h then exp (2 * ρ) * λ h else 0) * sum_below (D_in L) (fun c => size h c))
+    + taps_difference L f Δ W b j B
+    + dot_bound emin prec (support (b j :: conv_weights (D_in L) Δ W j)) (Rabs (b j) + weight (conv_weights (D_in L) Δ W j) * B)
+    + soft_figure (fun h => if soft h then E else 0) (fun h => if soft h then E else 0).
+Proof.
+  intros Hp E0 H0 Ex Hθ Ep Er Lq NΔ Xf KG HG Hs Cy Cz E ρ.
+  apply (soft_within ps (fun _ => factor_errors emin' prec' ε η') (fun _ => ρ) soft f λ Δ W b NΔ Xf KG HG); [|exact Cy|exact Cz].
+  intros h Ih Sh; destruct (Hs h Ih Sh) as (C & Lk & F); split; [|exact Lk].
+  apply (factors_soft_head emin' prec' expf); assumption.
 Qed.
 
 End Layer.
