@@ -20,10 +20,10 @@ from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to
 from construct import errors as room
 from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
-from construct.stock.dot_products import HeadCentre, reach
+from construct.stock.dot_products import HeadCentre
 from construct.tokens import TokenGrid
 from runs import peak_bytes
-from truths import exact, excess, paper, permuted, random_layer
+from truths import exact, excess, paper, random_layer
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
@@ -201,18 +201,6 @@ def test_every_path_of_torch_agrees(dtype: torch.dtype, bias: bool):
         assert excess(conv, layer, x, y) <= 1, name
 
 
-@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
-def test_the_weights_are_those_of_the_layer(encoding: str):
-    """For all query tokens, attention is one-hot at q + τ, and heads keep their order."""
-    conv, layer = small()
-    layer = permuted(conv_to_mhsa(conv, encoding=encoding), [2, 0, 3, 1])
-    x = normal(1, 2, 5, 4)
-    module = construct.to_torch_mha(layer, (5, 4))
-    expected = layer.attention_probabilities(x)
-    assert torch.equal(scores_of(module, x)[:, :, module.query_tokens].double(), expected)
-    assert torch.equal(construct.from_torch_mha(module).weight, conv.weight)
-
-
 @pytest.mark.parametrize("alpha", [1.0, 0.25, 3.0, 60.0])
 @pytest.mark.parametrize("dtype", FULL, ids=str)
 def test_soft_heads_are_the_same_soft_heads(alpha: float, dtype: torch.dtype):
@@ -243,11 +231,6 @@ def test_it_executes_no_convolution():
         x = torch.ones(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), requires_grad=True)
         module = construct.to_torch_mha(conv_to_mhsa(conv), size_of(conv, x))
         assert not convolution_calls(lambda module=module, x=x: module(x).sum().backward())
-
-
-def test_on_the_meta_device_it_tells_shapes():
-    module = construct.to_torch_mha(conv_to_mhsa(nn.Conv2d(2, 3, 3)), (5, 6)).to("meta")
-    assert module(torch.ones(1, 2, 5, 6, device="meta")).shape == (1, 3, 3, 4)
 
 
 @pytest.mark.parametrize("grid", [(28,), (28, 28), (200,), (600,)], ids=str)
@@ -557,17 +540,6 @@ def test_projections_apart_and_other_bases_are_read_too():
     assert torch.equal(back.bias, conv.bias)
 
 
-def test_a_constant_value_is_part_of_the_bias():
-    conv, _, module = small_stock()
-    a = module.attention
-    with torch.no_grad():
-        a.in_proj_bias[2 * a.embed_dim] = 3
-    back = construct.from_torch_mha(module)
-    assert torch.equal(back.weight, conv.weight)
-    assert back.bias is not None
-    assert torch.equal(back.bias, (conv.bias.double() + 3 * a.out_proj.weight[:3, 0].double()).float())
-
-
 def test_a_random_attention_is_none():
     _, layer = small()
     attention = nn.MultiheadAttention(16, 4)
@@ -674,14 +646,6 @@ def test_scores_that_floating_point_cannot_hold_are_found(name: str, null: bool)
     is_no_kernel(module, "may overflow" if "overflow" in name else "head 1 (is not surely one-hot|does not look)")
 
 
-def test_an_attention_without_scores_is_no_convolution():
-    _, _, module = small_stock()
-    with torch.no_grad():
-        module.attention.in_proj_bias.zero_()
-        module.attention.in_proj_weight[: module.attention.embed_dim] = 0
-    is_no_kernel(module, "head 0 does not look at one fixed shift")
-
-
 def test_groups_that_mix_are_found():
     layer = conv_to_mhsa(nn.Conv1d(4, 4, 1, groups=2))
     module = construct.to_torch_mha(layer, (4,))
@@ -734,12 +698,3 @@ def test_whatever_is_read_is_what_the_module_computes(data: st.DataObject):
         y = module(case.x)
     bound = 4 * (torch.finfo(y.dtype).eps * y.abs().max() if y.numel() else 0)
     assert excess(conv, back, case.x, y) <= 1 or bool((y - back(case.x)).abs().max() <= bound)
-
-
-def test_factors_of_low_rank_are_multiplied_out():
-    """For two channels through one value, the kernel is the rounded product."""
-    conv = nn.Conv2d(4, 4, 1)
-    layer = conv_to_mhsa(conv, head_dim=2)
-    back = construct.from_torch_mha(construct.to_torch_mha(layer, (3, 3)))
-    torch.testing.assert_close(back.weight, layer.weight, rtol=1e-6, atol=1e-7)
-    assert reach(TokenGrid.of(layer.geometry, (3, 3))) == (1, 1)
