@@ -92,12 +92,6 @@ def test_the_estimate_is_above_what_is_taken(
         assert real <= estimate
 
 
-def test_an_input_with_nothing_to_pad_is_not_copied() -> None:
-    x = torch.randn(1, 2, 5, 6)
-    for conv in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding_mode="reflect")):
-        assert TokenGrid.of(conv_to_mhsa(conv).geometry, (5, 6)).padded(x) is x
-
-
 @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
 @pytest.mark.parametrize("name", ["grouped, strided", "transposed"])
 def test_multiplications_are_those_that_torch_counts(name: str, content: bool) -> None:
