@@ -22,18 +22,6 @@ from truths import exact, paper
 from verify.strategies import Case, cases
 
 
-class AsksForBias(nn.Module):
-    """A parent that computes another function with a bias."""
-
-    def __init__(self, bias: bool):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 3, 3, padding=1, bias=bias)
-
-    def forward(self, x):
-        y = self.conv(x)
-        return y if self.conv.bias is None else torch.relu(y) + self.conv.bias.sum()
-
-
 def pickled(module):
     """The module as ``torch.save`` and ``torch.load`` give it back."""
     file = io.BytesIO()
@@ -90,13 +78,6 @@ def test_a_missing_bias_stays_missing(way, bias, tmp_path):
     if not bias:
         assert not layer.b_out.any()
         assert not layer.b_out.requires_grad
-
-
-@pytest.mark.nasty(72)
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_parent_that_asks_for_the_bias_computes_the_same(bias):
-    network, x = AsksForBias(bias), torch.randn(2, 2, 5, 6)
-    torch.testing.assert_close(convert(network)(x), network(x), rtol=1e-5, atol=1e-5)
 
 
 def test_old_files_and_other_biases(tmp_path):

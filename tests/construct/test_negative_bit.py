@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from construct import conv_to_mhsa, to_torch_mha
+from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.weights import NAMES
 from verify.argument.certification import certify
@@ -44,15 +44,6 @@ def test_every_execution_sees_the_sign_of_its_input(case: Any):
                 assert torch.equal(layer(negative(case.x)), expected)
     if case.x.dim() == case.conv.weight.dim():
         assert torch.equal(layer.attention_probabilities(negative(case.x)), layer.attention_probabilities(case.x))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_stock_attention_sees_it(dtype: torch.dtype):
-    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
-    stock, x = to_torch_mha(conv_to_mhsa(conv), grid=(5, 4)), torch.randn(2, 2, 5, 4, dtype=dtype)
-    with torch.no_grad():
-        assert torch.equal(stock(negative(x)), stock(x))
-        assert torch.equal(stock(negative(x[0])), stock(x)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

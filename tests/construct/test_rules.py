@@ -411,13 +411,6 @@ def test_a_rule_that_knows_the_module_alone_is_told_so() -> None:
     assert row.startswith("its rule fails on a float64 copy of it: KeyError")
 
 
-def test_hooks_are_refused_here_too() -> None:
-    block = CausalBlock(1, 1, 2)
-    block.conv.register_forward_hook(lambda module, args, output: None)
-    rule = {CausalBlock: lambda m: nn.Sequential(nn.ZeroPad1d((m.left, 0)), plain_conv(m.conv))}
-    assert reasons(nn.Sequential(block), rule)["0"].startswith("it has a forward hook")
-
-
 def test_rules_of_another_kind_are_an_error() -> None:
     for rules in ({"CausalCrop": causal}, {CausalCrop: 5}):
         with pytest.raises(TypeError, match="rules go from classes to functions"):

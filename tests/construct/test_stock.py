@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 
 import construct
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
@@ -59,12 +58,6 @@ def is_no_kernel(attention: Any, reason: str, *where: Any) -> None:
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-
-
-def operators(function: Any) -> set[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as record:
-        function()
-    return {event.name for event in record.events() or ()}
 
 
 def scores_of(module: stock.StockAttention, x: torch.Tensor) -> torch.Tensor:
@@ -159,46 +152,6 @@ def test_a_fault_beside_a_null_token_is_found(name: str):
     assert torch.equal(construct.from_torch_mha(module).weight, conv.weight)
     numbers[2 * width] += 1  # a value's constant: lost where the null token is read
     is_no_kernel(module.attention, "hold a constant" if name.endswith("bias") else "", module.geometry, (4,))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", FULL, ids=str)
-def test_every_path_of_torch_agrees(dtype: torch.dtype, bias: bool):
-    """With weights, through both kernels of scaled_dot_product_attention, and on the fast path for inference."""
-    conv, layer = small(dtype=dtype)
-    module = construct.to_torch_mha(layer, (5, 6), bias=bias).eval()
-    x = normal(2, 2, 5, 6, dtype=dtype)
-    attention, tokens = module.attention, module.tokens(x)
-    assert attention.num_heads % 2 == 0
-    outputs: dict[str, torch.Tensor] = {}
-
-    def keep(name: str, *queries: torch.Tensor, **options: Any) -> None:
-        y, weights = attention(*queries, **options)
-        y = y if y.shape[1] == len(module.query_tokens) else y[:, module.query_tokens]
-        outputs[name] = y[..., :3].transpose(1, 2).unflatten(2, (6, 7))
-        if weights is not None:
-            assert set(weights.unique().tolist()) == {0, 1}
-
-    flash, native = "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_native_multi_head_attention"
-    math, softmax = "aten::_scaled_dot_product_attention_math", "aten::softmax"
-    asked = (tokens[:, module.query_tokens], tokens, tokens)
-    with torch.no_grad():
-        executed = operators(lambda: keep("own", *asked, need_weights=False))
-        assert flash in executed
-        assert not {native, math} & executed
-        assert flash in operators(lambda: module(x))
-        with sdpa_kernel(SDPBackend.MATH):
-            assert math in operators(lambda: keep("math", *asked, need_weights=False))
-        for need in (True, False):
-            options: Any = {"need_weights": need, "average_attn_weights": False}
-            executed = operators(lambda options=options: keep(f"fast {options}", tokens, tokens, tokens, **options))
-            assert (native in executed) == bias
-        outputs["module"] = module(x)
-    executed = operators(lambda: keep("eager", tokens, tokens, tokens, need_weights=True, average_attn_weights=False))
-    assert softmax in executed
-    assert not {native, flash, math} & executed
-    for name, y in outputs.items():
-        assert excess(conv, layer, x, y) <= 1, name
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.25, 3.0, 60.0])
