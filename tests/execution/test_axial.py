@@ -108,39 +108,6 @@ def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
     assert layer(torch.ones(1, 1, 9)).isnan().all()
 
 
-@pytest.mark.parametrize("name", ["2-D", "stride", "transposed", "depthwise", "reflect", "soft"])
-def test_training_is_that_of_dense(name: str):
-    """Gradients for values, outputs, bias, α, τ and the input agree, as do second derivatives."""
-    conv: Any = {
-        "2-D": nn.Conv2d(2, 3, (2, 3), padding=1),
-        "stride": nn.Conv2d(4, 2, 3, stride=2, padding=2, groups=2, dilation=2),
-        "transposed": nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1),
-        "depthwise": nn.Conv1d(3, 6, 3, padding=1, groups=3),
-        "reflect": nn.Conv1d(2, 2, 3, padding=2, padding_mode="reflect"),
-        "soft": nn.Conv2d(2, 2, 2, padding=1),
-    }[name].double()
-    layer = conv_to_mhsa(conv, alpha=1.5) if name == "soft" else conv_to_mhsa(conv)
-    layer.v.requires_grad_()
-    layer.w_key_pos.requires_grad_()
-    x = torch.randn(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), dtype=torch.float64, requires_grad=True)
-    names = ("w_val", "w_out", "b_out", "v", "w_key_pos")
-    output, expected = axial_and_dense(layer, x)
-    pull = torch.randn_like(output)
-    wanted = [x, *(getattr(layer, n) for n in names)]
-    ours = torch.autograd.grad((output * pull).sum(), wanted)
-    theirs = torch.autograd.grad((expected * pull).sum(), wanted)
-    for label, a, b in zip(("x", *names), ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda text, label=label: f"{label}: {text}")
-    layer.execution = "axial"
-
-    def call(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(layer, dict(zip(names, tensors, strict=True)), (x,))
-
-    inputs = [t.detach().clone().requires_grad_() for t in wanted]
-    assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
-
-
 def test_learned_heads_that_are_sharper_than_float32_can_sum_are_right():
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1), alpha=1e38)
     x = torch.linspace(-1, 1, 32).view(1, 2, 4, 4)

@@ -102,25 +102,6 @@ def test_the_short_call_is_the_same_call(name: str) -> None:
             assert again.stride() == first.stride()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, the first time
-@pytest.mark.parametrize("name", ["w_val", "w_out", "b_out", "w_qry", "v"])
-def test_a_derivative_that_is_carried_along_is_not_lost(name: str) -> None:
-    """In forward mode, the derivative of an identity factor, for example, would be lost with the skipped product."""
-    layer, x = called("3x3")
-    held = {key: p.detach() for key, p in layer.named_parameters()}
-    derivatives = []
-    for layer.execution in ("auto", "dense"):
-
-        def run(tensor: Tensor) -> Tensor:
-            return torch.func.functional_call(layer, held | {name: tensor}, (x,))
-
-        derivatives.append(torch.func.jvp(run, (held[name],), (torch.ones_like(held[name]),)))
-    for ours, theirs in zip(*derivatives, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    layer.execution = "auto"
-    assert kept(layer, x) is not None
-
-
 @pytest.mark.parametrize("name", ["auto", "axial"])
 def test_other_code_by_the_name_of_an_execution_is_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every time, before and after the layer was called."""
@@ -142,24 +123,6 @@ def test_smaller_blocks_count_also_after_a_call_that_is_called() -> None:
         with smaller_blocks(4):
             assert kept(layer, x) is None
             torch.testing.assert_close(layer(x), conv(x))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_memory_of_a_layer_that_was_called_can_be_freed_and_filled_again(name: str, dtype: torch.dtype) -> None:
-    """As FSDP does to parameters between calls; ``Tensor.numpy`` would forbid it."""
-    layer, x = called(name)
-    layer, x = layer.to(dtype), x.to(dtype)
-    layer(x)
-    layer.requires_grad_()(x).sum().backward()
-    wanted = layer.requires_grad_(False)(x)
-    for parameter in layer.parameters():
-        before, storage = parameter.clone(), parameter.untyped_storage()
-        size = storage.nbytes()
-        storage.resize_(0)
-        storage.resize_(size)
-        parameter.copy_(before)
-    assert torch.equal(layer(x), wanted)
 
 
 @pytest.mark.parametrize("name", ["w_val", "w_out", "b_out"])
