@@ -161,16 +161,6 @@ def test_nothing_is_certified_of_an_encoding_that_is_not_the_theorems(kind: str)
         verify.certify(nn.Conv1d(1, 1, 1, dtype=torch.float64), line, grid=(5,))
 
 
-def test_a_layer_that_learned_is_certified_for_what_it_is():
-    """Once settled, v is read as in any layer; soft heads leak, so only a difference can be PROVED."""
-    conv = nn.Conv2d(1, 1, 3, padding=1, dtype=torch.float64)
-    layer = convolution_to_learn(conv, alpha=3.0)
-    with pytest.raises(Unreadable, match="worked out from other parameters; settle it first"):
-        verify.certify(conv, layer, grid=(4, 4))
-    assert verify.certify(conv, settle(layer), grid=(4, 4)).verdict.name == "UNDECIDED"
-    assert verify.certify(conv, layer, grid=(4, 4), within=10.0).verdict.name == "PROVED"
-
-
 @pytest.mark.parametrize("kind", ["covariance", "relative", "taps"])
 def test_an_audit_and_a_report_take_any_encoding(kind: str, tmp_path: Any):
     one = (1, 1)
