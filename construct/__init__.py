@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from construct.files.loading import load
     from construct.files.writing import save
     from construct.geometry import ConvGeometry
+    from construct.heads.mixed import mixed_heads
     from construct.modules.added_heads import learn
     from construct.network import convert
     from construct.stock.layer import from_torch_mha, to_torch_mha
@@ -30,6 +31,7 @@ __all__ = [
     "from_torch_mha",
     "learn",
     "load",
+    "mixed_heads",
     "save",
     "to_torch_mha",
 ]
@@ -41,6 +43,7 @@ _HOMES = (
     "files.loading",
     "files.writing",
     "geometry",
+    "heads.mixed",
     "modules.added_heads",
     "network",
     "stock.layer",

@@ -120,7 +120,8 @@ def conv_to_mhsa(
 
 def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:
     """Give a layer the device, the mode and the ``requires_grad`` flags of a convolution."""
-    with with_effective_weight(conv) as plain:
+    # Twice: weight_norm reads a pruned weight_v of the call before, when it may not have been frozen.
+    with with_effective_weight(conv) as once, with_effective_weight(once) as plain:
         weight = plain.weight
         bias = plain.bias
     layer = layer.to(weight.device)
@@ -171,7 +172,8 @@ def kernel_to_mhsa(
     # −α(‖δ − τ_h‖² − ‖τ_h‖²): greatest at δ = τ_h, and lower by at least α at every other integer
     # shift; so softmax puts all its weight on the key at q + τ_h. (The parabola does the same in
     # one dimension, with the number of the shift in place of the shift.)
-    v = _stored([r.head_vector(shifts[tap], alpha) for tap in order], weight.dtype)
+    vectors = [r.head_vector(shifts[tap], alpha) for tap in order]
+    v = stored(torch.tensor(vectors, dtype=torch.float64, device="cpu"), weight.dtype)
     if not bool(v.isfinite().all()):
         raise ValueError(
             f"the sharpness α = {alpha:.4g} is too large: α times a shift is not finite"
@@ -229,9 +231,10 @@ def _heads_per_shift(
     return number or needed
 
 
-def _stored(v: list[tuple[float, ...]], dtype: torch.dtype) -> Tensor:
-    """v as float32, or as float64 if float32 would round it."""
-    exact = torch.tensor(v, dtype=torch.float64, device="cpu")
+def stored(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Positions of a layer of ``dtype``, given in float64: as float32, or as float64 if float32
+    would round them.
+    """
     single = exact.float()
     if dtype == torch.float64 or not torch.equal(single.double(), exact):
         return exact

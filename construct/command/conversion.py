@@ -70,8 +70,7 @@ def convert_file(options: Namespace) -> Report:
 def _conversion(options: Namespace, progress: Phases) -> Conversion:
     """Read the network of the command line, and convert it."""
     source = source_of(options)
-    model, assumed = network_of(source, options)
-    model, wrappers = unwrapped(model)
+    model, wrappers = unwrapped(network_of(source, options))
     if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
         what = f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store"
         raise BadModelFile(what, "--format pt2 can")  # before the long work
@@ -84,7 +83,7 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
     converted, changes = replaced(model, survey, dict(pairs.values()))
     unchecked = tuple(not_rechecked(survey, source, options))
     remarks = (*remarks_on(model, wrappers), *changes, *unchecked)
-    notes = (*source.notes, *assumed)
+    notes = tuple(source.notes)
     return Conversion(source, model, survey, pairs, converted, notes, remarks, unchecked)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from construct.encoding import quadratic
+from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 
 
@@ -25,17 +26,19 @@ class Encoding(ABC):
         name: in files and messages; the qualified name of a class of your own.
         factorises: whether the score is a sum over the axes for every c; ``along`` is then one
             axis's summand.
+        taps_of: the geometry whose taps r_δ tells apart; None if r_δ is for every kernel.
     """
 
     name: ClassVar[str]
     factorises: ClassVar[bool] = False
+    taps_of: ConvGeometry | None = None
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.rpartition(".")[0] != __package__:
             cls.name = f"{cls.__module__}.{cls.__qualname__}"
             # What it may inherit from one of ours speaks of another r_δ.
             cls.factorises = False
-            cls.attributes = Encoding.attributes
+            cls.attributes = _with_itself
             cls.record = Encoding.record
 
     @abstractmethod
@@ -49,6 +52,13 @@ class Encoding(ABC):
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors, beside c, that scores are computed from; none, if r_δ is fixed."""
         return ()
+
+    def require_covered(self, grid: TokenGrid) -> None:  # noqa: B027  most cover every grid
+        """Check that there is an r_δ for every shift of the grid.
+
+        Raises:
+            ValueError: there is none for some.
+        """
 
     @abstractmethod
     def r(self, grid: TokenGrid) -> Tensor:
@@ -77,11 +87,15 @@ class Encoding(ABC):
         raise ValueError(f"MHSA: the {self.name} encoding has no head vector for a shift")
 
     def attributes(self) -> dict[str, Any]:
-        """What a layer stores to know its encoding, by name; nothing for that of the theorem."""
-        return {"_encoding": self.name, "own_encoding": self}
+        """What a layer stores to know its encoding, by name: nothing for that of the theorem, and
+        itself if its class is not one of ours.
+        """
+        return {"_encoding": self.name}
 
     def record(self) -> dict[str, Any]:
-        """What a file says of the encoding, as JSON data; nothing for that of the theorem."""
+        """What a file says of the encoding, from which ``recorded_encoding`` makes it again; nothing
+        for that of the theorem.
+        """
         return {"encoding": self.name}
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
@@ -92,6 +106,11 @@ class Encoding(ABC):
             ValueError: the score is not a sum over the axes.
         """
         raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
+
+
+def _with_itself(self: Encoding) -> dict[str, Any]:
+    """The attributes for an encoding of a class of the user's own."""
+    return {"_encoding": self.name, "own_encoding": self}
 
 
 @dataclass(frozen=True)
@@ -122,13 +141,11 @@ class Quadratic(Encoding):
         """v = −α(1, −2τ)."""
         return quadratic.v(tau, alpha)
 
-    def attributes(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Nothing: layers have this encoding unless they say otherwise."""
         return {}
 
-    def record(self) -> dict[str, Any]:
-        """Nothing, as for :meth:`attributes`."""
-        return {}
+    attributes = record
 
     def along(self, c: Any, delta: Any, axis: int) -> Any:
         """The one-dimensional score: c·r_δ is the sum of these over the axes, as ‖δ‖² is a sum over

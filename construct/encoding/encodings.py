@@ -5,14 +5,16 @@ a token grid.
     Parabola      r_δ = (n², n) with n the shift's number in mixed radix, D_p = 2
     Covariance    r_δ = (δ_i δ_j for i ≤ j, δ), D_p = d(d + 3)/2: a Gaussian of any covariance
     Relative      r_δ = a learned row for each component of δ, concatenated
+    Taps          r_δ = a unit vector for each tap, and one for all other shifts: any table of scores
 
 Subclass :class:`~construct.encoding.encoding.Encoding` for one of your own.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -54,8 +56,8 @@ def shift_of_number(number: int, radix: Shift) -> Shift:
     """The shift with this number; all components but the first lie in the balanced range of their
     axis.
     """
-    shift: list[int] = []
-    for outer, weight in zip(reversed(radix[:-1]), reversed(radix[1:]), strict=True):
+    shift = []
+    for weight, outer in pairwise(reversed(radix)):
         base = outer // weight
         digit = (number // weight + base // 2) % base - base // 2
         shift.append(digit)
@@ -76,17 +78,17 @@ def shifts_are_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> bool:
         return False
     return all(
         outer % weight == 0 and n <= (outer // weight - 1) // 2
-        for outer, weight, n in zip(radix[:-1], radix[1:], widest[1:], strict=True)
+        for (outer, weight), n in zip(pairwise(radix), widest[1:], strict=True)
     )
 
 
-def require_distinct(radix: Shift | None, box: Sequence[tuple[int, int]]) -> None:
-    """Check that a radix, if any, numbers all shifts of a box differently.
+def require_distinct(radix: Shift, box: Sequence[tuple[int, int]]) -> None:
+    """Check that a radix numbers all shifts of a box differently.
 
     Raises:
         ValueError: two shifts would share a number.
     """
-    if radix is not None and not shifts_are_distinct(radix, box):
+    if not shifts_are_distinct(radix, box):
         raise ValueError(
             f"MHSA: the parabola of radix {radix} cannot number the shifts {box} of this input"
         )
@@ -103,8 +105,8 @@ class Parabola(Encoding):
     name = "parabola"
 
     def __post_init__(self) -> None:
-        radix = whole_numbers(self.radix) if isinstance(self.radix, tuple) else None
-        if radix is None:
+        radix = whole_numbers(self.radix)
+        if radix is None or not isinstance(self.radix, tuple):
             raise ValueError(f"the radix must be a tuple of whole numbers, not {self.radix!r}")
         object.__setattr__(self, "radix", radix)
 
@@ -118,13 +120,11 @@ class Parabola(Encoding):
         """That of one dimension, for the number of τ."""
         return quadratic.v((quadratic.number(tau, self.radix),), alpha)
 
-    def attributes(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The radix."""
         return {"radix": self.radix}
 
-    def record(self) -> dict[str, Any]:
-        """The radix."""
-        return {"radix": list(self.radix)}
+    attributes = record
 
     def r(self, grid: TokenGrid) -> Tensor:
         """(n², n)."""
@@ -136,8 +136,9 @@ class Parabola(Encoding):
         alpha = -c[:, 0]
         number = -c[:, 1] / (2 * c[:, 0])
         tau = c.new_full((len(c), len(self.radix)), math.nan)
-        for head in number.isfinite().nonzero().flatten().tolist():
-            tau[head] = c.new_tensor(shift_of_number(int(number[head].round()), self.radix))
+        for head, n in enumerate(number.tolist()):
+            if math.isfinite(n):
+                tau[head] = c.new_tensor(shift_of_number(round(n), self.radix))
         return alpha, tau
 
 
@@ -146,10 +147,6 @@ class Covariance(Encoding):
     """r_δ = (δ_i δ_j for i ≤ j, δ)."""
 
     name = "covariance"
-
-    def attributes(self) -> dict[str, Any]:
-        """The name."""
-        return {"_encoding": self.name}
 
     def pos_dim(self, dims: int) -> int:
         """Returns d(d + 1)/2 + d."""
@@ -176,7 +173,7 @@ class Covariance(Encoding):
     @staticmethod
     def form(c: Tensor) -> tuple[Tensor, Tensor]:
         """The symmetric A (heads, d, d) and b (heads, d) of the score δᵀAδ + b·δ."""
-        dims = next(d for d in range(1, c.shape[1] + 1) if d * (d + 3) // 2 == c.shape[1])
+        dims = (math.isqrt(9 + 8 * c.shape[1]) - 3) // 2  # D_p = d(d + 3)/2
         row, column = torch.triu_indices(dims, dims, device=c.device)
         upper = c.new_zeros(len(c), dims, dims)
         upper[:, row, column] = c[:, : len(row)]
@@ -204,13 +201,10 @@ class Relative(Encoding):
 
     def attributes(self) -> dict[str, Any]:
         """The name, and copies of the tables as parameters, frozen at first."""
-        tables = [
-            nn.Parameter(table.detach().clone(), requires_grad=False) for table in self.tables
-        ]
-        return {
-            "_encoding": self.name,
-            **{f"offsets_{axis}": table for axis, table in enumerate(tables, start=1)},
-        }
+        stored: dict[str, Any] = {"_encoding": self.name}
+        for axis, table in enumerate(self.tables, start=1):
+            stored[f"offsets_{axis}"] = nn.Parameter(table.detach().clone(), requires_grad=False)
+        return stored
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tables."""
@@ -222,8 +216,8 @@ class Relative(Encoding):
             raise ValueError(f"MHSA: {len(self.tables)} tables of offsets for {dims} dimensions")
         return sum(table.shape[1] for table in self.tables)
 
-    def r(self, grid: TokenGrid) -> Tensor:
-        """The rows of all axes, concatenated; each shift needs a row of the tables."""
+    def require_covered(self, grid: TokenGrid) -> None:
+        """Each shift needs a row of the tables."""
         for axis, (table, (least, most)) in enumerate(
             zip(self.tables, grid.box, strict=True), start=1
         ):
@@ -233,10 +227,14 @@ class Relative(Encoding):
                     f"MHSA: the learned offsets of axis {axis} go from {-reach} to {reach}, and this input has shifts "
                     f"from {least} to {most}"
                 )
-        rows = [self.rows(delta, axis) for axis, delta in enumerate(grid.shifts())]
-        return torch.cat(
-            [table[row].double().T for table, row in zip(self.tables, rows, strict=True)]
-        )
+
+    def r(self, grid: TokenGrid) -> Tensor:
+        """The rows of all axes, concatenated."""
+        self.require_covered(grid)
+        components = []
+        for axis, delta in enumerate(grid.shifts()):
+            components.append(self.tables[axis][self.rows(delta, axis)].double().T)
+        return torch.cat(components)
 
     def rows(self, delta: Tensor, axis: int) -> Tensor:
         """The row of each offset in its table, int64."""
@@ -252,19 +250,48 @@ class Relative(Encoding):
         """The product with one axis's rows: each axis has its own components, so c·r_δ is a sum
         over the axes.  D_p may be in the hundreds, but each axis has few rows.
         """
-        first = sum(table.shape[1] for table in self.tables[:axis])
-        own = c[..., first : first + self.tables[axis].shape[1]]
+        own = c.split([table.shape[1] for table in self.tables], dim=-1)[axis]
         products = own @ self.tables[axis].double().T  # (…, rows)
         rows = self.rows(delta, axis)
         leading = torch.broadcast_shapes(products.shape[:-1], rows.shape[:-1])
         return products.expand(*leading, -1).gather(-1, rows.expand(*leading, -1))
 
 
+@dataclass(frozen=True)
+class Taps(Encoding):
+    """r_δ = the unit vector of the tap whose head would look at δ, or the last one if there is none:
+    c is a table of a score for each tap, in row-major order of the shifts, and one for all other
+    shifts.  No sum over the axes could be any table.
+
+    Args:
+        taps_of: the geometry of the kernel.
+    """
+
+    taps_of: ConvGeometry = field()
+    name = "taps"
+
+    def pos_dim(self, dims: int) -> int:
+        """One more than there are taps."""
+        return self.taps_of.taps + 1
+
+    def r(self, grid: TokenGrid) -> Tensor:
+        """Exactly one component is 1 at each shift."""
+        taps = torch.tensor(tap_shifts(self.taps_of), device="cpu")  # (taps, d)
+        at_tap = (taps[:, :, None] == torch.stack(grid.shifts())).all(dim=1)
+        return torch.cat([at_tap, ~at_tap.any(dim=0, keepdim=True)]).double()
+
+    def centres(self, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Always raise ValueError: a table has no centre."""
+        raise ValueError(
+            "MHSA: a table of scores has no centres; attention_probabilities shows where it looks"
+        )
+
+
 CLASSICAL = (Quadratic, Parabola)
 """The theorem's encodings, the only ones that certificates, stock layers and exported programs
 support.
 """
-LEARNED = (Covariance, Relative)
+NAMED = (Covariance, Relative, Taps)
 """The other encodings of which files tell the layer."""
 
 
@@ -275,22 +302,37 @@ def encoding_of(layer: Any) -> Encoding:
     Raises:
         ValueError: no encoding has the name that it stores.
     """
-    if layer.radix is not None:
-        return Parabola(layer.radix)
     if hasattr(layer, "own_encoding"):
         return layer.own_encoding
-    return encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
+    return stated_encoding(layer)
 
 
-def encoding_named(name: object, dims: int, tensor: Callable[[str], Any]) -> Encoding:
-    """The encoding of this name in d dimensions; ``tensor`` looks up a relative encoding's table by
-    name.
+def stated_encoding(layer: Any) -> Encoding:
+    """The encoding of ours whose radix or name a layer stores; raises as :func:`encoding_of`."""
+    tensor = partial(getattr, layer)
+    return recorded_encoding(layer.radix, layer._encoding, layer.geometry, tensor)
+
+
+def recorded_encoding(
+    radix: Any, name: object, geometry: ConvGeometry, tensor: Callable[[str], Any]
+) -> Encoding:
+    """The encoding with this radix or this name for a geometry, or the theorem's own with neither;
+    ``tensor`` looks up a relative encoding's table by name.
 
     Raises:
-        ValueError: no encoding has this name.
+        ValueError: no encoding has this name or this radix, or there are both.
     """
+    if name is None and radix is None:
+        return Quadratic()
+    if name is None:
+        return Parabola(radix)
+    if radix is not None:
+        raise ValueError("give a radix or an encoding; the radix is that of the parabola")
     if name == Covariance.name:
         return Covariance()
+    if name == Taps.name:
+        return Taps(geometry)
     if name != Relative.name:
         raise ValueError(f"no encoding {name!r}")
-    return Relative(tuple(tensor(f"offsets_{axis}") for axis in range(1, dims + 1)))
+    axes = range(1, geometry.dims + 1)
+    return Relative(tuple(tensor(f"offsets_{axis}") for axis in axes))

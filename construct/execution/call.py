@@ -138,10 +138,10 @@ def _evaluated(
     layer: Any, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]
 ) -> Tensor:
     """Eq. 3 by what can evaluate it: x (B, D_in, *size) → (B, D_out, *o), in its type."""
-    y = run_traced(layer, x, geometry) if traced() else None
+    y = run_traced(layer, x, geometry) if traced() and layer.heads else None
     if y is not None:
         return y
-    if faked() or abstract(x, layer.w_val):
+    if not layer.heads or faked() or abstract(x, layer.w_val):
         return run_abstract(layer, x, geometry)
     evaluate: Any = _run
     if torch.compiler.is_dynamo_compiling():  # which would trace every function called from here

@@ -49,6 +49,7 @@ def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> 
     padded = grid.padded(x).to(working_dtype(x.dtype))
     block: Block
     if layer.encoding.factorises and layer.has_content():
+        layer.encoding.require_covered(grid)
         places = query_places(grid.first, grid.step, grid.query_shape, x.device)
         block = averages_of(layer, padded, places, heads)
     else:

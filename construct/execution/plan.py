@@ -17,7 +17,7 @@ from torch import Tensor
 from construct.encoding import quadratic
 from construct.encoding.encodings import (
     CLASSICAL,
-    LEARNED,
+    NAMED,
     Encoding,
     Parabola,
     Quadratic,
@@ -92,12 +92,13 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     hidden = transformed() and (
         layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None
     )
-    if hidden or all(content) or type(encoding) not in (*CLASSICAL, *LEARNED):
+    if hidden or all(content) or type(encoding) not in (*CLASSICAL, *NAMED):
         return Plan(grid, (), (), (), tuple(range(layer.heads)))
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets))
-    key = (*chain.from_iterable(numbers), content, layer.radix, encoding.name, grid, code)
+    kind = encoding.name, encoding.taps_of, layer.radix
+    key = (*chain.from_iterable(numbers), content, *kind, grid, code)
     plan = PLANS.get(key)
     if plan is None:
         c = common(layer.position_vector())

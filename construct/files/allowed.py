@@ -3,7 +3,6 @@ user allows.
 """
 
 import contextlib
-import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -25,14 +24,13 @@ from construct.geometry import ConvGeometry
 @cache
 def allowed_classes() -> tuple[type, ...]:
     """The classes that any file may name: the public modules of torch.nn, MHSA and ConvGeometry."""
-    classes: set[type] = {MHSA, ConvGeometry}
+    classes = {MHSA, ConvGeometry}
     for info in iter_modules(nn.modules.__path__):
         module = import_module(f"torch.nn.modules.{info.name}")
-        public = [kind for name, kind in vars(module).items() if not name.startswith("_")]
-        own = [kind for kind in public if getattr(kind, "__module__", "") == module.__name__]
-        classes.update(
-            kind for kind in own if isinstance(kind, type) and issubclass(kind, nn.Module)
-        )
+        for name, kind in vars(module).items():
+            of_modules = isinstance(kind, type) and issubclass(kind, nn.Module)
+            if of_modules and kind.__module__ == module.__name__ and not name.startswith("_"):
+                classes.add(kind)
     return tuple(classes)
 
 
@@ -67,7 +65,7 @@ class Allowed:
         allowed = dict(self.exact)
         for name in names:
             module, _, last = name.rpartition(".")
-            inside = any(f"{module}.".startswith(f"{package}.") for package in self.packages)
+            inside = f"{module}.".startswith(tuple(f"{package}." for package in self.packages))
             # importing __main__ would run it
             if name in allowed or not inside or "__main__" in module.split("."):
                 continue
@@ -93,13 +91,19 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     Raises:
         BadModelFile: a name cannot be imported, or no model needs it.
     """
-    exact: dict[str, Any] = {}
-    packages: list[str] = []
+    exact = {}
+    packages = []
     for name in names:
         if _is_never(name) or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
-        with refusing(f"{name!r}: ", "put its package on PYTHONPATH, or save a state dict"):
+        with (
+            refusing(f"{name!r}: ", "put its package on PYTHONPATH, or save a state dict"),
+            # of old names, as numpy.core
+            warnings.catch_warnings(action="ignore", category=DeprecationWarning),
+        ):
             value = _imported(name)
+        if isinstance(value, ModuleType) and _is_foreign(name):
+            raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
         if isinstance(value, ModuleType):
             packages.append(name)
         elif not callable(value) or (_is_foreign(name) and not isinstance(value, type)):
@@ -110,23 +114,14 @@ def import_allowed(names: Iterable[str]) -> Allowed:
 
 
 def _imported(name: str) -> Any:
-    """The class, function or package of this name.
-
-    Raises:
-        BadModelFile: a package that cannot be allowed as a whole.
-        Exception: any that importing it raises.
-    """
+    """The module of this name, or what the module before its last dot defines."""
     module, _, last = name.rpartition(".")
-    value = None
-    if module:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of old names, as numpy.core
-            value = getattr(import_module(module), last, None)
-    if value is not None and not isinstance(value, ModuleType):
-        return value
-    if _is_foreign(name) and (not module or importlib.util.find_spec(name)):
-        raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
-    return import_module(name)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name or not module:
+            raise
+    return getattr(import_module(module), last)
 
 
 def can_be_allowed(name: str) -> bool:
@@ -138,20 +133,7 @@ def can_be_allowed(name: str) -> bool:
 
 
 _FORMS = "name a class as package.module.Class, or the package of your network"
-_NEVER = frozenset(
-    {
-        "__main__",
-        "builtins",
-        "os",
-        "posix",
-        "nt",
-        "sys",
-        "subprocess",
-        "importlib",
-        "runpy",
-        "pickle",
-    }
-)
+_NEVER = frozenset("__main__ builtins os posix nt sys subprocess importlib runpy pickle".split())
 """Packages from which nothing can be allowed: their functions run arbitrary code."""
 _PLAIN = frozenset(
     f"builtins.{kind}"
@@ -176,7 +158,7 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
     """The ``--allow`` options that would admit these names; empty if one of them can never be
     allowed.
     """
-    options: dict[str, None] = {}
+    options = {}
     for name in foreign:
         module, _, last = name.rpartition(".")
         value = getattr(sys.modules.get(module), last, None)
@@ -189,8 +171,7 @@ def allow_options(foreign: Iterable[str]) -> list[str]:
         ):
             return []
         # A package admits its classes only; a lower-case initial is taken for a function.
-        if _is_foreign(name) or not last[:1].isupper() or name in _PLAIN:
-            options[name] = None
-        else:
-            options[name.partition(".")[0]] = None
+        if last[:1].isupper() and not _is_foreign(name):
+            name = name.partition(".")[0]
+        options[name] = None
     return list(options)

@@ -12,6 +12,9 @@ import torch
 from construct.errors import BadModelFile, one_line
 from construct.files.isolation import refusing
 
+AGAIN = "copy or download it again"
+ALONE = "save the state dict alone, with torch.save"
+RESAVE = "save the model again with torch.save"
 ZIP = b"PK\x03\x04"
 """The first bytes of a zip archive, as torch.save writes it."""
 LARGEST_PICKLE = 2**24
@@ -30,11 +33,8 @@ _LONGEST_HEADER = 2**18
 _FOLDER = 0x10
 """The flag of a folder: of such a record torch returns memory that it has not filled."""
 
-AGAIN = "copy or download it again"
-ALONE = "save the state dict alone, with torch.save"
-RESAVE = "save the model again with torch.save"
 
-
+@refusing("the file is truncated, or its archive is malformed: ", AGAIN)
 def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
     """Check what a zip archive unpacks to, and its checksums; returns "torch.save" or "pt2", and
     notes.
@@ -43,48 +43,32 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
         BadModelFile: it is truncated, damaged, a bomb, or no model file.
     """
     size = file.seek(0, io.SEEK_END)
-    archive = _opened(file)
-    names = archive.namelist()
+    archive = zipfile.ZipFile(file)
     entries = archive.infolist()
-    if any(name.endswith("/constants.pkl") for name in names):
+    headers = {entry.filename.partition("/")[2]: entry.header_offset for entry in entries}
+    if "constants.pkl" in headers:
         raise BadModelFile(
             "a TorchScript archive", "re-save as the nn.Module itself, or its state dict"
         )
     _check_unpacked(size, [entry.file_size for entry in entries])
-    if any(
-        name.endswith(("/archive_format", "/serialized_exported_program.json")) for name in names
-    ):
+    if {"archive_format", "serialized_exported_program.json"} & headers.keys():
         return "pt2", ()
     if any(entry.external_attr & _FOLDER and entry.file_size for entry in entries):
         raise BadModelFile(
             "a malformed archive: a record is said to be a folder, and torch would not read it",
             RESAVE,
         )
-    pickles = [name for name in names if name.lower().replace("\\", "/").endswith("/data.pkl")]
-    if not pickles:
+    names = [name.lower().replace("\\", "/") for name in archive.namelist()]
+    pickles = sum(name.endswith("/data.pkl") for name in names)
+    if pickles == 0:
         raise BadModelFile(
             "a zip archive, but not a model file", "give a file that torch.save wrote"
         )
-    if len(pickles) > 1:
+    if pickles > 1:
         raise BadModelFile("a malformed archive: it holds two pickles that could be meant", RESAVE)
-    with refusing(_MALFORMED, RESAVE):
-        notes = _check_sums(archive)
-        _check_records(
-            file, size, {entry.filename.partition("/")[2]: entry.header_offset for entry in entries}
-        )
+    notes = _check_sums(archive)
+    _check_records(file, size, headers)
     return "torch.save", notes
-
-
-_MALFORMED = "the archive is malformed: "
-
-
-def _opened(file: BinaryIO) -> zipfile.ZipFile:
-    with refusing(_MALFORMED, RESAVE):
-        try:
-            return zipfile.ZipFile(file)
-        except zipfile.BadZipFile as error:
-            what = "the file is truncated: the end of the archive is missing"
-            raise BadModelFile(what, AGAIN) from error
 
 
 def _check_records(file: BinaryIO, size: int, headers: Mapping[str, int]) -> None:

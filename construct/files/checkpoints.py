@@ -1,8 +1,9 @@
 """Finds the model in a training checkpoint, and strips the prefixes that wrappers put on its names."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, islice
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -27,9 +28,7 @@ AVERAGED = "n_averaged"
 """The counter that ``torch.optim.swa_utils.AveragedModel`` keeps beside the averages, ``module.*``."""
 
 
-def unwrap(
-    content: object, chosen: str | None = None
-) -> tuple[object, tuple[str, ...], dict[str, Any]]:
+def unwrap(content: object, chosen: str | None = None) -> tuple[object, list[str], dict[str, Any]]:
     """The module or state dict in a checkpoint, notes on what was done, and what the state dict
     holds beside tensors, as modules' extra state.
 
@@ -39,9 +38,9 @@ def unwrap(
     Raises:
         BadModelFile: a dict that holds neither, or not the chosen key.
     """
-    notes: list[str] = []
-    path: list[str] = []
-    values: dict[str, Any] = {}
+    notes = []
+    path = []
+    values = {}
     keys = _chosen_keys(content, chosen)
     while isinstance(content, dict) and content and len(path) < 4:
         items = dict(dict.items(content))  # attributes of an OrderedDict may hide its methods
@@ -49,17 +48,19 @@ def unwrap(
         if tensors and not keys:
             break
         models = [key for key, x in items.items() if isinstance(key, str) and _holds_model(x)]
-        key = keys.pop(0) if keys else _key_of(models)
-        if key is None:
+        keys = keys or _key_of(models)
+        if not keys:
             content, values, others = _tensors_in(content, items)
-            what = "no tensors, and so read only if a network's own loading asks for them"
-            notes.append(f"{what}: {others}")
+            notes.append(
+                f"no tensors, and so read only if a network's own loading asks for them: {others}"
+            )
             break
+        key = keys.pop(0)
         path.append(key)
         note = f"a checkpoint: its key {'/'.join(path)!r} was used"
         notes.append(f"{note}{_beside(key, models, items)}")
         content = items[key]
-    return content, tuple(notes), values
+    return content, notes, values
 
 
 def _beside(key: str, models: list[str], items: Mapping[Any, Any]) -> str:
@@ -96,31 +97,27 @@ def _tensors_in(
     """The tensors of a state dict that holds other things, too; what of these can be used; and
     the names of all of these.
     """
-    tensors = OrderedDict(
+    tensors: Any = OrderedDict(
         (k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor)
     )
     if not tensors:
-        raise _no_state(content)
+        keys = list(items)
+        what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
+        if places := model_paths(content):
+            raise BadModelFile(
+                f"{what}; {places}", "choose one with key=", option="choose one with --key"
+            )
+        raise BadModelFile(f"{what}, but not a state dict", "save the state dict")
     others = [key for key in items if key not in tensors]
     for key in others:
         if str(key).rpartition(".")[2] in ("weight", "bias", *NAMES):
             raise BadModelFile(f"{key!r:.80} must be a tensor", "save the state dict of a module")
-    if isinstance(content, OrderedDict) and "_metadata" in vars(content):
-        tensors._metadata = vars(content)["_metadata"]  # type: ignore[attr-defined]
+    tensors._metadata = getattr(content, "_metadata", None)
     values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}
     return tensors, values, _listed(others)
 
 
-def _no_state(content: dict[Any, Any]) -> BadModelFile:
-    """The error for a dict without tensors, with the places of models in it."""
-    keys = list(dict.keys(content))
-    what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
-    places = model_paths(content)
-    if places:
-        return BadModelFile(
-            f"{what}; {places}", "choose one with key=", option="choose one with --key"
-        )
-    return BadModelFile(f"{what}, but not a state dict", "save the state dict")
+_SIMPLE = Tensor | bytes | complex | torch.dtype | torch.device
 
 
 def _is_simple(value: object) -> bool:
@@ -128,7 +125,7 @@ def _is_simple(value: object) -> bool:
     a stand-in.
     """
     pending = [value]
-    known = set[int]()
+    known = set()
     while pending:
         inner: Any = pending.pop()
         if id(inner) in known:
@@ -138,10 +135,7 @@ def _is_simple(value: object) -> bool:
             pending += [*dict.keys(inner), *dict.values(inner)]
         elif isinstance(inner, list | tuple | set):
             pending += inner
-        elif not (
-            isinstance(inner, Tensor | bytes | complex | torch.dtype | torch.device)
-            or _is_plain(inner)
-        ):
+        elif not (isinstance(inner, _SIMPLE) or _is_plain(inner)):
             return False
     return True
 
@@ -156,12 +150,11 @@ def _is_plain(key: object) -> bool:
     return key is None or type(key) in (str, int, float, bool)
 
 
-def _key_of(models: list[str]) -> str | None:
-    """The key of the model, of these: the first of ``KEYS``, or the only one."""
-    known = [key for key in KEYS if key in models]
-    if known or len(models) == 1:
-        return [*known, *models][0]
-    return None
+def _key_of(models: list[str]) -> list[str]:
+    """The key of the model, of these: the first of ``KEYS``, or the only one; empty if neither."""
+    if len(models) == 1:
+        return [*models]
+    return [key for key in KEYS if key in models][:1]
 
 
 def _holds_model(value: object, depth: int = 3) -> bool:
@@ -177,8 +170,6 @@ def model_paths(content: object) -> str:
     """Where a file's content holds its models, in words; empty if one is at the top, or there is
     none.
     """
-    if _kind_of(content):
-        return ""
     # Not deeper: an optimizer's moments of one parameter are a dict of tensors, too.
     outer = _entries("its entry ", content)
     inner = (entry for path, container in outer for entry in _entries(path, container))
@@ -196,7 +187,7 @@ MOST_ENTRIES = 1000
 
 def _entries(path: str, container: object) -> list[tuple[str, object]]:
     """The values in a dict, list or tuple that is no model, with their paths."""
-    items: list[tuple[Any, Any]] = []
+    items = []
     if _kind_of(container):
         return []
     if isinstance(container, dict):
@@ -217,38 +208,45 @@ def _kind_of(value: object) -> str:
     return "state dict" * any(isinstance(inner, Tensor) for inner in dict.values(value))
 
 
-def renamings(
-    names: Collection[str], wanted: Collection[str]
-) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
-    """The names of a state dict as they are, then without prefixes that wrappers put there: new →
-    old; and notes on what was done.
+def renamings(state: Any, wanted: Collection[str]) -> Iterator[tuple[Any, list[str]]]:
+    """A state dict as it is, then without prefixes that wrappers put before its names; and notes on
+    what was done.
 
     ``wanted`` are the names in the network.
     """
-    old = {name: name for name in names}
-    yield old, ()
-    notes: tuple[str, ...] = ()
-    if AVERAGED not in wanted and AVERAGED in old:
-        averages = {key: name for key, name in old.items() if key != AVERAGED}
+    yield state, []
+    ignored = []
+    if AVERAGED not in wanted and AVERAGED in state:
+        averages = _renamed(state, str)
+        del averages[AVERAGED]
         if _common_prefix(averages) == "module.":
-            old = averages
-            notes = (f"ignored: {AVERAGED!r}, the counter of an average",)
-    ignored = notes
+            state = averages
+            ignored = [f"ignored: {AVERAGED!r}, the counter of an average"]
+    notes = ignored
     removed = ""
-    while not _first_parts(old) & _first_parts(wanted):
-        prefix = _common_prefix(old)
+    while not _first_parts(state) & _first_parts(wanted):
+        prefix = _common_prefix(state)
         if not prefix:
             break
-        old = {key.removeprefix(prefix): name for key, name in old.items()}
+        state = _renamed(state, methodcaller("removeprefix", prefix))
         removed += prefix
-        notes = (*ignored, f"the prefix {removed!r} was removed from every name")
-        yield old, notes
-    bare = {
-        ".".join(part for part in key.split(".") if part not in WRAPPERS): name
-        for key, name in old.items()
-    }
-    if bare.keys() != old.keys() and len(bare) == len(old):
-        yield bare, (*notes, "the names of wrappers were taken out of its names")
+        notes = [*ignored, f"the prefix {removed!r} was removed from every name"]
+        yield state, notes
+    bare = _renamed(state, _without_wrappers)
+    if bare.keys() != state.keys() and len(bare) == len(state):
+        yield bare, [*notes, "the names of wrappers were taken out of its names"]
+
+
+def _renamed(state: Any, rename: Callable[[str], str]) -> Any:
+    """A copy of a state dict under other names, and its metadata under other paths."""
+    renamed: Any = OrderedDict((rename(key), value) for key, value in state.items())
+    entries = state._metadata.items()
+    renamed._metadata = {rename(f"{path}.")[:-1]: entry for path, entry in entries}
+    return renamed
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _first_parts(names: Collection[str]) -> set[str]:

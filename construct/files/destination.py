@@ -8,13 +8,14 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from construct.errors import BadModelFile, naming, one_line, printable
 
 FilePath = str | os.PathLike[str]
 
 
-def regular_file(path: FilePath) -> Path:
+def regular_file(path: FilePath) -> None:
     """Check that a path is a regular file, without opening it: opening a pipe would block.
 
     Raises:
@@ -31,7 +32,6 @@ def regular_file(path: FilePath) -> Path:
             raise BadModelFile("is a directory, not a model file", "give the file in it")
         if not stat.S_ISREG(mode):
             raise BadModelFile("is not a regular file", "give a file that torch.save wrote")
-    return Path(path)
 
 
 def check_destination(
@@ -70,9 +70,9 @@ def check_destination(
                 if not path.is_file():
                     raise BadModelFile("is there, and is not a file", another)
                 if not force and not ours(path):
-                    what = f"exists and is not our own output: {reason}"
                     raise BadModelFile(
-                        what, option=f"{another.removesuffix(' with -o')}, or --force"
+                        f"exists and is not our own output: {reason}",
+                        option=f"{another.removesuffix(' with -o')}, or --force",
                     )
             _check_writable(path)
     except BadModelFile:
@@ -95,9 +95,8 @@ def _check_writable(path: Path) -> None:
     """Make a file beside the path, and remove it."""
     if not path.parent.is_dir():
         raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
-    temporary = temporary_name(path.resolve())
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    temporary.unlink()
+    with NamedTemporaryFile(dir=path.resolve().parent):
+        pass
 
 
 def temporary_name(path: Path) -> Path:

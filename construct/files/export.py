@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from construct.attention import MHSA
 from construct.errors import one_line
@@ -83,39 +83,28 @@ def _exported(
     network: nn.Module, input_size: Sequence[int], inputs: Any
 ) -> "torch.export.ExportedProgram":
     """Export with every axis dynamic; if that fails, with the batch alone; then with none."""
-    error: Exception | None = None
-    for dynamic in (slice(None), slice(1), slice(0)):
-        args, kwargs = _arguments(network, input_size, inputs, batch=2 if range(1)[dynamic] else 1)
-        free = partial(_dynamic_axes, dynamic, with_channels=inputs is not None)
-        try:
-            with torch.no_grad(), _quiet():
-                return torch.export.export(
-                    network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args)
-                )
-        except MemoryError:
-            raise
-        except Exception as failure:  # tracing a user's network may raise anything
-            error = failure
-    assert error is not None
-    raise _not_exported(error) from error
+    for dynamic in (None, 1):
+        with contextlib.suppress(ValueError):
+            return _traced(network, input_size, inputs, dynamic, batch=2)
+    return _traced(network, input_size, inputs, 0, batch=1)
 
 
-def _not_exported(error: Exception) -> ValueError:
-    """The first line of the cause of an error, without where torch would have it reported."""
-    first, *_ = str(error.__cause__ or error).strip().split("\n")
-    first = first.partition(" See the stack trace")[0]
-    return ValueError(f"the network cannot be exported: {one_line(first)}")
+def _traced(
+    network: nn.Module, input_size: Sequence[int], inputs: Any, dynamic: int | None, batch: int
+) -> "torch.export.ExportedProgram":
+    """Export with the first ``dynamic`` axes dynamic, but for the channels of an ``input_size``."""
 
+    def free(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return None
+        axes = range(value.dim())[:dynamic]
+        return {axis: torch.export.Dim.AUTO for axis in axes if axis != 1 or inputs is not None}
 
-def _dynamic_axes(axes: slice, value: Any, with_channels: bool) -> Any:
-    """These axes of a tensor, but for the channels' axis 1, as ``torch.export`` takes them."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    return {
-        axis: torch.export.Dim.AUTO
-        for axis in range(value.dim())[axes]
-        if axis != 1 or with_channels
-    }
+    args, kwargs = _arguments(network, input_size, inputs, batch)
+    with torch.no_grad(), _quiet():
+        return torch.export.export(
+            network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args)
+        )
 
 
 def _arguments(
@@ -135,34 +124,39 @@ def _arguments(
 
 def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int | None]]:
     """The shapes of the tensors that a program takes, by name; None for a dynamic axis."""
-    shapes = dict[str, list[int | None]]()
+    shapes = {}
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.name in program.graph_signature.user_inputs and isinstance(value, torch.Tensor):
-            shapes[node.name] = list(map(_static, value.shape))
+            # a static axis has a number, or a symbol that was specialised to one
+            static = [isinstance(n, int) or n.node.expr.is_number for n in value.shape]
+            sizes = zip(value.shape, static, strict=True)
+            shapes[node.name] = [int(n) if known else None for n, known in sizes]
     return shapes
 
 
-def _static(size: Any) -> int | None:
-    """The length of a static axis: a number, or a symbol that was specialised to one."""
-    if isinstance(size, int) or size.node.expr.is_number:
-        return int(size)
-    return None
-
-
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the tracer, and what the network prints while it is traced."""
+def _quiet(failure: str = "the network cannot be exported") -> Iterator[None]:
+    """Silence the tracer, and what the network prints while it is traced.
+
+    Raises:
+        ValueError: the first line of an error's cause, without where torch would have it reported.
+    """
     level = logging.getLogger("torch").level
     logging.getLogger("torch").setLevel(logging.ERROR)
     try:
         with (
-            warnings.catch_warnings(),
+            warnings.catch_warnings(action="ignore"),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
         ):
-            warnings.simplefilter("ignore")
             yield
+    except MemoryError:
+        raise
+    except Exception as error:  # tracing a user's network may raise anything
+        first, *_ = str(error.__cause__ or error).strip().split("\n")
+        first = first.partition(" See the stack trace")[0]
+        raise ValueError(f"{failure}: {one_line(first)}") from error
     finally:
         logging.getLogger("torch").setLevel(level)
 
@@ -226,15 +220,10 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
         )
     program, static = export_program(model, input_size, inputs)
     stream = io.BytesIO()
-    try:
-        with _quiet():
-            converted = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
-            assert converted is not None
-            converted.save(stream)  # type: ignore[arg-type]
-    except MemoryError:
-        raise
-    except Exception as error:  # its own classes
-        raise _not_exported(error) from error
+    with _quiet():
+        converted = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
+        assert converted is not None
+        converted.save(stream)  # type: ignore[arg-type]
     content = stream.getvalue()
     difference = None
     if find_spec("onnxruntime") is not None:
@@ -247,18 +236,13 @@ def _run_onnx(content: bytes, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     import onnxruntime  # optional
 
     tensors = [x.numpy() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    try:
+    with _quiet(
+        "onnxruntime cannot run its program"
+    ):  # e.g. an operator lacks a kernel for a dtype
         session = onnxruntime.InferenceSession(content)
         names = [node.name for node in session.get_inputs()]
-        return [
-            torch.as_tensor(y) for y in session.run(None, dict(zip(names, tensors, strict=True)))
-        ]
-    except MemoryError:
-        raise
-    except (
-        Exception
-    ) as error:  # its own classes, e.g. for operators without a kernel for this dtype
-        raise ValueError(f"onnxruntime cannot run its program: {one_line(error)}") from error
+        outputs = session.run(None, dict(zip(names, tensors, strict=True)))
+    return list(map(torch.as_tensor, outputs))
 
 
 def _difference(
@@ -275,7 +259,8 @@ def _difference(
     results = []
     with torch.no_grad():
         for run in (call, network):
-            outputs = run(*tree_map(_copied, args), **tree_map(_copied, kwargs))
+            copied = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+            outputs = run(*copied[0], **copied[1])
             results.append([y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)])
     actual, expected = results
     ours = [tuple(y.shape) for y in actual]
@@ -284,16 +269,9 @@ def _difference(
         raise ValueError(
             f"the program returns tensors of sizes {ours}, not {theirs} as the network does"
         )
-    differences = [0.0]
+    differences = [torch.zeros(1, dtype=torch.float64, device="cpu")]
     for a, b in zip(actual, expected, strict=True):
-        if a.numel():
-            differences.append(
-                float(torch.where(a == b, 0.0, (a.double() - b.double()).abs()).max())
-            )
-    return float(torch.tensor(differences, dtype=torch.float64).max())  # NaN if one is
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return value
+        differences.append(
+            torch.where(a == b, 0.0, (a.double() - b.double()).abs()).flatten().cpu()
+        )
+    return float(torch.cat(differences).max())  # NaN if one is

@@ -6,63 +6,70 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from construct.errors import BadModelFile, describe, one_line, printable
-from construct.files.archives import ZIP
+from construct.errors import BadModelFile, one_line, printable
+from construct.files.archives import AGAIN, ZIP, check_archive
+from construct.files.isolation import refusing
 
 _FOREIGN = {
-    b"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
-    b"\x1f\x8b": "gzip-compressed (unpack it with gunzip)",
-    b"BZh": "bzip2-compressed (unpack it with bunzip2)",
-    b"\xfd7zXZ\0": "xz-compressed (unpack it with unxz)",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed (unpack it with unzstd)",
-    b"\x89PNG": "a PNG image (give the model's file)",
-    b"\xff\xd8\xff": "a JPEG image (give the model's file)",
-    b"GIF8": "a GIF image (give the model's file)",
-    b"%PDF": "a PDF document (give the model's file)",
-    b"\x7fELF": "a compiled program (give the model's file)",
-    b"\x89HDF": "an HDF5 file, perhaps of Keras (only PyTorch models are read)",
-    b"\x93NUMPY": "a numpy array (give the model's file)",
-    b"GGUF": "a GGUF file (only PyTorch models are read)",
+    rb"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
+    rb"\x1f\x8b": "gzip-compressed (unpack it with gunzip)",
+    rb"BZh": "bzip2-compressed (unpack it with bunzip2)",
+    rb"\xfd7zXZ\0": "xz-compressed (unpack it with unxz)",
+    rb"\x28\xb5\x2f\xfd": "zstd-compressed (unpack it with unzstd)",
+    rb".{257}ustar": "a tar archive (unpack it with tar)",
+    rb"\x89PNG": "a PNG image (give the model's file)",
+    rb"\xff\xd8\xff": "a JPEG image (give the model's file)",
+    rb"GIF8": "a GIF image (give the model's file)",
+    rb"%PDF": "a PDF document (give the model's file)",
+    rb"\x7fELF": "a compiled program (give the model's file)",
+    rb"\x89HDF": "an HDF5 file, perhaps of Keras (only PyTorch models are read)",
+    rb"\x93NUMPY": "a numpy array (give the model's file)",
+    rb"GGUF": "a GGUF file (only PyTorch models are read)",
+    # A protobuf message whose first field is a small version number, and whose second one is known
+    # to ONNX.
+    rb"\x08[\x00-\x1f][\x12\x1a\x22\x3a\x42]": (
+        "an ONNX model, which is not read (give the PyTorch model that it was exported from)"
+    ),
 }
+"""Formats by how their files begin."""
 
 
-def kind_of(file: BinaryIO, path: Path) -> str:
-    """The format of an open file by its content: "zip", "pickle" or "safetensors".
+def kind_of(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
+    """The format of an open file by its content: "torch.save", "pt2", "pickle" or "safetensors";
+    and notes.  A zip archive is checked.
 
     Raises:
-        BadModelFile: another format, which is named.
+        BadModelFile: another format, which is named, or a damaged archive.
     """
-    _whole(path)
+    _refuse_part(path.name)
     file.seek(0)
     start = file.read(512)
-    file.seek(0)
     if not start:
         raise BadModelFile("the file is empty", "save the model again")
     if start[:4] == ZIP:
-        return "zip"
-    _refuse_foreign(start)
+        return check_archive(file)
+    for beginning, name in _FOREIGN.items():
+        if re.match(beginning, start, re.DOTALL):
+            raise BadModelFile(f"not a model file but {name}")
     # A safetensors file begins with the length of its header, which may look like a pickle's first
     # opcode.
     torn = 2 < len(start) <= 8 and not start[2:].strip(b"\0")
-    pickled = (start[:1] == b"\x80" and start[1:2] <= b"\x05" and not torn) or start.startswith(
-        _OLD
-    )
-    if start[8:9] == b"{" or (path.name.endswith(".safetensors") and not pickled):
-        return "safetensors"
+    pickled = (b"\x80" <= start[:2] <= b"\x80\x05" and not torn) or start.startswith(_OLD)
+    if start[8:9] == b"{" or (path.suffix == ".safetensors" and not pickled):
+        return "safetensors", ()
     if pickled:
-        return "pickle"
+        return "pickle", ()
     raise BadModelFile(
         f"not a model file{_as_text(start)}", "give a file that torch.save or safetensors wrote"
     )
 
 
-def _whole(path: Path) -> None:
+def _refuse_part(name: str) -> None:
     """Refuse the index of shards, one shard of several, and a part of a distributed checkpoint, with the way to one file.
 
     Raises:
         BadModelFile: it is one of these.
     """
-    name = path.name
     if name.endswith(".distcp"):
         way = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch ITS_FOLDER model.pt"
         raise BadModelFile(
@@ -72,43 +79,28 @@ def _whole(path: Path) -> None:
     index = re.fullmatch(r"(.+)(\.\w+)\.index\.json", name)
     if index is not None:
         what = "the index of a model in shards"
-        suffix = index[2]
-        pattern = f"{index[1]}-*-of-*{suffix}"
+        pattern = f"{index[1]}-*-of-*{index[2]}"
     elif shard is not None and int(shard[3]) > 1:
         what = f"shard {int(shard[2])} of {int(shard[3])} of a model"
-        suffix = shard[4]
-        pattern = f"{shard[1]}-*-of-{shard[3]}{suffix}"
+        pattern = f"{shard[1]}-*-of-{shard[3]}{shard[4]}"
     else:
         return
-    library = "torch"
-    ending = ""
-    merged = "model.pt"
-    if suffix == ".safetensors":
-        library = "safetensors.torch"
-        ending = "_file"
-        merged = "model.safetensors"
-    state = f"{{k: v for f in glob.glob('{pattern}') for k, v in s.load{ending}(f).items()}}"
-    code = f"import glob, {library} as s; s.save{ending}({state}, '{merged}')"
-    raise BadModelFile(what, f'make one file in its folder: python -c "{printable(code)}"')
+    merge = _MERGE
+    if pattern.endswith(".safetensors"):
+        merge = _MERGE_SAFETENSORS
+    code = printable(merge.replace("PATTERN", pattern))
+    raise BadModelFile(what, f'make one file in its folder: python -c "{code}"')
 
 
-def _refuse_foreign(start: bytes) -> None:
-    """Refuse, by its name, a format that begins like this."""
-    for magic, name in _FOREIGN.items():
-        if start.startswith(magic):
-            raise BadModelFile(f"not a model file but {name}")
-    if start[257:262] == b"ustar":
-        raise BadModelFile("not a model file but a tar archive", "unpack it with tar")
-    # A protobuf message whose first field is a small version number, and whose second one is known
-    # to ONNX.
-    if (
-        start[:1] == b"\x08"
-        and start[1:2] < b"\x20"
-        and start[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42")
-    ):
-        raise BadModelFile(
-            "an ONNX model, which is not read", "give the PyTorch model that it was exported from"
-        )
+_MERGE = (
+    "import glob, torch as s; "
+    "s.save({k: v for f in glob.glob('PATTERN') for k, v in s.load(f).items()}, 'model.pt')"
+)
+_MERGE_SAFETENSORS = (
+    "import glob, safetensors.torch as s; s.save_file("
+    "{k: v for f in glob.glob('PATTERN') for k, v in s.load_file(f).items()}, 'model.safetensors')"
+)
+"""Code that makes one file of a model's shards."""
 
 
 def _as_text(start: bytes) -> str:
@@ -144,25 +136,13 @@ def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
     data = file.read()
     length = int.from_bytes(data[:8], "little")
     if length <= LONGEST_HEADER and len(data) < 8 + length:
-        what = "the file is truncated, if it is safetensors: the end of its header is missing"
-        raise BadModelFile(what, "copy or download it again")
-    try:
+        raise BadModelFile(
+            "the file is truncated, if it is safetensors: the end of its header is missing", AGAIN
+        )
+    with refusing("not safetensors, or truncated: ", AGAIN):  # its class of errors is not public
         content = load(data)
-    except MemoryError:
-        raise
-    except Exception as error:  # its class of errors is not public
-        what = "not safetensors"
-        if "not fully covered" in str(error):
-            what = "the file is truncated, or not safetensors"
-        raise BadModelFile(
-            f"{what}: {describe(error)}", "save it again, or copy it again"
-        ) from error
-    try:
+    with refusing("its safetensors header is wrong: ", "save it again"):
         header = strict_json(data[8 : 8 + length].decode())
-    except (ValueError, RecursionError) as error:
-        raise BadModelFile(
-            f"its safetensors header is wrong: {one_line(error)}", "save it again"
-        ) from error
     return content, header.get("__metadata__") or {}
 
 

@@ -27,9 +27,8 @@ def isolated() -> Iterator[None]:
         contextlib.redirect_stdout(sys.stderr),
         torch.random.fork_rng(devices=[]),
         torch.backends.nnpack.flags(enabled=False),
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore", category=UserWarning),
     ):
-        warnings.simplefilter("ignore", UserWarning)
         yield
 
 

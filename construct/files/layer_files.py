@@ -23,9 +23,11 @@ def to_safetensors(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
     # Tied tensors are written once per name: the format cannot share them.
-    # no extra state
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in state.items()}
+    tensors = {
+        name: value.contiguous().clone()
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)  # no extra state
+    }
     records = {path: record_of(layer) for path, layer in attention_in(model).items()}
     return save(tensors, {GEOMETRY: json.dumps(records)})
 
@@ -56,11 +58,12 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
             raise BadModelFile("its geometry must be a JSON object")
         return records
     by_path = getattr(state, "_metadata", None)
-    entries = by_path.items() if isinstance(by_path, Mapping) else ()
+    if not isinstance(by_path, Mapping):
+        return {}
     # Metadata may outlive the tensors of a layer that was removed from the state dict.
     return {
         path: entry[GEOMETRY]
-        for path, entry in entries
+        for path, entry in by_path.items()
         if isinstance(entry, Mapping) and GEOMETRY in entry and joined(path, "w_key_pos") in state
     }
 
@@ -100,18 +103,19 @@ def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:
     """
     if layers.keys() == {""}:
         return layers[""]
-    root = nn.Module()
+    root: Any = nn.Module()
     leaves = set(layers.values())
     for path, layer in layers.items():
         parent = root
         *outer, last = path.split(".")
         for name in outer:
-            child = parent._modules.setdefault(name, nn.Module())
-            assert child is not None
-            parent = child
+            parent = parent._modules.setdefault(name, nn.Module())
             if parent in leaves:
                 break
         if not path or last in parent._modules or parent in leaves:
-            raise BadModelFile(f"the path of the layer {path!r:.80} overlaps that of another one")
+            raise BadModelFile(
+                f"the path of the layer {path!r:.80} overlaps that of another one",
+                option="give --arch",
+            )
         parent._modules[last] = layer  # add_module would refuse some names that files have
     return root

@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any, Literal, overload
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from construct.files.checkpoints import renamings
 from construct.files.destination import FilePath
 from construct.files.layer_files import as_network, attention_in, layer_of, records_in
 from construct.files.reading import ModelFile, read
-from construct.modules.convolutions import geometry_of, is_convolution
+from construct.modules.convolutions import is_convolution
 from construct.modules.tied_weights import share_tied
 from construct.modules.traversal import joined
 from construct.modules.wrappers import unwrapped
@@ -94,16 +95,14 @@ def load(
         if layers and model is not None:
             raise BadModelFile("model and layers=True are two ways to read it", "give one of them")
     file = read(path, allow=allow, trust=trust, inert=layers or model is not None, key=key)
-    notes = file.notes
     with naming(path):
         if model is not None:
-            content, renamed = loaded_into(unwrapped(model)[0], file, type(model).__name__)
-            notes += renamed
+            content = loaded_into(unwrapped(model)[0], file, type(model).__name__)
         elif layers:
             content = _layers(file)
         else:
             content = _whole(file)
-    for note in notes:
+    for note in file.notes:
         log.warning("%s: %s", printable(path), note)
     return content
 
@@ -112,9 +111,8 @@ def _whole(file: ModelFile) -> nn.Module:
     content = file.content
     if isinstance(content, nn.Module):
         return content
-    recorded = _recorded(content, file.metadata) if GEOMETRY in file.metadata else {}
-    if recorded:
-        return as_network(recorded)
+    if GEOMETRY in file.metadata and (layers := _recorded(content, file.metadata)):
+        return as_network(layers)
     remedy = "give model=Net(), the network that it is of"
     if attention_paths(content):
         remedy += ", or layers=True for its attention layers alone"
@@ -129,8 +127,10 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
         layers = _recorded(content, file.metadata)
         unrecorded = [path for path in attention_paths(content) if path not in layers]
         if unrecorded:
-            what = f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}"
-            raise BadModelFile(what, "give model=Net(), its network")
+            raise BadModelFile(
+                f"nothing is said of the geometry of its attention layer {unrecorded[0]!r}",
+                "give model=Net(), its network",
+            )
     if not layers:
         raise BadModelFile(
             "it holds no attention layer",
@@ -150,9 +150,9 @@ def attention_paths(state: Mapping[str, Tensor]) -> list[str]:
     return [key.rpartition(".")[0] for key in state if key.rpartition(".")[2] == "w_key_pos"]
 
 
-def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes; and
-    notes on renamed tensors.
+def loaded_into(model: nn.Module, file: ModelFile, name: str) -> nn.Module:
+    """A copy of a network with the tensors of a file, loaded strictly and in the file's dtypes; the
+    file gets notes on renamed tensors.
 
     Where the file has an attention layer in place of a convolution, the copy has one too: with the
     geometry in the file, or else that of the convolution.  ``name`` is the network's name, for
@@ -164,43 +164,51 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> tuple[nn.Module
     state: Any = file.content
     if isinstance(state, nn.Module):
         state = state.state_dict()
-    entries = OrderedDict({**state, **file.values})
-    metadata = getattr(state, "_metadata", None)
+    entries: Any = OrderedDict({**state, **file.values})
+    entries._metadata = getattr(state, "_metadata", {})
     if file.metadata:
         records = records_in(state, file.metadata)
-        metadata = {path: {GEOMETRY: record} for path, record in records.items()}
-    entries._metadata = metadata  # type: ignore[attr-defined]
+        entries._metadata = {path: {GEOMETRY: record} for path, record in records.items()}
     try:
-        return _load_state(model, entries)
+        return _load_state(model, entries, file.notes)
     except UnsupportedLayer as error:  # the network cannot be copied
         raise BadModelFile(one_line(error)) from error
     except Exception as error:  # a user's network may raise anything
         reason = describe(error)
         if isinstance(error, BadModelFile):
             reason = str(error)
-        what = f"does not fit {printable(name)}: {reason}"
-        raise BadModelFile(what, "give the network that it was saved from") from error
+        raise BadModelFile(
+            f"does not fit {printable(name)}: {reason}", "give the network that it was saved from"
+        ) from error
 
 
-def _load_state(model: nn.Module, state: dict[str, Any]) -> tuple[nn.Module, tuple[str, ...]]:
+def _load_state(model: nn.Module, state: Any, notes: list[str]) -> nn.Module:
     """Load a state dict, or its tensors alone, under the names that it has, or without the prefixes
     of wrappers.
 
-    The first that torch takes is loaded.
+    The first that torch takes is loaded, and ``notes`` say how it was renamed.
     """
     wanted = {*model.state_dict()}
     for path, module in model.named_modules(remove_duplicate=False):
         if is_convolution(module):
             wanted |= {joined(path, name) for name in NAMES}
-    failure: Exception = BadModelFile("it holds no tensors")
-    tensors = tuple(name for name, value in state.items() if isinstance(value, Tensor))
-    for names in dict.fromkeys((tuple(state), tensors)):
-        for renamed, notes in renamings(names, wanted):
+    tensors = copy(state)
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            del tensors[name]
+    failures = []
+    for entries in (state, tensors):
+        for renamed, more_notes in renamings(entries, wanted):
             try:
-                return _load_named(model, _renamed(state, renamed)), notes
+                network = _load_named(model, copy(renamed))
             except Exception as error:  # a user's network may raise anything
-                failure = error
-    raise failure
+                failures.append(error)
+            else:
+                notes.extend(more_notes)
+                return network
+        if len(tensors) == len(state):
+            break
+    raise failures[-1]
 
 
 def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
@@ -208,9 +216,7 @@ def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
     network = substitute(model, _replacements(model, state))
     _match_dtypes(network, state)
     # Weights on the meta device have no storage: assign the file's tensors.
-    on_meta = any(
-        isinstance(value, Tensor) and value.is_meta for value in network.state_dict().values()
-    )
+    on_meta = any(getattr(value, "is_meta", False) for value in network.state_dict().values())
     options = {"assign": True} if on_meta else {}  # a network's own method may not know the option
     try:
         network.load_state_dict(state, strict=True, **options)
@@ -222,76 +228,50 @@ def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
     return network
 
 
-def _renamed(state: dict[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """A state dict under other names, new → old."""
-    fitted = OrderedDict((new, state[old]) for new, old in renamed.items())
-    # The metadata is keyed by module path, so it follows the renamed tensors.
-    paths = {new.rpartition(".")[0]: old.rpartition(".")[0] for new, old in renamed.items()}
-    original = getattr(state, "_metadata", None)
-    if not isinstance(original, Mapping):
-        original = {}
-    if all(new == old for new, old in renamed.items()):
-        paths |= {path: path for path in original}
-    metadata = {new: dict(original[old]) for new, old in paths.items() if old in original}
-    fitted._metadata = metadata  # type: ignore[attr-defined]
-    return fitted
-
-
 def _replacements(model: nn.Module, state: dict[str, Any]) -> dict[nn.Module, MHSA]:
-    """The file's attention layers, by the convolutions of the network in their places."""
+    """The file's attention layers, by the convolutions of the network in their places.
+
+    Raises:
+        ValueError: a module that is not a convolution, or one with another geometry.
+    """
     records = records_in(state, {})
     modules = dict(model.named_modules(remove_duplicate=False))
-    replacements: dict[nn.Module, MHSA] = {}
+    replacements = {}
     for path in attention_paths(state):
-        module = modules.get(path)
-        # strict loading reports unknown paths
-        if module is not None and not isinstance(module, MHSA):
-            replacements[module] = _replacement(module, path, state, records)
+        conv = modules.get(path)
+        if conv is None or isinstance(conv, MHSA):
+            continue  # strict loading reports unknown paths
+        where = path or "the layer"
+        try:
+            layer = conv_to_mhsa(conv)
+            geometry = layer.geometry
+            if path in records:
+                stored = layer_of(path, state, records[path], bias=layer.bias is not None)
+                layer = as_trainable_as(conv, stored)
+        except (UnsupportedLayer, BadModelFile) as error:
+            raise ValueError(f"{where}: {error}") from error
+        for name, value in vars(geometry).items():
+            stated = getattr(layer.geometry, name)
+            if stated != value:
+                raise ValueError(
+                    f"{where}: {name} is {stated!r} in the file and {value!r} in the network"
+                )
+        replacements[conv] = layer
     share_tied(replacements)
     return replacements
 
 
 def _match_dtypes(network: nn.Module, state: dict[str, Any]) -> None:
     """Give the tensors of a network the dtypes that they have in a state dict."""
-    tensors = [
-        value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()
-    ]
-    first, *others = {tensor.dtype for tensor in tensors} or {None}
+    tensors = [value for value in state.values() if isinstance(value, Tensor)]
+    dtypes: Any = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     for key, tensor in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(tensor):
             continue
         if key in state:
             tensor.data = tensor.data.to(state[key].dtype)
-        elif not others and isinstance(
-            tensor, nn.Parameter
-        ):  # a hook of the network may know its old name
-            tensor.data = tensor.data.to(first)
-
-
-def _replacement(
-    conv: nn.Module, path: str, state: Mapping[str, Tensor], records: Mapping[str, Any]
-) -> MHSA:
-    """The file's attention layer for a convolution of the network.
-
-    Raises:
-        ValueError: not a convolution, or one with another geometry.
-    """
-    try:
-        geometry = geometry_of(conv)
-        layer = conv_to_mhsa(conv)
-        if path in records:
-            layer = as_trainable_as(
-                conv, layer_of(path, state, records[path], bias=layer.bias is not None)
-            )
-    except (UnsupportedLayer, BadModelFile) as error:
-        raise ValueError(f"{path or 'the layer'}: {error}") from error
-    for name, value in vars(geometry).items():
-        stated = getattr(layer.geometry, name)
-        if stated != value:
-            raise ValueError(
-                f"{path or 'the layer'}: {name} is {stated!r} in the file and {value!r} in the network"
-            )
-    return layer
+        elif len(dtypes) == 1 and isinstance(tensor, nn.Parameter):
+            tensor.data = tensor.data.to(*dtypes)  # a hook of the network may know its old name
 
 
 def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:

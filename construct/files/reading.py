@@ -13,8 +13,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from construct.attention import MHSA
-from construct.encoding.encodings import encoding_named
+from construct.encoding.encodings import stated_encoding
 from construct.errors import BadModelFile, naming, one_line, printable
 from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
-from construct.files.archives import check_archive
+from construct.files.archives import RESAVE
 from construct.files.checkpoints import model_paths, unwrap
 from construct.files.destination import FilePath, regular_file
 from construct.files.formats import kind_of, read_safetensors
@@ -59,7 +58,7 @@ class ModelFile:
     sha256: str
     content: nn.Module | dict[str, Tensor]
     kind: str
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     metadata: Mapping[str, str] = field(default_factory=dict)
     allowed: Allowed | None = NOTHING
     foreign: tuple[str, ...] = ()
@@ -69,7 +68,8 @@ class ModelFile:
 
 @contextmanager
 def _opened(path: FilePath) -> Iterator[BufferedReader]:
-    """A file, opened for reading; errors within the block name it."""
+    """A regular file, opened for reading; errors within the block name it."""
+    regular_file(path)
     with naming(path):
         try:
             with Path(path).open("rb") as file:
@@ -96,12 +96,12 @@ def read(
         BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not
             allowed.
     """
-    place = regular_file(path)
+    place = Path(path)
     allowed = import_allowed(allow)
-    metadata: dict[str, str] = {}
+    metadata = {}
     loaded = Loaded()
     with _opened(path) as file:
-        kind, notes = _kind(file, place)
+        kind, notes = kind_of(file, place)
         notes += _suffix_notes(kind, place.suffix.lower())
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -116,7 +116,7 @@ def read(
             advice = "if you know who made it, or save the nn.Module or its state dict"
             raise BadModelFile(what, f"trust=True {advice}", option=f"--trust {advice}")
         else:
-            loaded = _load_safely(file, allowed, printable(path), inert)
+            loaded = _load_safely(file, kind, allowed, printable(path), inert)
         content, unwrapped, values = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
     others = {id(module) for module in _others(loaded.content, content)}
@@ -125,7 +125,7 @@ def read(
         sha256=digest,
         content=checked,
         kind=kind,
-        notes=(*notes, *unwrapped),
+        notes=[*notes, *unwrapped],
         metadata=metadata,
         allowed=None if trust else allowed,
         foreign=loaded.foreign,
@@ -169,21 +169,20 @@ def read_inputs(path: FilePath) -> Any:
     Raises:
         BadModelFile: no such file, or something else in it.
     """
-    place = regular_file(path)
     with _opened(path) as file:
-        kind, _ = _kind(file, place)
+        kind, _ = kind_of(file, Path(path))
         if kind not in ("torch.save", "pickle"):
             raise BadModelFile(
                 f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save"
             )
-        loaded = _load_safely(file, NOTHING, printable(path), False)
+        loaded = _load_safely(file, kind, NOTHING, printable(path), False)
         content = loaded.content
-        if isinstance(content, nn.Module) or not isinstance(
-            content, Tensor | tuple | list | Mapping
-        ):
-            what = f"a {type(content).__name__}, not the inputs of a network"
-            raise BadModelFile(what, "save a tensor, tuple or dict")
-        arguments: Iterable[Any] = content
+        if not isinstance(content, Tensor | tuple | list | Mapping):
+            raise BadModelFile(
+                f"a {type(content).__name__}, not the inputs of a network",
+                "save a tensor, tuple or dict",
+            )
+        arguments = content
         if isinstance(content, Tensor):
             arguments = [content]
         elif isinstance(content, Mapping):
@@ -209,20 +208,14 @@ _KINDS = {
 }
 
 
-def _kind(file: BinaryIO, path: Path) -> tuple[str, tuple[str, ...]]:
-    """The format of a file, a key of ``_KINDS``, and notes; a zip archive is checked."""
-    kind = kind_of(file, path)
-    if kind == "zip":
-        return check_archive(file)
-    return kind, ()
-
-
-def _load_safely(file: BinaryIO, allowed: Allowed, name: str, inert: bool) -> Loaded:
+def _load_safely(file: BinaryIO, kind: str, allowed: Allowed, name: str, inert: bool) -> Loaded:
     """Load a file of torch.save, and refuse names that are not allowed unless ``inert``."""
-    loaded = load(file, allowed)
+    loaded = load(file, kind == "torch.save", allowed)
     if LAZY in loaded.foreign:
-        what = "holds lazy modules whose weights do not exist yet"
-        raise BadModelFile(what, "run one batch through the network, and save it again")
+        raise BadModelFile(
+            "holds lazy modules whose weights do not exist yet",
+            "run one batch through the network, and save it again",
+        )
     unread = loaded.content is None and loaded.failure is None
     if loaded.foreign and (unread or not inert):
         raise _not_allowed(loaded, name, allowed)
@@ -231,17 +224,17 @@ def _load_safely(file: BinaryIO, allowed: Allowed, name: str, inert: bool) -> Lo
     return loaded
 
 
-def _load_trusted(file: BinaryIO, kind: str) -> object:
+@refusing("", "put the package of its classes on PYTHONPATH")
+def _load_trusted(file: Any, kind: str) -> object:
     """Load a pickle or a torch.export program, running any code in it, because the user said
     ``trust``.
 
     Raises:
         BadModelFile: it cannot be loaded.
     """
-    with refusing("", "put the package of its classes on PYTHONPATH"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         if kind == "pt2":
-            return dict(torch.export.load(file).state_dict)  # type: ignore[arg-type]
+            return dict(torch.export.load(file).state_dict)
         return torch.load(file, map_location="cpu", weights_only=False)
 
 
@@ -252,10 +245,8 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
         return BadModelFile(
             "holds quantised modules, which are not read", "save the network before it is quantised"
         )
-    earlier = [
-        other for other in names if other.startswith("construct.") and not can_be_allowed(other)
-    ]
-    if earlier:
+    ours = [other for other in names if other.startswith("construct.")]
+    if earlier := [other for other in ours if not can_be_allowed(other)]:
         what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
         reads = "model=Net(), its network, or layers=True reads its tensors"
         return BadModelFile(what, reads, option="--model-file with its network reads its tensors")
@@ -265,26 +256,20 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
             f"{what}; {loaded.failure.what}", loaded.failure.remedy, loaded.failure.option
         )
     alone = "save its state dict"
-    inside = model_paths(loaded.content)
-    if inside:
+    if inside := model_paths(loaded.content):
         what = f"the model is not at its top: {inside}; the file {what}"
         alone = "save that alone, from a program where its classes can be imported"
+    remedy = f"give its network with model=Net(), or {alone}"
+    option = f"give its network with --arch or --model-file, or {alone}"
     choices = _allowing(names, allowed)
-    if not choices:
-        if allowed.packages:
-            what += f", which {', '.join(allowed.packages)} does not define as a class"
-        remedy = f"give its network with model=Net(), or {alone}"
-        return BadModelFile(
-            what, remedy, option=f"give its network with --arch or --model-file, or {alone}"
-        )
-    trusting = f"{alone}; or, if you trust these packages, whose code then may run: "
-    return BadModelFile(
-        what,
-        f"give its network with model=Net(), or {trusting}construct.load({name!r}, allow={choices!r})",
-        option=f"give its network with --arch or --model-file, or {trusting}"
-        + f"python -m construct.from_conv {shlex.quote(name)}"
-        + "".join(f" --allow {shlex.quote(choice)}" for choice in choices),
-    )
+    if choices:
+        trusting = "; or, if you trust these packages, whose code then may run: "
+        remedy += f"{trusting}construct.load({name!r}, allow={choices!r})"
+        flags = [f" --allow {shlex.quote(choice)}" for choice in choices]
+        option += f"{trusting}python -m construct.from_conv {shlex.quote(name)}{''.join(flags)}"
+    elif allowed.packages:
+        what += f", which {', '.join(allowed.packages)} does not define as a class"
+    return BadModelFile(what, remedy, option=option)
 
 
 def _allowing(names: Iterable[str], allowed: Allowed) -> list[str]:
@@ -307,18 +292,17 @@ def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, T
         return content
     if isinstance(content, dict) and content:
         return _checked_state(content, loaded)
-    what = f"an object of class {type(content).__name__}"
+    what = f"holds an object of class {type(content).__name__}, not a model"
     if isinstance(content, dict):
-        what = "an empty dict"
-    inside = model_paths(loaded.content)
-    if inside:
-        raise BadModelFile(f"holds {what}, not a model; {inside}", "save that alone")
-    raise BadModelFile(f"holds {what}, not a model", "save the nn.Module, or its state dict")
+        what = "holds an empty dict, not a model"
+    if inside := model_paths(loaded.content):
+        raise BadModelFile(f"{what}; {inside}", "save that alone")
+    raise BadModelFile(what, "save the nn.Module, or its state dict")
 
 
 def _checked_state(content: dict[str, Any], loaded: Loaded) -> dict[str, Tensor]:
     """A state dict of plain tensors, with its metadata."""
-    state = OrderedDict(dict.items(content))
+    state: Any = OrderedDict(dict.items(content))
     for key, value in state.items():
         if not all(key.split(".")):
             raise BadModelFile(
@@ -327,11 +311,10 @@ def _checked_state(content: dict[str, Any], loaded: Loaded) -> dict[str, Tensor]
             )
         if isinstance(value, StandInTensor):
             state[key] = value.as_subclass(Tensor)
-    if type(content) is OrderedDict:
-        metadata = vars(content).get("_metadata")
-        if isinstance(metadata, dict):
-            _check_leaves("the metadata", [metadata], {})
-            state._metadata = metadata  # type: ignore[attr-defined]
+    metadata = getattr(content, "_metadata", None)
+    if isinstance(metadata, dict):
+        _check_leaves("the metadata", [metadata], {})
+        state._metadata = metadata
     _check_tensors(state.items(), loaded.most_bytes)
     return state
 
@@ -345,22 +328,20 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
         ValueError: attributes of a layer contradict each other.
     """
     reached = checked_modules(model)
-    tensors: list[tuple[str, Any]] = []
-    counts: dict[int, int] = {}
+    tensors = []
+    counts = {}
     for path, module in reached:
         loaded.put_back(module)
         _check_leaves(path or "the model", list(vars(module).values()), counts)
-        registered = [*module._parameters.values(), *module._buffers.values()]
-        tensors += [(path, tensor) for tensor in registered]
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            tensors.append((path, tensor))
         if isinstance(module, MHSA):
             _check_attention(module, path)
         if isinstance(module, StandIn) and "w_key_pos" in module._parameters:
-            what = f"a {type(module).__name__} is an attention layer of a class of its own"
-            raise BadModelFile(what, "allow its class")
-    for _, tensor in tensors:
-        if isinstance(tensor, StandInTensor):
-            what = f"its tensors are of a class of their own, {type(tensor).__name__}"
-            raise BadModelFile(what, "allow it, or save the state dict")
+            raise BadModelFile(
+                f"a {type(module).__name__} is an attention layer of a class of its own",
+                "allow its class",
+            )
     _check_tensors(tensors, loaded.most_bytes)
     model.state_dict()
     known = {id(module) for _, module in reached}
@@ -397,8 +378,10 @@ def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -
             f"{printable(name)}: its lists are nested too deep", "save the state dict"
         ) from error
     if count > MOST_LEAVES:
-        what = f"{printable(name)}: its lists hold each other, and have {count:.3g} values"
-        raise BadModelFile(what, "save the state dict")
+        raise BadModelFile(
+            f"{printable(name)}: its lists hold each other, and have {count:.3g} values",
+            "save the state dict",
+        )
 
 
 def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> None:
@@ -409,35 +392,42 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> Non
         BadModelFile: they are not.
     """
     expanded = 0
-    sizes = dict[int, int]()
+    sizes = {}
     for name, tensor in tensors:
         if not isinstance(tensor, Tensor) or is_lazy(tensor):
             continue
         _require_plain(tensor)
         if tensor.is_meta:
             continue
-        size = tensor.untyped_storage().nbytes()
-        sizes[tensor.untyped_storage().data_ptr()] = size
-        stored = size // tensor.element_size()
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        stored = storage.nbytes() // tensor.element_size()
         expanded += max(0, tensor.numel() - stored)
         if expanded > MOST_EXPANDED:
-            what = f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored"
-            raise BadModelFile(what, "save it with .contiguous() if you mean that")
+            raise BadModelFile(
+                f"{printable(name)}: a tensor of shape {tuple(tensor.shape)} repeats the {stored} numbers that are stored",
+                "save it with .contiguous() if you mean that",
+            )
     if sum(sizes.values()) > most_bytes:  # its pickle called a tensor's class, which allocates
-        raise BadModelFile(
-            "its tensors need more bytes than the file has", "save the model again with torch.save"
-        )
+        raise BadModelFile("its tensors need more bytes than the file has", RESAVE)
 
 
 def _require_plain(tensor: Tensor) -> None:
+    if isinstance(tensor, StandInTensor):
+        raise BadModelFile(
+            f"its tensors are of a class of their own, {type(tensor).__name__}",
+            "allow it, or save the state dict",
+        )
     if tensor.is_quantized:
         raise BadModelFile(
-            "holds quantised tensors, which are not read", "save the network before it is quantised"
+            "holds quantised tensors, which are not read",
+            "save the network before it is quantised",
         )
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else "sparse"
         raise BadModelFile(
-            f"holds {kind} tensors, which are not read: make plain ones of them", "save it again"
+            f"holds {kind} tensors, which are not read: make plain ones of them",
+            "save it again",
         )
 
 
@@ -449,20 +439,17 @@ def _check_attention(layer: MHSA, path: str) -> None:
     """
     if FROZEN in vars(layer):
         raise ValueError(f"{path}: a file cannot say where heads look but by v and w_key_pos")
-    stated = {field.name: vars(layer.geometry)[field.name] for field in fields(ConvGeometry)}
     parts = {name: getattr(layer, name) for name in NAMES}
     for name, part in parts.items():
-        if not (
-            isinstance(part, Tensor) and part.layout == torch.strided and part.is_floating_point()
-        ):
-            raise ValueError(f"{path}: {name} must be a dense tensor of floating-point numbers")
-    encoding = None
-    if layer._encoding is not None:
-        encoding = encoding_named(layer._encoding, layer.geometry.dims, partial(getattr, layer))
+        if not (isinstance(part, Tensor) and part.is_floating_point()):
+            raise ValueError(f"{path}: {name} must be a tensor of floating-point numbers")
     rebuilt = MHSA(
-        ConvGeometry(**stated), MHSAWeights(**parts), layer._execution, layer.radix, encoding
+        replace(layer.geometry),
+        MHSAWeights(**parts),
+        layer._execution,
+        encoding=stated_encoding(layer),
     )
-    if layer.radix is not None and any(type(weight) is not int for weight in layer.radix):
+    if any(type(weight) is not int for weight in layer.radix or ()):
         raise ValueError(f"{path}: its radix is {layer.radix!r}, not whole numbers")
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

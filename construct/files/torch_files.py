@@ -40,7 +40,6 @@ from construct.files.archives import (
     LARGEST_RATIO,
     RESAVE,
     SLACK,
-    ZIP,
     too_large,
 )
 
@@ -123,17 +122,19 @@ class Loaded:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def load(file: BinaryIO, allowed: Allowed) -> Loaded:
-    """Read a file of torch.save; of what it names, only what the user allows is imported or run."""
+def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
+    """Read a file of torch.save, as it is or was before 1.6; of what it names, only what the user
+    allows is imported or run.
+    """
     size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    archive = file.read(4) == ZIP
     file.seek(0)
     if archive:
         data: Any = torch._C.PyTorchFileReader(file).get_record("data.pkl")
+        pickles = 1
     else:
         data = mmap(file.fileno(), 0, access=ACCESS_READ)
         file = data  # a file would allocate as much as a text is said to have
+        pickles = _PICKLES
     for name in _UNBOUNDED:
         if data.find(name) >= 0:
             what = (
@@ -141,17 +142,19 @@ def load(file: BinaryIO, allowed: Allowed) -> Loaded:
             )
             return Loaded(failure=BadModelFile(what, ALONE))
     with _LOCK:  # what another thread allows meanwhile is not allowed here
-        names, length, broken = _scan(data[: LARGEST_PICKLE + 1], 1 if archive else _PICKLES)
+        names, length, broken = _scan(data[: LARGEST_PICKLE + 1], pickles)
     if length > LARGEST_PICKLE:
         return Loaded(failure=too_large(length))
-    attempt = _Attempt(allowed, names, size)
+    attempt = _Attempt(allowed, names, LARGEST_RATIO * size + SLACK)
     work = 0
     while True:
         work += length * (len(names) + _WORK_WITHOUT_NAMES)
         try:
             if work > MOST_WORK:
-                what = f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read"
-                raise BadModelFile(what, ALONE)
+                raise BadModelFile(
+                    f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read",
+                    ALONE,
+                )
             return attempt.load(file)
         except MemoryError:
             raise
@@ -176,7 +179,7 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
     cannot read of them.
     """
     stream = io.BytesIO(head)
-    names = set[str]()
+    names = set()
     broken = None
     try:
         for _ in range(pickles):
@@ -187,11 +190,8 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
             names |= frame.f_locals.get("globals_in_checkpoint", set())
     known = _get_allowed_globals().keys() | _get_user_allowed_globals().keys()
     if broken is not None and not names - known:
-        texts = [
-            b".".join(part for part in match.groups() if part).decode()
-            for match in _GLOBAL.finditer(head)
-        ]
-        names = {text.replace("__builtin__", "builtins") for text in texts}
+        texts = [b".".join(filter(None, match.groups())) for match in _GLOBAL.finditer(head)]
+        names = {text.decode().replace("__builtin__", "builtins") for text in texts}
     return names - known, stream.tell(), broken
 
 
@@ -256,48 +256,41 @@ class _Attempt:
     classes a list or a dict stands, ``subclasses`` which are of tensors.
     """
 
-    def __init__(self, allowed: Allowed, names: set[str], size: int):
+    def __init__(self, allowed: Allowed, names: set[str], most_bytes: int):
         self.allowed = allowed
         self.names = names
-        self.size = size
-        self.containers = dict[str, type]()
-        self.subclasses = set[str]()
-        self.foreign = set[str]()
-
-    def _values(self) -> dict[str, Any]:
-        names = self.names - listed().keys()
-        named = self.allowed.of(names)
-        self.foreign = names - named.keys()
-        values = {**named}
-        values |= {name: self._guarded(listed()[name]) for name in self.names & listed().keys()}
-        values |= {name: self._stand_in(name) for name in self.foreign}
-        return values | {
-            name: self._container(name, kind, named.get(name))
-            for name, kind in self.containers.items()
-        }
+        self.most_bytes = most_bytes
+        self.containers = {}
+        self.subclasses = set()
+        self.foreign = set()
 
     def load(self, file: BinaryIO) -> Loaded:
         file.seek(0)
-        self.free = most_bytes = LARGEST_RATIO * self.size + SLACK
-        self.things: list[Any] = []
-        self.replaced: dict[int, tuple[Any, Any]] = {}
-        self.kinds: dict[type, type] = {}
-        self.values = self._values()
-        with _LOCK, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old protocols
-            before = set(torch.serialization.get_safe_globals())
-            pairs: list[Any] = [
-                (value, name) for name, value in self.values.items() if (value, name) not in before
-            ]
-            with torch.serialization.safe_globals(pairs):
+        self.free = self.most_bytes
+        self.things = []
+        self.replaced = {}
+        self.kinds = {}
+        names = self.names - listed().keys()
+        named = self.allowed.of(names)
+        self.foreign = names - named.keys()
+        self.values = {**named}
+        for name in self.names - names:
+            self.values[name] = self._guarded(name, listed()[name])
+        for name in self.foreign:
+            self.values[name] = self._stand_in(name)
+        for name, kind in self.containers.items():
+            self.values[name] = self._container(name, kind, named.get(name))
+        with _LOCK, warnings.catch_warnings(action="ignore"):  # about old protocols
+            pairs: Any = {(value, name) for name, value in self.values.items()}
+            pairs -= {*torch.serialization.get_safe_globals()}
+            with torch.serialization.safe_globals([*pairs]):
                 content = torch.load(file, map_location=self._placed, weights_only=True)
         for thing in self.things:
             if type(thing) in self.kinds:
                 object.__setattr__(thing, "__class__", self.kinds[type(thing)])
         modules = [thing for thing in self.things if isinstance(thing, nn.Module)]
-        return Loaded(
-            content, None, tuple(sorted(self.foreign)), modules, self.replaced, most_bytes
-        )
+        foreign = tuple(sorted(self.foreign))
+        return Loaded(content, None, foreign, modules, self.replaced, self.most_bytes)
 
     def learns(self, error: Exception) -> bool:
         """Whether torch's error says something of a class that another attempt can heed."""
@@ -317,9 +310,7 @@ class _Attempt:
         if "Creating a Tensor subclass" in message:
             (*_, (frame, _)) = walk_tb(error.__traceback__)
             kind = frame.f_locals.get("new_type")
-            fresh = {
-                name for name, value in self.values.items() if value is kind
-            } & self.foreign - self.subclasses
+            fresh = {n for n in self.foreign - self.subclasses if self.values[n] is kind}
             self.subclasses |= fresh
             return bool(fresh)
         return False
@@ -331,14 +322,13 @@ class _Attempt:
             raise BadModelFile("its tensors need more bytes than the file has", RESAVE)
         return storage
 
-    def _guarded(self, kind: Any) -> Any:
+    def _guarded(self, name: str, kind: Any) -> Any:
         """A subclass of a listed class, or something in place of a listed function, that cannot be
         called.
         """
-        what = f"its pickle calls {kind.__module__}.{kind.__qualname__}, as torch.save never does"
 
         def refuse(*_: object, **__: object) -> Any:
-            raise BadModelFile(what, RESAVE)
+            raise BadModelFile(f"its pickle calls {name}, as torch.save never does", RESAVE)
 
         def new(cls: type, *arguments: object) -> Any:
             if arguments:
@@ -348,7 +338,7 @@ class _Attempt:
         if not isinstance(kind, type):
             self.replaced[id(refuse)] = refuse, lambda: kind
             return refuse
-        members = {"__new__": new, "__init__": refuse, "__module__": kind.__module__}
+        guard: Any = _named(name, kind, __new__=new, __init__=refuse)
         if issubclass(kind, nn.RNNBase):
 
             def restore(thing: Any, state: dict[str, Any]) -> None:
@@ -357,8 +347,7 @@ class _Attempt:
                     raise BadModelFile("it holds recurrent layers without their weights", RESAVE)
                 kind.__setstate__(thing, state)
 
-            members["__setstate__"] = restore
-        guard = type(kind.__name__, (kind,), members)
+            guard.__setstate__ = restore
         self.kinds[guard] = kind
         return guard
 

@@ -49,14 +49,20 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
         for name, layer in attention_in(model).items():
             which = printable(name or "the layer")
             if is_parametrized(layer):
-                remedy = "construct.modules.learning.settle makes plain tensors of them"
-                raise BadModelFile(f"tensors of {which} are parametrized", remedy)
+                raise BadModelFile(
+                    f"tensors of {which} are parametrized",
+                    "construct.modules.learning.settle makes plain tensors of them",
+                )
             if hasattr(layer, "own_encoding"):
-                remedy = "save its state dict, and load it into a layer with that encoding"
-                raise BadModelFile(f"the encoding of {which} is {layer.encoding.name}", remedy)
+                raise BadModelFile(
+                    f"the encoding of {which} is {layer.encoding.name}",
+                    "save its state dict, and load it into a layer with that encoding",
+                )
         if suffix in (".pt2", ".onnx"):
-            remedy = f"use construct.files.export.to_{suffix[1:]}"
-            raise BadModelFile(f"{suffix} takes the size of an input", remedy)
+            raise BadModelFile(
+                f"{suffix} takes the size of an input",
+                f"use construct.files.export.to_{suffix[1:]}",
+            )
     content = model
     if suffix == ".safetensors":
         content = to_safetensors(model)

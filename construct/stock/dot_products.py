@@ -68,6 +68,10 @@ DTYPES = (torch.float32, torch.float64)
 """
 
 
+class NoStockForm(ValueError):
+    """Why scores have no stock form, or no kernel can be read from one."""
+
+
 @dataclass(frozen=True)
 class HeadCentre:
     """The sharpness α and centre τ of a head, as exact fractions.
@@ -116,7 +120,7 @@ class HeadCentre:
             return False
         n = (len(reach) + 6 + null) * Fraction(torch.finfo(dtype).eps) / 2
         gap = 1 - 2 * n / (1 - n) * self.size(reach, null)
-        return self.alpha * (gap / 2 if null else gap) >= alpha_for(dtype)
+        return self.alpha * gap / (1 + null) >= alpha_for(dtype)
 
     def is_exact(self, reach: Sequence[int], dtype: torch.dtype, head_dim: int) -> bool:
         """The condition (exact) of the module's docstring for D a power of 16, with no over- or
@@ -135,6 +139,19 @@ class HeadCentre:
         )
 
 
+def query_rows(beta: Fraction, tau: Sequence[Fraction]) -> list[list[Fraction]]:
+    """What multiplies p_1, …, p_d, ‖p‖² and 1 of a key, each as numbers that multiply those of the
+    query; the 1 of a key counts only beside a null token.
+    """
+    zeros = [Fraction(0)] * (len(tau) + 1)
+    square, *linear = quadratic.absolute_query(zeros[1:], tau, beta)
+    rows = [[*zeros, constant] for constant in (*linear, square)]
+    for axis in range(len(tau)):
+        rows[axis][axis] = 2 * beta
+    rest = beta * (Fraction(1, 2) - sum(t * t for t in tau))
+    return [*rows, [*(-2 * beta * t for t in tau), -beta, rest]]
+
+
 def reach(grid: TokenGrid) -> tuple[int, ...]:
     """K, the largest centred coordinate of a token on each axis."""
     return tuple(n // 2 for n in grid.shape)
@@ -144,19 +161,23 @@ def without_padding(grid: TokenGrid) -> TokenGrid:
     """The same queries among the tokens of the image alone.
 
     Raises:
-        ValueError: tokens are copies, or zeros between inputs, or a query is a padding token.
+        NoStockForm: tokens are copies, or zeros between inputs, or a query is a padding token.
     """
-    pads = [n for pair in grid.pads for n in pair]
-    if grid.affine is None or set(grid.stuffing) != {1} or any(n < 0 for n in pads):
-        raise ValueError("a null token stands for zeros around the input, and for nothing else")
+    if grid.affine is None or set(grid.stuffing) != {1} or min(map(min, grid.pads)) < 0:
+        raise NoStockForm("a null token stands for zeros around the input, and for nothing else")
     first = tuple(q - before for q, (before, _) in zip(grid.first, grid.pads, strict=True))
     bare = replace(grid, pads=((0, 0),) * len(first), mode="zeros", first=first)
-    for n, places in zip(bare.size, bare.queries, strict=True):
-        if int(places[0]) < 0 or int(places[-1]) >= n:
-            raise ValueError(
-                "the query of some output is a padding token, and without these it has none"
-            )
+    if not stays_on(bare, (0,) * len(first)):
+        raise NoStockForm(
+            "the query of some output is a padding token, and without these it has none"
+        )
     return bare
+
+
+def stays_on(grid: TokenGrid, tau: Sequence[Any]) -> bool:
+    """Whether every query has a key at the shift τ."""
+    axes = zip(tau, grid.common_box, strict=True)
+    return all(least <= t <= most for t, (least, most) in axes)
 
 
 def positions(grid: TokenGrid, constant: bool) -> Tensor:
@@ -165,19 +186,15 @@ def positions(grid: TokenGrid, constant: bool) -> Tensor:
     square, *p = quadratic.absolute_key(
         [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
     )
-    return torch.stack([*p, square, *([torch.ones_like(square)] if constant else [])], dim=1)
+    return torch.stack([*p, square, *[torch.ones_like(square)] * constant], dim=1)
 
 
 def sources(grid: TokenGrid) -> Tensor:
     """The source of each token, int64 (T,): 0 for zeros, i + 1 for a copy of input position i
     (row-major).
     """
-    copied = torch.zeros((), dtype=torch.int64, device="cpu")
-    real = torch.ones((), dtype=torch.bool, device="cpu")
-    for n, source in zip(grid.size, grid.sources, strict=True):
-        copied = copied[..., None] * n + source
-        real = real[..., None] & (source >= 0)
-    return torch.where(real, copied + 1, 0).flatten()
+    numbers = torch.arange(1, prod(grid.size) + 1, device="cpu")
+    return grid.gather(numbers.view(1, 1, *grid.size)).flatten()
 
 
 def head_size(
@@ -205,9 +222,9 @@ def too_large(
 ) -> str:
     """Why :func:`head_size` is None, in one clause with the figures."""
     limit = int(2 / torch.finfo(dtype).eps)
-    head, size = max(
-        enumerate(centre.size(reach(grid), null) for centre in centres), key=lambda pair: pair[1]
-    )
+    sizes = [centre.size(reach(grid), null) for centre in centres]
+    size = max(sizes)
+    head = sizes.index(size)
     soft = [head for head, centre in enumerate(centres) if not centre.is_sharp(dtype)]
     if soft and null:
         return f"head {soft[0]} is not one-hot, and only one-hot heads have a null token in place of padding"
@@ -224,15 +241,16 @@ def too_large(
     )
 
 
-def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
-    """The tokens of an input of spatial size ``grid``.
+def token_grid(geometry: ConvGeometry, grid: Any, null: bool = False) -> TokenGrid:
+    """The tokens of an input of spatial size ``grid``, without padding beside a null token.
 
     Raises:
+        NoStockForm: see :func:`without_padding`.
         ValueError: this geometry accepts no input of size ``grid``.
         NotEnoughMemory: even the token numbers would not fit.
     """
-    size = whole_numbers(grid) if isinstance(grid, tuple) else None
-    if size is None or len(size) != geometry.dims:
+    size = whole_numbers(grid)
+    if size is None or len(size) != geometry.dims or not isinstance(grid, tuple):
         raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
     lengths = [*map(abs, geometry.token_shape(size)), *map(abs, geometry.output_size(size))]
     # positions, sources, intermediate tensors
@@ -243,9 +261,10 @@ def token_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
         f"numbering the padded grid of an input of size {grid}",
     )
     try:
-        return TokenGrid.of(geometry, size)
+        padded = TokenGrid.of(geometry, size)
     except RuntimeError as error:
         raise ValueError(str(error)) from error
+    return without_padding(padded) if null else padded
 
 
 def refuse(module: object, reason: str) -> NoReturn:

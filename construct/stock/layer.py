@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import pad
 
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
-from construct.encoding import quadratic
 from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_distinct
 from construct.errors import require
 from construct.execution.call import geometry_for, has_batch_axis
@@ -33,15 +33,18 @@ from construct.modules.patches import PatchAttention, Patching
 from construct.stock.dot_products import (
     DTYPES,
     HeadCentre,
+    NoStockForm,
     head_size,
     positions,
+    query_rows,
     refuse,
     sources,
+    stays_on,
     token_grid,
     too_large,
     without_padding,
 )
-from construct.stock.projections import NoKernel, has_hooks, read_kernel
+from construct.stock.projections import has_hooks, read_kernel
 from construct.tokens import TokenGrid
 
 
@@ -84,18 +87,14 @@ class StockAttention(nn.Module):
         self._centres = centres  # checked again on casts
         weight = attention.out_proj.weight
         for name, tensor in _layout(geometry, grid, attention).items():
-            numbers = tensor.to(weight.dtype) if tensor.is_floating_point() else tensor
-            self.register_buffer(name, numbers.to(weight.device), persistent=False)
+            self.register_buffer(name, tensor.to(weight.device), persistent=False)
+        self.positions = self.positions.to(weight.dtype)
 
     def tokens(self, x: Tensor) -> Tensor:
         """The input tokens of ``attention``: ``(B, D_in, *grid)`` → (B, T, embed_dim)."""
-        zero = x.new_zeros(*x.shape[:2], 1)
-        content = torch.cat([zero, x.flatten(2)], dim=2)[:, :, self.sources].transpose(1, 2)
-        batch, keys, channels = content.shape
-        spare = x.new_zeros(
-            batch, keys, self.attention.embed_dim - channels - self.positions.shape[1]
-        )
-        return torch.cat([content, self.positions.expand(batch, -1, -1), spare], dim=2)
+        content = pad(x.flatten(2), (1, 0))[:, :, self.sources].transpose(1, 2)
+        tokens = torch.cat([content, self.positions.expand(len(x), -1, -1)], dim=2)
+        return pad(tokens, (0, self.attention.embed_dim - tokens.shape[2]))
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the attention like the convolution.
@@ -183,7 +182,7 @@ class StockAttention(nn.Module):
         if dtype != self.positions.dtype:
             _check_dtype(self, dtype)
             null = self.attention.add_zero_attn
-            grid = _tokens_of(TokenGrid.of(self.geometry, self.grid), null)
+            grid = token_grid(self.geometry, self.grid, null)
             size = self.attention.head_dim
             if head_size(self._centres, grid, dtype, size, null) != size:
                 refuse(self, too_large(self._centres, grid, dtype, null))
@@ -246,7 +245,8 @@ def to_torch_mha(
         stock = to_torch_mha(layer.attention, patches, bias=bias, null_token=null_token)
         stock.patching = layer.patching
         return stock
-    g, tokens = _checked(layer, grid)
+    tokens = _checked(layer, grid)
+    g = layer.geometry
     dtype = layer.w_val.dtype
     device = layer.w_val.device
     centres = tuple(centre.sharpened(dtype, null_token) for centre in _centres(layer, tokens))
@@ -255,7 +255,7 @@ def to_torch_mha(
     heads, groups, _, d_h = layer.w_val.shape
     # one value of head 0 is the constant 1, times b_out
     carries_bias = not bias and bool(layer.b_out.any())
-    channels = g.in_channels + g.dims + (1 if bias else 2)
+    channels = g.in_channels + g.dims + 2 - bias
     scored = g.dims + 1 + null_token
     least = max(groups * d_h + carries_bias, scored, -(-max(channels, g.out_channels) // heads))
     head_dim = head_size(centres, tokens, dtype, least, null_token)
@@ -286,7 +286,7 @@ def to_torch_mha(
         constants = attention.in_proj_bias.view(3, heads, head_dim)
     else:
         constants = in_proj[..., square + 1]
-    _write_scores(in_proj, constants, centres, slice(g.in_channels, square), null_token)
+    _write_scores(in_proj, constants, centres, slice(g.in_channels, square + 1), null_token)
     out_proj = attention.out_proj.weight.view(width, heads, head_dim)
     _write_values(in_proj[2], out_proj, layer)
     if bias:
@@ -301,8 +301,8 @@ def to_torch_mha(
     return StockAttention(g, tokens.size, attention, centres).train(layer.training)
 
 
-def _checked(layer: Any, grid: tuple[int, ...]) -> tuple[ConvGeometry, TokenGrid]:
-    """The geometry and the tokens of a layer that has a stock form."""
+def _checked(layer: Any, grid: tuple[int, ...]) -> TokenGrid:
+    """The tokens of a layer that has a stock form."""
     if not isinstance(layer, MHSA):
         refuse(
             layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution"
@@ -315,12 +315,7 @@ def _checked(layer: Any, grid: tuple[int, ...]) -> tuple[ConvGeometry, TokenGrid
             layer,
             "its scores depend on the content, and only scores of positions are plain dot products here",
         )
-    return layer.geometry, token_grid(layer.geometry, grid)
-
-
-def _tokens_of(grid: TokenGrid, null: bool) -> TokenGrid:
-    """The tokens of a stock attention: the padded grid, or the image alone beside a null token."""
-    return without_padding(grid) if null else grid
+    return token_grid(layer.geometry, grid)
 
 
 def _bare(layer: MHSA, grid: TokenGrid, centres: Sequence[HeadCentre], bias: bool) -> TokenGrid:
@@ -330,12 +325,11 @@ def _bare(layer: MHSA, grid: TokenGrid, centres: Sequence[HeadCentre], bias: boo
             layer, "without biases a value carries b_out, and the null token's is 0; take bias=True"
         )
     for head, centre in enumerate(centres):
-        axes = zip(centre.tau, grid.common_box, strict=True)
-        if not all(least <= t <= most for t, (least, most) in axes):
+        if not stays_on(grid, centre.tau):
             refuse(layer, f"head {head} looks off the padded grid for some query, not at a zero")
     try:
         return without_padding(grid)
-    except ValueError as error:
+    except NoStockForm as error:
         refuse(layer, str(error))
 
 
@@ -347,27 +341,18 @@ def _write_scores(
     null: bool,
 ) -> None:
     """Write queries and keys, (3, heads, D, width); ``constants`` (3, heads, D) multiply the 1,
-    ``places`` are p's channels.
+    ``places`` are the channels of p and ‖p‖².
     """
-    dims = places.stop - places.start
-    head_dim = in_proj.shape[2]
-    in_proj[1, :, 0, places.stop] = 1
-    like = {"dtype": in_proj.dtype, "device": in_proj.device}
-    in_proj[1, :, 1 : dims + 1, places] = torch.eye(dims, **like)
-    if null:
-        constants[1, :, dims + 1] = 1
+    dims = places.stop - places.start - 1
+    order = [dims, *range(dims), dims + 1][: dims + 1 + null]  # ‖p‖², p and 1 of the key
+    rows = slice(len(order))
+    key = in_proj.new_ones(dims + 2).diag()
     for head, centre in enumerate(centres):
-        # absolute_query is affine in q: its value at 0, and along each axis the slope 2β.
-        beta = centre.factor(in_proj.dtype, head_dim)
-        start = quadratic.absolute_query((0,) * dims, centre.tau, beta)
-        constants[0, head, : dims + 1] = torch.tensor([float(x) for x in start], **like)
-        in_proj[0, head, 1 : dims + 1, places].diagonal().fill_(float(2 * beta))
-        if null:  # β(½ − ‖p + τ‖²)
-            of_p = torch.tensor([float(-2 * beta * t) for t in centre.tau], **like)
-            in_proj[0, head, dims + 1, places] = of_p
-            in_proj[0, head, dims + 1, places.stop] = float(-beta)
-            squares = sum(t * t for t in centre.tau)
-            constants[0, head, dims + 1] = float(beta * (Fraction(1, 2) - squares))
+        numbers = query_rows(centre.factor(in_proj.dtype, in_proj.shape[2]), centre.tau)
+        query = in_proj.new_tensor([list(map(float, row)) for row in numbers])
+        for part, matrix in enumerate((query, key)):
+            in_proj[part, head, rows, places] = matrix[order, :-1]
+            constants[part, head, rows] = matrix[order, -1]
 
 
 def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
@@ -378,7 +363,7 @@ def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
     d_out = layer.w_out.shape[3]
     for group in range(groups):
         rows = slice(group * d_h, (group + 1) * d_h)
-        value[:, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].transpose(1, 2)
+        value[:, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].mT
         out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(
             2, 0, 1
         )
@@ -421,6 +406,7 @@ def from_torch_mha(
         ValueError: geometry and grid are missing for a bare attention, or given with a module that
             has its own.
     """
+    attention: Any = module
     if isinstance(module, StockAttention):
         if module.patching is not None:
             refuse(
@@ -436,9 +422,7 @@ def from_torch_mha(
         attention = module.attention
         geometry = module.geometry
         grid = module.grid
-    elif isinstance(module, nn.MultiheadAttention):
-        attention = module
-    else:
+    elif not isinstance(module, nn.MultiheadAttention):
         refuse(module, "neither what to_torch_mha returns nor an nn.MultiheadAttention")
     if geometry is None or grid is None:
         raise ValueError(
@@ -446,7 +430,7 @@ def from_torch_mha(
         )
     try:
         weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
-    except NoKernel as error:
+    except NoStockForm as error:
         refuse(attention, f"no kernel can be read: {error}")
     own = attention.out_proj.bias
     if not bias.any() and (own is None or not own.requires_grad):
@@ -479,7 +463,7 @@ def _layout(
     geometry: ConvGeometry, size: tuple[int, ...], attention: nn.MultiheadAttention
 ) -> dict[str, Tensor]:
     """The buffers of a :class:`StockAttention`."""
-    grid = _tokens_of(token_grid(geometry, size), attention.add_zero_attn)
+    grid = token_grid(geometry, size, attention.add_zero_attn)
     return {
         "positions": positions(grid, constant=attention.in_proj_bias is None),
         "sources": sources(grid),
@@ -505,9 +489,8 @@ def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
     for head, c in enumerate(layer.position_vector().tolist()):
         if c[0] == 0 or not all(map(isfinite, c)):
             refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
-        centre = HeadCentre(
-            -Fraction(c[0]), tuple(Fraction(x) / (-2 * Fraction(c[0])) for x in c[1:])
-        )
+        square, *linear = map(Fraction, c)
+        centre = HeadCentre(-square, tuple(x / (-2 * square) for x in linear))
         if layer.radix is not None:
             centre = _parabola_centre(layer, grid, head, centre)
         centres.append(centre)
@@ -531,10 +514,8 @@ def _parabola_centre(layer: MHSA, grid: TokenGrid, head: int, centre: HeadCentre
             f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid",
         )
     tau = shift_of_number(int(centre.tau[0]), layer.radix)
-    for t, (least, most) in zip(tau, grid.common_box, strict=True):
-        if not least <= t <= most:
-            refuse(
-                layer,
-                f"head {head} of the parabola looks at {tau}, off the padded grid for some query",
-            )
+    if not stays_on(grid, tau):
+        refuse(
+            layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query"
+        )
     return HeadCentre(centre.alpha, tuple(map(Fraction, tau)))

@@ -25,7 +25,6 @@ Position entries are evaluated as fractions.  For content entries every product 
 that cancels could be rounding.
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
 from math import sqrt
 from operator import mul
@@ -38,7 +37,15 @@ from construct.encoding.sharpness import alpha_for
 from construct.geometry import ConvGeometry
 from construct.heads import kernel_of_taps, tap_shifts
 from construct.modules.convolutions import HOOKS
-from construct.stock.dot_products import DTYPES, HeadCentre, head_size, reach, without_padding
+from construct.stock.dot_products import (
+    DTYPES,
+    HeadCentre,
+    NoStockForm,
+    head_size,
+    query_rows,
+    reach,
+    without_padding,
+)
 from construct.tokens import TokenGrid
 
 
@@ -65,10 +72,6 @@ class Projections(NamedTuple):
         return (self.reaching() & content).any(1).nonzero().flatten().tolist()
 
 
-class NoKernel(Exception):
-    """Why no kernel can be read."""
-
-
 def read_kernel(
     attention: nn.MultiheadAttention, geometry: ConvGeometry, grid: TokenGrid
 ) -> tuple[Tensor, Tensor]:
@@ -76,43 +79,40 @@ def read_kernel(
     a grid.
 
     Raises:
-        NoKernel: there is none; with the reason.
+        NoStockForm: there is none; with the reason.
     """
     dtype = _checked_dtype(attention)
     tensors = _by_head(attention, geometry)
     null = attention.add_zero_attn
     if null:
-        grid = _without_padding(tensors, grid)
-    matrices = _matrices(tensors, geometry)
-    numbers = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
+        grid = without_padding(grid)
+    matrices = _matrices(tensors, geometry, null)
+    numbers: Any = {shift: tap for tap, shift in enumerate(tap_shifts(geometry))}
     kernel = matrices.new_zeros(geometry.taps, *matrices.shape[1:])
     # A product that overflows is no number, in silent heads too: 0 · NaN.  2¹⁰ leaves room for √D and γ.
     most = [_most(rows, grid) for rows in (tensors.query, tensors.key)]
-    if (
-        float(max(*(t.max() for t in most), (most[0] * most[1]).max()))
-        > torch.finfo(dtype).max / 2**10
-    ):
-        raise NoKernel(f"scores of positions may overflow {dtype}")
+    largest = float(torch.stack([*most, most[0] * most[1]]).max())
+    if largest > torch.finfo(dtype).max / 2**10:
+        raise NoStockForm(f"scores of positions may overflow {dtype}")
     for head in tensors.heard(geometry.in_channels):
-        tau = _read_shift(tensors, head, geometry, grid, dtype, null)
-        if tau not in numbers:
-            raise NoKernel(
-                f"head {head} looks at ({', '.join(map(str, tau))}), no tap of kernel {geometry.kernel_size}"
+        query = tensors.query[head]
+        key = tensors.key[head]
+        centre = _read_centre(query, key, geometry, null)
+        if centre is None:
+            raise NoStockForm(f"head {head} does not look at one fixed shift")
+        where = f"head {head} looks at ({', '.join(map(str, centre.tau))})"
+        if any(t.denominator != 1 for t in centre.tau):
+            raise NoStockForm(f"{where}, between positions")
+        if not _is_one_hot(query, key, centre, grid, dtype, null):
+            raise NoStockForm(
+                f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {float(centre.alpha):.4g}"
             )
-        kernel[numbers[tau]] += matrices[head]
-    constant = torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
-    like = {"device": attention.out_proj.weight.device, "dtype": dtype}
-    return kernel_of_taps(kernel, geometry).to(**like), (tensors.bias + constant).to(**like)
-
-
-def _without_padding(tensors: Projections, grid: TokenGrid) -> TokenGrid:
-    """The tokens beside a null token, which has no part in the constants of values."""
-    if bool((tensors.reaching() & (tensors.value[:, :, -1] != 0)).any()):
-        raise NoKernel("its values hold a constant, which is lost where the null token is read")
-    try:
-        return without_padding(grid)
-    except ValueError as error:
-        raise NoKernel(str(error)) from None
+        if centre.tau not in numbers:
+            raise NoStockForm(f"{where}, no tap of kernel {geometry.kernel_size}")
+        kernel[numbers[centre.tau]] += matrices[head]
+    bias = tensors.bias + torch.einsum("ohd,hd->o", tensors.out, tensors.value[:, :, -1])
+    own = attention.out_proj.weight
+    return kernel_of_taps(kernel, geometry).to(own), bias.to(own)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -125,21 +125,21 @@ def _checked_dtype(attention: nn.MultiheadAttention) -> torch.dtype:
     alone.
     """
     if type(attention).forward is not nn.MultiheadAttention.forward or "forward" in vars(attention):
-        raise NoKernel("its forward is not torch's")
+        raise NoStockForm("its forward is not torch's")
     if has_hooks(attention):
-        raise NoKernel("it has hooks, which may change what it computes")
+        raise NoStockForm("it has hooks, which may change what it computes")
     if attention.bias_k is not None or attention.bias_v is not None:
-        raise NoKernel("it adds a key of its own (add_bias_kv)")
+        raise NoStockForm("it adds a key of its own (add_bias_kv)")
     if attention.dropout and attention.training:
-        raise NoKernel(
+        raise NoStockForm(
             f"it drops {attention.dropout:g} of its attention while training; .eval() first"
         )
     first, *others = {tensor.dtype for tensor in attention.parameters()}
     if others or first not in DTYPES:
-        raise NoKernel("its tensors are not all float32, or all float64")
+        raise NoStockForm("its tensors are not all float32, or all float64")
     for tensor in attention.parameters():
         if tensor.is_meta or not bool(tensor.isfinite().all()):
-            raise NoKernel("it has entries that are not finite, or are not there")
+            raise NoStockForm("it has entries that are not finite, or are not there")
     return first
 
 
@@ -149,25 +149,22 @@ def _by_head(attention: Any, geometry: ConvGeometry) -> Projections:
     weights = (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight)
     if attention.in_proj_weight is not None:
         weights = attention.in_proj_weight.chunk(3)
-    used = geometry.in_channels + geometry.dims + (1 if biased else 2)
+    used = geometry.in_channels + geometry.dims + 2 - biased
     narrowest = min(weight.shape[1] for weight in weights)
     if narrowest < used or attention.embed_dim < geometry.out_channels:
-        raise NoKernel(
+        raise NoStockForm(
             f"{geometry.in_channels} channels and their positions make tokens of {used}, and {geometry.out_channels} come "
             f"out; its tokens have {narrowest} and its outputs {attention.embed_dim}"
         )
-    rows: list[Tensor] = []
-    for number, weight in enumerate(weights):
-        columns = _exact(weight[:, :used])
-        if biased:
-            constant = _exact(attention.in_proj_bias.chunk(3)[number])
-            columns = torch.cat([columns, constant[:, None]], dim=1)
-        rows.append(columns.unflatten(0, (heads, -1)))
+    columns = [weight[:, :used] for weight in weights]
+    if biased:
+        constants = attention.in_proj_bias[:, None].chunk(3)
+        columns = [torch.cat(pair, dim=1) for pair in zip(columns, constants, strict=True)]
+    query, key, value = (_exact(matrix).unflatten(0, (heads, -1)) for matrix in columns)
     out = _exact(attention.out_proj.weight[: geometry.out_channels]).unflatten(1, (heads, -1))
     bias = out.new_zeros(geometry.out_channels)
     if attention.out_proj.bias is not None:
         bias = _exact(attention.out_proj.bias[: geometry.out_channels])
-    query, key, value = rows
     return Projections(query, key, value, out, bias)
 
 
@@ -175,15 +172,17 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
-    """W_val W_out of every head, (heads, g, in/g, out/g): values have no positions, and no channels
-    of another group.
+def _matrices(tensors: Projections, geometry: ConvGeometry, null: bool) -> Tensor:
+    """W_val W_out of every head, (heads, g, in/g, out/g): values have no positions, no channels of
+    another group and, beside a null token, no constant.
     """
+    if null and bool((tensors.reaching() & (tensors.value[:, :, -1] != 0)).any()):
+        raise NoStockForm("its values hold a constant, which is lost where the null token is read")
     d_in = geometry.in_channels
     groups = geometry.groups
     positional = tensors.value[:, :, d_in : d_in + geometry.dims + 1]
     if bool((tensors.reaching()[:, :, None] & (positional != 0)).any()):
-        raise NoKernel("its values let positions through")
+        raise NoStockForm("its values let positions through")
     blocks = tensors.out.unflatten(0, (groups, -1))  # (g, out/g, heads, D)
     matrices = []
     for group in range(groups):
@@ -192,38 +191,9 @@ def _matrices(tensors: Projections, geometry: ConvGeometry) -> Tensor:
         used = (blocks[group] != 0).any(0)[:, :, None] & (tensors.value[:, :, :d_in] != 0)
         used[:, :, rows] = False
         if bool(used.any()):
-            raise NoKernel(f"group {group} of {groups} hears channels of another")
+            raise NoStockForm(f"group {group} of {groups} hears channels of another")
         matrices.append(torch.einsum("hdi,ohd->hio", tensors.value[:, :, rows], blocks[group]))
     return torch.stack(matrices, dim=1)
-
-
-def _read_shift(
-    tensors: Projections,
-    head: int,
-    geometry: ConvGeometry,
-    grid: TokenGrid,
-    dtype: torch.dtype,
-    null: bool,
-) -> tuple[int, ...]:
-    """The shift at which a head looks, which must be one-hot on the grid for every input."""
-    centre = _read_centre(
-        tensors.query[head], tensors.key[head], geometry.in_channels, geometry.dims, null
-    )
-    if centre is None:
-        raise NoKernel(f"head {head} does not look at one fixed shift")
-    if any(t.denominator != 1 for t in centre.tau):
-        raise NoKernel(
-            f"head {head} looks at ({', '.join(map(str, centre.tau))}), between positions"
-        )
-    sharp = centre.is_sharp(dtype)
-    if not sharp or not _is_one_hot(
-        tensors.query[head], tensors.key[head], centre, grid, dtype, null
-    ):
-        alpha = float(centre.alpha)
-        raise NoKernel(
-            f"head {head} is not surely one-hot on {grid.shape} tokens in {dtype}: α = {alpha:.4g}"
-        )
-    return tuple(map(int, centre.tau))
 
 
 def _is_one_hot(
@@ -232,6 +202,8 @@ def _is_one_hot(
     """Whether attention is one-hot by the bound of the module's docstring, or by
     :func:`~construct.stock.dot_products.head_size` where no rows cancel.
     """
+    if not centre.is_sharp(dtype):
+        return False
     size = len(query)
     most = _most(query, grid), _most(key, grid)
     products = most[0] * most[1]
@@ -245,13 +217,13 @@ def _is_one_hot(
     n = roundings * torch.finfo(dtype).eps / 2
     error = n / (1 - n) * largest
     alpha = float(centre.alpha) * (1 - 2.0**-40)
-    return (alpha / 2 - error if null else alpha - 2 * error) >= alpha_for(dtype)
+    return (2 - null) * (alpha / 2 - error) >= alpha_for(dtype)
 
 
 def _most(rows: Tensor, grid: TokenGrid) -> Tensor:
     """The largest |sum| of each row of projections (…, D, D_in + d + 2) over the positions of a grid."""
     k = reach(grid)
-    features = torch.tensor([*k, sum(n * n for n in k), 1], dtype=rows.dtype, device=rows.device)
+    features = rows.new_tensor([*k, sum(n * n for n in k), 1])
     return rows[..., -len(features) :].abs() @ features
 
 
@@ -265,10 +237,14 @@ def _sums_are_exact(rows: Tensor, totals: Tensor, dtype: torch.dtype) -> bool:
     return True
 
 
-def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int, null: bool) -> HeadCentre | None:
+def _read_centre(
+    query: Tensor, key: Tensor, geometry: ConvGeometry, null: bool
+) -> HeadCentre | None:
     """The centre of a head from its projections (D, D_in + d + 2); None if its scores lack the
     module's form.
     """
+    d_in = geometry.in_channels
+    dims = geometry.dims
     content = slice(d_in)
     if bool((_rows(query) & _rows(key[:, content])).any()) or bool(
         (_rows(query[:, content]) & _rows(key)).any()
@@ -277,12 +253,12 @@ def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int, null: bool) -
     # (p, ‖p‖²); the key's constant adds the same to every key, but the null token
     positional = slice(d_in, d_in + dims + 1 + null)
     nonzero = (_rows(query[:, d_in:]) & _rows(key[:, positional])).nonzero().flatten()
-    scores = _products(query[nonzero, d_in:], key[nonzero, positional])
-    beta = -scores[-1][dims]
+    scores = _products(key[nonzero, positional], query[nonzero, d_in:])
+    beta = -scores[dims][-1]
     if beta <= 0:
         return None
-    tau = tuple(x / (2 * beta) for x in scores[-1][:dims])
-    if scores != [row[: dims + 1 + null] for row in _products_of_centre(beta, tau)]:
+    tau = tuple(row[-1] / (2 * beta) for row in scores[:dims])
+    if scores != query_rows(beta, tau)[: len(scores)]:
         return None
     # √D is irrational for most D: round it up, since the bounds need a lower bound of β/√D.
     root = Fraction(sqrt(len(query)))
@@ -291,26 +267,14 @@ def _read_centre(query: Tensor, key: Tensor, d_in: int, dims: int, null: bool) -
     return HeadCentre(beta / root, tau)
 
 
-def _products_of_centre(beta: Fraction, tau: Sequence[Fraction]) -> list[list[Fraction]]:
-    """√D Z of a head: of (p, ‖p‖², 1) of the query with (p, ‖p‖², 1) of the key."""
-    zero = Fraction(0)
-    of_p = [
-        [*(2 * beta * (i == j) for j in range(len(tau))), zero, -2 * beta * t]
-        for i, t in enumerate(tau)
-    ]
-    rest = beta * (Fraction(1, 2) - sum(t * t for t in tau))
-    return [*of_p, [zero for _ in tau] + [zero, -beta], [*(2 * beta * t for t in tau), -beta, rest]]
-
-
 def _rows(matrix: Tensor) -> Tensor:
     """Which rows have an entry that is not 0."""
     return (matrix != 0).any(1)
 
 
-def _products(query: Tensor, key: Tensor) -> list[list[Fraction]]:
-    """QᵀK in fractions."""
-    columns = [
-        [list(map(Fraction, column)) for column in matrix.T.tolist()] for matrix in (query, key)
-    ]
-    q, k = columns
-    return [[sum(map(mul, a, b), Fraction(0)) for b in k] for a in q]
+def _products(key: Tensor, query: Tensor) -> list[list[Fraction]]:
+    """KᵀQ in fractions."""
+    k, q = (
+        [list(map(Fraction, column)) for column in matrix.T.tolist()] for matrix in (key, query)
+    )
+    return [[sum(map(mul, a, b), Fraction(0)) for b in q] for a in k]

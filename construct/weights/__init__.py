@@ -85,6 +85,10 @@ class MHSAWeights:
             raise ValueError(
                 f"weights for {groups} groups, {groups * d_in} input and {len(self.b_out)} output channels do not fit {geometry}"
             )
+        if encoding.taps_of not in (None, geometry):
+            raise ValueError(
+                f"this encoding is of the taps of {encoding.taps_of}, not of {geometry}"
+            )
         pos_dim = encoding.pos_dim(geometry.dims)
         if self.w_key_pos.shape[2] != pos_dim:
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from construct.encoding.encodings import encoding_named
+from construct.encoding.encodings import recorded_encoding
 from construct.geometry import ConvGeometry
 from construct.weights import has_nonzero
 
@@ -18,15 +18,12 @@ def record_of(layer: Any) -> dict[str, Any]:
     """Describe a layer as JSON data: ``kind``, the fields of its geometry, its encoding unless it
     is quadratic, a missing bias.
     """
-    fields = asdict(layer.geometry).items()
-    record = {
-        "kind": "MHSA",
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in fields},
-    }
-    record.update(layer.encoding.record())
+    record = {"kind": "MHSA", **asdict(layer.geometry), **layer.encoding.record()}
     if layer.bias is None:
         record["bias"] = False
-    return record
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in record.items()
+    }
 
 
 def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
@@ -37,12 +34,9 @@ def differences_of(layer: Any, stated: Any, b_out: Any) -> list[str]:
     differences = []
     if stated is not None:
         record = stated if isinstance(stated, dict) else {GEOMETRY: stated}
-        keys = [
-            key
-            for key in dict.fromkeys([*own, *record])
-            if key != "bias" and own.get(key) != record.get(key)
-        ]
-        differences = [f"{key} {record.get(key)!r} and not {own.get(key)!r}" for key in keys]
+        for key in own | record:
+            if key != "bias" and own.get(key) != record.get(key):
+                differences.append(f"{key} {record.get(key)!r} and not {own.get(key)!r}")
     if layer.bias is None and has_nonzero(b_out):
         differences.append("a bias, for its b_out is not zero, and without one here")
     return differences
@@ -56,18 +50,16 @@ def read_record(record: Any, tensor: Callable[[str], Tensor]) -> dict[str, Any]:
         ValueError: not a record as :func:`record_of` makes it; a file may hold anything instead.
         TypeError: likewise.
     """
-    fields: dict[str, Any] = dict(record)
-    fields = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in dict(record).items()
     }
     if fields.pop("kind", None) != "MHSA":
         raise ValueError("it is of no attention layer")
-    radix = fields.pop("radix", None)
-    encoding = fields.pop("encoding", None)
+    stated = fields.pop("radix", None), fields.pop("encoding", None)
     bias = fields.pop("bias", True)
     if not isinstance(bias, bool):
         raise ValueError(f"its bias is {bias!r}, neither True nor False")
     geometry = ConvGeometry(**fields)
-    if encoding is not None:
-        encoding = encoding_named(encoding, geometry.dims, tensor)
-    return {"geometry": geometry, "radix": radix, "encoding": encoding, "bias": bias}
+    encoding = recorded_encoding(*stated, geometry, tensor)
+    return {"geometry": geometry, "encoding": encoding, "bias": bias}

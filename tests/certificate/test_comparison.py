@@ -4,7 +4,6 @@ import copy
 import math
 import re
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from verify.layers.reading import interior
 from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution, Geometry
 from verify.rounding.elements import OffTheKernel, absolute_kernel, convolution_bound, difference_bound
-from verify.rounding.model import gamma
 from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, check_outputs, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
@@ -79,13 +77,6 @@ def test_compare_never_hides_what_is_not_finite(conv: nn.Conv2d, value: float):
     np.testing.assert_equal((result.max_abs, result.interior, result.border), (abs(value), abs(value), 1.0))
 
 
-def test_one_infinity_twice_is_equal(conv: nn.Conv2d):
-    x = torch.ones(1, 2, 5, 6)
-    y = changed(conv, {(0, 0, 2, 2): math.inf})(x)
-    assert verify.samples.comparison.discrepancy(conv, x, y, y.clone()).max_abs == 0
-    assert verify.samples.comparison.discrepancy(conv, x, y, -y).max_abs == math.inf
-
-
 def test_compare_refuses_outputs_of_different_shape(conv: nn.Conv2d):
     with pytest.raises(ValueError, match=r"shapes \(1, 3, 5, 6\) and \(1, 3, 5, 5\)"):
         verify.compare(conv, lambda x: conv(x)[..., :-1], torch.ones(1, 2, 5, 6))
@@ -104,13 +95,6 @@ def test_one_step_to_the_next_number_is_one_ulp(dtype: torch.dtype, value: float
 
 
 # ---- rounding bounds -----------------------------------------------------------------------------------------------------
-
-
-def test_gamma():
-    assert gamma(0, 2.0**-24) == 0
-    assert gamma(1, 0.25) == pytest.approx(1 / 3)
-    assert gamma(4, 0.25) == math.inf
-    assert all(gamma(n, 2.0**-8) < gamma(m, 2.0**-8) for n, m in pairwise(range(255)))
 
 
 def one_output(weight: torch.Tensor, bias: float) -> nn.Conv1d:
@@ -152,17 +136,6 @@ def test_every_order_of_summation_stays_within_the_bound(n: int, seed: int, orde
     assert abs(Fraction(rounded) - exactly) <= Fraction(bound)
 
 
-@pytest.mark.parametrize("n", [10, 100, 1000])
-def test_the_bound_of_the_convolution_is_tight(n: int):
-    """Summing 1 + u + u + … from the left loses every u, so no valid bound is much below ours."""
-    u = 2.0**-24
-    x = torch.tensor([1.0] + [u] * n)
-    lost = n * u - (summed(np.asarray(x), "as they come") - 1)
-    bound = convolution_bound(one_output(torch.ones(n + 1), 0.0), x.view(1, 1, -1)).item()
-    assert lost == n * u
-    assert lost <= bound <= 1.5 * lost
-
-
 def test_products_that_underflow_are_in_the_bound_of_the_convolution():
     conv, x = one_output(torch.full((3,), 2.0**-80), 0.0), torch.full((1, 1, 3), 2.0**-75)
     error = 3 * 2.0**-155 - conv(x).item()
@@ -202,23 +175,6 @@ def test_the_absolute_kernel_has_the_size_of_the_kernel(conv: Any, data: st.Data
     layer = conv_to_mhsa(conv)
     layer = permuted(layer, data.draw(st.permutations(range(layer.heads))))
     np.testing.assert_array_equal(absolute_kernel(Attention.read(layer)), np.abs(Convolution.read(conv).weight))
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [0, 1], [0, 1, 2, 0, 0], [0, 0, 0, 1, 2]])
-def test_sizes_of_heads_at_one_tap_add_up(order: list[int]):
-    """Two of three heads at a tap cancel: the kernel is the same, but the rounded magnitude is three times as large."""
-    conv = nn.Conv1d(2, 3, 3, bias=False)
-    layer = permuted(conv_to_mhsa(conv), order)
-    if len(order) > 3:
-        last = max(head for head, tap in enumerate(order) if tap == 0)
-        layer.w_val.data[last] *= -1
-        assert torch.equal(layer.weight, conv.weight)
-    sizes, heads = np.abs(Convolution.read(conv).weight), [order.count(tap) for tap in range(3)]
-    np.testing.assert_array_equal(absolute_kernel(Attention.read(layer)), sizes * np.array(heads, dtype=sizes.dtype))
-    if len(order) >= 3:
-        x = torch.ones(1, 2, 5)
-        both = convolution_bound(conv, x) + sharp_bound(layer, conv, x)
-        np.testing.assert_allclose(difference_bound(conv, layer, x), both, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -268,21 +224,6 @@ def test_what_is_not_a_number_in_one_call_is_not_forgotten(number: float):
     for merged in (good.merged(bad), bad.merged(good)):
         figures = (merged.discrepancy.max_abs, merged.interior, merged.ratio, merged.largest_input)
         assert np.allclose(figures, [bad.discrepancy.max_abs, bad.interior, bad.ratio, number], equal_nan=True)
-
-
-def test_check_call_of_a_head_off_the_kernel():
-    """REFUTED if the outputs differ, UNDECIDED if they do not; a head that only adds zeros does not matter."""
-    conv, x = nn.Conv1d(1, 1, 1).requires_grad_(False), torch.arange(5.0).view(1, 1, 5)
-    conv.weight.fill_(2.0)
-    layer = conv_to_mhsa(conv)
-    layer.v[0, 1] = 2 * 1024.0
-    assert check_call(conv, layer, x, "x").verdict.name == "REFUTED"
-    assert check_call(conv, layer, 0 * x, "zeros").verdict.name == "UNDECIDED"
-    conv.weight.zero_()
-    layer.w_out.zero_()
-    assert check_call(conv, layer, x, "x").verdict.name == "CHECKED"
-    layer.v[0, 1] = math.nan
-    assert check_call(conv, layer, x, "x").verdict.name == "UNDECIDED"
 
 
 @given(convolutions(), st.integers(0, 2**16))

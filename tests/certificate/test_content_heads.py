@@ -22,7 +22,6 @@ from verified import pair_of
 from verify import certify
 from verify.argument.steps import Problem, content_step
 from verify.checker import StepFails, parts_of
-from verify.oracle import Unreadable
 from verify.samples.sampling import check_call
 from verify.strategies import cases
 
@@ -127,29 +126,6 @@ def test_what_only_positions_place_must_not_overflow_beside_content(part: str, v
     getattr(plain, part).data[-1] = value
     assert certify(conv, plain, grid=(6, 6)).verdict.name == "PROVED"
     assert "head 9 may overflow" in unproved(conv, with_content_heads(plain)).verdict.sentence
-
-
-def test_a_wider_type_is_rounded_before_a_small_input_can_help():
-    conv = small()
-    layer = with_content_heads(conv_to_mhsa(conv), w_key=0, w_key_pos=0)
-    layer.w_qry = nn.Parameter(torch.cat([layer.w_qry[:9].double(), torch.full((2, 4, 5), 1e300, dtype=torch.float64)]))
-    with pytest.raises(ValueError, match="beyond the largest float32"):
-        certify(conv, layer, grid=(6, 6), input_bound=1e-300)
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_silent_heads_must_be_finite(value: float):
-    conv = small()
-    layer = with_content_heads(conv_to_mhsa(conv), w_val=value)
-    with pytest.raises(Unreadable, match="w_val of the attention layer has numbers that are not finite"):
-        certify(conv, layer, grid=(6, 6))
-
-
-def test_a_head_that_is_silent_in_one_group_alone_carries():
-    conv = small(groups=2)
-    layer = with_content_heads(conv_to_mhsa(conv), 1)
-    layer.w_out.data[-1, 1, 0, 0] = 1.0
-    assert "attention by content in head 9: " in unproved(conv, layer).verdict.sentence
 
 
 def test_content_among_the_taps_is_seen_and_the_rest_is_refuted():

@@ -359,10 +359,3 @@ def test_what_works_a_tensor_out_in_a_way_of_its_own_is_refused(plant: Callable[
     with pytest.raises(Unreadable, match=complaint) as caught:
         certify(conv, layer, grid=(5, 5))
     assert "\n" not in str(caught.value)
-
-
-def test_hooks_of_an_attention_layer_are_refused_also_where_torch_made_them():
-    conv = nn.Conv2d(3, 4, 3)
-    layer = old("weight_norm", name="w_val")(conv_to_mhsa(conv))
-    with pytest.raises(Unreadable, match="MHSA has hooks"):
-        certify(conv, layer, grid=(5, 5))

@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from construct import MHSA, conv_to_mhsa
 from runs import is_quick
 from verify.argument.certification import certify
 from verify.experiment.sweep import exact_layers
-from verify.rounding.leakage import leakage_on_lattice
 from verify.strategies import convolutions, sizes_for
 
 EXAMPLES = settings().max_examples
@@ -82,30 +80,6 @@ def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObjec
     assert (differences <= certificate.bound).all()
 
 
-@pytest.mark.parametrize("alpha", [0.5, 2, 8, 20])
-@pytest.mark.parametrize("dims", [1, 2])
-def test_the_leakage_is_reached_on_a_large_grid(alpha: float, dims: int):
-    """For one head in the middle of a large grid, the leakage bound equals the supremum up to rounding."""
-    conv = [nn.Conv1d, nn.Conv2d][dims - 1](1, 1, 1, bias=False, dtype=torch.float64)
-    grid = (25,) * dims
-    certificate = certify(conv, conv_to_mhsa(conv, alpha=alpha), grid=grid, within=1e18)
-    supremum, _ = worst_input(conv_to_mhsa(conv, alpha=alpha), grid, 1.0)
-    assert supremum[0] == pytest.approx(2 * leakage_on_lattice(alpha, dims) * conv.weight.abs().item(), rel=1e-4)
-    assert 1 <= certificate.leakage[0] / supremum[0] * (1 + 1e-6) < 1.0001
-
-
-def test_exactly_the_bound_is_proved_and_the_next_number_below_is_not():
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv, alpha=3.0)
-    bound = float(certify(conv, layer, grid=(5, 5), within=1e18).bound.max())
-    assert certify(conv, layer, grid=(5, 5), within=bound).verdict.name == "PROVED"
-    less = certify(conv, layer, grid=(5, 5), within=math.nextafter(bound, 0))
-    assert less.verdict.name == "UNDECIDED"
-    assert "exceeds the wanted" in less.verdict.sentence
-    sharp = certify(conv, conv_to_mhsa(conv), grid=(5, 5), within=1e-12)  # rounding counts too
-    assert sharp.verdict.name == "UNDECIDED"
-
-
 # ---- truncated factors -----------------------------------------------------------------------------------------------------
 
 
@@ -157,20 +131,3 @@ def test_a_difference_that_underflows_is_no_less_than_it_is():
     layer.w_out.data[..., 0], layer.w_out.data[..., 1] = 2.0**-1074, 0
     certificate = certify(conv, layer, grid=(3,), input_bound=0.25, within=1.0)
     assert certificate.taps[0] > 0 == certificate.taps[1]
-
-
-def test_all_parts_together():
-    """For a soft, off-lattice, truncated layer with another bias, each part is positive and the sum covers what is observed."""
-    conv = nn.Conv2d(4, 4, 3, padding=1, dtype=torch.float64)
-    layer = off(conv_to_mhsa(conv, alpha=6.0, head_dim=2), 0.125)
-    with torch.no_grad():
-        layer.b_out[1] += 0.5
-    certificate = certify(conv, layer, grid=(5, 5), within=1e18)
-    assert certificate.verdict.name == "PROVED"
-    assert (np.minimum(certificate.leakage, certificate.taps) > 1e-3).all()
-    assert (certificate.rounding > 0).all()
-    assert certificate.taps[1] >= 0.5
-    parts = certificate.rounding + certificate.leakage + certificate.taps
-    assert certificate.bound == pytest.approx(parts, rel=1e-15)
-    assert (certificate.bound >= parts).all()
-    assert 0.2 < certificate.observed[1] <= certificate.bound[1]

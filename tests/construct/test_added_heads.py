@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parametrize
 
 import construct
@@ -102,21 +101,6 @@ def test_it_learns_and_the_kernels_heads_stay(case: Case, position: str):
         auto = layer(x)
         layer.execution = "dense"
         torch.testing.assert_close(auto, layer(x), rtol=1e-9, atol=1e-9)
-
-
-def test_every_tensor_moves_at_the_second_step():
-    layer = conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1, dtype=torch.float64))
-    construct.learn(layer, generator=generator())
-    x = normal(2, 3, 6, 5)
-    learned = {name: p for name, p in layer.named_parameters() if p.requires_grad}
-    assert {name.split(".")[1] if "." in name else name for name in learned} == {*SCORES, "w_val", "w_out", "b_out"}
-    optimizer = torch.optim.SGD(learned.values(), lr=0.01)
-    for step in range(2):
-        optimizer.zero_grad()
-        layer(x).square().sum().backward()
-        still = {name for name, p in learned.items() if p.grad is None or not p.grad.any()}
-        assert still == ({f"parametrizations.{name}.original" for name in SCORES} if step == 0 else set())
-        optimizer.step()
 
 
 def test_gradients_are_those_of_dense():
@@ -223,31 +207,6 @@ def test_heads_that_move_are_softened_and_learn_too():
         assert torch.equal(settle(layer)(x), before)
 
 
-class Fainter(nn.Module):
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return 1e-3 * rows
-
-
-@torch.no_grad()
-def test_kept_rows_are_those_that_the_layer_has():
-    """Not those from before another parametrization, and not newer ones than those in torch's cache."""
-    layer, x = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)), normal(2, 2, 5, 4)
-    construct.learn(layer, heads=1, key_dim=4, generator=generator())
-    cached = copy.deepcopy(layer)
-    layer(x)
-    parametrize.register_parametrization(layer, "v", Fainter())
-    other = cached.get_parameter("parametrizations.v.0.kept")
-    with parametrize.cached():
-        before = cached(x)
-        other.copy_(other.flip(0))
-        assert torch.equal(cached(x), before)
-    for changed in (layer, cached):
-        changed.execution = "auto"
-        auto = changed(x)
-        changed.execution = "dense"
-        torch.testing.assert_close(auto, changed(x), rtol=1e-9, atol=1e-9)
-
-
 @torch.no_grad()
 def test_what_is_cached_is_not_certified():
     conv = nn.Conv2d(2, 3, 3, padding=1)
@@ -273,35 +232,6 @@ def test_a_compiled_layer_follows_content_that_learns():
         layer.w_qry += 0.3
         layer.w_key += normal(*layer.w_key.shape)
         torch.testing.assert_close(compiled(x), layer(x))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_small_types_and_autocast(dtype: torch.dtype):
-    conv, x = nn.Conv2d(2, 3, 3, padding=1), normal(1, 2, 6, 5).float()
-    layer = conv_to_mhsa(conv)
-    construct.learn(layer, generator=generator())
-    with torch.autocast("cpu", dtype):
-        assert layer(x).dtype == dtype
-    before = conv_to_mhsa(copy.deepcopy(conv).to(dtype))
-    small = copy.deepcopy(layer).to(dtype)
-    assert torch.equal(small(x.to(dtype)), before(x.to(dtype)))
-    assert small.v.dtype == torch.float32
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own
-def test_torch_func_maps_and_differentiates_it():
-    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64))
-    construct.learn(layer, key_dim=6, generator=generator())
-    x, parameters = normal(2, 2, 5, 4), {name: p.detach() for name, p in layer.named_parameters()}
-
-    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return functional_call(layer, parameters, (x[None],)).square().sum()
-
-    each = vmap(grad(loss), in_dims=(None, 0))(parameters, x)["w_out"]
-    for image, slope in zip(x, each, strict=True):
-        layer.zero_grad()
-        layer(image).square().sum().backward()
-        torch.testing.assert_close(layer.w_out.grad, slope, rtol=1e-9, atol=1e-9)
 
 
 def test_where_reading_waits_a_step_reads_nothing(monkeypatch: pytest.MonkeyPatch):

@@ -22,18 +22,6 @@ from truths import exact, paper
 from verify.strategies import Case, cases
 
 
-class AsksForBias(nn.Module):
-    """A parent that computes another function with a bias."""
-
-    def __init__(self, bias: bool):
-        super().__init__()
-        self.conv = nn.Conv2d(2, 3, 3, padding=1, bias=bias)
-
-    def forward(self, x):
-        y = self.conv(x)
-        return y if self.conv.bias is None else torch.relu(y) + self.conv.bias.sum()
-
-
 def pickled(module):
     """The module as ``torch.save`` and ``torch.load`` give it back."""
     file = io.BytesIO()
@@ -90,25 +78,6 @@ def test_a_missing_bias_stays_missing(way, bias, tmp_path):
     if not bias:
         assert not layer.b_out.any()
         assert not layer.b_out.requires_grad
-
-
-@pytest.mark.nasty(72)
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_parent_that_asks_for_the_bias_computes_the_same(bias):
-    network, x = AsksForBias(bias), torch.randn(2, 2, 5, 6)
-    torch.testing.assert_close(convert(network)(x), network(x), rtol=1e-5, atol=1e-5)
-
-
-def test_a_missing_bias_is_not_trained():
-    """The optimizers of both networks have the same numbers to train."""
-    conv = nn.Conv2d(2, 3, 3, bias=False)
-    layer: Any = convert(conv).requires_grad_()
-    sgd = torch.optim.SGD(layer.parameters(), lr=1.0)
-    layer(torch.randn(1, 2, 5, 5)).sum().backward()
-    sgd.step()
-    assert not layer.b_out.any()
-    layer.b_out = nn.Parameter(torch.ones(3))  # gives it a bias, as assigning conv.bias does
-    assert layer.bias is layer.b_out
 
 
 def test_old_files_and_other_biases(tmp_path):
@@ -272,37 +241,6 @@ def test_any_kernel_that_is_written_is_computed(case: Case, data: st.DataObject)
             assert torch.equal(layer(case.x).double(), exact(conv, case.x))
 
 
-@pytest.mark.nasty(72)
-def test_an_ordinary_initialisation_of_a_whole_network_acts():
-    def weights_init(network):
-        torch.manual_seed(1)
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear | construct.MHSA):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.constant_(module.bias, 0.5)
-
-    network = nn.Sequential(
-        nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)
-    )
-    converted: Any = convert(network)
-    x = torch.randn(2, 1, 6, 6)
-    for each in (network, converted):
-        weights_init(each)
-    torch.testing.assert_close(converted(x), network(x), rtol=1e-5, atol=1e-5)
-    assert converted[0].bias is None
-
-
-def test_both_factors_hold_an_edited_weight_after_training():
-    layer = conv_to_mhsa(nn.Conv2d(3, 2, 2))
-    with torch.no_grad():
-        for factor in (layer.w_val, layer.w_out):
-            factor.normal_()
-        weight = torch.randn_like(layer.weight)
-        layer.weight.copy_(weight)
-    assert torch.equal(layer.weight, weight)
-
-
 ASSEMBLED, OF_BIAS = "weight.data.copy_", "layer.b_out = nn.Parameter"
 RECORDED = "under torch.no_grad"
 REFUSED = {
@@ -344,13 +282,6 @@ def test_heads_that_cannot_hold_any_kernel_are_not_edited(options):
     with pytest.raises(ValueError, match="one head for each tap"):
         nn.init.zeros_(layer.weight)
     assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
-
-
-def test_a_parametrized_factor_is_not_edited():
-    layer = conv_to_mhsa(nn.Conv2d(2, 2, 2))
-    nn.utils.parametrize.register_parametrization(layer, "w_val", nn.Identity())
-    with pytest.raises(ValueError, match="without a parametrization"):
-        nn.init.zeros_(layer.weight)
 
 
 def test_the_weight_is_frozen_and_learned_with_its_factors():

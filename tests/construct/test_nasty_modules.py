@@ -233,14 +233,6 @@ def test_row_27_ties_that_come_undone_are_told(caplog: pytest.LogCaptureFixture)
     torch.testing.assert_close(net(image()), model(image()))
 
 
-def test_row_27_parametrized_ties_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    pair = first, second = [parametrizations.weight_norm(nn.Conv2d(3, 3, 1, bias=False)) for _ in range(2)]
-    second.get_submodule("parametrizations.weight").original1 = first.get_parameter("parametrizations.weight.original1")
-    convert(nn.Sequential(*pair))
-    start = "0.parametrizations.weight: original1 was shared with 1.parametrizations.weight.original1, and is no longer"
-    assert any(line.startswith(start) for line in said(caplog))
-
-
 class Labelled(nn.Parameter):
     """A parameter subclass without changes."""
 
@@ -311,13 +303,6 @@ def test_row_39_a_wrapper_inside_the_network_is_taken_off(wrap: Any) -> None:
     assert model["backbone"] is wrapped
     torch.testing.assert_close(net["backbone"](image()), inner(image()))
     assert unwrapped(inner) == (inner, [])
-
-
-@old_weight_norm
-def test_row_39_a_wrapper_inside_beside_an_older_weight_norm() -> None:
-    model: Any = nn.Sequential(nn.DataParallel(block()), nn.utils.weight_norm(nn.Conv2d(4, 1, 1)))
-    expected = model(image())  # stores an autograd result in the second layer
-    torch.testing.assert_close(convert(model)(image()), expected)
 
 
 def test_row_39_sharded_weights_are_refused() -> None:
@@ -467,23 +452,6 @@ class Slotted:
     __slots__ = ("conv",)
 
 
-@pytest.mark.parametrize("holder", [types.new_class("Plain")(), Slotted()], ids=["attribute", "slot"])
-def test_row_23_a_convolution_in_an_object_that_is_not_searched_is_refused(holder: Any) -> None:
-    holder.conv = nn.Conv2d(3, 3, 1)
-    model: Any = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(CondConv2d()))
-    model[1].holder = model.again = holder
-    refused = refusals(model)
-    assert {path: kind for path, (kind, _) in refused.items()} == {"1.0": "CondConv2d", "again": "Conv2d"}
-    assert "held by an object that is not a module" in refused["again"][1]
-    assert isinstance(convert(model, filter_fn=lambda module, path: path == "0")[0], MHSA)
-    model[1][0] = nn.Identity()
-    model.conv = holder.conv  # registered too
-    net = convert(model)
-    assert isinstance(net.conv, MHSA)
-    assert net.again is net[1].holder
-    assert net.again.conv is net.conv
-
-
 class Boxed(nn.Module):
     """Calls a convolution that an object holds."""
 
@@ -576,22 +544,6 @@ def test_networks_may_be_nested_deep() -> None:
     for _ in range(250):
         model, net = model[0], net[0]
     torch.testing.assert_close(net(image()), model(image()))
-
-
-class Compatible(nn.Conv2d):
-    """Has hooks on its state dict, as classes have that read older files."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 3, 1)
-        self.register_load_state_dict_post_hook(self.mend)
-        self.register_state_dict_pre_hook(self.mend)
-
-    def mend(self, *args: Any) -> None: ...
-
-
-def test_hooks_on_a_state_dict_do_not_hinder() -> None:
-    model, x = nn.Sequential(Compatible()), image()
-    torch.testing.assert_close(convert(model)(x), model(x))
 
 
 class InClosures(nn.Module):

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import verify
-from construct import MHSA, MHSAWeights, conv_to_mhsa, to_torch_mha
+from construct import conv_to_mhsa
 from construct.attention import EXECUTIONS
 from construct.weights import NAMES
 from verify.argument.certification import certify
-from verify.layers.fields import TENSORS, digests
+from verify.layers.fields import digests
 from verify.oracle import Convolution
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, cases, convolutions, sizes_for
@@ -30,16 +29,6 @@ def negative(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.nasty(66)
-def test_the_imaginary_part_of_a_conjugate_is_kept_so():
-    conv = nn.Conv1d(2, 3, 3)
-    z = torch.complex(torch.randn(1, 2, 7), torch.randn(1, 2, 7))
-    x = z.conj().imag
-    assert x.is_neg()
-    assert check_call(conv, conv_to_mhsa(conv), x, "x").verdict.name == "CHECKED"
-    assert verify.compare(conv, conv_to_mhsa(conv), x).max_abs < 1e-6
-    assert verify.audit(lambda pulse: negative(conv.double()(pulse)), (7,), in_channels=2).is_convolution
-
-
 @settings(max_examples=2 * EXAMPLES)
 @given(cases(integers=[True]))
 def test_every_execution_sees_the_sign_of_its_input(case: Any):
@@ -55,15 +44,6 @@ def test_every_execution_sees_the_sign_of_its_input(case: Any):
                 assert torch.equal(layer(negative(case.x)), expected)
     if case.x.dim() == case.conv.weight.dim():
         assert torch.equal(layer.attention_probabilities(negative(case.x)), layer.attention_probabilities(case.x))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_stock_attention_sees_it(dtype: torch.dtype):
-    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
-    stock, x = to_torch_mha(conv_to_mhsa(conv), grid=(5, 4)), torch.randn(2, 2, 5, 4, dtype=dtype)
-    with torch.no_grad():
-        assert torch.equal(stock(negative(x)), stock(x))
-        assert torch.equal(stock(negative(x[0])), stock(x)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -115,13 +95,3 @@ def test_a_weight_that_gets_it_after_a_call_is_seen():
             layer.w_out.data = torch.ops.aten._neg_view(layer.w_out.data)
             for _ in range(3):
                 assert torch.allclose(layer(x), sign * before, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_attention_layer_made_of_such_tensors(dtype: torch.dtype):
-    conv = nn.Conv2d(2, 3, 3, padding=1, dtype=dtype)
-    plain = conv_to_mhsa(conv)
-    weights = MHSAWeights(**{name: negative(getattr(plain, name).detach()) for name in NAMES})
-    layer = MHSA(plain.geometry, weights)
-    assert digests(layer, TENSORS) == digests(plain, TENSORS)
-    assert certify(conv, layer, grid=(5, 4)).verdict.name == "PROVED"

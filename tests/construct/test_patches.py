@@ -1,7 +1,6 @@
 """Patches as tokens: one layer, called with images or with patches, equals the convolution of pixels."""
 
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +84,6 @@ def test_an_odd_kernel_up_to_2p_plus_1_takes_nine_heads(kernel: int, patch: int,
     assert construct.conv_to_mhsa(conv, patch=patch).heads == heads
     dilated = nn.Conv2d(1, 1, 3, padding=8, dilation=8)
     assert construct.conv_to_mhsa(dilated, patch=8).heads == 9
-
-
-@pytest.mark.parametrize(("size", "patch"), [((16,), 4), ((8, 12), (4, 2)), ((4, 4, 6), 2)], ids=str)
-def test_tokens_are_the_patches_of_an_image(size: tuple[int, ...], patch: Any) -> None:
-    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(size) - 1]
-    conv = kind(2, 3, 3, padding=1)
-    layer = construct.conv_to_mhsa(conv, patch=patch)
-    x = torch.randn(2, 2, *size)
-    y = layer(x)
-    tokens = layer.patching.cut(x).flatten(2).transpose(1, 2)
-    assert tokens.shape == (2, prod(size) // prod(layer.patch), 2 * prod(layer.patch))
-    assert torch.equal(layer(tokens, grid=size), layer.patching.cut(y).flatten(2).transpose(1, 2))
 
 
 def test_what_may_be_an_image_or_tokens_is_asked_for() -> None:
@@ -226,28 +213,6 @@ def certified(conv: nn.Module, layer: Any, grid: tuple[int, ...]) -> str:
     return verify.certify(conv, layer, grid=grid).verdict.name
 
 
-@pytest.mark.parametrize(
-    ("conv", "patch", "grid"),
-    [
-        (lambda: nn.Conv1d(2, 4, 7, padding="same", groups=2, dilation=3), 5, (20,)),
-        (lambda: nn.Conv2d(2, 3, 5, stride=2, padding=2), 4, (8, 12)),
-        (lambda: nn.Conv2d(1, 1, 4), 2, (8, 8)),
-        (lambda: nn.Conv3d(1, 1, 3, padding=1, padding_mode="circular"), 2, (4, 4, 4)),
-    ],
-    ids=["same", "strided", "valid", "circular"],
-)
-def test_certificates_judge_the_convolution_over_patches(conv: Any, patch: int, grid: tuple[int, ...]) -> None:
-    conv = conv()
-    layer = construct.conv_to_mhsa(conv, patch=patch)
-    certificate = verify.certify(conv, layer, grid=grid)
-    assert certificate.verdict.name == "PROVED"
-    assert certificate.grid == tuple(n // patch for n in grid)
-    assert len(certificate.bound) == layer.attention.out_channels
-    assert certificate.assumptions[-1].startswith(
-        f"patches: judged are the convolution and the attention over patches of {layer.patch}"
-    )
-
-
 FAULTS = {
     "two pixels of a patch change places": lambda layer: layer.attention.w_val.data[4].copy_(
         layer.attention.w_val.data[4].roll(1, dims=1)
@@ -318,16 +283,6 @@ def test_a_layer_that_cuts_or_joins_otherwise_is_not_certified(monkeypatch: pyte
     monkeypatch.setattr(product.Patching, part, lambda self, x: right(self, x).flip(1))
     with pytest.raises(Unreadable, match="does not cut and join"):
         certified(conv, layer, (8, 8))
-
-
-def test_an_image_that_looks_like_tokens_is_certified_and_the_convolution_left_alone() -> None:
-    conv = nn.Conv1d(1, 1, 3, padding=1)
-    assert certified(conv, construct.conv_to_mhsa(conv, patch=4), (4,)) == "PROVED"
-    trained = nn.utils.spectral_norm(nn.Conv2d(1, 2, 3, padding=1))
-    trained(torch.ones(1, 1, 4, 4))
-    before = {name: tensor.clone() for name, tensor in trained.state_dict().items()}
-    assert certified(trained, construct.conv_to_mhsa(trained, patch=2), (4, 4)) == "PROVED"
-    assert all(torch.equal(before[name], tensor) for name, tensor in trained.state_dict().items())
 
 
 def test_a_layer_that_is_not_over_these_patches_is_not_read() -> None:

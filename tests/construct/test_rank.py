@@ -27,14 +27,6 @@ def of_rank_one(side: int, dtype: torch.dtype = torch.float64) -> nn.Conv1d:
     return conv
 
 
-def test_a_low_rank_is_found(caplog: pytest.LogCaptureFixture):
-    conv = of_rank_one(6)
-    layer = conv_to_mhsa(conv, head_dim="rank")
-    assert layer.w_val.shape[-1] == 1
-    assert certify(conv, layer, grid=(4,)).verdict.name == "PROVED"
-    assert caplog.text == ""
-
-
 def test_a_rank_that_was_not_looked_for_is_not_said_to_be_full(caplog: pytest.LogCaptureFixture):
     conv = of_rank_one(LARGEST_ELIMINATED + 1)
     with caplog.at_level(logging.WARNING):

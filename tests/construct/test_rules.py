@@ -260,20 +260,6 @@ def test_what_is_inside_is_the_rules_affair() -> None:
     assert isinstance(chosen[0].inner[1], MHSA)
 
 
-def test_the_filter_is_asked_of_the_module_and_not_of_its_layers() -> None:
-    asked: list[tuple[str, str]] = []
-
-    def chosen(module: nn.Module, path: str) -> bool:
-        asked.append((type(module).__name__, path))
-        return isinstance(module, CausalCrop) and path != "1"
-
-    model = nn.Sequential(CausalCrop(1, 2, 3), CausalCrop(2, 2, 3), nn.Conv1d(2, 1, 1))
-    net = convert(model, rules={CausalCrop: causal}, filter_fn=chosen)
-    assert isinstance(net[0][1], MHSA)
-    assert [type(part) for part in net][1:] == [CausalCrop, nn.Conv1d]
-    assert set(asked) == {("CausalCrop", "0"), ("CausalCrop", "1"), ("Conv1d", "2")}
-
-
 def test_the_nearest_class_decides() -> None:
     class Nearer(CausalCrop):
         pass
@@ -285,18 +271,6 @@ def test_the_nearest_class_decides() -> None:
     assert isinstance(convert(CausalCrop(1, 2, 3), rules={Nearer: never, CausalCrop: causal})[1], MHSA)
     refused = reasons(Nearer(1, 2, 3), {Nearer: never, CausalCrop: causal})
     assert refused == {"": "its rule fails: AssertionError"}
-
-
-def test_sharing_modes_and_ties_are_kept() -> None:
-    first, second = (CausalCrop(2, 2, 3).eval() for _ in range(2))
-    second.weight = first.weight
-    first.weight.requires_grad_(False)
-    net = convert(nn.Sequential(first, first, second, nn.ReLU()).eval(), rules={CausalCrop: causal})
-    assert net[0] is net[1]
-    assert net[0][1].w_val is net[2][1].w_val
-    assert not net[0][1].w_out.requires_grad
-    assert not any(part.training for part in net.modules())
-    assert convert(CausalCrop(1, 1, 2), rules={CausalCrop: causal})[1].training
 
 
 def test_methods_that_are_held_follow() -> None:
@@ -319,14 +293,6 @@ def test_methods_that_are_held_follow() -> None:
     assert convert(CausalCrop(1, 2, 1), rules=rule)
     model.step = model.conv.fan_out = model.conv._conv_forward  # type: ignore[assignment]
     assert "holds its method _conv_forward, which the layers" in reasons(model, {CausalCrop: causal})["conv"]
-
-
-def test_a_network_with_a_rule_comes_back_from_its_state_dict(tmp_path: Any) -> None:
-    net, fresh = (convert(nn.Sequential(CausalCrop(2, 3, 3), nn.ReLU()), rules={CausalCrop: causal}) for _ in range(2))
-    torch.save(net.state_dict(), tmp_path / "s.pt")
-    again: Any = construct.load(tmp_path / "s.pt", model=fresh)
-    x = torch.randn(1, 2, 7)
-    assert torch.equal(again(x), net(x))
 
 
 # ---- what samples refute -----------------------------------------------------------------------------------------------
@@ -445,25 +411,10 @@ def test_a_rule_that_knows_the_module_alone_is_told_so() -> None:
     assert row.startswith("its rule fails on a float64 copy of it: KeyError")
 
 
-def test_hooks_are_refused_here_too() -> None:
-    block = CausalBlock(1, 1, 2)
-    block.conv.register_forward_hook(lambda module, args, output: None)
-    rule = {CausalBlock: lambda m: nn.Sequential(nn.ZeroPad1d((m.left, 0)), plain_conv(m.conv))}
-    assert reasons(nn.Sequential(block), rule)["0"].startswith("it has a forward hook")
-
-
 def test_rules_of_another_kind_are_an_error() -> None:
     for rules in ({"CausalCrop": causal}, {CausalCrop: 5}):
         with pytest.raises(TypeError, match="rules go from classes to functions"):
             construct.convert(nn.ReLU(), rules=rules)  # type: ignore[arg-type]
-
-
-def test_a_network_is_not_changed_by_being_judged() -> None:
-    module = nn.Sequential(CausalBlock(2, 3, 4)).train()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    convert(module, rules={CausalBlock: opened})
-    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
-    assert all(part.training for part in module.modules())
 
 
 # ---- the sizes ---------------------------------------------------------------------------------------------------------

@@ -13,17 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 
 import construct
 from construct import MHSA, ConvGeometry, MHSAWeights, UnsupportedLayer, conv_to_mhsa
 from construct import errors as room
 from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
-from construct.stock.dot_products import HeadCentre, reach
+from construct.stock.dot_products import HeadCentre
 from construct.tokens import TokenGrid
 from runs import peak_bytes
-from truths import exact, excess, paper, permuted, random_layer
+from truths import exact, excess, paper, random_layer
 from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
@@ -59,12 +58,6 @@ def is_no_kernel(attention: Any, reason: str, *where: Any) -> None:
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-
-
-def operators(function: Any) -> set[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as record:
-        function()
-    return {event.name for event in record.events() or ()}
 
 
 def scores_of(module: stock.StockAttention, x: torch.Tensor) -> torch.Tensor:
@@ -161,58 +154,6 @@ def test_a_fault_beside_a_null_token_is_found(name: str):
     is_no_kernel(module.attention, "hold a constant" if name.endswith("bias") else "", module.geometry, (4,))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", FULL, ids=str)
-def test_every_path_of_torch_agrees(dtype: torch.dtype, bias: bool):
-    """With weights, through both kernels of scaled_dot_product_attention, and on the fast path for inference."""
-    conv, layer = small(dtype=dtype)
-    module = construct.to_torch_mha(layer, (5, 6), bias=bias).eval()
-    x = normal(2, 2, 5, 6, dtype=dtype)
-    attention, tokens = module.attention, module.tokens(x)
-    assert attention.num_heads % 2 == 0
-    outputs: dict[str, torch.Tensor] = {}
-
-    def keep(name: str, *queries: torch.Tensor, **options: Any) -> None:
-        y, weights = attention(*queries, **options)
-        y = y if y.shape[1] == len(module.query_tokens) else y[:, module.query_tokens]
-        outputs[name] = y[..., :3].transpose(1, 2).unflatten(2, (6, 7))
-        if weights is not None:
-            assert set(weights.unique().tolist()) == {0, 1}
-
-    flash, native = "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_native_multi_head_attention"
-    math, softmax = "aten::_scaled_dot_product_attention_math", "aten::softmax"
-    asked = (tokens[:, module.query_tokens], tokens, tokens)
-    with torch.no_grad():
-        executed = operators(lambda: keep("own", *asked, need_weights=False))
-        assert flash in executed
-        assert not {native, math} & executed
-        assert flash in operators(lambda: module(x))
-        with sdpa_kernel(SDPBackend.MATH):
-            assert math in operators(lambda: keep("math", *asked, need_weights=False))
-        for need in (True, False):
-            options: Any = {"need_weights": need, "average_attn_weights": False}
-            executed = operators(lambda options=options: keep(f"fast {options}", tokens, tokens, tokens, **options))
-            assert (native in executed) == bias
-        outputs["module"] = module(x)
-    executed = operators(lambda: keep("eager", tokens, tokens, tokens, need_weights=True, average_attn_weights=False))
-    assert softmax in executed
-    assert not {native, flash, math} & executed
-    for name, y in outputs.items():
-        assert excess(conv, layer, x, y) <= 1, name
-
-
-@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
-def test_the_weights_are_those_of_the_layer(encoding: str):
-    """For all query tokens, attention is one-hot at q + τ, and heads keep their order."""
-    conv, layer = small()
-    layer = permuted(conv_to_mhsa(conv, encoding=encoding), [2, 0, 3, 1])
-    x = normal(1, 2, 5, 4)
-    module = construct.to_torch_mha(layer, (5, 4))
-    expected = layer.attention_probabilities(x)
-    assert torch.equal(scores_of(module, x)[:, :, module.query_tokens].double(), expected)
-    assert torch.equal(construct.from_torch_mha(module).weight, conv.weight)
-
-
 @pytest.mark.parametrize("alpha", [1.0, 0.25, 3.0, 60.0])
 @pytest.mark.parametrize("dtype", FULL, ids=str)
 def test_soft_heads_are_the_same_soft_heads(alpha: float, dtype: torch.dtype):
@@ -243,11 +184,6 @@ def test_it_executes_no_convolution():
         x = torch.ones(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), requires_grad=True)
         module = construct.to_torch_mha(conv_to_mhsa(conv), size_of(conv, x))
         assert not convolution_calls(lambda module=module, x=x: module(x).sum().backward())
-
-
-def test_on_the_meta_device_it_tells_shapes():
-    module = construct.to_torch_mha(conv_to_mhsa(nn.Conv2d(2, 3, 3)), (5, 6)).to("meta")
-    assert module(torch.ones(1, 2, 5, 6, device="meta")).shape == (1, 3, 3, 4)
 
 
 @pytest.mark.parametrize("grid", [(28,), (28, 28), (200,), (600,)], ids=str)
@@ -557,17 +493,6 @@ def test_projections_apart_and_other_bases_are_read_too():
     assert torch.equal(back.bias, conv.bias)
 
 
-def test_a_constant_value_is_part_of_the_bias():
-    conv, _, module = small_stock()
-    a = module.attention
-    with torch.no_grad():
-        a.in_proj_bias[2 * a.embed_dim] = 3
-    back = construct.from_torch_mha(module)
-    assert torch.equal(back.weight, conv.weight)
-    assert back.bias is not None
-    assert torch.equal(back.bias, (conv.bias.double() + 3 * a.out_proj.weight[:3, 0].double()).float())
-
-
 def test_a_random_attention_is_none():
     _, layer = small()
     attention = nn.MultiheadAttention(16, 4)
@@ -674,14 +599,6 @@ def test_scores_that_floating_point_cannot_hold_are_found(name: str, null: bool)
     is_no_kernel(module, "may overflow" if "overflow" in name else "head 1 (is not surely one-hot|does not look)")
 
 
-def test_an_attention_without_scores_is_no_convolution():
-    _, _, module = small_stock()
-    with torch.no_grad():
-        module.attention.in_proj_bias.zero_()
-        module.attention.in_proj_weight[: module.attention.embed_dim] = 0
-    is_no_kernel(module, "head 0 does not look at one fixed shift")
-
-
 def test_groups_that_mix_are_found():
     layer = conv_to_mhsa(nn.Conv1d(4, 4, 1, groups=2))
     module = construct.to_torch_mha(layer, (4,))
@@ -734,12 +651,3 @@ def test_whatever_is_read_is_what_the_module_computes(data: st.DataObject):
         y = module(case.x)
     bound = 4 * (torch.finfo(y.dtype).eps * y.abs().max() if y.numel() else 0)
     assert excess(conv, back, case.x, y) <= 1 or bool((y - back(case.x)).abs().max() <= bound)
-
-
-def test_factors_of_low_rank_are_multiplied_out():
-    """For two channels through one value, the kernel is the rounded product."""
-    conv = nn.Conv2d(4, 4, 1)
-    layer = conv_to_mhsa(conv, head_dim=2)
-    back = construct.from_torch_mha(construct.to_torch_mha(layer, (3, 3)))
-    torch.testing.assert_close(back.weight, layer.weight, rtol=1e-6, atol=1e-7)
-    assert reach(TokenGrid.of(layer.geometry, (3, 3))) == (1, 1)

@@ -38,23 +38,6 @@ def exact_layer(name: str, side: int, images: int, alone: bool) -> tuple[Any, MH
     return conv, layer, torch.randint(-3, 4, (images, 24, side, side)).float()
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["one factor", "both factors"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_second_derivatives_are_the_convolution_s(name: str, alone: bool) -> None:
-    """The derivative, with respect to the input, of the input gradient's squared norm is exact on integers."""
-    conv, layer, x = exact_layer(name, 6, 2, alone)
-    derivatives = []
-    for run, kernels in (
-        (layer, [p for p in (layer.w_val, layer.w_out) if p.requires_grad][:1]),
-        (conv, [conv.weight]),
-    ):
-        given = x.double().requires_grad_()
-        run.double()
-        pulled = torch.autograd.grad(run(given).square().sum() / 2, [given, *kernels], create_graph=True)
-        derivatives.append(torch.autograd.grad(pulled[0].square().sum() / 2, given)[0])
-    assert torch.equal(*derivatives)
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, the first time
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("lying", ["channels first", "channels last"])

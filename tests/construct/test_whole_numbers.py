@@ -71,14 +71,6 @@ def test_a_whole_number_of_another_type_is_that_number(name: str, kind: Any) -> 
     assert output == expected
 
 
-@pytest.mark.parametrize("order", [torch.randperm(9), np.random.default_rng(0).permutation(9)], ids=["torch", "numpy"])
-def test_an_order_as_torch_and_numpy_draw_it(order: Any) -> None:
-    layer = construct.conv_to_mhsa(CONV, order=order)
-    assert torch.equal(layer.weight, CONV.weight)
-    expected = construct.conv_to_mhsa(CONV, order=order.tolist())
-    assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), expected.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("wrong", [1.0, True, "1", torch.tensor(1.5), torch.ones(2, dtype=torch.int64), np.float64(1)])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_no_whole_number_is_refused(name: str, wrong: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from construct import MHSA, UnsupportedLayer, conv_to_mhsa
+from construct import UnsupportedLayer, conv_to_mhsa
 from truths import excess
 from verify.strategies import Case, cases, convolutions, least_size
 
@@ -52,30 +52,6 @@ def test_attention_weights_are_0_or_1_and_where_the_kernel_reads(case: Case):
     assert torch.equal(attention[0].argmax(-1), torch.tensor(expected))
 
 
-def looking_at(tau: float, alpha: float) -> MHSA:
-    """A layer with one head that returns the token at q + τ, on an axis padded by 2."""
-    layer = conv_to_mhsa(nn.Conv1d(1, 1, 1, padding=2, dtype=torch.float64)).requires_grad_(False)
-    layer.w_val.fill_(1)
-    layer.w_out.fill_(1)
-    layer.b_out.zero_()
-    layer.v.copy_(torch.tensor([[-alpha, 2 * alpha * tau]]))
-    return layer
-
-
-def test_a_head_between_two_tokens_takes_the_mean_of_both():
-    """Off the lattice, at τ = ½, both neighbours weigh ½ at any sharpness."""
-    y = looking_at(0.5, 1024.0)(torch.tensor([[[1.0, 3.0, 7.0]]]).double())
-    assert y.flatten().tolist() == [0, 0.5, 2, 5, 3.5, 0, 0]
-
-
-def test_a_soft_head_leaks_what_theory_says():
-    """At α = 1 the neighbours weigh e^-1 each, the next ones e^-4, …, divided by the sum."""
-    probabilities = looking_at(0.0, 1.0).attention_probabilities(torch.zeros(1, 1, 9, dtype=torch.float64))
-    middle = probabilities[0, 0, 6].numpy()
-    expected = np.exp(-((np.arange(13) - 6.0) ** 2))
-    np.testing.assert_allclose(middle, expected / expected.sum(), rtol=1e-14, atol=0)
-
-
 # ---- types -------------------------------------------------------------------------------------------------------------
 
 
@@ -107,18 +83,6 @@ def test_casting_keeps_positions_and_one_hot_attention(cast):
         y = layer(x)
         assert y.dtype == x.dtype
         assert excess(conv, layer, x, y) <= 1
-
-
-def test_casting_keeps_the_gradients_of_positions_too():
-    """A learned v is cast with its gradient; both stay in one type."""
-    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3))
-    layer.v.requires_grad_()
-    layer(torch.ones(1, 1, 5)).sum().backward()
-    layer.half()
-    assert layer.v.grad is not None
-    assert layer.v.dtype == layer.v.grad.dtype == torch.float32
-    assert layer.w_val.grad is not None
-    assert layer.w_val.dtype == layer.w_val.grad.dtype == torch.float16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

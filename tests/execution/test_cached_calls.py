@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from construct import MHSA, conv_to_mhsa
 from construct.execution import cache
 from construct.execution.call import EXECUTIONS
-from construct.execution.shifts import maps
 from runs import FORCED, forced, whole_numbers
 from truths import exact
 from verify.strategies import Case, cases
@@ -134,61 +133,6 @@ def test_a_prepared_call_has_the_derivatives_of_the_convolution(
             assert name == "kernel" or torch.equal(ours.double(), true[name])
         getattr(layer, known.whole).data.neg_()
         conv.weight.data.neg_()
-
-
-@pytest.mark.parametrize("outside", [False, True], ids=["inside", "seeing zeros"])
-@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
-def test_any_number_of_images_is_laid_out_a_few_at_a_time(
-    outside: bool, last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last group is smaller than the others, and zeros still surround all of them."""
-    conv = whole_numbers(nn.Conv2d(3, 4, 3, padding=int(outside)), 16)
-    with torch.no_grad():
-        layer = conv_to_mhsa(conv).requires_grad_(False)
-        monkeypatch.setattr(maps, "AT_ONCE", 5 * 9 * 27)
-        monkeypatch.setattr(maps, "MIN_QUERIES", 10)
-        for images in range(1, 41):
-            x = torch.randint(-4, 5, (images, 3, *(3 + (0 if outside else 2),) * 2)).float()
-            x = x.contiguous(memory_format=torch.channels_last) if last else x
-            for _ in range(2):
-                assert torch.equal(layer(x), conv(x))
-
-
-@pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("side", [7, 8, 20])
-@pytest.mark.parametrize("lying", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_a_pointwise_layer_adds_the_bias_as_it_is_now(images: int, side: int, lying: torch.memory_format) -> None:
-    """For images of few and many tokens, after edits that torch does not notice, to zeros and back."""
-    conv, generator = nn.Conv2d(3, 4, 1), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in conv.parameters():
-            p.copy_(torch.randint(1, 9, p.shape, generator=generator))
-        layer = conv_to_mhsa(conv).requires_grad_(False)
-        x = torch.randint(-4, 5, (images, 3, side, side), generator=generator).float().contiguous(memory_format=lying)
-        for change in (1, 2, 0, -3):
-            for bias in (conv.bias, layer.b_out):
-                bias.data.mul_(change).add_(change)  # type: ignore[union-attr]
-            for _ in range(2):
-                assert torch.equal(layer(x), conv(x))
-
-
-@pytest.mark.parametrize(
-    "conv",
-    [nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(3, 4, 1), nn.ConvTranspose2d(3, 4, 3, stride=2)],
-    ids=str,
-)
-@pytest.mark.parametrize("numbers", [torch.tensor([3.0]).expand(4), torch.arange(8.0)[::2]], ids=["one", "apart"])
-def test_the_numbers_of_a_bias_need_not_follow_each_other_in_memory(conv: nn.Module, numbers: Tensor) -> None:
-    """As in a bias that is computed from other tensors."""
-    layer, x = conv_to_mhsa(conv).requires_grad_(False), torch.randn(2, conv.in_channels, 5, 6)  # type: ignore[arg-type]
-    for module, name in ((conv, "bias"), (layer, "b_out")):
-        getattr(module, name).data = numbers
-    for _ in range(2):
-        torch.testing.assert_close(layer(x), conv(x), check_layout=True)
-    for change in (2, 0, -1):
-        for bias in (conv.bias, layer.b_out):
-            bias.data = numbers * change  # type: ignore[union-attr]
-        torch.testing.assert_close(layer(x), conv(x))
 
 
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad, torch.enable_grad])

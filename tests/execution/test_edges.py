@@ -35,13 +35,6 @@ def test_a_grid_that_cannot_fit_is_refused_before_it_is_laid_out(conv: Any, exec
         layer(torch.zeros(1, 1, *[4] * layer.geometry.dims))
 
 
-@pytest.mark.parametrize("execution", ["auto", "dense", "axial"])
-def test_an_empty_batch_with_content(execution: str) -> None:
-    layer = conv_to_mhsa(nn.Conv2d(4, 6, 3), execution=execution)
-    layer.w_qry.requires_grad_()
-    assert layer(torch.randn(0, 4, 5, 5)).shape == (0, 6, 3, 3)
-
-
 def test_a_call_under_fake_tensors_leaves_later_calls_alone() -> None:
     conv = nn.Conv2d(3, 4, 3, padding=2, padding_mode="circular")
     layer, x = conv_to_mhsa(conv), torch.randn(1, 3, 7, 6)

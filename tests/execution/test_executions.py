@@ -276,7 +276,7 @@ class TestContract:
 
 
 @pytest.fixture(
-    params=list(product(EXECUTIONS, ("quadratic", "covariance", "relative"))),
+    params=list(product(EXECUTIONS, ("quadratic", "covariance", "relative", "taps"))),
     ids="-".join,
 )
 def execution_and_kind(request: pytest.FixtureRequest) -> tuple[str, str]:

@@ -12,8 +12,6 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
-from construct.encoding.scores import Scores
-from construct.execution import fused as evaluation
 from construct.tokens import TokenGrid
 from runs import SMALL, Operators, aim_anywhere, axial_and_dense, normal, peak_bytes
 from truths import layer_of, random_layer
@@ -75,7 +73,7 @@ def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(
     assert (fused - expected).abs().amax() <= allowed(layer, x, torch.finfo(x.dtype).eps)
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "covariance", "relative"])
+@pytest.mark.parametrize("kind", ["quadratic", "covariance", "relative", "taps"])
 def test_content_that_asks_for_positions_is_that_of_dense_in_float32(kind: str):
     """All four terms of Eq. 6, in a layer of float32 beside the same layer in float64."""
     double = layer_of(kind, SMALL["2-D, stride, groups"][0], content=True, seed=1, heads=3).requires_grad_(False)
@@ -125,50 +123,6 @@ def test_two_keys_whose_scores_are_high_and_close_share_the_attention_as_in_dens
     layer.v[0, :2] = torch.tensor([-(2.0**20), 81 * 2.0**20 + aside])
     fused, expected = axial_and_dense(layer, normal(1, 1, 90).float())
     torch.testing.assert_close(fused, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_heads_that_content_makes_sharp_are_exact():
-    """With only uᵀ W_keyᵀ X_kᵀ, an integer for every key, each head takes the brightest token bit for bit."""
-    layer = conv_to_mhsa(nn.Conv2d(1, 2, 3), execution="axial").requires_grad_(False)
-    layer.v.zero_()
-    layer.u.fill_(0)
-    layer.u[:, 0] = 1024.0
-    layer.w_key.fill_(1.0)
-    layer.w_val.copy_((8 * layer.w_val).round())
-    layer.w_out.copy_((8 * layer.w_out).round())
-    layer.b_out.zero_()
-    x = torch.randperm(99 * 2, generator=torch.Generator().manual_seed(0))[:, None].view(2, 1, 9, 11).float()
-    expected = torch.einsum("b,hgie,hgeo->bo", x.amax((1, 2, 3)), layer.w_val, layer.w_out)
-    y = layer(x)
-    assert torch.equal(y, expected[:, :, None, None].expand_as(y))
-
-
-@pytest.mark.parametrize("place", ["x", "v"])
-def test_numbers_that_are_none_spread_as_they_do_in_dense(place: str):
-    layer = switch_content_on(conv_to_mhsa(nn.Conv2d(2, 2, 3, padding=1)), 1.0).requires_grad_(False)
-    x = torch.ones(1, 2, 5, 5)
-    (x[0, 0] if place == "x" else layer.v)[1, 1] = torch.nan
-    fused, expected = axial_and_dense(layer, x)
-    assert fused.isnan().all()
-    assert expected.isnan().all()
-
-
-@pytest.mark.parametrize(("queries", "at_once"), [(100, 2**23), (625, 2**16), (100, 1)])
-def test_gradients_are_those_of_dense_over_several_blocks(queries: int, at_once: int, monkeypatch: pytest.MonkeyPatch):
-    """A softened converted layer that learns content, with 729 keys and 625 queries; all eight tensors and the input."""
-    monkeypatch.setattr(evaluation, "CACHE_BYTES", at_once)
-    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64), alpha=0.5).requires_grad_()
-    switch_content_on(layer, 0.2)
-    x = normal(1, 2, 25, 25).requires_grad_()
-    wanted = {"input": x, **dict(layer.named_parameters())}
-    gradients = []
-    with smaller_blocks(queries):
-        for y in axial_and_dense(layer, x):
-            pull = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
-            gradients.append(torch.autograd.grad((y * pull).sum(), list(wanted.values())))
-    for name, ours, theirs in zip(wanted, *gradients, strict=True):
-        assert theirs.abs().amax() > 1e-3, name
-        assert (ours - theirs).abs().amax() <= 1e-10 * theirs.abs().amax(), name
 
 
 @pytest.mark.parametrize("name", ["w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "offsets_1"])
@@ -240,26 +194,3 @@ def test_memory_grows_as_the_tokens_do(train: bool):
     count = EXECUTIONS["axial"].memory
     near, far = (count(layer, 1, TokenGrid.of(layer.geometry, (side, side))) for side in (200, 400))
     assert far <= 4.1 * near
-
-
-def test_scores_in_blocks_are_those_of_dense():
-    layer = layer_of("relative", SMALL["2-D, stride, groups"][0], content=True, seed=3, heads=2).requires_grad_(False)
-    x = normal(1, layer.in_channels, 5, 6)
-    grid = TokenGrid.of(layer.geometry, (5, 6))
-    scores = Scores(layer, grid.gather(x), grid)
-    whole = scores()
-    for start in range(0, grid.query_count, 3):
-        torch.testing.assert_close(
-            scores(slice(start, start + 3)), whole[:, :, start : start + 3], rtol=1e-12, atol=1e-12
-        )
-
-
-def test_it_is_differentiated_once_and_a_second_time_is_refused():
-    layer = switch_content_on(conv_to_mhsa(nn.Conv1d(1, 1, 3, dtype=torch.float64), execution="axial"), 0.1)
-    layer.v.requires_grad_(False)
-    x = normal(1, 1, 5).requires_grad_()
-    (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    layer.execution = "dense"
-    (expected,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    torch.testing.assert_close(slope, expected)
-    expected.sum().backward()

@@ -164,21 +164,6 @@ def test_what_large_products_round_off_is_bounded(name: str, multiplies: str) ->
 GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 
 
-class Marked(torch.Tensor):
-    """A tensor subclass without changes."""
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_outputs_are_of_the_type_of_the_input(name: str) -> None:
-    conv, x = whole_numbers(name)
-    layer = conv_to_mhsa(conv).requires_grad_(False)
-    for lying in (x, channels_last(x)):
-        for _ in range(2):
-            output = layer(lying.as_subclass(Marked))
-            assert type(output) is Marked
-            assert torch.equal(output.as_subclass(torch.Tensor), conv(x))
-
-
 def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
     """A graph of operators would keep it as a constant, to which all calls of the graph then write."""
     conv, x = whole_numbers("3x3")

@@ -92,12 +92,6 @@ def test_the_estimate_is_above_what_is_taken(
         assert real <= estimate
 
 
-def test_an_input_with_nothing_to_pad_is_not_copied() -> None:
-    x = torch.randn(1, 2, 5, 6)
-    for conv in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, padding_mode="reflect")):
-        assert TokenGrid.of(conv_to_mhsa(conv).geometry, (5, 6)).padded(x) is x
-
-
 @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])
 @pytest.mark.parametrize("name", ["grouped, strided", "transposed"])
 def test_multiplications_are_those_that_torch_counts(name: str, content: bool) -> None:
@@ -137,19 +131,6 @@ def numpy_and_python_bytes(run: Callable[[], Any]) -> tuple[int, int]:
         return tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("encoding", ["quadratic", "parabola"])
-@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-@pytest.mark.parametrize("name", LINES)
-def test_a_new_length_leaves_little_behind(name: str, grad: bool, encoding: str) -> None:
-    conv: Any = LINES[name]()
-    layer = conv_to_mhsa(conv, encoding=encoding).requires_grad_(False)
-    layer.w_val.requires_grad_(grad)
-    layer(torch.randn(1, conv.in_channels, 40_000))
-    lengths = [40_097, 40_194, 40_291, 40_388]
-    kept, _ = numpy_and_python_bytes(lambda: [layer(torch.randn(1, conv.in_channels, n)) for n in lengths])
-    assert kept < 2**17 * len(lengths)  # a number for each position would be 320,000 bytes
 
 
 @pytest.mark.parametrize("name", ["zeros", "stride", "transposed"])

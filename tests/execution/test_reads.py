@@ -199,23 +199,6 @@ def stepped(tensor: Tensor, optimizer: str = "SGD", learned: bool = True) -> Non
     tensor.requires_grad_(False)
 
 
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("learned", [True, False])
-@pytest.mark.parametrize("optimizer", FUSED)
-@pytest.mark.parametrize("part", ["v", "w_key_pos", "w_qry", "w_val", "w_out"])
-def test_a_step_of_a_fused_optimizer_counts(part: str, optimizer: str, learned: bool) -> None:
-    layer, x = called("3x3")
-    if part == "w_qry":
-        with torch.no_grad():
-            layer.w_key.normal_()
-    before, tensor = layer(x), getattr(layer, part)
-    version = tensor._version
-    stepped(tensor, optimizer, learned)
-    assert tensor._version == version or "not" in optimizer  # torch counts no change
-    assert not torch.allclose(layer(x), before)
-    torch.testing.assert_close(layer(x), by_dense(layer, x))
-
-
 def in_place(layer: MHSA, part: str, x: Tensor) -> None:
     with torch.no_grad():
         getattr(layer, part).mul_(0.5).add_(0.25)
@@ -325,20 +308,6 @@ def test_every_edit_counts(name: str, edits: list[tuple[Callable[[MHSA, str, Ten
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("part", [*POSITIONAL, "w_val", "w_out"])
-def test_what_was_learned_and_is_frozen_again_is_read_again(part: str) -> None:
-    layer, x = called("3x3")
-    if part in ("w_qry", "w_key", "u"):
-        with torch.no_grad():
-            layer.v.mul_(0.002)  # content shows in soft heads
-            (layer.u if part == "w_key" else layer.w_key).fill_(0.5)
-    before = layer(x)
-    through_data_and_frozen_again(layer, part, x)
-    assert not torch.allclose(layer(x), before)
-    torch.testing.assert_close(layer(x), by_dense(layer, x))
-
-
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("part", ["w_val", "b_out"])
 def test_what_is_multiplied_is_read_in_every_call(part: str) -> None:
     layer, x = called("3x3")
@@ -394,21 +363,6 @@ def test_a_layer_leaves_nothing_behind_and_another_is_not_taken_for_it() -> None
         del layer
     gc.collect()
     assert (len(reads._RESULTS), len(cache.ENTRIES)) == before
-
-
-@pytest.mark.usefixtures("gpu")
-def test_the_identity_is_skipped_only_while_it_is_frozen() -> None:
-    layer, x = called("3x3")
-    identity = layer.w_out if cache.ENTRIES[layer].whole == "w_val" else layer.w_val
-    identity.requires_grad_()
-    with torch.no_grad():
-        layer(x)
-        identity.data.mul_(2)  # as by a training loop
-        torch.testing.assert_close(layer(x), by_dense(layer, x))
-    identity.data.mul_(2)
-    torch.testing.assert_close(layer(x), by_dense(layer, x))
-    layer(x).sum().backward()
-    assert identity.grad is not None
 
 
 @pytest.mark.usefixtures("gpu")

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import threading
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from construct.attention import smaller_blocks
 from construct.execution.head_matrices import is_identity
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Shifts
-from construct.execution.shifts.workspace import KEPT_BYTES, workspace
+from construct.execution.shifts.workspace import workspace
 from runs import FORCED, channels_last, forced, kernel_gradient, whole_numbers
 
 EXAMPLES = settings().max_examples
@@ -163,46 +162,11 @@ def test_outputs_may_be_changed_in_place(make: Any, layout: str):
             output.mul_(torch.ones(output.shape, requires_grad=True)).sum().backward()
 
 
-def test_a_rectangle_of_heads_is_recognised_in_row_major_order_alone():
-    for offsets, rectangle in (
-        (((0,),), ((1,), (1,))),
-        (((-2,), (1,), (4,)), ((3,), (3,))),
-        (((1,), (-2,), (4,)), None),
-        (((0,), (1,), (3,)), None),
-        (((0,), (0,)), None),
-        (((-1, 0), (-1, 2), (0, 0), (0, 2)), ((2, 2), (1, 2))),
-        (((-1, 0), (0, 0), (-1, 2), (0, 2)), None),
-    ):
-        assert Shifts(offsets, (1, 1)[: len(offsets[0])], (5, 5), (5, 5)).rectangle == rectangle
-
-
-def test_a_buffer_belongs_to_a_thread_and_a_role():
-    like, addresses = torch.zeros(1), list[int]()
-
-    def elsewhere() -> None:
-        addresses.append(workspace("columns", like, 2, 4).data_ptr())
-
-    here = workspace("columns", like, 3, 5)
-    assert workspace("columns", like.double(), 2, 4).data_ptr() == here.data_ptr()
-    assert workspace("window", like, 3, 5).data_ptr() != here.data_ptr()
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert addresses != [here.data_ptr()]
-
-
 def test_a_buffer_of_one_mode_is_good_in_every_other():
     for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
         with mode():
             buffer = workspace(f"first in {mode}", torch.zeros(1, dtype=torch.float64), 9)
             torch.add(torch.ones(9, dtype=torch.float64), 1, out=buffer)
-
-
-def test_what_is_too_large_is_not_kept():
-    most = KEPT_BYTES * torch.get_num_threads()
-    for size, kept in ((most + 1, False), (most, True)):
-        first, second = (workspace("large", torch.zeros(1, dtype=torch.uint8), size) for _ in range(2))
-        assert (first.data_ptr() == second.data_ptr()) == kept
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

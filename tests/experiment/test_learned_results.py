@@ -253,6 +253,9 @@ def test_what_the_answer_says_of_cifar_is_so():
     def of(variant: str, layer: int, name: str, when: str = "layers") -> list[Any]:
         return [run[when][layer - 1][name] for run in runs[variant]]
 
+    def span(numbers: list[float]) -> str:
+        return f"{min(numbers):.2f} to {max(numbers):.2f}"
+
     def said(numbers: list[float]) -> str:
         return ", ".join(f"{number:.2f}" for number in numbers[:-1]) + f" and {numbers[-1]:.2f}"
 
@@ -280,14 +283,26 @@ def test_what_the_answer_says_of_cifar_is_so():
         in answer
     )
     assert not [variant for variant in others if "nearer" in verdicts(runs[variant])]
-    for variants in (["quadratic"], learned, ["quadratic-cutmix"]):
+    heads = [[round(of(v, 1, "near", w)[0] * of(v, 1, "heads")[0]) for w in ("layers", "untrained")] for v in others]
+    (six, five), (nine, sixteens), (three, mixed_first) = heads
+    settled = f"of their heads {six} of 9, {nine} of 16 and {three} of 9 are near a shift"
+    assert f"{settled} (before {five}, {sixteens} and {mixed_first})." in answer.replace("Of their", "of their")
+    moving = ["quadratic", "covariance", "quadratic-16", "quadratic-cutmix"]  # from random centres
+    for variants in (["quadratic"], moving, ["quadratic-cutmix"]):
         assert f"{total(variants, 'sharp_near')} of {total(variants, 'sharp')}" in answer
     fifth, sixth = (of("quadratic", layer, "anywhere") for layer in (5, 6))
-    assert f"they end at {min(fifth):.2f} to {max(fifth):.2f} and at {sum(sixth) / 3:.2f}, further than" in answer
+    assert f"they end at {span(fifth)} and at {span(sixth)}, further than" in answer
+    fifth, sixth = (of("quadratic", layer, "anywhere_sharp") for layer in (5, 6))
+    assert f"(random heads: {span(fifth)} and {span(sixth)})" in answer
+    middle = [sizes[1] for sizes in of("quadratic", 1, "middle")]
+    assert f"({span(middle)} from any centred 3 × 3 one)" in answer
+    deep = [layer for run in runs["quadratic"] for layer in run["layers"][2:]]
+    settled = (sum(layer["sharp"] for layer in deep), sum(round(9 * layer["near"]) for layer in deep))
+    assert "{} of their 108 heads become sharp, and {} end near a shift (chance 27)".format(*settled) in answer
     everywhere = [sizes[-1] for sizes in of("quadratic", 1, "by_size")]
     assert f"Over all outputs the first layer is {said(everywhere)} from any convolution" in answer
     local = [of("local", layer, "anywhere") for layer in range(1, 7)]
-    assert f"layer 1 stays at {min(local[0]):.2f} to {max(local[0]):.2f}, with {near('local')} of 27 heads" in answer
+    assert f"layer 1 ends at {span(local[0])}, with {near('local')} of 27 heads" in answer
     second = "({:.2f}, {:.2f}; in the third {:.2f})".format(*local[1])
     assert f"Layer 2 does so in two seeds {second}" in answer
     deeper = [end for ends in local[2:] for end in ends]
@@ -301,19 +316,22 @@ def test_what_the_answer_says_of_cifar_is_so():
     }
     assert len(kinds) == 8
     first = [scores[variant][0] for variant in kinds]
-    assert f"{min(first):.2f} to {max(first):.2f} % there (with CutMix {scores['quadratic-cutmix'][0]:.2f} %)" in answer
+    apart = (scores[variant][0] for variant in ("quadratic-cutmix", "relative-content"))
+    outside = "(with CutMix {:.2f} %, with content after four epochs {:.2f} %)".format(*apart)
+    assert f"{span(first)} % there {outside}" in answer
     frozen, both, alone, conv3 = (scores[variant] for variant in ("frozen", "quadratic", "frozen-centres", "conv3"))
     assert f"frozen reach {frozen[0]:.2f} and {frozen[1]:.2f} % (seeds 0 and 1)" in answer
     assert (
-        f"learn both {both[0]:.2f} and {both[1]:.2f} %, and those that learn α alone {alone[0]:.2f} % (seed 0)"
+        f"learn α alone {alone[0]:.2f} and {alone[1]:.2f} %, and those that learn both {both[0]:.2f} and {both[1]:.2f} %"
         in answer
     )
-    assert alone[0] - frozen[0] == pytest.approx((both[0] - frozen[0]) / 2, abs=0.5)  # about half
-    (sharpened,), (null,) = (of("frozen-centres", 1, name) for name in ("anywhere", "anywhere_sharp"))
-    assert f"layer 1 ends at {sharpened:.2f} from nine taps, as random heads do ({null:.2f})" in answer
-    shown = (
-        f"{total(['frozen-centres'], 'sharp_near')} of {total(['frozen-centres'], 'sharp')} sharp heads stand on shifts"
-    )
+    gained = [after - before for after, before in zip(both[:2], frozen, strict=True)]
+    assert [round(points) for points in gained] == [6, 2]
+    assert both[0] - alone[0] > 2
+    assert abs(both[1] - alone[1]) < 0.05
+    sharpened, null = (said(of("frozen-centres", 1, name)) for name in ("anywhere", "anywhere_sharp"))
+    assert f"layer 1 ends at {sharpened} from nine taps, random heads at {null} (" in answer
+    shown = f"{total(['frozen-centres'], 'sharp_near')} of {total(['frozen-centres'], 'sharp')} sharp heads stand near shifts"
     assert shown in answer
     assert verdicts(runs["frozen-centres"]) == [""] * 6
     assert f"in the block {conv3[0]:.2f} and {conv3[1]:.2f} %" in answer
@@ -332,27 +350,59 @@ def test_what_the_answer_says_of_cifar_is_so():
     assert beside == sharp
     assert {run["layers"][5]["distinct"] for run in mixed} == {2, 4}
     # the short answer's own sentences
-    assert f"{sharp} of the {9 * len(layers)} heads become sharp" in short
+    checked = [answer]
+
+    def says(sentence: str) -> None:
+        assert sentence in short
+        checked.append(sentence)
+
+    says(f"{sharp} of the {9 * len(layers)} heads become sharp")
     ends = [said([run["layers"][0][name] for run in mixed]) for name in ("anywhere", "anywhere_sharp")]
-    assert f"The first layer ends at {ends[0]}, random heads at {ends[1]} (the last layer" in short
+    says(f"The first layer ends at {ends[0]}, random heads at {ends[1]} (p = ")
     widths = [sum(of("quadratic", layer, "width")) / 3 for layer in (1, 5, 6)]
     first = sum(of("quadratic", 1, "width", "untrained")) / 3
     said_widths = f"within {widths[0]:.2f} tokens (root mean square) of their mean in the first layer, {widths[1]:.2f} in the fifth"
-    assert f"{said_widths} and {widths[2]:.2f} in the sixth ({first:.2f} before)" in short
-    (before,) = of("frozen-centres", 1, "anywhere", "untrained")
-    assert f"it goes from {before:.2f} to {sharpened:.2f}, where these are at {null:.2f}" in short
-    moving = of("quadratic", 1, "anywhere")[0]
-    assert f"it ends at {moving:.2f} in that seed, where 21 % of random heads are as near" in short
-    seconds = "{:.2f}, {:.2f} and {:.2f}".format(*local[1])
-    assert f"the first at {min(local[0]):.2f} to {max(local[0]):.2f}, the second at {seconds}" in short
+    says(f"{said_widths} and {widths[2]:.2f} in the sixth ({first:.2f} before)")
+    before = said(of("frozen-centres", 1, "anywhere", "untrained"))
+    says(f"it goes from {before} to {sharpened} (seeds 0 and 1), random heads are at {null}.")
+    first_centres = said(of("quadratic", 1, "anywhere_first_centres"))
+    says(f"the same α and W_h at the first centres are at {first_centres}, a rough")
+    nulls = [of("local", layer, "anywhere_sharp") for layer in range(1, 7)]
+    says(f"{span(deeper)} (random heads {span([end for ends in nulls[2:] for end in ends])})")
+    began, square = ([sizes[1] for sizes in of("local", 1, "middle", when)] for when in ("untrained", "layers"))
+    assert {f"{end:.2f}" for end in began} == {"0.15"}
+    taps = f"as nine other taps ({span(square)} from any centred 3 × 3 kernel, where it began at 0.15)"
+    assert taps in answer
+    says(f"the first at {span(local[0])} ({span(nulls[0])}), {taps}")
+    says(f"the second at {said(local[1])} ({said(nulls[1])})")
     starts = [of("local-scaled", 1, "anywhere", when)[0] for when in ("untrained", "layers")]
-    assert "({:.2f} → {:.2f})".format(*starts) in short
+    scaled = of("local-scaled", 1, "anywhere_sharp")
+    says("({:.2f} → {:.2f}; random heads {:.2f})".format(*starts, *scaled))
+    chances = [f"{run['layers'][0]['anywhere_sharp_nearer']:.2g}" for run in mixed]
+    says(f"(p = {chances[0]}, {chances[1]} and {chances[2]})")
+    nulls = [of(variant, 1, "anywhere_sharp")[0] for variant in others]
+    says(f"random heads at {span(nulls)}, and are not told apart")
+    digits = published.committed("learned_digits_100")["quadratic"]
+    after, before = (
+        [sum(round(9 * run[when][layer]["near"]) for run in digits) for layer in range(4)]
+        for when in ("layers", "untrained")
+    )
+    says("({}, {}, {} and {} of 90 at × 100, where {}, {}, {} and {} began so)".format(*after, *before))
+    for rate in (1, 5, 25, 100):
+        assert "nearer" not in verdicts(published.committed(f"learned_digits_{rate}")["quadratic"])
     assert all(of(variant, 1, "anywhere")[0] < 0.15 for variant in ("from-conv", "local-padded"))
     every = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["layers"]]
-    assert f"all six are {min(every):.2f} or more" in short
-    shown = {*number.findall(answer)} | {f"{beside} of the {9 * len(layers)}"}
-    mine = {f"{one:.2f}" for one in (*widths, first, before, starts[1])}
-    assert {*number.findall(short)} - shown - mine <= {*number.findall(" ".join(ends))}
+    untrained = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["untrained"]]
+    says(f"all six end {min(every):.2f} or more from any convolution over all outputs (before: {span(untrained)};")
+    (wide,), (content,) = (of(variant, 1, "width") for variant in ("relative", "relative-content"))
+    assert of("relative", 6, "width")[0] < wide < content  # not local first
+    away = [of("relative", layer, "reach")[0] for layer in range(1, 7)]
+    says(f"(a mean key is {away[0]:.2f} tokens away in the first layer, {away[5]:.2f} in the last)")
+    reach = [sum(of("quadratic", layer, "reach")) / 3 for layer in range(1, 7)]
+    assert reach[5] < min(reach[2:5])  # spread, not further away
+    assert of("covariance", 6, "reach")[0] > 2 * reach[5]
+    assert max(layer["moved"] for layer in sgd["layers"]) < 0.7
+    assert {*number.findall(short)} <= {*number.findall(" ".join(checked))}
 
 
 def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

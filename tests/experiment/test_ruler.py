@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from construct.execution.head_matrices import merged
 from examples.learned.network import AttentionNet
 from examples.learned.results import nulls, ruler, table
 from examples.learned.results.maps import maps_of
@@ -76,25 +74,6 @@ def test_the_best_taps_anywhere_are_the_best_of_all_sets(taps: int, seed: int):
     shifts = Shifts(p, w, grid)
     every = [shifts._distance(shifts.explained[list(kept)]) for kept in combinations(range(len(shifts.shifts)), taps)]
     assert shifts.distance_anywhere(taps) == pytest.approx(min(every))
-
-
-def test_a_convolution_with_scattered_taps_is_one_anywhere_and_in_no_square():
-    net = network("from-conv")
-    parametrizations: Any = net.attentions()[0].parametrizations
-    with torch.no_grad():
-        tau = parametrizations.v.original1
-        tau.copy_(torch.tensor([[0, 3], [3, 0], [-3, 1], [2, 2], [-1, -3], [0, 0], [3, 3], [-2, 2], [1, -3]]))
-    row, _ = ruler.measured(net, network("from-conv"), torch.randn(3, 1, 20, 20), NAME)
-    assert row["anywhere"] < 1e-5 < 0.5 < row["middle"][1]
-    assert row["moved"] > 1
-    assert row["distinct"] == 9
-
-
-def test_soft_heads_at_random_centres_are_far_from_taps():
-    net = network("quadratic", alpha=1.0)
-    for row in ruler.measured(net, net, torch.randn(3, 1, 20, 20), NAME):
-        assert 0.4 < row["anywhere"] < 1
-        assert row["anywhere_sharp"] == pytest.approx(row["anywhere"], abs=0.15)  # the start is drawn as the null is
 
 
 @pytest.mark.parametrize("variant", ["quadratic", "covariance", "local-padded", "conv3", "conv9"])
@@ -171,13 +150,6 @@ def test_chances_are_pooled_as_fisher_does(chances: list[float]):
     assert nulls.pooled(chances) == pytest.approx(float((products <= np.prod(chances)).mean()), abs=0.02)
 
 
-def test_heads_near_the_lattice_are_counted():
-    tau = np.array([[0.2, 3.1], [0.3, 1.0], [-2.0, 0.9], [0.0, 0.0]])
-    heads = Gaussians(np.array([5.0, 5.0, 3.0, 4.5])[:, None, None] * np.eye(2), tau)
-    counted = ruler.centres_moved(heads, heads)
-    assert (counted["near"], counted["heads"], counted["sharp"], counted["sharp_near"]) == (0.75, 4, 3, 2)
-
-
 def test_a_convolution_in_the_place_of_attention_has_no_null():
     """Its heads are one-hot, and taps wherever they look."""
     net = network("conv3")
@@ -195,30 +167,6 @@ def test_a_convolution_is_its_own_substitute(variant: str):
     assert all(row[1:] == [alone] * 4 for row in accuracy_after(net, x, labels, x[:2]))
 
 
-def test_content_is_no_convolution_of_its_inputs():
-    assert all(max(row) < 0.9 for row in explained_variance(network("absolute"), torch.randn(40, 1, 20, 20)))
-
-
-def test_attention_without_a_grid_is_its_own_null():
-    """A uniform map is translation equivariant except at the border, and equally near to a convolution in any order."""
-    w, grid = np.random.default_rng(0).standard_normal((2, 3, 3)), (4, 5)
-    uniform = np.full((2, 20, 20), 1 / 20)
-    assert ruler.null(uniform, w, grid, NAME) == pytest.approx(ruler.by_size(uniform, w, grid))
-    assert ruler.by_size(uniform, w, grid)[-1] == 0
-
-
-def test_the_null_keeps_the_spectrum_and_loses_the_grid():
-    net = network("local")
-    (p, *_) = maps_of(net, torch.randn(1, 1, 20, 20))
-    w = merged(net.attentions()[0])[:, 0].detach().double().numpy()
-    order = np.random.default_rng(1).permutation(100)
-    moved = p[0][:, order]
-    before, after = (np.linalg.svd(q, compute_uv=False) for q in (p[0], moved))
-    np.testing.assert_allclose(after, before, atol=1e-6)
-    assert ruler.by_size(moved, w, net.grid)[2] > 0.9
-    assert ruler.null(p[0], w, net.grid, NAME)[2] > 0.9
-
-
 def test_the_share_of_position_is_that_of_the_variance():
     random = np.random.default_rng(0)
     fixed, moved = random.standard_normal((2, 1, 3, 4, 4))
@@ -228,25 +176,10 @@ def test_the_share_of_position_is_that_of_the_variance():
     assert ruler.position_share(np.full((2, 3, 4, 4), 0.25)) == 1
 
 
-def test_where_heads_look_is_counted_in_tokens():
-    """One head looks at the key 3 down and 4 left of the query; another equally at four keys around the query."""
-    p = np.zeros((2, 81, 9, 9))
-    p[0, 40, 7, 0] = 1
-    p[1, 40, [2, 6, 4, 4], [4, 4, 2, 6]] = 0.25
-    measures = ruler.where_heads_look(p)
-    assert measures == pytest.approx({"reach": (5 + 0) / 2, "width": (0 + 2) / 2, "peak": (1 + 0.25) / 2})
-
-
 def test_equivariance_is_lost_with_positions_of_the_image_alone():
     errors = {name: max(ruler.equivariance(network(name), torch.randn(3, 1, 20, 20))) for name in ("local", "absolute")}
     assert errors["local"] < 1e-5
     assert errors["absolute"] > 0.01
-
-
-def test_the_middle_is_far_from_the_border_where_there_is_room():
-    assert np.flatnonzero(ruler.middle((4, 5))).tolist() == [6, 7, 8, 11, 12, 13]
-    assert ruler.middle((16, 16)).sum() == 64
-    assert ruler.middle((1, 7)).all()
 
 
 def test_intervals_are_those_of_the_bootstrap():

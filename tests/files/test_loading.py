@@ -55,20 +55,6 @@ IMAGE = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 # ---- the state dict ------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_dict_carries_the_geometry_of_its_attention_layers(tmp_path: Path) -> None:
-    net = construct.convert(built())
-    state: Any = torch.load(written(net.state_dict(), tmp_path / "s.pt"), weights_only=True)
-    records = {path: entry["geometry"] for path, entry in state._metadata.items() if "geometry" in entry}
-    assert list(records) == PATHS
-    assert records == json.loads(json.dumps(records))  # only plain data
-    assert records["stem"] == {
-        **{"kind": "MHSA", "in_channels": 2, "out_channels": 4, "kernel_size": [3, 3], "stride": [2, 2]},
-        **{"padding": [1, 1], "padding_mode": "zeros", "dilation": [1, 1], "groups": 1},
-        **{"transposed": False, "output_padding": [0, 0], "bias": False},
-    }
-    assert (records["up"]["transposed"], records["body.0"]["padding"]) == (True, "same")
-
-
 @pytest.mark.parametrize("prefix", ["", "module", "_orig_mod", "net"])  # the first is of DataParallel itself
 def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Path) -> None:
     net = construct.convert(built())
@@ -77,24 +63,6 @@ def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Pat
     path = written(state, tmp_path / "s.pt")
     assert same(construct.load(path, model=built(1)), net)
     assert {name.rpartition("stem")[0] + "stem" for name in construct.load(path, layers=True) if "stem" in name}
-
-
-def test_copies_and_dicts_of_the_callers_own() -> None:
-    net = construct.convert(built())
-    state = net.state_dict()
-    copied = copy.deepcopy(state)
-    copied._metadata["stem"]["geometry"]["stride"][0] = 5  # type: ignore[attr-defined]
-    assert net.state_dict()._metadata["stem"]["geometry"]["stride"] == [2, 2]  # type: ignore[attr-defined]
-    assert net.stem.stride == (2, 2)  # type: ignore[union-attr]
-    plain: dict[str, Tensor] = {}
-    assert net.state_dict(destination=plain) is plain
-    assert plain.keys() == state.keys()
-    net.load_state_dict(plain)
-    net.load_state_dict(state.copy())
-    net.load_state_dict(copy.deepcopy(state), assign=True)
-    reason = r"\n\tstem: it was saved from attention with stride \[5, 2\] and not \[2, 2\]"
-    with pytest.raises(RuntimeError, match=reason):
-        net.load_state_dict(copied)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -199,32 +167,6 @@ def test_ties_stay_where_the_file_has_them_and_only_there(tmp_path: Path) -> Non
     assert torch.equal(again[1].w_out, apart["1.w_out"])
 
 
-def test_files_from_before_load_into_what_the_network_is_converted_to(tmp_path: Path) -> None:
-    net: Any = construct.convert(built())
-    path = written(dict(net.state_dict()), tmp_path / "s.pt")
-    assert same(construct.load(path, model=built(1)), net)
-    reason = "nothing is said of the geometry of its attention layer 'stem' (give model=Net()"
-    assert reason in refusal(path, layers=True)
-    mixed = net.state_dict()
-    del mixed._metadata["stem"]["geometry"]
-    path = written(mixed, tmp_path / "m.pt")
-    assert same(construct.load(path, model=built(1)), net)
-    assert "attention layer 'stem'" in refusal(path, layers=True)
-
-
-def test_convolutions_come_back_too(tmp_path: Path) -> None:
-    net = built()
-    path = written(net.state_dict(), tmp_path / "s.pt")
-    fresh = built(1)
-    assert same(construct.load(path, model=fresh), net)
-    assert not same(fresh, net)
-    way_out = "(give model=Net(), the network that it is of)"
-    assert refusal(path).endswith(f"s.pt: a state dict without its network {way_out}")
-    partly: Any = construct.convert(built(), filter_fn=lambda _, name: name != "up")
-    again: Any = construct.load(written(partly.state_dict(), tmp_path / "p.pt"), model=built(1))
-    assert [type(module).__name__ for module in (again.stem, again.up)] == ["MHSA", "ConvTranspose2d"]
-
-
 class Stride(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -265,18 +207,6 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
         assert "its geometry and its tensors do not fit together: no tensor 'stem.v'" in refusal(path, **options)
     assert "holds no attention layer" in refusal(written(built().state_dict(), tmp_path / "c.pt"), layers=True)
     assert "holds no attention layer" in refusal(written(nn.ReLU(), tmp_path / "r.pt"), layers=True)
-
-
-def test_a_layer_that_was_taken_out_leaves_its_metadata_behind(tmp_path: Path) -> None:
-    net = construct.convert(nn.ModuleDict({"a": nn.Conv1d(1, 2, 3), "b": nn.Conv1d(2, 1, 1)}))
-    state = net.state_dict()
-    for name in [name for name in state if name.startswith("a.")]:
-        del state[name]
-    path = written(state, tmp_path / "s.pt")
-    assert list(construct.load(path, layers=True)) == ["b"]
-    again = construct.load(path, model=nn.ModuleDict({"b": nn.Conv1d(2, 1, 1)}))
-    assert same(again.get_submodule("b"), net.get_submodule("b"))
-    assert layer_in(path).geometry == net.get_submodule("b").geometry
 
 
 class Built(nn.Module):
@@ -341,13 +271,6 @@ def test_no_layer_of_an_unknown_class_is_lost_in_silence(kind: Any, tmp_path: Pa
     name = f"{kind.__module__}.{kind.__name__}"
     whole = construct.load(path, allow=[name])
     assert same(construct.load(path, model=whole, allow=[name]), whole)
-
-
-def test_layers_of_two_names_are_two_layers(tmp_path: Path) -> None:
-    layers = construct.load(written(construct.convert(built()).state_dict(), tmp_path / "s.pt"), layers=True)
-    before = layers["again.0"].w_val.clone()
-    layers["body.0"].w_val.data += 1
-    assert torch.equal(layers["again.0"].w_val, before)
 
 
 def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) -> None:
@@ -487,19 +410,3 @@ def test_what_the_command_writes_is_opened_by_everything_of_ours(
     # And by the command itself.
     out = from_conv.prints(output, "--model-file", "net.py:built", "-o", "twice.pt")
     assert f"already converted: {len(set(PATHS)) - 1} attention layers" in out
-
-
-def test_safetensors_of_others_say_nothing_of_geometry(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    net = construct.convert(built())
-    save_file({name: tensor.clone() for name, tensor in net.state_dict().items()}, path)
-    assert "a state dict without its network" in refusal(path)
-    assert "nothing is said of the geometry" in refusal(path, layers=True)
-    assert same(construct.load(path, model=built(1)), net)
-
-
-def test_a_file_of_ours_without_attention_needs_its_network(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(3, 4))
-    construct.save(net, tmp_path / "s.safetensors")
-    assert "a state dict without its network (give model=Net()" in refusal(tmp_path / "s.safetensors")
-    assert same(construct.load(tmp_path / "s.safetensors", model=nn.Sequential(nn.Linear(3, 4))), net)

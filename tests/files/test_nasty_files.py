@@ -20,7 +20,7 @@ from torch.torch_version import TorchVersion
 
 import construct
 from archives import EMPTY_ORDERED, archive_of, called, named, number, program, row, saved, storage, with_pickle
-from commands import Command, bounded, names
+from commands import Command, names
 from construct.errors import BadModelFile
 from construct.files.reading import read
 from verify.checker import check
@@ -162,17 +162,6 @@ def test_row_11_kernels_alone(from_conv: Command) -> None:
     layer = construct.load("o.pt").get_submodule("stem")
     x = torch.randn(1, 2, 7, 7, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(layer(x), conv(x), atol=1e-5)
-
-
-def test_row_12_wrapped_checkpoints(from_conv: Command) -> None:
-    model = nn.Conv2d(1, 2, 3)
-    state = {f"module._orig_mod.{key}": value for key, value in model.state_dict().items()}
-    optimizer = torch.optim.Adam(model.parameters()).state_dict()
-    torch.save({"epoch": 3, "state_dict": state, "optimizer": optimizer}, "c.pt")
-    Path("net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(1, 2, 3)\n")
-    out = from_conv.prints("c.pt", "--model-file", "net.py:net")
-    assert "its key 'state_dict' was used; ignored: 'epoch', 'optimizer'" in out
-    assert "the prefix 'module._orig_mod.' was removed" in out
 
 
 def test_row_13_classes_by_name(from_conv: Command) -> None:
@@ -374,15 +363,6 @@ def test_row_21_odd_names_of_files_work(name: str, from_conv: Command) -> None:
     assert isinstance(construct.load(f"out {name}"), construct.MHSA)
 
 
-def test_row_21_a_name_as_long_as_names_may_be(from_conv: Command) -> None:
-    """Length counts in bytes: sixty of these letters have 240, and the output's suffix adds eight."""
-    stem = "\N{WATER WAVE}" * 60
-    torch.save(nn.Conv2d(1, 1, 1), f"{stem}.pt")
-    from_conv.prints(f"{stem}.pt")
-    assert Path(f"{stem}.mhsa.json").is_file()
-    assert len(names()) == 3
-
-
 def test_row_52_the_certificate_does_not_replace_the_output(from_conv: Command) -> None:
     torch.save(nn.Conv2d(1, 1, 1), "m.pt")
     assert "where the certificate goes" in from_conv.refuses("m.pt", "-o", "o.json")
@@ -419,12 +399,6 @@ def test_row_58_threads_flags_and_random_state_are_as_they_were(from_conv: Comma
     out = from_conv.prints("m.pt", "--seed", 7)
     assert state() == before
     assert "seed: 7" in out
-
-
-def test_lists_of_lists_of_dicts_are_refused_soon(tmp_path: Path) -> None:
-    torch.save([[{str(n): n for n in range(2000)}] * 1000] * 1000, tmp_path / "lists.pt")
-    with bounded(60), pytest.raises(BadModelFile):
-        construct.load(tmp_path / "lists.pt")
 
 
 def test_a_file_cannot_say_where_heads_look_beside_v(tmp_path: Path) -> None:

@@ -130,14 +130,6 @@ def test_row_74_what_is_beside_the_model_does_not_matter(thing: str, place: Path
         assert same(construct.load(place, model=Net()), net)
 
 
-def test_row_74_an_attribute_of_a_class_that_is_not_imported(place: Path) -> None:
-    net: Any = construct.convert(Net())
-    net.config, net[0].source = Config(), pathlib.PurePosixPath("/x")
-    written(net, place)
-    assert list(construct.load(place, layers=True)) == ["0"]
-    assert same(construct.load(place, model=Net()), net)
-
-
 @pytest.mark.parametrize("beside", [pathlib.PurePosixPath("/x"), Config()])
 def test_row_74_the_command_reads_what_load_reads(beside: Any, from_conv: Command) -> None:
     Path("net.py").write_text("from test_torch_files import Net\n")
@@ -235,13 +227,6 @@ class WithState(nn.Module):
         super()._load_from_state_dict(state, prefix, *others)
 
 
-class Strict(nn.Sequential):
-    """Has a load_state_dict with the arguments of earlier versions of torch."""
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:  # type: ignore[override]
-        return super().load_state_dict({f"0.{key}": value for key, value in state_dict.items()}, strict)
-
-
 @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {f"module.{k}": v for k, v in state.items()}])
 @pytest.mark.parametrize("beside", [None, Config()])
 def test_row_74_a_state_dict_that_holds_more_than_tensors(wrap: Any, beside: Any, place: Path) -> None:
@@ -255,12 +240,6 @@ def test_row_74_a_state_dict_that_holds_more_than_tensors(wrap: Any, beside: Any
     assert "does not fit Sequential" in refusal(
         written(saved_net.state_dict(), place), model=nn.Sequential(WithState())
     )
-
-
-def test_row_74_networks_with_a_load_state_dict_of_their_own(place: Path) -> None:
-    conv = nn.Conv2d(1, 2, 3)
-    net: Any = construct.load(written(conv.state_dict(), place), model=Strict(nn.Conv2d(1, 2, 3)))
-    assert torch.equal(net[0].weight, conv.weight)
 
 
 def test_row_74_lazy_buffers(place: Path) -> None:
@@ -325,20 +304,6 @@ def test_row_75_a_list_with_attributes(place: Path) -> None:
     row.name = "x"  # type: ignore[attr-defined]
     line = refusal(written({"state_dict": Net().state_dict(), "beside": row}, place), model=Net())
     assert "a list of a class of its own has attributes, too (save the state dict alone" in line
-
-
-def test_a_whole_module_in_the_old_format(place: Path) -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 3))
-    line = refusal(written(saved(net, _use_new_zipfile_serialization=False), place))
-    assert "a whole module in the format before torch 1.6" in line
-    assert line.endswith("if you know who made it, trust=True)")
-    assert same(construct.load(place, trust=True), net)
-
-
-def test_a_long_list_of_losses_is_read(place: Path) -> None:
-    net = Net()
-    written({"state_dict": net.state_dict(), "losses": [i / 3 for i in range(900_000)]}, place)
-    assert same(construct.load(place, model=Net()), net)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -409,19 +374,6 @@ def test_files_of_earlier_versions_of_ours(place: Path) -> None:
 
 
 # ---- archives ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_appended_to_an_archive(place: Path) -> None:
-    net = Net()
-    written(net.state_dict(), place)
-    with zipfile.ZipFile(place, "a") as archive:
-        archive.writestr("m/extra/config.json", "{}")
-    assert same(construct.load(place, model=Net()), net)
-    written(saved(net.state_dict()) + b'{"meta": 1}', place)
-    assert same(construct.load(place, model=Net()), net)
-    with zipfile.ZipFile(place, "a") as archive:
-        archive.comment = b"a comment"
-    assert same(construct.load(place, model=Net()), net)
 
 
 def test_a_compressed_archive_and_one_without_checksums(place: Path) -> None:

@@ -45,7 +45,7 @@ RINGS = {
         ],
         ["modules", "network"],
         [
-            *("heads.rank", "encoding.encodings", "weights.kernel", "weights.record"),
+            *("heads.rank", "encoding.encodings", "heads.mixed", "weights.kernel", "weights.record"),
             *(f"execution.{name}" for name in EVALUATION),
             *("modules.patches", "modules.learning", "modules.added_heads", "files", "stock", "command", "from_conv"),
         ],
@@ -307,6 +307,7 @@ def test_the_command_line_starts_without_a_warning():
 CALLS = {
     "construct.conv_to_mhsa": "construct.conv_to_mhsa(conv)",
     "construct.convert": "construct.convert(conv)",
+    "construct.mixed_heads": "construct.mixed_heads(conv, torch.eye(3), torch.eye(3))",
     "construct.learn": "construct.learn(construct.conv_to_mhsa(conv))",
     "construct.save": "construct.save(layer, path + '.saved')",
     "construct.load": "construct.save(layer, path + '.loaded'); construct.load(path + '.loaded')",

@@ -21,7 +21,7 @@ from verify.__main__ import main
 from verify.argument import documents
 from verify.argument.certification import certify
 from verify.plots import attention_figure, centres_figure, cost_figure, errors_figure, leakage_figure, write_figure
-from verify.plots.centres import SHARES, centres_of, radius
+from verify.plots.centres import SHARES, centres_of
 from verify.plots.costs import Series, measured, read_costs
 from verify.plots.errors import rows_of
 from verify.plots.leakage import LOOKS, leaked
@@ -82,24 +82,6 @@ def test_of_three_dimensions_the_plane_with_most_attention_is_shown():
         np.testing.assert_array_equal(ax.images[0].get_array(), max(whole, key=lambda plane: plane.sum()))
 
 
-def test_an_edited_head_shows_the_edit_and_content_is_seen():
-    _, layer = conv_and_layer()
-    before = images_of(attention_figure(layer))
-    with torch.no_grad():
-        layer.v[4] = layer.v[0]
-    after = images_of(attention_figure(layer))
-    changed = [k for k, (a, b) in enumerate(zip(before, after, strict=True)) if not np.array_equal(a, b)]
-    assert changed == [4, 13]
-    with torch.no_grad():
-        layer.u.fill_(1.0)
-        layer.w_key.normal_(generator=torch.Generator().manual_seed(0))
-    x = torch.randn(1, 2, 5, 5, generator=torch.Generator().manual_seed(1))
-    figure = attention_figure(layer, x, queries=[(2, 2)])
-    own = layer.attention_probabilities(x)[0, :, 12].detach().numpy()
-    np.testing.assert_array_equal([image.ravel() for image in images_of(figure)], own)
-    assert "on which it depends" in figure.get_suptitle()
-
-
 def test_another_sharpness_is_that_of_a_layer_built_with_it():
     conv, layer = conv_and_layer(alpha=1024.0)
     softened = attention_of(layer, grid=(5, 5), alpha=0.75).probabilities
@@ -134,17 +116,6 @@ def test_centres_and_circles_are_mean_and_spread_of_the_softmax(alpha):
             assert circles[f"{head} {share}"].radius == pytest.approx(expected, abs=1e-12)
     if alpha == 1024.0:
         assert all(circle.radius == 0 for circle in circles.values())
-
-
-def test_circles_of_a_gaussian_hold_their_share():
-    """At α = 0.05 the lattice is fine enough that the discrete attention is almost the Gaussian."""
-    layer = construct.conv_to_mhsa(nn.Conv2d(1, 1, 1), alpha=0.05)
-    attention = attention_of(layer, grid=(41, 41))
-    whole, (_, spread) = attention.map(0, (20, 20)), centres_of(attention, (20, 20))
-    steps = np.arange(41) - 20
-    distance = np.hypot(steps[:, None], steps[None, :])
-    for share in SHARES:
-        assert whole[distance <= radius(spread[0], share)].sum() == pytest.approx(share, abs=0.02)
 
 
 def test_centres_in_one_dimension_and_in_three():

@@ -23,7 +23,7 @@ import construct
 import verify
 from commands import ROOT, Command, names
 from construct.from_conv import main
-from report_layers import SHOWN, drawn, edited_layer, network, own_attention, seeded
+from report_layers import SHOWN, drawn, network, own_attention, seeded
 from verify.report import images
 from verify.report import page as pages
 from verify.report.attention import picture
@@ -286,24 +286,6 @@ def test_the_data_give_any_layers_own_attention_and_output(case: Case, factor: f
     np.testing.assert_allclose(shipped, before, rtol=0, atol=1e-12 * terms)
 
 
-def test_an_edited_v_shows() -> None:
-    conv, layer = seeded(edited_layer)
-    shown = picture(ReportLayer("", conv, layer))
-    assert shown["centres"][0] == {"shift": [1, 2], "alpha": 2.0}
-    assert shown["centres"][4] is None  # between two pixels
-    assert shown["centres"][5] is None
-    assert shown["taps"] == [None, 1, 2, 3, None, None, 6, 7, 8]
-
-
-def test_taps_beside_the_heads_that_carry_them() -> None:
-    conv, layer = seeded(SHOWN["transposed"])
-    shown = picture(ReportLayer("", conv, layer))
-    assert shown["taps"] == [*range(8, -1, -1)]  # on the stuffed grid the kernel is flipped
-    norms = conv.weight.detach().double().pow(2).sum((0, 1)).sqrt().flatten()
-    assert shown["kernel"] == [3, 3]
-    np.testing.assert_allclose(shown["carried"], norms[shown["taps"]], rtol=1e-6)
-
-
 def test_attention_to_content_is_shipped_as_it_is() -> None:
     conv = seeded(lambda: nn.Conv2d(2, 2, 3, padding=1))
     layer = construct.conv_to_mhsa(conv, alpha=0.5)
@@ -369,13 +351,6 @@ def test_scores_are_those_of_the_layers_at_each_stop(tmp_path: Path) -> None:
     many = nn.Sequential(nn.Conv2d(1, 11, 4), nn.Flatten())
     verify.write_report(tmp_path / "page.html", many, construct.convert(many), x)
     assert "data-scores" not in (tmp_path / "page.html").read_text()
-
-
-def test_learned_attention_alone(tmp_path: Path) -> None:
-    maps = torch.softmax(torch.randn(3, 4, 5, 20), -1).reshape(3, 4, 5, 4, 5)
-    verify.write_report(tmp_path / "page.html", attention={"block <1>": maps})
-    shown = read(tmp_path / "page.html").data()["0"]
-    assert (shown["shape"], shown["heads"], shown["centres"]) == ([4, 5], 3, [None] * 3)
 
 
 def test_what_cannot_be_drawn_says_why() -> None:

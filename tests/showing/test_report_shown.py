@@ -2,28 +2,25 @@
 
 import base64
 import html
-import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import construct
 import verify
 from commands import ROOT, Command, python
 from report_layers import seeded
-from verify.report import images, writing
+from verify.report import writing
 from verify.report.attention import picture
 from verify.report.given_attention import given_picture
 from verify.report.layer import NoPicture, ReportLayer
-from verify.report.numbers import claimed, network_sentences, numbers_of, summary
+from verify.report.numbers import network_sentences, numbers_of, summary
 
 
 def page_of(path: Path) -> str:
@@ -120,30 +117,6 @@ def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     assert network_sentences(figures | {"numbers": None})
 
 
-def test_the_demo_has_the_networks_exact_distance(from_conv: Command) -> None:
-    from_conv.prints("-o", "out.pt", "--report", "page.html")
-    exact = json.loads(page_of(Path("out.json")))["network"]["numbers"]
-    page = page_of(Path("page.html"))
-    for name in ("original", "converted", "largest"):
-        (value, text) = re.findall(rf'<data class="network-{name}" value="([^"]+)">([^<]+)', page)[0]
-        assert float(value) == exact[name] <= float(text)
-
-
-def test_the_claim_bounds_numbers_on_both_sides() -> None:
-    """−10⁹ is no larger than 4, but lies outside of |x| ≤ 4."""
-    conv = nn.Conv2d(2, 3, 3)
-    certificate = verify.certify(conv, construct.conv_to_mhsa(conv), grid=(6, 5), input_bound=4.0)
-    assert "positions whose numbers are between −4 and 4, the attention’s output differs" in claimed(certificate)
-
-
-def test_there_is_no_border_where_nothing_is_padded(tmp_path: Path) -> None:
-    conv = seeded(lambda: nn.Conv2d(1, 2, 3))
-    verify.write_report(tmp_path / "page.html", conv, construct.conv_to_mhsa(conv))
-    text = page_of(tmp_path / "page.html")
-    assert re.search(r"the same, where some is</th><td class=\"number\">–</td>", text)
-    assert re.search(r'<data class="interior"', text)
-
-
 def test_a_refuted_row_does_not_look_like_success(tmp_path: Path) -> None:
     conv = seeded(lambda: nn.Conv2d(3, 4, 3, padding=1))
     layer = construct.conv_to_mhsa(conv)
@@ -197,17 +170,6 @@ def test_every_missing_strip_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
     assert missing_strips(page_of(path)) == ["only the inputs of the first 2 layers are kept."] * 2
 
 
-def test_the_digit_comes_along(from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    known: Any = load_digits()
-    np.testing.assert_array_equal(images.digit(), known.images[0] / 16)
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    from_conv.prints("-o", "out.pt", "--report", "page.html")
-    page = page_of(Path("page.html"))
-    assert "What reaches this layer from a handwritten digit" in page
-    assert "Install scikit-learn" not in page
-
-
 # ---- learned attention ---------------------------------------------------------------------------------------------------
 
 
@@ -215,17 +177,6 @@ def attention(heads: int, *shape: int, layers: int = 1) -> dict[str, torch.Tenso
     keys = int(np.prod(shape))
     rows = seeded(lambda: torch.softmax(2 * torch.randn(layers, heads, keys, keys), -1))
     return {f"layer {k}": one.reshape(heads, *shape, *shape) for k, one in enumerate(rows)}
-
-
-@pytest.mark.parametrize(("heads", "side", "layers"), [(9, 16, 6), (12, 14, 12)])
-def test_every_layer_of_learned_attention_is_drawn(heads: int, side: int, layers: int, tmp_path: Path) -> None:
-    """For the paper's own network and a ViT-B."""
-    verify.write_report(tmp_path / "page.html", attention=attention(heads, side, side, layers=layers))
-    text = page_of(tmp_path / "page.html")
-    assert text.count("These are attention probabilities as they were given") == 2 * layers  # in words, and in the data
-    assert "Not drawn" not in text
-    assert "Left out" not in text
-    assert len(text) < 10_000_000
 
 
 def numbers_in(shipped: dict[str, Any]) -> np.ndarray:
@@ -268,10 +219,3 @@ def test_every_tap_is_found_by_its_shift(conv: Any, shifts: list[list[int]]) -> 
     with torch.no_grad():
         layer.w_qry.normal_()
     assert picture(ReportLayer("", conv, layer))["shifts"] == shifts
-
-
-def test_a_patch_embedding_has_few_large_tokens() -> None:
-    conv = nn.Conv2d(3, 2, 16, 16)
-    shipped = picture(ReportLayer("", conv, construct.conv_to_mhsa(conv)))
-    assert [len(axis) for axis in shipped["queries"]] == [2, 2]
-    assert shipped["shape"] == [32, 32]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from construct import MHSA, ConvGeometry, MHSAWeights
-from construct.encoding.encodings import Covariance, Quadratic, Relative
+from construct.encoding.encodings import Covariance, Quadratic, Relative, Taps
 from verify.layers.fields import Attention
 from verify.oracle import Convolution, Geometry
 from verify.rounding.elements import absolute_kernel, attention_bound, convolution_bound, size_of
@@ -159,7 +159,8 @@ def layer_of(kind: str, geometry: ConvGeometry, content: bool = True, seed: int 
     generator = torch.Generator().manual_seed(seed)
     sizes = [(2 * 8 + 1, 2 + axis) for axis in range(geometry.dims)]
     tables = [0.5 * torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-    encoding = {"quadratic": Quadratic(), "covariance": Covariance(), "relative": Relative(tuple(tables))}[kind]
+    encodings = [Quadratic(), Covariance(), Relative(tuple(tables)), Taps(geometry)]
+    encoding = next(encoding for encoding in encodings if encoding.name == kind)
     layer = random_layer(geometry, heads, seed=seed, encoding=encoding).requires_grad_()
     for name in () if content else ("w_qry", "w_key", "u"):
         getattr(layer, name).requires_grad_(False).zero_()
@@ -214,13 +215,18 @@ def numbers_of(layer: Any) -> dict[str, np.ndarray]:
 
 
 def _encoded(layer: Any, w: dict[str, np.ndarray], delta: list[int]) -> np.ndarray:
-    """r_δ from its definition: ‖δ‖² and δ; all products and δ; or rows of the tables."""
+    """r_δ from its definition: ‖δ‖² and δ; all products and δ; rows of the tables; or which tap it is, or none."""
     if layer.encoding.name == "covariance":
         products = [delta[m] * delta[n] for m in range(len(delta)) for n in range(m, len(delta))]
         return np.array([*products, *delta], dtype=float)
     if layer.encoding.name == "relative":
         tables = [w[name] for name in layer.offsets]
         return np.concatenate([table[n + len(table) // 2] for table, n in zip(tables, delta, strict=True)])
+    if layer.encoding.name == "taps":
+        axes = zip(layer.kernel_size, layer.dilation, strict=True)
+        taps = product(*([dil * (j - (k - 1) // 2) for j in range(k)] for k, dil in axes))
+        where = [[*tap] == [*delta] for tap in taps]
+        return np.array([*where, not any(where)], dtype=float)
     assert layer.encoding.name == "quadratic"
     return np.array([sum(n * n for n in delta), *delta], dtype=float)
 

@@ -1,6 +1,5 @@
-"""The least number of heads: its certificates hold and are checked, the layers with so many heads run, and no fewer do."""
+"""The least number of heads: its certificates hold and are checked, and no fewer do."""
 
-import runpy
 from dataclasses import replace
 from fractions import Fraction
 from math import sqrt
@@ -13,26 +12,8 @@ from hypothesis import strategies as st
 
 import construct
 import verify
-from commands import ROOT
-from verify.strategies import convolutions, least_size
+from low_rank import low_rank
 from verify.theory.literature.equations import rank
-
-EXAMPLE = runpy.run_path(str(ROOT / "examples/fewest_heads.py"))
-"""Its layers with the fewest heads, with a relative encoding by table."""
-
-
-@st.composite
-def low_rank(draw, **options):
-    """A convolution with integer taps of low rank, often in a half-space, some of them zero."""
-    conv = draw(convolutions(**options))
-    taps = conv.weight[0, 0].numel()
-    columns = conv.weight.numel() // taps
-    ranks = draw(st.integers(0, 3))
-    least = draw(st.sampled_from([-3, 0]))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    unfolded = rng.integers(least, 4, (taps, ranks)) @ rng.integers(-3, 4, (ranks, columns))
-    conv.weight.data = torch.tensor(unfolded.T.reshape(conv.weight.shape), dtype=conv.weight.dtype)
-    return conv
 
 
 def taps_of(conv):
@@ -59,27 +40,6 @@ def test_as_many_heads_as_the_rank_or_one_more_with_a_certificate_in_fractions(c
         assert not (count.relation @ exact).any()
         assert any(weight > 0 and any(row) for weight, row in zip(count.relation, taps, strict=True))
     count.check(conv)
-
-
-@settings(deadline=None, max_examples=60)
-@given(low_rank(dtypes=[torch.float64]), st.sampled_from([1.0, 4.0, 16.0, 1024.0]))
-def test_so_many_heads_compute_it_up_to_what_they_leak(conv, alpha):
-    count = verify.heads_needed(conv)
-    if not count.heads:
-        assert not conv.weight.any()
-        return
-    layer = EXAMPLE["attention"](conv, count, alpha)
-    layer.execution = "dense"
-    assert layer.heads == count.heads
-    x = torch.randn(
-        1, conv.in_channels, *least_size(conv), dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
-    with torch.no_grad():
-        error = float((layer(x) - conv(x)).abs().max())
-        tokens = layer.attention_probabilities(x).shape[-1]
-        carried = (layer.w_val @ layer.w_out).abs().sum(dim=(0, 2)).max()
-    leak = tokens * np.exp(-alpha) / (1 + tokens * np.exp(-alpha))
-    assert error <= float(carried * x.abs().max()) * (2 * leak + 1e-12)
 
 
 def test_any_filter_of_one_channel_takes_two_heads_and_one_without_a_sign():
@@ -221,7 +181,7 @@ def test_one_head_more_reaches_the_tail_of_singular_values():
         nearest = convolution(signs[:, :kept] * sizes[:kept] @ signs[:, :kept].T)
         count = verify.heads_needed(nearest)
         assert count.heads <= kept + 1
-        layer = EXAMPLE["attention"](nearest, count, 1024.0)
+        layer = construct.mixed_heads(nearest, count.attention, count.mixture)
         with torch.no_grad():
             square = float(
                 ((layer(images) - whole(images)) ** 2).sum()

@@ -4,7 +4,8 @@
 
 From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage OffLattice Layers Limits Theorem1
   Exactness Encodings HeadCount Same Geometry Patches Transposed Borders NullToken FloatThreshold RoundingDot RoundingHead RoundingTaps
-  RoundingLayer RoundingWeights FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError.
+  RoundingLayer RoundingWeights FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError
+  RoundingSoft.
 From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText FastText.
 
 (** Lemma 2 *)
@@ -28,6 +29,10 @@ Print Assumptions no_one_component_attention.
 Print Assumptions never_one_hot.
 (* softmax: a gap of α in the scores leaves at most (N − 1) e^−α to the other keys *)
 Print Assumptions softmax_gap.
+(* softmax: scores off by ρ move the attention by at most e^2ρ − 1 *)
+Print Assumptions softmax_near.
+(* softmax: and what leaks grows by at most e^2ρ *)
+Print Assumptions leak_perturbed.
 (* Lemma 2: lim_{α → ∞} softmax(A_{q,:})_k = 1 if k − q = τ_h, else 0 *)
 Print Assumptions softmax_limit.
 (* Lemma 2 at finite α: the attention that the others get, by the number of keys *)
@@ -266,6 +271,22 @@ Print Assumptions same_rounding.
 Print Assumptions same_rounding_shifted.
 (* As Theorem 1's layer is run by default: its rounding is that of one sum of N_h·D_in products and the bias *)
 Print Assumptions one_sum_rounding.
+(* softmax in floating point of rounded scores *)
+Print Assumptions softmax_rounding_scores.
+(* As soft heads are run: the weights of one axis, rounded to the layer's format, and 0 below 2^−100 *)
+Print Assumptions factor_rounding.
+(* P^h X in floating point, one axis of P^h = P_1^h ⊗ … ⊗ P_d^h after another, in any order *)
+Print Assumptions contracts_rounding.
+(* Eq. 3 and Eq. 6 in floating point with soft heads: against the layer over the reals *)
+Print Assumptions soft_rounding.
+(* Eq. 3 against Eq. 8 in floating point with soft heads, leakage + taps + rounding; sharp heads copy tokens *)
+Print Assumptions soft_within.
+(* Eq. 6's weights, as soft heads are run, are as near to a real softmax as that asks *)
+Print Assumptions factors_soft_head.
+(* Theorem 1 at finite α in floating point, as soft heads are run by default *)
+Print Assumptions soft_runs.
+(* Eq. 3 and Eq. 6 in floating point with one softmax over all keys, head by head *)
+Print Assumptions rows_rounding.
 (* softmax in floating point near one-hot *)
 Print Assumptions near_one_hot_softmax.
 (* The three figures of a certificate, computed in integers *)

@@ -23,7 +23,8 @@ errs by D_h·η, times |x| ≤ B, and N_h·D_in/groups follow.
 one softmax per axis, whose lengths sum to at most T + d.  A term passes 2(T + d) operations in the
 sums of the softmax and over the keys, and a few in each exponential, division and cast: 2T + 4 +
 12d more.  Its T + d products underflow by η times |W_out| or |W_val||W_out|.  Entries of a factor
-below 2^−100 may be set to zero, which loses (T + d)·2^−100 of the attended values.
+below 2^−100 may be set to zero, which loses (T + d)·2^−100 of the attended values.  (Coq derives a
+bound of this form, ``soft_runs``; a test finds it never larger.)
 
 **Half precision.**  Both are assumed to accumulate in float32; the attention rounds to half once,
 the convolution at most once per tap and twice more.  This is an assumption about torch, not a

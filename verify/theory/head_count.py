@@ -32,6 +32,7 @@ class HeadCount:
     """The least number of heads, and why neither fewer nor more are needed.
 
     Taps are those of the kernel in row-major order; all numbers are fractions.
+    ``construct.mixed_heads(conv, count.attention, count.mixture)`` is the layer.
 
     Attributes:
         heads: the least number of heads whose attention ignores the content, in the limit.

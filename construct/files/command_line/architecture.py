@@ -4,9 +4,9 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from torch import nn
 
@@ -20,8 +20,10 @@ def named_module(spec: str) -> nn.Module:
     Raises:
         BadModelFile: it cannot be imported, it fails, or it returns no module.
     """
-    module, _, name = spec.rpartition(":")
-    return _instantiated(spec, lambda: importlib.import_module(module), name)
+    source, _, name = spec.rpartition(":")
+    with refusing(f"{printable(spec)}: "):
+        module = importlib.import_module(source)
+    return _instantiated(spec, module, name)
 
 
 def module_from_file(spec: str) -> nn.Module:
@@ -30,10 +32,9 @@ def module_from_file(spec: str) -> nn.Module:
     Raises:
         BadModelFile: no such name, it fails, or it returns no module.
     """
-    place, _, name = spec.rpartition(":")
-    path = Path(place).resolve()
-
-    def run() -> Any:
+    source, _, name = spec.rpartition(":")
+    path = Path(source).resolve()
+    with refusing(f"{printable(spec)}: "):
         loader = importlib.util.spec_from_file_location("construct_architecture", path)
         if loader is None or loader.loader is None:
             raise ImportError(f"{path.name} must be a Python file")
@@ -44,20 +45,14 @@ def module_from_file(spec: str) -> nn.Module:
             loader.loader.exec_module(module)
         finally:
             sys.path.remove(str(path.parent))
-        return module
-
-    return _instantiated(spec, run, name)
+    return _instantiated(spec, module, name)
 
 
-def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
-    with refusing(f"{printable(spec)}: "):
-        factory = source()
+def _instantiated(spec: str, module: ModuleType, name: str) -> nn.Module:
     try:
-        for part in name.split("."):
-            factory = getattr(factory, part)
-        model: Any = factory
-        if callable(factory) and not isinstance(factory, nn.Module):
-            model = factory()
+        model = attrgetter(name)(module)
+        if callable(model) and not isinstance(model, nn.Module):
+            model = model()
     except (Exception, SystemExit) as error:
         failure = f"{printable(spec)}: {describe(error)}".replace(
             "module 'construct_architecture'", "the file"
@@ -69,7 +64,6 @@ def _instantiated(spec: str, source: Callable[[], Any], name: str) -> nn.Module:
         raise BadModelFile(
             f"{printable(spec)}: makes an object of class {type(model).__name__}, not an nn.Module"
         )
-    on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    if on_meta:
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         return model
     return model.to("cpu")

@@ -10,6 +10,7 @@ from construct.errors import BadModelFile, one_line, printable
 from construct.files.isolation import refusing
 from construct.files.layer_files import as_network
 from construct.modules.convolutions import BASES
+from construct.modules.traversal import joined
 
 DEFAULTS: Mapping[str, Any] = {
     "stride": None,
@@ -28,10 +29,8 @@ def geometry_flags(options: Namespace) -> list[str]:
     ]
 
 
-def from_kernels(
-    state: Mapping[str, Tensor], options: Namespace
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Bare modules with a convolution for every kernel of a state dict, and notes on what was
+def from_kernels(state: Mapping[str, Tensor], options: Namespace, notes: list[str]) -> nn.Module:
+    """Bare modules with a convolution for every kernel of a state dict; ``notes`` say what was
     assumed.
 
     Raises:
@@ -48,21 +47,18 @@ def from_kernels(
             "0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch"
         )
     convolutions = {
-        path: _conv(weight, state.get(f"{path}.bias".lstrip(".")), geometry, path)
+        path: _conv(weight, state.get(joined(path, "bias")), geometry, path)
         for path, weight in kernels.items()
     }
-    try:
-        root = as_network(convolutions)
-    except BadModelFile as error:
-        raise BadModelFile(str(error), "give --arch") from error
+    root = as_network(convolutions)
     assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())
     kind = f"a plain convolution with {assumed}, as the options say or by default"
-    notes = (f"kernels alone, each of {len(kernels)} assumed to be of {kind}",)
-    used = {f"{path}.{name}".lstrip(".") for path in kernels for name in ("weight", "bias")}
+    notes.append(f"kernels alone, each of {len(kernels)} assumed to be of {kind}")
+    used = {joined(path, name) for path in kernels for name in ("weight", "bias")}
     unused = [printable(key) for key in state if key not in used]
     if unused:
-        notes += (f"not used: {len(unused)} other tensors ({one_line(', '.join(unused), 120)})",)
-    return root, notes
+        notes.append(f"not used: {len(unused)} other tensors ({one_line(', '.join(unused), 120)})")
+    return root
 
 
 def _geometry(options: Namespace) -> dict[str, Any]:
@@ -73,9 +69,10 @@ def _geometry(options: Namespace) -> dict[str, Any]:
             "a state dict does not hold it",
         )
     if options.input_size or options.example_inputs:
-        what = "kernels alone cannot be run"
-        raise BadModelFile(what, "leave out --input-size and --example-inputs")
-    geometry: dict[str, Any] = {}
+        raise BadModelFile(
+            "kernels alone cannot be run", "leave out --input-size and --example-inputs"
+        )
+    geometry = {}
     for flag, default in DEFAULTS.items():
         value = getattr(options, flag) or default
         if isinstance(value, list):  # one number stands for all axes

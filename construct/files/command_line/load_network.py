@@ -37,27 +37,29 @@ def source_of(options: Namespace) -> ModelFile:
     )
 
 
-def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[str, ...]]:
+def network_of(source: ModelFile, options: Namespace) -> nn.Module:
     """The network of a file, built with the user's architecture or geometry if the file has none;
-    and notes on what was assumed.
+    the file gets notes on what was assumed.
     """
     content = source.content
+    whole = isinstance(content, nn.Module)
     spec = options.arch or options.model_file
     flags = geometry_flags(options)
     with naming(source.path):
-        if flags and (spec or isinstance(content, nn.Module)):
+        if flags and (spec or whole):
             raise BadModelFile(
                 f"{', '.join(flags)} is only for a state dict without a network", "leave it out"
             )
-        if spec and isinstance(content, nn.Module) and not source.foreign:
-            what = "holds a whole module, which needs no architecture"
-            raise BadModelFile(what, f"leave out {printable(spec)}")
+        if spec and whole and not source.foreign:
+            raise BadModelFile(
+                "holds a whole module, which needs no architecture", f"leave out {printable(spec)}"
+            )
         if not spec:
-            if isinstance(content, nn.Module):
-                return content, ()
+            if whole:
+                return content
             if not flags:
                 raise _without_architecture(content)
-            return from_kernels(content, options)
+            return from_kernels(content, options, source.notes)
     build = module_from_file
     if options.arch:
         build = named_module
@@ -69,8 +71,7 @@ def network_of(source: ModelFile, options: Namespace) -> tuple[nn.Module, tuple[
 def _without_architecture(state: dict[str, Tensor]) -> BadModelFile:
     """The error for a state dict alone."""
     what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
-    earlier = len(attention_paths(state))
-    if earlier:
+    if earlier := len(attention_paths(state)):
         return BadModelFile(
             f"{what} (it holds {counted(earlier, 'attention layer')} of an earlier conversion)"
         )

@@ -3,6 +3,7 @@
     z = fl(b_out + Σ_h Σ_c M^h_{c,j} A^h_c), with M^h = fl(W_val^h W_out^h) and A^h = fl(P^h X), each in any order.  That
     is how one-hot heads are evaluated fast: A^h is then X shifted, without rounding.
     Statements, for floats |X| ≤ B on the grid:
+      attended_sum            the rounding of the one sum, whatever A^h is, from how far A^h may be off
       shifted_sum             for one-hot heads z is fl(b_out + Σ_h Σ_c M^h_{c,j} X_{q+f(h),c}), which takes no softmax
       weights_first_rounding  |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding
       weights_first_sharp     ≤ taps + rounding, for heads whose weights come from a float softmax of sharp scores
@@ -236,6 +237,66 @@ Notation ws := (conv_weights (D_in L) Δ W j).
 Notation terms := (conv_terms (D_in L) Δ W b X q j).
 Notation size h c := (magnitude (weight_terms L j h c)).
 
+(** One sum over all heads and input channels, whatever the heads attend to: A^h_c lies within D_h of x^h_c, |A^h_c| ≤ V_h. *)
+Lemma attended_sum (M A x : H -> nat -> R) (D V : H -> R) z :
+  (forall h c, In h (heads L) -> (c < D_in L)%nat -> computes emin prec (weight_terms L j h c) (M h c)) ->
+  (forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (A h c - x h c) <= D h) ->
+  (forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (A h c) <= V h) ->
+  computes emin prec ((b_out L j, 1) :: flat_map (fun h => map (fun c => (M h c, A h c)) (seq 0 (D_in L))) (heads L)) z ->
+  Rabs (z - (b_out L j + sum (heads L) (fun h => sum_below (D_in L) (fun c => carried L j h c * x h c)))) <=
+  sum (heads L) (fun h => sum_below (D_in L) (fun c => e h c * V h + size h c * D h))
+  + dot_bound emin prec (support (b_out L j :: flat_map (fun h => map (fun c => size h c) (seq 0 (D_in L))) (heads L)))
+      (Rabs (b_out L j) + sum (heads L) (fun h => sum_below (D_in L) (fun c => (size h c + e h c) * V h))).
+Proof.
+  intros HM EA BA Z; set (T := fun h c => exact (weight_terms L j h c)).
+  assert (EM : forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (M h c - T h c) <= e h c).
+  { intros h c Ih Hc; apply entry_rounding; [exact Ih|exact Hc|apply HM; assumption]. }
+  assert (BT : forall h c, Rabs (T h c) <= size h c) by (intros; apply exact_magnitude).
+  assert (BM : forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (M h c) <= size h c + e h c).
+  { intros h c Ih Hc; specialize (EM h c Ih Hc); specialize (BT h c).
+    replace (M h c) with (T h c + (M h c - T h c)) by ring; eapply Rle_trans; [apply Rabs_triang|]; lra. }
+  set (l := flat_map (fun h => map (fun c => (M h c, A h c)) (seq 0 (D_in L))) (heads L)) in *.
+  set (m := flat_map (fun h => map (fun c => size h c) (seq 0 (D_in L))) (heads L)).
+  assert (R := pairs_rounding emin prec _ _ Z).
+  assert (Sl : (support (map fst ((b_out L j, 1%R) :: l)) <= support (b_out L j :: m))%nat).
+  { simpl map; assert (Q : (support (map fst l) <= support m)%nat).
+    { unfold l, m; rewrite !map_flat_map.
+      rewrite (flat_map_ext _ (fun h => map (M h) (seq 0 (D_in L)))) by (intros; apply map_map).
+      apply support_flat_map_pointwise; intros h c Ih Ic S0; apply in_seq in Ic.
+      assert (Dr := dot_rounding emin prec _ _ (HM h c Ih ltac:(lia))).
+      rewrite no_products in Dr by exact S0; unfold dot_bound in Dr; simpl INR in Dr; specialize (BT h c).
+      unfold T in BT; rewrite S0 in BT.
+      assert (D' : Rabs (M h c - exact (weight_terms L j h c)) <= 0) by lra.
+      apply Rabs_le_inv in D', BT; lra. }
+    destruct (support_cons (b_out L j) (map fst l)) as [F0 F1], (support_cons (b_out L j) m) as [G0 G1].
+    cbn [fst]; destruct (Req_EM_T (b_out L j) 0) as [Zb|Zb]; rewrite ?(F0 Zb), ?(F1 Zb), ?(G0 Zb), ?(G1 Zb); lia. }
+  assert (Xl : exact ((b_out L j, 1) :: l)
+    = b_out L j + sum (heads L) (fun h => sum_below (D_in L) (fun c => M h c * A h c))).
+  { rewrite exact_cons, Rmult_1_r; f_equal; unfold l, exact; rewrite sum_flat_map; apply sum_ext; intros h _;
+    apply sum_map. }
+  assert (Ml : magnitude ((b_out L j, 1) :: l) <= Rabs (b_out L j) + sum (heads L) (fun h =>
+    sum_below (D_in L) (fun c => (size h c + e h c) * V h))).
+  { rewrite magnitude_cons, Rmult_1_r; apply Rplus_le_compat_l; unfold l, magnitude.
+    rewrite sum_flat_map; apply sum_le; intros h Ih; rewrite sum_map; apply sum_le; intros c Ic; apply in_seq in Ic.
+    cbn [fst snd]; rewrite Rabs_mult; apply Rmult_le_compat; try apply Rabs_pos; [apply BM|apply BA]; (assumption || lia). }
+  assert (Dx : Rabs (exact ((b_out L j, 1) :: l)
+      - (b_out L j + sum (heads L) (fun h => sum_below (D_in L) (fun c => carried L j h c * x h c))))
+    <= sum (heads L) (fun h => sum_below (D_in L) (fun c => e h c * V h + size h c * D h))).
+  { rewrite Xl.
+    match goal with |- Rabs (?p + ?a - (?p + ?b)) <= _ => replace (p + a - (p + b)) with (a - b) by ring end.
+    rewrite <- sum_minus; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros h Ih; unfold sum_below.
+    rewrite <- sum_minus; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros c Ic.
+    apply in_seq in Ic; rewrite <- weight_terms_exact; fold (T h c).
+    replace (M h c * A h c - T h c * x h c) with ((M h c - T h c) * A h c + T h c * (A h c - x h c)) by ring.
+    eapply Rle_trans; [apply Rabs_triang|]; rewrite !Rabs_mult.
+    apply Rplus_le_compat; apply Rmult_le_compat; try apply Rabs_pos; try apply BT; [apply EM|apply BA|apply EA];
+      (assumption || lia). }
+  assert (DB := dot_bound_monotone emin prec _ _ _ _ Sl (magnitude_nonneg _) Ml).
+  match goal with |- Rabs (z - ?y) <= _ =>
+    replace (z - y) with (z - exact ((b_out L j, 1) :: l) + (exact ((b_out L j, 1) :: l) - y)) by ring end.
+  eapply Rle_trans; [apply Rabs_triang|]; lra.
+Qed.
+
 Section Attention.
 Variables (P : H -> position -> R) (λ : H -> R).
 Hypothesis rows : forall h, In h (heads L) -> near_one_hot (λ h) G (P h) (add q (f h)).
@@ -251,71 +312,26 @@ Lemma attention_weights_first z : attend_computes emin prec weights_first L G X 
         (Rabs (b_out L j) + sum es (fun t => (entry_size t + entry_error t) * attended t)).
 Proof.
   intros (M & A & HMA & Z).
-  set (x := fun h c => X (add q (f h)) c); set (T := fun h c => exact (weight_terms L j h c)).
-  set (a := fun h => (1 + λ h) * B + mixing emin prec (λ h) (length G) ((1 + λ h) * B)).
-  assert (EA : forall h c, In h (heads L) -> (c < D_in L)%nat ->
-    Rabs (A h c - x h c) <= λ h * B + mixing emin prec (λ h) (length G) ((1 + λ h) * B)).
+  set (D := fun h => λ h * B + mixing emin prec (λ h) (length G) ((1 + λ h) * B)).
+  assert (EA : forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (A h c - X (add q (f h)) c) <= D h).
   { intros h c Ih Hc; apply (attended_rounding emin prec G (P h) (add q (f h)) (λ h) distinct (heads_on_grid h Ih)
       (rows h Ih) (fun k => X k c) B).
     - intros k I; apply X_floats; assumption.
     - apply X_floats; [apply heads_on_grid, Ih|exact Hc].
     - apply HMA; assumption. }
-  assert (Bx : forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (x h c) <= B).
-  { intros h c Ih Hc; apply X_floats; [apply heads_on_grid, Ih|exact Hc]. }
-  assert (BA : forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (A h c) <= a h).
-  { intros h c Ih Hc; specialize (EA h c Ih Hc); specialize (Bx h c Ih Hc); unfold a.
-    replace (A h c) with (x h c + (A h c - x h c)) by ring; eapply Rle_trans; [apply Rabs_triang|]; lra. }
-  assert (EM : forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (M h c - T h c) <= e h c).
-  { intros h c Ih Hc; apply entry_rounding; [exact Ih|exact Hc|apply HMA; assumption]. }
-  assert (BT : forall h c, Rabs (T h c) <= size h c) by (intros; apply exact_magnitude).
-  assert (BM : forall h c, In h (heads L) -> (c < D_in L)%nat -> Rabs (M h c) <= size h c + e h c).
-  { intros h c Ih Hc; specialize (EM h c Ih Hc); specialize (BT h c).
-    replace (M h c) with (T h c + (M h c - T h c)) by ring; eapply Rle_trans; [apply Rabs_triang|]; lra. }
-  set (l := flat_map (fun h => map (fun c => (M h c, A h c)) (seq 0 (D_in L))) (heads L)) in *.
-  assert (R := pairs_rounding emin prec _ _ Z).
-  assert (Sl : (support (map fst ((b_out L j, 1%R) :: l)) <= support (b_out L j :: map entry_size es))%nat).
-  { simpl map; assert (Q : (support (map fst l) <= support (map entry_size es))%nat).
-    { unfold l, entries; rewrite !map_flat_map.
-      rewrite (flat_map_ext _ (fun h => map (M h) (seq 0 (D_in L)))) by (intros; apply map_map).
-      rewrite (flat_map_ext (fun h => map entry_size _) (fun h => map (fun c => size h c) (seq 0 (D_in L)))) by
-        (intros; apply map_map).
-      apply support_flat_map_pointwise; intros h c Ih Ic S0; apply in_seq in Ic.
-      assert (D := dot_rounding emin prec _ _ (proj1 (HMA h c Ih ltac:(lia)))).
-      rewrite no_products in D by exact S0; unfold dot_bound in D; simpl INR in D; specialize (BT h c).
-      unfold T in BT; rewrite S0 in BT.
-      assert (D' : Rabs (M h c - exact (weight_terms L j h c)) <= 0) by lra.
-      apply Rabs_le_inv in D', BT; lra. }
-    destruct (support_cons (b_out L j) (map fst l)) as [F0 F1], (support_cons (b_out L j) (map entry_size es)) as [G0 G1].
-    cbn [fst]; destruct (Req_EM_T (b_out L j) 0) as [Zb|Zb]; rewrite ?(F0 Zb), ?(F1 Zb), ?(G0 Zb), ?(G1 Zb); lia. }
-  assert (Xl : exact ((b_out L j, 1) :: l)
-    = b_out L j + sum (heads L) (fun h => sum (seq 0 (D_in L)) (fun c => M h c * A h c))).
-  { rewrite exact_cons, Rmult_1_r; f_equal; unfold l, exact; rewrite sum_flat_map; apply sum_ext; intros h _;
-    apply sum_map. }
-  assert (Ml : magnitude ((b_out L j, 1) :: l) <= Rabs (b_out L j) + sum es (fun t =>
-    (entry_size t + entry_error t) * attended t)).
-  { rewrite magnitude_cons, Rmult_1_r; apply Rplus_le_compat_l; rewrite sum_entries; unfold l, magnitude.
-    rewrite sum_flat_map; apply sum_le; intros h Ih; rewrite sum_map; apply sum_le; intros c Ic; apply in_seq in Ic.
-    cbn [fst snd entry_leak entry_size entry_error]; rewrite Rabs_mult; apply Rmult_le_compat; try apply Rabs_pos;
-      [apply BM|apply BA]; (assumption || lia). }
-  assert (D : Rabs (exact ((b_out L j, 1) :: l) - one_hot_layer L f j X q)
-    <= leak_figure B (columns L λ j) + sum es (fun t => entry_error t * attended t + entry_size t * mixed t)).
-  { rewrite Xl, one_hot_layer_carried, leak_by_entries, sum_entries; unfold sum_below.
-    match goal with |- Rabs (?p + ?x - (?p + ?y)) <= _ => replace (p + x - (p + y)) with (x - y) by ring end.
-    rewrite <- sum_minus, <- sum_plus; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros h Ih.
-    rewrite <- sum_minus, <- sum_plus; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros c Ic.
-    apply in_seq in Ic; cbn [entry_leak entry_size entry_error]; rewrite <- weight_terms_exact; fold (T h c); fold (x h c).
-    replace (M h c * A h c - T h c * x h c) with ((M h c - T h c) * A h c + T h c * (A h c - x h c)) by ring.
-    eapply Rle_trans; [apply Rabs_triang|]; rewrite !Rabs_mult.
-    assert (Q1 : Rabs (M h c - T h c) * Rabs (A h c) <= e h c * a h).
-    { apply Rmult_le_compat; try apply Rabs_pos; [apply EM|apply BA]; (assumption || lia). }
-    assert (Q2 : Rabs (T h c) * Rabs (A h c - x h c) <= size h c * (λ h * B + mixing emin prec (λ h) (length G)
-      ((1 + λ h) * B))).
-    { apply Rmult_le_compat; try apply Rabs_pos; [apply BT|apply EA]; (assumption || lia). }
-    unfold a in Q1; lra. }
-  assert (DB := dot_bound_monotone emin prec _ _ _ _ Sl (magnitude_nonneg _) Ml).
-  replace (z - one_hot_layer L f j X q)
-    with (z - exact ((b_out L j, 1) :: l) + (exact ((b_out L j, 1) :: l) - one_hot_layer L f j X q)) by ring.
-  eapply Rle_trans; [apply Rabs_triang|]; lra.
+  assert (R := attended_sum M A (fun h c => X (add q (f h)) c) D (fun h => B + D h) z); cbv beta in R.
+  rewrite <- one_hot_layer_carried in R; unfold entries at 2; rewrite map_flat_map.
+  rewrite (flat_map_ext (fun h => map entry_size _) (fun h => map (fun c => size h c) (seq 0 (D_in L)))) by
+    (intros; apply map_map).
+  rewrite leak_by_entries, !sum_entries; cbn [entry_leak entry_size entry_error].
+  eapply Rle_trans; [apply R; try assumption|].
+  - intros; apply HMA; assumption.
+  - intros h c Ih Hc; specialize (EA h c Ih Hc); destruct (X_floats (add q (f h)) c) as [_ Bx]; [apply heads_on_grid, Ih|exact Hc|].
+    replace (A h c) with (X (add q (f h)) c + (A h c - X (add q (f h)) c)) by ring.
+    eapply Rle_trans; [apply Rabs_triang|]; lra.
+  - apply Rplus_le_compat; [rewrite <- sum_plus; apply Req_le, sum_ext; intros h _; unfold sum_below; rewrite <- sum_plus;
+      apply sum_ext; intros; unfold D; ring|].
+    apply Req_le; do 2 f_equal; apply sum_ext; intros h _; apply sum_ext; intros; unfold D; ring.
 Qed.
 
 (** |fl(MHSA(X)) − fl(Conv(X))| ≤ leak + taps + rounding. *)

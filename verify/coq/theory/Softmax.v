@@ -6,6 +6,7 @@
       never_one_hot    with two keys or more no weight is 1 (and none is 0)
       softmax_gap      if every other key scores lower than k0 by α or more, the weight of k0 is
                        at least 1 − (N − 1) e^{−α}, N the number of keys
+      softmax_near     scores that are off by ρ at most move the weights by e^{2ρ} − 1 in all
       softmax_limit    if the scores depend on α and the gap is at least α, then for α → ∞ the
                        weight of k0 tends to 1 and every other weight to 0 *)
 
@@ -114,6 +115,46 @@ Proof.
   assert (L : / (1 + x) <= / sum G (fun k => exp (s k - s k0))) by (apply Rinv_le_contravar; lra).
   assert (M : 1 - x <= / (1 + x)); [|lra].
   apply Rmult_le_reg_r with (1 + x); [lra|]; rewrite Rinv_l by lra; nra.
+Qed.
+
+(** Scores that are off by ρ at most change every weight by a factor of at most e^{2ρ}. *)
+Lemma softmax_perturbed G s s' ρ k : (forall k', In k' G -> Rabs (s' k' - s k') <= ρ) -> In k G ->
+  softmax G s' k <= exp (2 * ρ) * softmax G s k.
+Proof.
+  intros E I; assert (Z := normaliser_positive G s k I); assert (Z' := normaliser_positive G s' k I).
+  unfold softmax; apply Rle_trans with (exp ρ * exp (s k) / sum G (fun k' => exp (- ρ) * exp (s k'))).
+  - unfold Rdiv; apply Rmult_le_compat; [left; apply exp_pos|left; apply Rinv_0_lt_compat, Z'| |].
+    + rewrite <- exp_plus; apply exp_monotone; assert (D := proj1 (Rabs_le_between _ _) (E k I)); lra.
+    + apply Rinv_le_contravar; [rewrite sum_scal; apply Rmult_lt_0_compat; [apply exp_pos|exact Z]|].
+      apply sum_le; intros k' I'; rewrite <- exp_plus; apply exp_monotone; assert (D := proj1 (Rabs_le_between _ _) (E k' I')); lra.
+  - rewrite sum_scal, exp_Ropp; replace (2 * ρ) with (ρ + ρ) by ring; rewrite exp_plus; assert (P := exp_pos ρ).
+    right; field; split; lra.
+Qed.
+
+(** So all weights together change by at most e^{2ρ} − 1, *)
+Theorem softmax_near G s s' ρ : G <> [] -> (forall k, In k G -> Rabs (s' k - s k) <= ρ) ->
+  sum G (fun k => Rabs (softmax G s' k - softmax G s k)) <= exp (2 * ρ) - 1.
+Proof.
+  intros N E; apply Rle_trans with ((exp (2 * ρ) - 1) * sum G (softmax G s)); [|rewrite (softmax_sum G s N); lra].
+  rewrite <- sum_scal; apply sum_le; intros k I.
+  assert (U := softmax_perturbed G s s' ρ k E I).
+  assert (L : softmax G s k <= exp (2 * ρ) * softmax G s' k).
+  { apply softmax_perturbed; [|exact I]; intros k' I'; rewrite Rabs_minus_sym; apply E, I'. }
+  assert (P := softmax_positive G s k I); assert (P' := softmax_positive G s' k I).
+  assert (R0 : 0 <= ρ) by (eapply Rle_trans; [apply Rabs_pos|apply (E k I)]).
+  assert (X1 : 1 <= exp (2 * ρ)) by (rewrite <- exp_0; apply exp_monotone; lra).
+  apply Rabs_le; split; [|lra]; destruct (Rle_or_lt (softmax G s k) (softmax G s' k)) as [D|D].
+  - assert (0 <= (exp (2 * ρ) - 1) * softmax G s k) by (apply Rmult_le_pos; lra); lra.
+  - assert ((exp (2 * ρ) - 1) * softmax G s' k <= (exp (2 * ρ) - 1) * softmax G s k) by (apply Rmult_le_compat_l; lra); lra.
+Qed.
+
+(** and the leak grows by the same factor at most. *)
+Theorem leak_perturbed G s s' ρ k0 : In k0 G -> (forall k, In k G -> Rabs (s' k - s k) <= ρ) ->
+  leak G s' k0 <= exp (2 * ρ) * leak G s k0.
+Proof.
+  intros I E; destruct (sum_split G k0 (softmax G s) I) as (G' & P & _).
+  rewrite (leak_others G s' k0 G' P), (leak_others G s k0 G' P), <- sum_scal; apply sum_le; intros k Ik.
+  apply softmax_perturbed; [exact E|]; apply (Permutation_in k (Permutation_sym P)); right; exact Ik.
 Qed.
 
 (** Every other key scores lower by α or more: the leak is at most (N − 1) e^{−α}. *)

@@ -1,4 +1,7 @@
-(** The checker in the mode `within T`: finite sharpness, taps and biases that may differ.
+(** The checker in the mode `within T`: finite sharpness, taps and biases that may differ, heads that look at no tap.
+
+    A stray head, whose shift is no kernel position, or which has none, counts with all that it carries: whatever it attends
+    to, its attention is an average of tokens.
 
     Statements:
       exp_bound_sound     an upper bound on e^{−α}, in integers
@@ -66,19 +69,43 @@ Definition leak_sharp (h : raw_head) : dyadic :=
     (exp_bound (Dyadic (sharpness_read m h) (s_v (scale_of m) + s_key_pos (scale_of m)))).
 Definition leak_bound (h : raw_head) : dyadic := let l := leak_sharp h in if z_le l (z_of 1) then l else z_of 1.
 
-(** |b_out − b| + 2·B·Σ_h leak_h·Σ|W_val^h W_out^h| + B·Σ|tap − W| of every output channel. *)
-Definition bounds : list dyadic :=
+(** |b_out − b| + 2·B·Σ_h leak_h·Σ|W_val^h W_out^h| + B·Σ|tap − W| of every output channel, and B times what is [carried]. *)
+Definition bounds (carried : Z -> dyadic) : list dyadic :=
   let heads := map (fun h => (leak_bound h, head_sum h)) (kept m) in
   let leaked k := z_sum heads (fun h => z_mul (fst h) (Dyadic (coef (snd h) k) (head_scale m))) in
   let taps := tap_sums in
-  map (fun kb => z_add (z_add (snd kb) (z_mul (z_mul (z_of 2) B) (leaked (fst kb))))
-                   (z_mul B (Dyadic (coef taps (fst kb)) (common_scale c m))))
+  map (fun kb => z_add (z_add (z_add (snd kb) (z_mul (z_mul (z_of 2) B) (leaked (fst kb))))
+                   (z_mul B (Dyadic (coef taps (fst kb)) (common_scale c m)))) (z_mul B (carried (fst kb))))
     (enum 0 (bias_differences c m)).
 
-Definition check_within (T : dyadic) : bool :=
-  comparable c m && z_le (z_of 0) B && forallb (fun b => z_le b T) bounds.
-
 End Computed.
+
+Section Strays.
+Variables (c : convolution) (m : attention_layer).
+
+(** Heads that carry nothing or look at a tap, and the layer of these; the others. *)
+Definition settles (h : raw_head) : bool := idle h || match tap_read m h with Some _ => true | None => false end.
+Definition settled : attention_layer := {|
+  a_geometry := a_geometry m; key_dim := key_dim m; head_dim := head_dim m; scale_of := scale_of m;
+  raw_heads := filter settles (raw_heads m); raw_b_out := raw_b_out m |}.
+Definition strays : list raw_head := filter (fun h => negb (settles h)) (raw_heads m).
+
+Definition stray_shaped (h : raw_head) : bool :=
+  Nat.ltb 0 (positions_of_kernel c) && shaped (groups_n c) (in_g c) (Z.to_nat (head_dim m)) (h_val h) &&
+  shaped (groups_n c) (Z.to_nat (head_dim m)) (out_g c) (h_out h).
+
+(** Σ_i |W_val^h W_out^h| of a head by output channel, before its power of two, as if it stood at kernel position t. *)
+Definition carried_sum (t : Z) (h : raw_head) : sparse :=
+  sums_by (channel c) (head_vectors (channels_in c) (Z.of_nat (positions_of_kernel c)) (Z.of_nat (in_g c)) 1 t
+    (h_val h) (h_out h)).
+
+Definition check_within (B T : dyadic) : bool :=
+  let sums := map (carried_sum 0) strays in
+  let carried k := z_sum sums (fun s => Dyadic (coef s k) (head_scale m)) in
+  comparable c settled && z_le (z_of 0) B && forallb stray_shaped strays &&
+  forallb (fun b => z_le b T) (bounds c settled B carried).
+
+End Strays.
 
 (** * Soundness *)
 
@@ -137,48 +164,58 @@ Proof. unfold number_of, value; cbn [mantissa exponent]; rewrite IZR_zsum; apply
 Lemma number_of_le e x y : (x <= y)%Z -> number_of e x <= number_of e y.
 Proof. intros E; unfold number_of, value; apply Rmult_le_compat_r; [apply bpow_ge_0|apply IZR_le, E]. Qed.
 
-(** Σ_i |W_val^h W_out^h| of output channel k. *)
-Lemma head_sum_sound h k : In h (heads L) -> (k < groups_n c * out_g c)%nat ->
+(** Σ_i |W_val^h W_out^h| of output channel k, for any head. *)
+Lemma carried_sum_sound t h k : (0 <= t < Z.of_nat T)%Z ->
+  shaped (groups_n c) (in_g c) (Z.to_nat (head_dim m)) (h_val h) = true ->
+  shaped (groups_n c) (Z.to_nat (head_dim m)) (out_g c) (h_out h) = true -> (k < groups_n c * out_g c)%nat ->
   column_sum (groups_n c * in_g c) (value_output L h) k <=
-  number_of (head_scale m) (coef (head_sum c m h) (Z.of_nat k)).
+  number_of (head_scale m) (coef (carried_sum c t h) (Z.of_nat k)).
 Proof.
-  intros Ih Hk; unfold head_sum, sums_by; rewrite coef_merge_all; cbn [heads with_heads] in Ih.
-  destruct (comparable_facts c m ok) as (E & W & _ & Hd & _ & _ & F); destruct (F h Ih) as (Sv & So & _).
+  intros Rt Sv So Hk; unfold carried_sum, sums_by; rewrite coef_merge_all; set (vs := head_vectors _ _ _ 1 t _ _).
+  destruct (comparable_facts c m ok) as (E & W & _ & Hd & _).
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd); destruct (channels_g c W) as (Cg & Ci & Co).
-  destruct (head_looks c m ok h Ih) as (j & a & T0 & L0 & I0 & S0).
   assert (Hu : (k / out_g c < groups_n c)%nat) by (apply Nat.div_lt_upper_bound; lia).
   assert (V : forall i, (i < groups_n c * in_g c)%nat -> value_output L h i k = if Nat.eqb (i / in_g c) (k / out_g c)
-    then number_of (head_scale m) (coefs (vectors_of c m 1 h) (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks
-      j))) else 0).
+    then number_of (head_scale m) (coefs vs (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) t)) else 0).
   { intros i Hi; rewrite value_output_with, value_output_blocks; rewrite ?Fg, ?Fi, ?Fo; try assumption.
     destruct (Nat.eqb_spec (i / in_g c) (k / out_g c)) as [Eg|]; [|reflexivity].
     assert (Hm : (i mod in_g c < in_g c)%nat) by (apply Nat.mod_upper_bound; lia).
     assert (Ei : i = (k / out_g c * in_g c + i mod in_g c)%nat) by (rewrite <- Eg, Nat.mul_comm; apply Nat.div_mod;
       lia).
-    unfold vectors_of; rewrite T0; rewrite Ei at 2; unfold channels_in.
-    rewrite coefs_head; try assumption; try (apply (number_taps c m ok); assumption);
+    unfold vs; rewrite Ei at 2; unfold channels_in.
+    rewrite coefs_head; try assumption; try (apply Rt);
       try (apply (shaped_nth _ _ _ _ 0%nat Sv); lia); try (apply (shaped_nth _ _ _ _ 0%nat So); lia);
       try (intros u' Hu'; apply (shaped_nth _ _ _ _ u' Sv Hu')).
     rewrite Z.eqb_refl, Z.mul_1_l; reflexivity. }
   unfold column_sum; rewrite (group_sum k).
-  - rewrite (sum_ext _ _ (fun i => number_of (head_scale m) (Z.abs (coefs (vectors_of c m 1 h)
-      (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks j)))))).
+  - rewrite (sum_ext _ _ (fun i => number_of (head_scale m) (Z.abs (coefs vs
+      (ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) t))))).
     + rewrite number_of_sum; apply number_of_le.
-      set (key := fun i => ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) (number ks j)).
-      assert (M : forall l, zsum l (fun i => Z.abs (coefs (vectors_of c m 1 h) (key i))) =
-        zsum (map key l) (fun s => Z.abs (coefs (vectors_of c m 1 h) s))).
+      set (key := fun i => ix (Z.of_nat (k mod out_g c)) (Z.of_nat i) t).
+      assert (M : forall l, zsum l (fun i => Z.abs (coefs vs (key i))) =
+        zsum (map key l) (fun s => Z.abs (coefs vs s))).
       { induction l as [|i l IH]; [reflexivity|]; cbn [map]; rewrite !zsum_cons, IH; reflexivity. }
       rewrite M; apply channel_sums_le.
       * assert (P := NoDup_pairs (fun (_ : unit) i => key i) [tt] (group_channels k)); cbn [flat_map] in P.
         rewrite app_nil_r in P; apply P; [constructor; [intros []|constructor]|apply NoDup_filter, seq_NoDup|].
         intros [] i [] i' _ Ii _ Ii' Ek; split; [reflexivity|]; apply in_group in Ii, Ii'.
-        assert (R := number_taps c m ok j I0); unfold key in Ek; apply index_injective in Ek;
+        unfold key in Ek; apply index_injective in Ek;
           unfold channels_in; lia.
       * intros s Is; apply in_map_iff in Is; destruct Is as (i & <- & Ii); apply in_group in Ii.
-        apply channel_index; try tauto; apply (number_taps c m ok j I0).
+        apply channel_index; try tauto; apply Rt.
     + intros i Ii; apply in_group in Ii; destruct Ii as [Hi Eg]; rewrite V by exact Hi.
       rewrite (proj2 (Nat.eqb_eq _ _) Eg); apply Rabs_number.
   - intros i Hi Ng; rewrite V by exact Hi; rewrite (proj2 (Nat.eqb_neq _ _) Ng); apply Rabs_R0.
+Qed.
+
+Lemma head_sum_sound h k : In h (heads L) -> (k < groups_n c * out_g c)%nat ->
+  column_sum (groups_n c * in_g c) (value_output L h) k <=
+  number_of (head_scale m) (coef (head_sum c m h) (Z.of_nat k)).
+Proof.
+  intros Ih Hk; cbn [heads with_heads] in Ih; destruct (comparable_facts c m ok) as (_ & _ & _ & _ & _ & _ & F).
+  destruct (F h Ih) as (Sv & So & _), (head_looks c m ok h Ih) as (j & a & T0 & _ & I0 & _).
+  assert (S := carried_sum_sound (number ks j) h k (number_taps c m ok j I0) Sv So Hk).
+  unfold carried_sum in S; unfold head_sum, vectors_of; rewrite T0; exact S.
 Qed.
 
 (** Σ_τ Σ_i |tap − W_τ| of output channel k. *)
@@ -260,7 +297,62 @@ Proof.
   eapply Rle_trans; [left; apply exp_pos|apply exp_bound_sound; left; exact Ha].
 Qed.
 
+(** The layer that has no stray heads. *)
+Lemma bounds_sound B carried X o k : 0 <= value B -> bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
+  In o (outputs c sizes) -> (k < groups_n c * out_g c)%nat ->
+  exists b, In b (bounds c m B carried) /\
+  Rabs (attend (layer_of m) (tokens c sizes) (reads c sizes X) (query_of c sizes o) k - computes_conv c sizes X o k)
+    + value B * value (carried (Z.of_nat k)) <= value b.
+Proof.
+  intros HB HX Io Hk; destruct (comparable_facts c m ok) as (E & W & _ & _ & Lb & La & _).
+  assert (Ik : In (Z.of_nat k, nth k (bias_differences c m) (z_of 0)) (enum 0 (bias_differences c m))).
+  { apply (in_enum_nth _ 0); unfold bias_differences; rewrite map_length, combine_length; lia. }
+  eexists; split; [unfold bounds; cbv zeta; apply (in_map _ _ _ Ik)|]; cbn [fst snd].
+  rewrite !value_add, !value_mul, value_of, (bias_difference c m ok k Hk); apply Rplus_le_compat_r.
+  rewrite (computes_conv_shifts c m ok sizes A X o k Hk Io), <- attend_L1.
+  destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
+  assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn [D_in with_heads layer_of]; rewrite Fg, Fi; reflexivity).
+  assert (XB : bounded (D_in L) (value B) (tokens c sizes) (reads c sizes X)) by
+    (rewrite Ein; apply reads_bounded; assumption).
+  rewrite <- Ein; eapply Rle_trans; [apply (layer_within L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c)
+    (tokens c sizes) (reads c sizes X) (query_of c sizes o) k (value B) (fun h => value (leak_bound c m h)))|].
+  - apply (kernel_shifts_positions c m ok sizes A).
+  - apply (heads_on_shifts c m ok).
+  - apply (targets_on_tokens c sizes A o Io).
+  - exact XB.
+  - intros h Ih; apply leak_bound_sound; assumption.
+  - rewrite Ein, value_sum, sum_map; cbn [fst snd].
+    assert (TS := tap_sums_sound k Hk); unfold number_of in TS.
+    apply Rplus_le_compat; [apply Rplus_le_compat|].
+    + apply Rle_refl.
+    + apply Rmult_le_compat_l; [lra|]; apply sum_le; intros h Ih; rewrite value_mul.
+      apply Rmult_le_compat_l; [apply (leak_bound_nonneg h Ih)|apply (head_sum_sound h k Ih Hk)].
+    + apply Rmult_le_compat_l; [exact HB|exact TS].
+Qed.
+
 End Sound.
+
+(** A head's output is at most B times what it carries, whatever it attends to. *)
+Lemma head_output_bounded {H} (L : layer H) h G X q k B : 0 <= B -> bounded (D_in L) B G X ->
+  Rabs (row_times (D_in L) (fun i => sum G (fun t => attention L G h X q t * X t i)) (value_output L h) k) <=
+  B * column_sum (D_in L) (value_output L h) k.
+Proof.
+  intros B0 HX; set (a := fun i => sum G _).
+  assert (Z : row_times (D_in L) (fun _ => 0) (value_output L h) k = 0) by (apply sum_below_zero; intros; ring).
+  rewrite <- (Rminus_0_r (row_times _ _ _ _)), <- Z; apply row_times_error; intros i Hi; rewrite Rminus_0_r; unfold a.
+  destruct G as [|t0 G0]; [change (sum [] _) with 0; rewrite Rabs_R0; exact B0|]; set (G := t0 :: G0) in *.
+  rewrite <- (Rmult_1_l B), <- (softmax_sum G (fun t => score L h X q t)), <- sum_scal_r by discriminate.
+  eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros t It.
+  assert (P := softmax_positive G (fun t => score L h X q t) t It); unfold attention; rewrite Rabs_mult, Rabs_pos_eq by lra.
+  apply Rmult_le_compat_l; [lra|apply HX; assumption].
+Qed.
+
+Lemma sum_partition {A} (keep : A -> bool) l f :
+  sum l f = sum (filter keep l) f + sum (filter (fun x => negb (keep x)) l) f.
+Proof.
+  induction l as [|x l IH]; [unfold sum; simpl; ring|]; simpl filter; destruct (keep x); simpl negb; cbn [sum] in *;
+    rewrite !sum_cons, IH; ring.
+Qed.
 
 (** If [check_within] accepts, the two differ by T at most: for inputs of every size that torch accepts, every image
   with
@@ -271,30 +363,25 @@ Theorem check_within_sound c m B T : check_within c m B T = true ->
   Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k - computes_conv c sizes X o k)
     <= value T.
 Proof.
-  unfold check_within; rewrite !andb_true_iff, forallb_forall; intros [[ok HB] Hb] sizes X o k A HX Io Hk.
-  destruct (comparable_facts c m ok) as (E & W & _ & _ & Lb & La & _); rewrite E.
-  apply value_le in HB; rewrite value_of in HB.
-  rewrite (computes_conv_shifts c m ok sizes A X o k Hk Io), <- attend_L1.
-  set (L := with_heads (layer_of m) (kept m)); destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd).
-  assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn [L D_in with_heads layer_of]; rewrite Fg, Fi; reflexivity).
-  assert (XB : bounded (D_in L) (value B) (tokens c sizes) (reads c sizes X)) by
-    (rewrite Ein; apply reads_bounded; assumption).
-  rewrite <- Ein; eapply Rle_trans; [apply (layer_within L (shift_read m) (kernel_shifts c) (kernel_at c) (bias_of c)
-    (tokens c sizes) (reads c sizes X) (query_of c sizes o) k (value B) (fun h => value (leak_bound c m h)))|].
-  - apply (kernel_shifts_positions c m ok sizes A).
-  - apply (heads_on_shifts c m ok).
-  - apply (targets_on_tokens c sizes A o Io).
-  - exact XB.
-  - intros h Ih; apply (leak_bound_sound c m ok sizes A); assumption.
-  - assert (Ik : In (Z.of_nat k, nth k (bias_differences c m) (z_of 0)) (enum 0 (bias_differences c m))).
-    { apply (in_enum_nth _ 0); unfold bias_differences; rewrite map_length, combine_length; lia. }
-    unfold bounds in Hb; cbv zeta in Hb; specialize (Hb _ (in_map _ _ _ Ik)); apply value_le in Hb; cbn [fst snd] in Hb.
-    rewrite !value_add, !value_mul, value_of, (bias_difference c m ok k Hk) in Hb.
-    eapply Rle_trans; [|exact Hb]; rewrite Ein, value_sum, sum_map; cbn [fst snd].
-    assert (TS := tap_sums_sound c m ok sizes A k Hk); unfold number_of in TS; fold L in TS.
-    apply Rplus_le_compat; [apply Rplus_le_compat|].
-    + apply Rle_refl.
-    + apply Rmult_le_compat_l; [lra|]; apply sum_le; intros h Ih; rewrite value_mul.
-      apply Rmult_le_compat_l; [apply (leak_bound_nonneg c m ok h Ih)|apply (head_sum_sound c m ok h k Ih Hk)].
-    + apply Rmult_le_compat_l; [exact HB|exact TS].
+  unfold check_within; cbv zeta; rewrite !andb_true_iff, !forallb_forall; intros [[[ok HB] Sh] Hb] sizes X o k A HX Io Hk.
+  apply value_le in HB; rewrite value_of in HB; set (s := settled m) in *.
+  destruct (comparable_facts c s ok) as (E & W & _); assert (Em : a_geometry m = c_geometry c) by exact E; rewrite Em.
+  set (carried := fun k => z_sum _ _) in Hb.
+  destruct (bounds_sound c s ok sizes A B carried X o k HB HX Io Hk) as (b & Ib & R).
+  specialize (Hb b Ib); apply value_le in Hb; eapply Rle_trans; [|exact Hb]; eapply Rle_trans; [|exact R].
+  set (G := tokens c sizes) in *; set (Y := reads c sizes X) in *; set (q := query_of c sizes o) in *.
+  destruct (same_fields c s ok) as (Fg & Fi & Fo & Fd).
+  assert (Ein : D_in (layer_of m) = (groups_n c * in_g c)%nat) by (cbn [D_in layer_of]; rewrite Em; reflexivity).
+  assert (XB : bounded (D_in (layer_of m)) (value B) G Y) by (rewrite Ein; apply reads_bounded; assumption).
+  set (F := fun h => row_times (D_in (layer_of m)) (fun i => sum G (fun t => attention (layer_of m) G h Y q t * Y t i))
+    (value_output (layer_of m) h) k).
+  assert (S : attend (layer_of m) G Y q k = attend (layer_of s) G Y q k + sum (strays m) F).
+  { rewrite !attend_heads; cbn [heads layer_of]; rewrite (sum_partition (settles m) (raw_heads m)).
+    rewrite Rplus_assoc; reflexivity. }
+  rewrite S; match goal with |- Rabs (?x + ?y - ?z) <= _ => replace (x + y - z) with (x - z + y) by ring end.
+  eapply Rle_trans; [apply Rabs_triang|]; apply Rplus_le_compat_l.
+  unfold carried; rewrite value_sum, sum_map, <- sum_scal; eapply Rle_trans; [apply sum_abs|]; apply sum_le; intros h Ih.
+  specialize (Sh h Ih); unfold stray_shaped in Sh; rewrite !andb_true_iff, Nat.ltb_lt in Sh; destruct Sh as [[Tp Sv] So].
+  unfold F; eapply Rle_trans; [apply head_output_bounded; [exact HB|exact XB]|]; rewrite Ein.
+  apply Rmult_le_compat_l; [exact HB|exact (carried_sum_sound c s ok 0 h k ltac:(lia) Sv So Hk)].
 Qed.

@@ -189,7 +189,7 @@ def _opened(network: Network, state: Vector) -> tuple[Survey, dict[str, Given]]:
         if network.factory:
             model = named_module(network.name)
         else:
-            model, _ = network_of(source_of(options), options)
+            model = network_of(source_of(options), options)
     model, _ = unwrapped(model)
     survey = surveyed(model, network.name)
     return survey, _given(model, survey, options)

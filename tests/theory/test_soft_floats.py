@@ -1,0 +1,218 @@
+"""Soft heads in floats: the bounds of ``RoundingSoft.v`` against the code that runs and the exact layer, by mpmath."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from mpmath import mp
+from torch import nn
+
+from construct import conv_to_mhsa
+from construct.encoding.encoding import Quadratic
+from construct.execution import soft_heads
+from construct.tokens import TokenGrid
+from report_layers import seeded
+from runs import is_quick
+from verify.argument.steps import Problem, argue
+from verify.oracle import Convolution
+from verify.rounding.leakage import leakage
+from verify.strategies import convolutions, sizes_for
+
+DIGITS = 60
+FORMATS = {torch.float32: (-149, 24), torch.float64: (-1074, 53)}
+EXP = 4  # unit roundoffs: the error that is assumed of float64's exponential, two units in the last place
+exact = np.vectorize(mp.mpf, otypes=[object])
+exp = np.vectorize(mp.exp, otypes=[object])
+
+
+class Rounded(NamedTuple):
+    """u and η/2 of a format, and [dot_bound]."""
+
+    u: Any
+    half_eta: Any
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> "Rounded":
+        emin, precision = FORMATS[dtype]
+        return cls(mp.mpf(2) ** -precision, mp.mpf(2) ** (emin - 1))
+
+    def dot(self, n: Any, size: Any) -> Any:
+        return n * self.u * size + n * self.half_eta * (1 + n * self.u)
+
+    def factor_error(self, n: int) -> Any:
+        """η of one axis of n keys, [factor_error]."""
+        u, half = Rounded.of(torch.float64)
+        epsilon, tiny = EXP * u, 4 * half
+        theta = epsilon + n * tiny + n * u * (1 + epsilon + n * tiny) + n * half * (1 + n * u)
+        softmax = (u * (1 + epsilon + n * tiny) + epsilon + theta + n * tiny) / (1 - theta) + n * half
+        return softmax + self.u * (1 + softmax) + n * (self.half_eta + mp.mpf(2) ** -100)
+
+    def axes_error(self, axes: tuple[int, ...], bound: Any) -> Any:
+        """The error of an attended value, [axes_error]."""
+        growth = mp.fprod((1 + self.factor_error(n)) * (1 + n * self.u) for n in axes)
+        return growth * (bound + mp.fsum(self.dot(n, 0) for n in axes)) - bound
+
+
+class Bounds(NamedTuple):
+    """The theorems' bounds, by output channel."""
+
+    layer: np.ndarray  # |fl(MHSA(X)) − MHSA(X)|
+    rounding: np.ndarray  # of both layers
+    leakage: np.ndarray
+
+
+def bounds(conv: Any, layer: Any, grid: TokenGrid, bound: Any) -> Bounds:
+    """Those of [soft_rounding] and [soft_within], for |X| ≤ bound."""
+    fmt, (w_val, w_out, b_out) = Rounded.of(layer.w_val.dtype), magnitudes(layer)
+    moved = e_2rho(abs_scores(layer, grid), 2)
+    size = (w_val[..., None] * w_out[:, :, None]).sum(axis=3)  # (h, g, i, o)
+    entry = fmt.dot(w_val.shape[3], size)
+    error = fmt.axes_error(grid.shape, bound)
+    last = fmt.dot(1 + size.shape[0] * size.shape[2], b_out + over(size + entry) * (bound + error))
+    figure = over(entry) * (bound + error) + over(size) * error + last
+    weight = exact(Convolution.read(conv).sizes)
+    theirs = fmt.dot(1 + conv.weight.numel() // conv.out_channels, b_out + weight * bound)
+    missing = [leakage(float(alpha), [0] * len(grid.shape)) for alpha in -layer.position_vector()[:, 0]]
+    leaked = 2 * bound * over(size * (1 + moved) * exact(missing).reshape(moved.shape))
+    return Bounds(figure + over(size * moved) * bound, theirs + figure, leaked)
+
+
+def row_bounds(layer: Any, grid: TokenGrid, bound: Any) -> np.ndarray:
+    """That of [rows_rounding] for values formed first, by output channel."""
+    fmt, (w_val, w_out, b_out) = Rounded.of(layer.w_val.dtype), magnitudes(layer)
+    whole = np.sum([s.max(axis=(1, 2), keepdims=True) for s in abs_scores(layer, grid)], axis=0)
+    moved = e_2rho([whole], len(grid.shape) + 1)
+    n, size = grid.token_count, w_val.sum(axis=2)[..., None] * bound  # (h, g, e, 1)
+    growth = (1 + fmt.factor_error(n)) * (1 + n * fmt.u)
+    error = growth * (size + fmt.dot(w_val.shape[2], size)) + fmt.dot(n, 0) - size
+    last = fmt.dot(1 + size.shape[0] * size.shape[2], b_out + over(w_out * (size + error)))
+    return over(w_out * (error + moved * size)) + last
+
+
+def magnitudes(layer: Any) -> list[np.ndarray]:
+    """|W_val|, |W_out| and |b_out|; b_out is the convolution's bias, too."""
+    return [exact(abs(t.detach().double().numpy())) for t in (layer.w_val, layer.w_out, layer.b_out)]
+
+
+def e_2rho(scores: list[np.ndarray], terms: int) -> np.ndarray:
+    """e^2ρ − 1 of each head, or more, (heads, 1, 1, 1), from the sizes of the scores of each softmax and their terms."""
+    wide = Rounded.of(torch.float64)
+    size = np.max([s.max(axis=(1, 2)) for s in scores], axis=0)
+    sigma = wide.dot(terms, size)
+    rho = len(scores) * (sigma + wide.u * 2 * (size + sigma))
+    assert (2 * rho <= 1).all()
+    return (2 * rho + 4 * rho**2)[:, None, None, None]
+
+
+def over(terms: np.ndarray) -> np.ndarray:
+    """The sum over heads and input channels, (D_out,)."""
+    return terms.sum(axis=(0, 2)).ravel()
+
+
+def abs_scores(layer: Any, grid: TokenGrid) -> list[np.ndarray]:
+    """|c_0|δ² + |c_i||δ| on each axis, (heads, queries, keys)."""
+    c = exact(layer.position_vector().detach().numpy())
+    return [abs(c[:, 0, None, None]) * d * d + abs(c[:, i, None, None]) * abs(d) for i, d in enumerate(deltas(grid), 1)]
+
+
+def deltas(grid: TokenGrid) -> list[np.ndarray]:
+    """k − q on each axis, (queries, keys)."""
+    sides = zip(grid.queries, grid.shape, strict=True)
+    return [exact(np.arange(n)[None] - queries.numpy()[:, None]) for queries, n in sides]
+
+
+def attended(layer: Any, grid: TokenGrid, x: torch.Tensor) -> np.ndarray:
+    """Eq. 3 and Eq. 6, exact but for DIGITS: (B, D_out, *o)."""
+    c = exact(layer.position_vector().detach().numpy())
+    tokens = exact(grid.padded(x).double().numpy())
+    _, g, i, _ = layer.w_val.shape
+    y: Any = exact(layer.b_out.detach().double().numpy()).reshape(-1, *(1,) * len(grid.shape))
+    w_val, w_out = (exact(w.detach().double().numpy()) for w in (layer.w_val, layer.w_out))
+    for vector, into, out in zip(c, w_val, w_out, strict=True):
+        read = tokens
+        for axis, d in enumerate(deltas(grid)):
+            weights = exp(vector[0] * d * d + vector[axis + 1] * d)
+            weights = weights / weights.sum(axis=1, keepdims=True)
+            read = np.moveaxis(np.tensordot(read, weights, axes=(axis + 2, 1)), -1, axis + 2)
+        parts = [np.tensordot(read[:, s * i : (s + 1) * i], into[s] @ out[s], axes=(1, 0)) for s in range(g)]
+        y = y + np.concatenate([np.moveaxis(part, -1, 1) for part in parts], axis=1)
+    return y
+
+
+def excess(conv: Any, layer: Any, x: torch.Tensor) -> float:
+    """The computed layer's largest error relative to the bound."""
+    with mp.workdps(DIGITS), torch.no_grad():
+        grid = TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
+        bound = mp.mpf(float(x.abs().max()))
+        dense = layer.execution == "dense"
+        most = row_bounds(layer, grid, bound) if dense else bounds(conv, layer, grid, bound).layer
+        error = abs(exact(layer(x).double().numpy()) - attended(layer, grid, x))
+        return float((error / most.reshape(-1, *(1,) * len(grid.shape))).max())
+
+
+def softened(conv: Any, alpha: float, fraction: float) -> Any:
+    """The layer at this sharpness, every head looking so far off its key along the first axis."""
+    layer = conv_to_mhsa(conv, alpha=alpha)
+    with torch.no_grad():
+        layer.v[:, 1] -= 2 * layer.v[:, 0] * fraction
+    return layer
+
+
+SOFT = {"alpha": st.sampled_from([0.01, 0.3, 1.0, 3.7, 12.0, 40.0]), "fraction": st.sampled_from([0.0, 0.25, -0.4])}
+
+
+@given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
+@settings(max_examples=50)
+def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, data: st.DataObject) -> None:
+    size = data.draw(sizes_for(conv, tokens=24))
+    assume(is_quick(conv, size) and conv.weight.numel() < 400)
+    x = torch.randn(1, conv.in_channels, *size, generator=torch.Generator().manual_seed(0), dtype=conv.weight.dtype)
+    layer = softened(conv, *(data.draw(SOFT[name]) for name in ("alpha", "fraction")))
+    layer.execution = data.draw(st.sampled_from(["auto", "dense"]))
+    assert excess(conv, layer, x) <= 1
+
+
+@given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
+@settings(max_examples=60)
+def test_a_certificate_counts_no_less_than_the_theorem(conv: Any, data: st.DataObject) -> None:
+    size = data.draw(sizes_for(conv, tokens=60))
+    assume(is_quick(conv, size) and conv.weight.numel() < 2000)
+    layer = softened(conv, data.draw(SOFT["alpha"]), 0.0)
+    bound = data.draw(st.sampled_from([1.0, 0.3, 100.0]))
+    counted = argue(Problem.read(conv, layer, size, bound), may_leak=True, may_differ=True)
+    with mp.workdps(DIGITS):
+        proved = bounds(conv, layer, TokenGrid.of(layer.geometry, size), mp.mpf(bound))
+        assert (exact(counted.rounding) >= proved.rounding).all()
+        assert (exact(counted.leakage) >= proved.leakage).all()
+
+
+def moved(p: torch.Tensor) -> torch.Tensor:
+    return p * torch.where(torch.arange(p.shape[2]) % 2 == 0, 1, 1 + 2.0**-12)
+
+
+def dropped(p: torch.Tensor) -> torch.Tensor:
+    return p.masked_fill(p < 2.0**-8, 0)
+
+
+def test_the_exponential_is_as_accurate_as_is_assumed() -> None:
+    x = torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3 * -746
+    u, half = Rounded.of(torch.float64)
+    with mp.workdps(DIGITS):
+        e = exp(exact(x.numpy()))
+        assert (abs(exact(torch.exp(x).numpy()) - e) <= EXP * u * e + 4 * half).all()
+
+
+@pytest.mark.parametrize("change", [None, moved, dropped, "scores in float32"])
+def test_disturbed_weights_exceed_it(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = seeded(lambda: nn.Conv1d(1, 1, 3, padding=40, dilation=40, stride=17))
+    layer = softened(conv, 3.7, 0.25)
+    x = torch.where(torch.arange(86) % 2 == 0, 1.0, -1.0).expand(1, 1, -1)
+    factors, along = soft_heads._factors, Quadratic.along
+    if callable(change):
+        monkeypatch.setattr(soft_heads, "_factors", lambda *args: change(factors(*args)))
+    elif change:
+        monkeypatch.setattr(Quadratic, "along", lambda self, c, d, i: along(self, c.float(), d.float(), i))
+    assert (excess(conv, layer, x) > 1) == (change is not None)
