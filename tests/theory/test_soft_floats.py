@@ -19,7 +19,9 @@ from report_layers import seeded
 from runs import is_quick
 from verify.argument.steps import Problem, argue
 from verify.oracle import Convolution
+from verify.rounding.elements import convolution_bound
 from verify.rounding.leakage import leakage
+from verify.rounding.soft_heads import soft_heads_bound
 from verify.strategies import convolutions, sizes_for
 
 DIGITS = 60
@@ -207,6 +209,10 @@ def test_a_certificate_counts_no_less_than_the_theorem(conv: Any, data: st.DataO
         proved = bounds(conv, layer, TokenGrid.of(layer.geometry, size), mp.mpf(bound))
         assert (exact(counted.rounding) >= proved.rounding).all()
         assert (exact(counted.leakage) >= proved.leakage).all()
+        x = torch.full((1, conv.in_channels, *size), bound, dtype=conv.weight.dtype)
+        sampled = exact(soft_heads_bound(layer, conv, x)) - exact(convolution_bound(conv, x))
+        rows = row_bounds(layer, TokenGrid.of(layer.geometry, size), mp.mpf(float(x.max())))
+        assert (sampled >= np.maximum(proved.layer, rows).reshape(-1, *(1,) * len(size))).all()
 
 
 def moved(p: torch.Tensor) -> torch.Tensor:
