@@ -199,7 +199,7 @@ def test_soft_heads_beside_sharp_ones_are_within_the_bound_of_the_convolution(co
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
 @settings(max_examples=60)
-def test_a_certificate_counts_no_less_than_the_theorem(conv: Any, data: st.DataObject) -> None:
+def test_certificates_and_samples_count_no_less_than_the_theorems(conv: Any, data: st.DataObject) -> None:
     size = data.draw(sizes_for(conv, tokens=60))
     assume(is_quick(conv, size) and conv.weight.numel() < 2000)
     layer = softened(conv, data.draw(SOFT["alpha"]), 0.0)
