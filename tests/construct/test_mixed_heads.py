@@ -154,6 +154,8 @@ def test_factors_that_cancel_too_much_are_refused_right_or_wrong(dtype, size):
     ):
         with pytest.raises(ValueError, match=words):
             construct.mixed_heads(conv, np.ones((3, 3)), [[size, 0, 0], [-size, 0, 0], [last, 0, 0]])
+    with pytest.raises(ValueError, match="may move the kernel by"):  # within one head
+        construct.mixed_heads(conv, np.ones((1, 3)), [[2.0**60, -(2.0**60), 2]])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -174,6 +176,14 @@ def test_half_the_digits_stay(dtype):
         assert abs(kernel.item() - 1) <= unit**0.5
         torch.testing.assert_close(layer(one.expand(1, 1, 3)), 3 * one, rtol=unit**0.5 + 2 * unit, atol=0)
     assert 2.0 ** (built + 5) >= unit**-0.5
+
+
+def test_a_kernel_that_underflows_is_refused():
+    """A third of the least number is stored as 0."""
+    conv = nn.Conv1d(1, 1, 3, bias=False).half()
+    nn.init.constant_(conv.weight, 2.0**-24)
+    with pytest.raises(ValueError, match="may move the kernel by"):
+        construct.mixed_heads(conv, np.ones((9, 3)), [[1 / 9, 0, 0]] * 9)
 
 
 def test_rounded_factors_of_right_kernels_are_taken():
