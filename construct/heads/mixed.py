@@ -122,9 +122,9 @@ def _factors(attention: Any, mixture: Any, geometry: ConvGeometry) -> tuple[Tens
     totals = shares.sum(dim=1, keepdim=True)
     if not bool(((shares >= 0) & (totals > 0) & totals.isfinite()).all()):
         raise ValueError("attention must be finite, at least 0, and not all 0 for a head")
-    if geometry.transposed:  # a transposed kernel is read backwards
-        shares, mixed = shares.flip(1), mixed.flip(1)
-    return shares / totals, mixed * totals
+    # a transposed kernel is read backwards
+    backwards = (1,) if geometry.transposed else ()
+    return (shares / totals).flip(backwards), (mixed * totals).flip(backwards)
 
 
 def _real(given: Any) -> Tensor:

@@ -178,8 +178,11 @@ def _coordinates(gram: ndarray, basis: list[int], taps: ndarray) -> ndarray:
         return coordinates
     rows = DomainMatrix.from_list(gram[basis].tolist(), QQ)
     solution = rows.extract(range(len(basis)), basis).lu_solve(rows).to_list_flat()
-    fractions = [Fraction(int(x.numerator), int(x.denominator)) for x in solution]
-    return np.array(fractions).reshape(len(basis), -1).T
+    return np.array([*map(_fraction, solution)]).reshape(len(basis), -1).T
+
+
+def _fraction(x: Any) -> Fraction:
+    return Fraction(int(x.numerator), int(x.denominator))
 
 
 def _half_space(
