@@ -308,9 +308,15 @@ def encoding_of(layer: Any) -> Encoding:
 
 
 def stated_encoding(layer: Any) -> Encoding:
-    """The encoding of ours whose radix or name a layer stores; raises as :func:`encoding_of`."""
+    """The encoding of ours whose radix or name a layer stores; raises as :func:`encoding_of`, and if
+    its geometry has been replaced by one of another number of taps than its table.
+    """
     tensor = partial(getattr, layer)
-    return recorded_encoding(layer.radix, layer._encoding, layer.geometry, tensor)
+    encoding = recorded_encoding(layer.radix, layer._encoding, layer.geometry, tensor)
+    scores = layer.w_key_pos.shape[2]
+    if encoding.taps_of and encoding.pos_dim(layer.geometry.dims) != scores:
+        raise ValueError(f"MHSA: a table of {scores} scores is none of {layer.geometry}")
+    return encoding
 
 
 def recorded_encoding(

@@ -53,9 +53,10 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
                     f"tensors of {which} are parametrized",
                     "construct.modules.learning.settle makes plain tensors of them",
                 )
+            encoding = layer.encoding  # refuses a table of other taps
             if hasattr(layer, "own_encoding"):
                 raise BadModelFile(
-                    f"the encoding of {which} is {layer.encoding.name}",
+                    f"the encoding of {which} is {encoding.name}",
                     "save its state dict, and load it into a layer with that encoding",
                 )
         if suffix in (".pt2", ".onnx"):

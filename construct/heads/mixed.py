@@ -14,7 +14,6 @@ differs from the convolution at output channel o, over the reals, by at most
     2B Σ_h λ_h Σ_i ``|M_h[i, o]|``.  QED
 """
 
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -44,8 +43,9 @@ def mixed_heads(
     """Build the attention layer whose heads share the taps of a convolution as given factors say.
 
     At the default α no attention leaks in floating point.  At any α the layer differs from the
-    convolution by at most what :mod:`construct.heads.mixed` derives, besides rounding, which is
-    relative to Σ ``|mixture|`` ``|W|``.
+    convolution by at most what :mod:`construct.heads.mixed` derives, besides rounding: that of the
+    heads' matrices M_h moves the kernel's weights by at most ε Σ_h P_h ``|M_h|``, with the unit
+    roundoff ε of the layer's type.
 
     >>> import torch, construct, verify
     >>> conv = torch.nn.Conv2d(1, 1, 7, padding=3).double()
@@ -72,21 +72,23 @@ def mixed_heads(
 
     Raises:
         UnsupportedLayer: ``conv`` cannot be converted; the error says why.
-        ValueError: α is not positive and finite, the factors are no such numbers, or they do not
-            reproduce the kernel: Σ_h attention[h, τ] mixture[h, σ] W_σ differs from W_τ by more
-            than 2(ε + (taps + heads + 8)2⁻⁵³) Σ ``|…|``, twice the rounding to first order, with the
-            unit roundoff ε of the layer's type; or the heads' matrices overflow it.
+        ValueError: α is not positive and finite; the factors are no such numbers; the heads'
+            matrices overflow the layer's type; the factors make another kernel: in float64
+            Σ_h attention[h, τ] mixture[h, σ] W_σ differs from W_τ by more than the type's last
+            place at the largest weight of W_τ, 2ε max ``|W_τ|``, and what float64 rounds, at most
+            2(taps + heads + 8)2⁻⁵³ Σ ``|…|``; or they cancel too much: rounding may move a weight
+            by more than √ε times the kernel's largest, so that fewer than half the digits stay.
     """
-    if not 0 < alpha < inf:
+    if not 0 < alpha <= torch.finfo(torch.float64).max:
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     geometry = geometry_of(conv)
     with with_effective_weight(conv) as plain:
         taps = tap_matrices(plain.weight.detach().cpu(), geometry)
         bias = plain.bias
     shares, mixed = _factors(attention, mixture, geometry)
-    matrices = torch.einsum("ht,tgio->hgio", mixed, taps.double()).to(taps.dtype)
+    matrices = torch.einsum("ht,tgio->hgio", mixed, taps.double())
     _require_kernel(shares, mixed, matrices, taps, geometry)
-    w_val, w_out = factor(matrices)
+    w_val, w_out = factor(matrices.to(taps.dtype))
     heads = len(shares)
     scores = torch.where(shares > 0, shares.log(), -alpha)
     table = stored(nn.functional.pad(scores, (0, 1), value=-alpha), taps.dtype)
@@ -110,44 +112,61 @@ def _factors(attention: Any, mixture: Any, geometry: ConvGeometry) -> tuple[Tens
     (heads, taps), in the order of the shifts.
     """
     try:
-        shares, mixed = (np.asarray(given, dtype=np.float64) for given in (attention, mixture))
+        shares, mixed = map(_real, (attention, mixture))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"attention and mixture must be numbers: {error}") from None
     if shares.shape != mixed.shape or shares.shape[1:] != (geometry.taps,):
         raise ValueError(
-            f"attention and mixture must be (heads, {geometry.taps}), not {shares.shape} and {mixed.shape}"
+            f"attention and mixture must be (heads, {geometry.taps}), not {tuple(shares.shape)} and {tuple(mixed.shape)}"
         )
-    totals = shares.sum(axis=1, keepdims=True)
-    if not ((shares >= 0).all() and ((totals > 0) & np.isfinite(totals)).all()):
+    totals = shares.sum(dim=1, keepdim=True)
+    if not bool(((shares >= 0) & (totals > 0) & totals.isfinite()).all()):
         raise ValueError("attention must be finite, at least 0, and not all 0 for a head")
     # a transposed kernel is read backwards
-    order = slice(None, None, -1 if geometry.transposed else 1)
-    shares = shares[:, order] / totals
-    mixed = mixed[:, order] * totals
-    return torch.from_numpy(shares), torch.from_numpy(mixed)
+    backwards = (1,) if geometry.transposed else ()
+    return (shares / totals).flip(backwards), (mixed * totals).flip(backwards)
+
+
+def _real(given: Any) -> Tensor:
+    """Numbers of any kind in float64."""
+    if isinstance(given, Tensor):
+        given = given.detach().to("cpu", torch.complex128)
+    array = np.asarray(given, dtype=np.complex128)
+    if array.imag.any():
+        raise TypeError("some are complex")
+    return torch.from_numpy(array.real.copy())
 
 
 def _require_kernel(
     shares: Tensor, mixed: Tensor, matrices: Tensor, taps: Tensor, geometry: ConvGeometry
 ) -> None:
-    """Check that attention and stored matrices make the taps' matrices, up to rounding.
+    """Check that the factors make the taps' matrices, and still do when the heads' are rounded.
 
     Raises:
-        ValueError: they do not, or are not finite.
+        ValueError: they do not, or the heads' matrices are not finite.
     """
-    if not bool(matrices.isfinite().all()):
+    if not bool(matrices.to(taps.dtype).isfinite().all()):
         raise ValueError(f"mixture times kernel is not finite in {taps.dtype}")
     info = torch.finfo(taps.dtype)
-    heads = len(shares)
-    unit = info.eps / 2 + (geometry.taps + heads + 8) * 2.0**-53
-    size = torch.einsum("ht,hs,sgio->tgio", shares, mixed.abs(), taps.double().abs())
-    smallest = info.tiny * info.eps  # a product or a matrix may underflow
-    allowed = 2 * unit * size + heads * (1 + geometry.taps) * smallest
-    off = (torch.einsum("ht,hgio->tgio", shares, matrices.double()) - taps.double()).abs()
-    excess = (off - allowed).flatten(1).amax(dim=1)
-    if not bool((excess <= 0).all()):
-        tap = int(excess.argmax())
+    unit = info.eps / 2
+    kernel = taps.double()
+    size = torch.einsum("ht,hs,sgio->tgio", shares, mixed.abs(), kernel.abs())
+    computed = (geometry.taps + len(shares) + 8) * 2.0**-53 * size
+    off = torch.einsum("ht,hgio->tgio", shares, matrices) - kernel
+    most, largest, off = (x.abs().flatten(1).amax(dim=1) for x in (computed, kernel, off))
+    allowed = 2 * most + 2 * unit * largest.clamp(min=info.tiny)
+    if not bool((off <= allowed).all()):
+        tap = int((off - allowed).argmax())
         raise ValueError(
             f"attention and mixture make another kernel: the tap at shift {tap_shifts(geometry)[tap]} is off by up to "
-            f"{float(off[tap].max()):.3g}, and rounding explains {float(allowed[tap].max()):.3g}"
+            f"{float(off[tap]):.3g}, and rounding explains {float(allowed[tap]):.3g}"
+        )
+    # a number other than 0 may underflow
+    rounded = unit * matrices.abs() + info.eps * info.tiny * (matrices != 0)
+    moved = computed + torch.einsum("ht,hgio->tgio", shares, rounded)
+    share = float(moved.max() / largest.max())
+    if share > unit**0.5:  # not a number for zeros
+        raise ValueError(
+            f"rounding to {taps.dtype} may move the kernel by {share:.3g} of its largest weight, more than "
+            f"{unit**0.5:.3g}: give factors that cancel less, or a wider dtype"
         )

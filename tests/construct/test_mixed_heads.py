@@ -1,6 +1,7 @@
 """Heads that share taps: what they compute at any sharpness, wrong factors, and who takes such layers."""
 
 import copy
+import dataclasses
 from math import exp, log
 
 import numpy as np
@@ -99,8 +100,10 @@ def test_a_wrong_mixture_or_attention_is_refused(conv, data):
     at = data.draw(st.sampled_from(wrong))
     mixture = count.mixture.astype(float)
     mixture[at] += 0.25
-    with pytest.raises(ValueError, match=r"make another kernel: the tap at shift .* is off by up to"):
+    with pytest.raises(ValueError, match=r"make another kernel: the tap at shift .* is off by up to") as refused:
         construct.mixed_heads(conv, count.attention, mixture)
+    off, explained = str(refused.value).split("off by up to ")[1].split(", and rounding explains ")
+    assert float(off) > float(explained)
     attention = count.attention.astype(float)
     attention[:, at[1]] = 0
     attention[:, at[1] - 1] += 1e-9  # so that no row is zero
@@ -116,6 +119,9 @@ def test_a_wrong_mixture_or_attention_is_refused(conv, data):
     (np.inf * np.ones((1, 3)), np.ones((1, 3)), "must be finite"),
     ([["a", "b", "c"]], np.ones((1, 3)), "must be numbers"),
     (np.ones((1, 3)), [[10**400, 0, 0]], "must be numbers"),
+    (np.eye(3), np.eye(3) + 1j * np.eye(3), "must be numbers: some are complex"),
+    (torch.eye(3) * 1j, np.eye(3), "must be numbers: some are complex"),
+    (1e200 * np.eye(3), 1e200 * np.eye(3), "mixture times kernel is not finite in torch.float16"),
     (np.eye(3), np.nan * np.eye(3), "mixture times kernel is not finite in torch.float16"),
     (np.eye(3), 1e30 * np.eye(3), "mixture times kernel is not finite in torch.float16"),
     (np.ones((0, 3)), np.ones((0, 3)), r"the tap at shift \(-?\d,\) is off by up to"),
@@ -126,10 +132,90 @@ def test_what_are_no_factors_is_refused_in_one_line(attention, mixture, words):
     with pytest.raises(ValueError, match=words) as refused:
         construct.mixed_heads(conv, attention, mixture)
     assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="must be positive and finite"):
-        construct.mixed_heads(conv, np.eye(3), np.eye(3), alpha=0.0)
+    for alpha in (0.0, np.nan, np.inf, 10**400):
+        with pytest.raises(ValueError, match="must be positive and finite"):
+            construct.mixed_heads(conv, np.eye(3), np.eye(3), alpha=alpha)
     with pytest.raises(UnsupportedLayer):
         construct.mixed_heads(nn.Linear(3, 3), np.eye(3), np.eye(3))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [
+    (torch.bfloat16, 2.0**7),
+    (torch.float32, 2.0**23),
+    (torch.float64, 2.0**54),
+])  # fmt: skip
+def test_factors_that_cancel_too_much_are_refused_right_or_wrong(dtype, size):
+    """Their rounding is larger than the kernel, and would hide another kernel."""
+    conv, total = nn.Conv1d(1, 1, 3, bias=False, dtype=dtype), "another kernel" if size < 2**53 else "may move"
+    nn.init.ones_(conv.weight)
+    for last, words in (
+        (1, "may move the kernel by .* of its largest weight, more than .* or a wider dtype"),
+        (2, total),
+    ):
+        with pytest.raises(ValueError, match=words):
+            construct.mixed_heads(conv, np.ones((3, 3)), [[size, 0, 0], [-size, 0, 0], [last, 0, 0]])
+    with pytest.raises(ValueError, match="may move the kernel by"):  # within one head
+        construct.mixed_heads(conv, np.ones((1, 3)), [[2.0**60, -(2.0**60), 2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_half_the_digits_stay(dtype):
+    """However much the factors cancel, an accepted layer's kernel is off by at most √ε times its largest weight."""
+    conv, unit = nn.Conv1d(1, 1, 3, bias=False, dtype=dtype), torch.finfo(dtype).eps / 2
+    nn.init.ones_(conv.weight)
+    one = torch.ones(1, 1, 1, dtype=dtype)
+    built = 0
+    for size in 1.1 * 2.0 ** np.arange(60):
+        mixture = [[1 + size, 0, 0], [-size, 0, 0]]
+        try:
+            layer = construct.mixed_heads(conv, np.ones((2, 3)), mixture)
+        except ValueError:
+            break
+        built += 1
+        kernel = (layer.w_val @ layer.w_out).double().sum() / 3
+        assert abs(kernel.item() - 1) <= unit**0.5
+        torch.testing.assert_close(layer(one.expand(1, 1, 3)), 3 * one, rtol=unit**0.5 + 2 * unit, atol=0)
+    assert 2.0 ** (built + 5) >= unit**-0.5
+
+
+def test_a_kernel_that_underflows_is_refused():
+    """A third of the least number is stored as 0."""
+    conv = nn.Conv1d(1, 1, 3, bias=False).half()
+    nn.init.constant_(conv.weight, 2.0**-24)
+    with pytest.raises(ValueError, match="may move the kernel by"):
+        construct.mixed_heads(conv, np.ones((9, 3)), [[1 / 9, 0, 0]] * 9)
+
+
+def test_rounded_factors_of_right_kernels_are_taken():
+    """Noise beside the zeros of W, factors of the kernel before it was rounded, and numbers of any kind."""
+    conv = nn.Conv1d(2, 1, 2, bias=False).bfloat16()
+    conv.weight.data = torch.eye(2)[None].bfloat16()
+    exact = construct.mixed_heads(conv, np.eye(2), np.eye(2))
+    assert construct.mixed_heads(conv, np.eye(2), [[1, 1e-17], [0, 1]]).heads == 2
+    for kind in (
+        torch.eye(2).bfloat16(),
+        nn.Parameter(torch.eye(2)),
+        torch.eye(2).to(torch.complex64),
+        np.eye(2, dtype=bool),
+    ):
+        layer = construct.mixed_heads(conv, kind, kind)
+        assert all(map(torch.equal, layer.parameters(), exact.parameters()))
+    rng = np.random.default_rng(0)
+    attention, carried = rng.random((2, 9)), rng.standard_normal((2, 12))
+    mixture = carried @ np.linalg.pinv(attention.T @ carried)
+    kernel = nn.Conv2d(4, 3, 3, bias=False)
+    kernel.weight.data = torch.tensor(carried.T @ attention).float().reshape(3, 4, 3, 3)
+    x = normal(1, 4, 5, 5).float()
+    torch.testing.assert_close(construct.mixed_heads(kernel, attention, mixture)(x), kernel(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_geometry_of_other_taps_than_the_table_is_refused_in_one_line(tmp_path):
+    layer = construct.mixed_heads(nn.Conv1d(1, 1, 3), np.eye(3), np.eye(3))
+    layer.geometry = dataclasses.replace(layer.geometry, kernel_size=(5,))
+    for use in (layer, layer.attention_probabilities, lambda _: construct.save(layer, tmp_path / "layer.pt")):
+        with pytest.raises(ValueError, match="a table of 4 scores is none of ConvGeometry"):
+            use(torch.zeros(1, 1, 9))
+    assert not any(tmp_path.iterdir())
 
 
 def test_no_heads_compute_a_kernel_of_zeros():

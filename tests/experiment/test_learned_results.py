@@ -394,13 +394,21 @@ def test_what_the_answer_says_of_cifar_is_so():
     every = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["layers"]]
     untrained = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["untrained"]]
     says(f"all six end {min(every):.2f} or more from any convolution over all outputs (before: {span(untrained)};")
-    (wide,), (content,) = (of(variant, 1, "width") for variant in ("relative", "relative-content"))
-    assert of("relative", 6, "width")[0] < wide < content  # not local first
     away = [of("relative", layer, "reach")[0] for layer in range(1, 7)]
-    says(f"(a mean key is {away[0]:.2f} tokens away in the first layer, {away[5]:.2f} in the last)")
+    assert (min(away), max(away)) == (away[0], away[5])
+    says(f"(a mean key is {away[0]:.2f} tokens away, the least of the six) and furthest in the last ({away[5]:.2f})")
     reach = [sum(of("quadratic", layer, "reach")) / 3 for layer in range(1, 7)]
-    assert reach[5] < min(reach[2:5])  # spread, not further away
-    assert of("covariance", 6, "reach")[0] > 2 * reach[5]
+    says(
+        f"(a mean key is {reach[4]:.2f} tokens away, {reach[0]:.2f} in the first layer); the sixth spreads alone ({reach[5]:.2f})"
+    )
+    for variant in ("covariance", "from-conv", "local-padded"):
+        ends = [of(variant, layer, "reach")[0] for layer in (1, 5, 6)]
+        assert min(ends[1:]) > 3 * ends[0]
+    for layer in (1, 2):
+        first, last = (of("local", layer, name) for name in ("anywhere_first_centres", "anywhere"))
+        assert all(start < end for start, end in zip(first, last, strict=True))
+    moved, frozen = (of(variant, 1, "anywhere")[:2] for variant in ("quadratic", "frozen-centres"))
+    assert all(near < far for near, far in zip(moved, frozen, strict=True))
     assert max(layer["moved"] for layer in sgd["layers"]) < 0.7
     assert {*number.findall(short)} <= {*number.findall(" ".join(checked))}
 

@@ -218,3 +218,15 @@ def test_independent_taps_that_vanish_modulo_a_prime_are_independent() -> None:
     count = verify.heads_needed(conv)
     assert count.heads == 2
     count.check(conv)
+
+
+@pytest.mark.parametrize("seed", [1, 3, 21])
+def test_taps_are_combinations_with_small_coefficients(seed: int) -> None:
+    """Independent taps are far from one another's span: two nearly parallel ones cost a layer in half precision all digits."""
+    torch.manual_seed(seed)
+    conv = torch.nn.Conv2d(2, 1, 5, padding=2).bfloat16()
+    count = verify.heads_needed(conv)
+    carried = np.abs(count.mixture.astype(float) @ taps_of(conv).numpy())
+    assert (count.attention.astype(float).T @ carried).max() < 4 * float(conv.weight.detach().abs().max())
+    layer, x = construct.mixed_heads(conv, count.attention, count.mixture), torch.randn(1, 2, 8, 8).bfloat16()
+    torch.testing.assert_close(layer(x), conv(x), rtol=0, atol=0.04)

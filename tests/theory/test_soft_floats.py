@@ -13,12 +13,15 @@ from torch import nn
 from construct import conv_to_mhsa
 from construct.encoding.encoding import Quadratic
 from construct.execution import soft_heads
+from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
 from report_layers import seeded
 from runs import is_quick
 from verify.argument.steps import Problem, argue
 from verify.oracle import Convolution
+from verify.rounding.elements import convolution_bound
 from verify.rounding.leakage import leakage
+from verify.rounding.soft_heads import soft_heads_bound
 from verify.strategies import convolutions, sizes_for
 
 DIGITS = 60
@@ -47,7 +50,8 @@ class Rounded(NamedTuple):
         u, half = Rounded.of(torch.float64)
         epsilon, tiny = EXP * u, 4 * half
         theta = epsilon + n * tiny + n * u * (1 + epsilon + n * tiny) + n * half * (1 + n * u)
-        softmax = (u * (1 + epsilon + n * tiny) + epsilon + theta + n * tiny) / (1 - theta) + n * half
+        one = 1 + epsilon + n * tiny
+        softmax = (u * (2 + u) * one + epsilon + theta + n * tiny) / (1 - theta) + n * half * (1 + (1 + u) * one)
         return softmax + self.u * (1 + softmax) + n * (self.half_eta + mp.mpf(2) ** -100)
 
     def axes_error(self, axes: tuple[int, ...], bound: Any) -> Any:
@@ -65,18 +69,19 @@ class Bounds(NamedTuple):
 
 
 def bounds(conv: Any, layer: Any, grid: TokenGrid, bound: Any) -> Bounds:
-    """Those of [soft_rounding] and [soft_within], for |X| ≤ bound."""
+    """Those of [soft_rounding], if all heads are soft, and of [soft_within], for |X| ≤ bound."""
     fmt, (w_val, w_out, b_out) = Rounded.of(layer.w_val.dtype), magnitudes(layer)
     moved = e_2rho(abs_scores(layer, grid), 2)
     size = (w_val[..., None] * w_out[:, :, None]).sum(axis=3)  # (h, g, i, o)
     entry = fmt.dot(w_val.shape[3], size)
-    error = fmt.axes_error(grid.shape, bound)
-    last = fmt.dot(1 + size.shape[0] * size.shape[2], b_out + over(size + entry) * (bound + error))
-    figure = over(entry) * (bound + error) + over(size) * error + last
+    soft = exact(1.0 * np.isin(range(len(size)), plan_for(layer, grid).soft)).reshape(moved.shape)
+    error = soft * fmt.axes_error(grid.shape, bound)
+    last = fmt.dot(1 + size.shape[0] * size.shape[2], b_out + over((size + entry) * (bound + error)))
+    figure = over(entry * (bound + error) + size * error) + last
     weight = exact(Convolution.read(conv).sizes)
     theirs = fmt.dot(1 + conv.weight.numel() // conv.out_channels, b_out + weight * bound)
     missing = [leakage(float(alpha), [0] * len(grid.shape)) for alpha in -layer.position_vector()[:, 0]]
-    leaked = 2 * bound * over(size * (1 + moved) * exact(missing).reshape(moved.shape))
+    leaked = 2 * bound * over(soft * size * (1 + moved) * exact(missing).reshape(moved.shape))
     return Bounds(figure + over(size * moved) * bound, theirs + figure, leaked)
 
 
@@ -176,8 +181,25 @@ def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, da
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
+@settings(max_examples=30)
+def test_soft_heads_beside_sharp_ones_are_within_the_bound_of_the_convolution(conv: Any, data: st.DataObject) -> None:
+    size = data.draw(sizes_for(conv, tokens=24))
+    assume(is_quick(conv, size) and conv.weight.numel() < 400)
+    x = torch.randn(1, conv.in_channels, *size, generator=torch.Generator().manual_seed(0), dtype=conv.weight.dtype)
+    layer = softened(conv, data.draw(SOFT["alpha"]), 0.0)
+    heads = st.integers(0, len(layer.v) - 1)
+    sharp, grid = data.draw(st.sets(heads, min_size=1)), TokenGrid.of(layer.geometry, size)
+    with mp.workdps(DIGITS), torch.no_grad():
+        layer.v[sorted(sharp)] *= 2.0**20
+        assert sharp <= {*plan_for(layer, grid).sharp}
+        proved = bounds(conv, layer, grid, mp.mpf(float(x.abs().max())))
+        most = (proved.rounding + proved.leakage).reshape(-1, *(1,) * len(size))
+        assert (abs(exact(layer(x).double().numpy()) - exact(conv(x).double().numpy())) <= most).all()
+
+
+@given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
 @settings(max_examples=60)
-def test_a_certificate_counts_no_less_than_the_theorem(conv: Any, data: st.DataObject) -> None:
+def test_certificates_and_samples_count_no_less_than_the_theorems(conv: Any, data: st.DataObject) -> None:
     size = data.draw(sizes_for(conv, tokens=60))
     assume(is_quick(conv, size) and conv.weight.numel() < 2000)
     layer = softened(conv, data.draw(SOFT["alpha"]), 0.0)
@@ -187,6 +209,10 @@ def test_a_certificate_counts_no_less_than_the_theorem(conv: Any, data: st.DataO
         proved = bounds(conv, layer, TokenGrid.of(layer.geometry, size), mp.mpf(bound))
         assert (exact(counted.rounding) >= proved.rounding).all()
         assert (exact(counted.leakage) >= proved.leakage).all()
+        x = torch.full((1, conv.in_channels, *size), bound, dtype=conv.weight.dtype)
+        sampled = exact(soft_heads_bound(layer, conv, x)) - exact(convolution_bound(conv, x))
+        rows = row_bounds(layer, TokenGrid.of(layer.geometry, size), mp.mpf(float(x.max())))
+        assert (sampled >= np.maximum(proved.layer, rows).reshape(-1, *(1,) * len(size))).all()
 
 
 def moved(p: torch.Tensor) -> torch.Tensor:
@@ -203,6 +229,21 @@ def test_the_exponential_is_as_accurate_as_is_assumed() -> None:
     with mp.workdps(DIGITS):
         e = exp(exact(x.numpy()))
         assert (abs(exact(torch.exp(x).numpy()) - e) <= EXP * u * e + 4 * half).all()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("keys", [2, 9, 33])
+def test_torch_divides_by_the_sum_or_multiplies_by_its_reciprocal(dim: int, keys: int) -> None:
+    s = torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * -12
+    scores = torch.full((len(s), keys), -2000.0, dtype=torch.float64)  # the others add 0
+    scores[:, 0], scores[:, -1] = 0, s
+    found = torch.softmax(scores if dim else scores.T.contiguous(), dim)
+    found = (found if dim else found.T)[:, [0, -1]]
+    e = (s.exp().view(torch.int64) + torch.arange(-2, 3)[:, None]).view(torch.float64)  # two units in the last place
+    e = torch.stack([torch.ones_like(e), e], 2)
+    total = e.sum(2, keepdim=True)
+    models = e / total, e * (1 / total)
+    assert any((model == found).all(2).any(0).all() for model in models)
 
 
 @pytest.mark.parametrize("change", [None, moved, dropped, "scores in float32"])

@@ -68,17 +68,15 @@ def soft_heads_bound(
         )
         error = _score_error(attention, keys, brightest, fmt)
         moved = math.expm1(2 * error) if error < 300 else math.inf
-        # The softmax itself, and weights rounded to the type of the values or lost below its
+        # The softmaxes of all axes, and weights rounded to the type of the values or lost below its
         # smallest number.
-        moved = (
-            (1 + moved) * (1 + gamma(tokens + 8, 2.0**-53)) * (1 + 2 * fmt.u)
-            - 1
-            + tokens * smallest_normal
-        )
-        summed = gamma(tokens, fmt.u)
+        dims = len(keys)
+        growth = (1 + moved) * (1 + gamma(tokens + 12 * dims, 2.0**-53))
+        growth += tokens * smallest_normal
+        summed = gamma(tokens + 2 * dims, fmt.u)
         theirs = convolution_bound(conv, x, output)
         size = np.broadcast_to(size.reshape(1, -1, *(1,) * len(keys)), theirs.shape)
-        attended = size * ((1 + moved) * (1 + summed))
+        attended = size * (growth * (1 + summed))
         lost = tokens * fmt.eta * (1 + float(w_val.sum())) * (1 + float(w_out.sum()))
         total = (
             theirs

@@ -111,17 +111,19 @@ def heads_needed(conv: Any) -> HeadCount:
     gram = _gram(conv)
     basis = _independent(gram)
     taps = np.flatnonzero(gram.diagonal())
-    bits = max(int(x).bit_length() for x in gram.flat)
+    bits = gram.max().bit_length()
     if len(basis) < taps.size and len(gram) * len(basis) ** 2 * bits > MOST_WORK:
         raise ValueError(
             f"heads_needed: the fractions for {taps.size} taps of rank {len(basis)} take minutes; "
             "ask about coarser numbers, fewer taps or fewer channels"
         )
-    coordinates, relation = _half_space(_coordinates(gram, basis, taps), basis, taps)
+    independent = _coordinates(gram, basis, taps)
+    exchanged = [*basis]
+    coordinates, relation = _half_space(independent, exchanged, taps)
     if relation is None:
-        shares, mixture = _around(coordinates, basis, taps)
+        shares, mixture = _around(coordinates, exchanged, taps)
     else:
-        shares, mixture = _with_one_more(coordinates, basis)
+        shares, mixture = _with_one_more(independent, basis)
     totals = shares.sum(axis=0)[:, None]
     count = HeadCount(len(mixture), tuple(basis), relation, shares.T / totals, mixture * totals)
     count._check(gram)
@@ -143,7 +145,7 @@ def _in_integers(fractions: ndarray) -> tuple[ndarray, int]:
 
 
 def _independent(gram: ndarray) -> list[int]:
-    """Rows that are independent: as many as some prime shows, from the first on."""
+    """Rows that are independent: as many as some prime shows."""
     shown: list[int] = []
     for prime in PRIMES:
         shown = max(shown, _independent_modulo(gram, prime), key=len)
@@ -153,34 +155,34 @@ def _independent(gram: ndarray) -> list[int]:
 
 
 def _independent_modulo(gram: ndarray, prime: int) -> list[int]:
+    """Independent rows, each time the one farthest from the span of those before, in floating
+    point: so the others are combinations with small coefficients.
+    """
     rows = gram % prime
+    far = (gram / gram.max(initial=1)).astype(float)
     basis = []
-    for n in range(len(rows)):
-        columns = np.flatnonzero(rows[n])
-        if columns.size:
-            basis.append(n)
-            factors = rows[:, columns[0]] * pow(int(rows[n, columns[0]]), -1, prime) % prime
-            rows = (rows - np.outer(factors, rows[n])) % prime
+    while rows.any():
+        n = int(np.where(rows.any(axis=1), far.diagonal(), -1).argmax())
+        basis.append(n)
+        far -= np.outer(far[n], far[n]) / max(far[n, n], 1e-14)
+        column = rows[:, np.flatnonzero(rows[n])[0]]
+        rows = (rows - np.outer(column * pow(column[n], -1, prime), rows[n])) % prime
     return basis
 
 
 def _coordinates(gram: ndarray, basis: list[int], taps: ndarray) -> ndarray:
     """Each tap as a combination of the basis: fractions (taps, rank)."""
-    coordinates = np.full((len(gram), len(basis)), Fraction(0))
     if len(basis) == len(taps):
+        coordinates = np.full((len(gram), len(basis)), Fraction(0))
         coordinates[basis, range(len(basis))] = Fraction(1)
         return coordinates
-    rows = _rationals(gram[basis])
-    solution = _rationals(gram[np.ix_(basis, basis)]).lu_solve(rows).to_list()
-    for (n, tap), _ in np.ndenumerate(coordinates.T):
-        coordinates[tap, n] = Fraction(
-            int(QQ.numer(solution[n][tap])), int(QQ.denom(solution[n][tap]))
-        )
-    return coordinates
+    rows = DomainMatrix.from_list(gram[basis].tolist(), QQ)
+    solution = rows.extract(range(len(basis)), basis).lu_solve(rows).to_list_flat()
+    return np.array([*map(_fraction, solution)]).reshape(len(basis), -1).T
 
 
-def _rationals(rows: ndarray) -> DomainMatrix:
-    return DomainMatrix([[QQ(int(x)) for x in row] for row in rows], rows.shape, QQ)
+def _fraction(x: Any) -> Fraction:
+    return Fraction(int(x.numerator), int(x.denominator))
 
 
 def _half_space(
@@ -228,8 +230,7 @@ def _around(coordinates: ndarray, basis: list[int], taps: ndarray) -> tuple[ndar
 def _with_one_more(coordinates: ndarray, basis: list[int]) -> tuple[ndarray, ndarray]:
     """rank A + 1 heads: one for each tap of the basis, and one for minus their sum."""
     rank = len(basis)
-    least = coordinates.min(axis=1)[:, None]
-    added = (abs(least) - least) / 2
+    added = -coordinates.min(axis=1, initial=0)[:, None]
     mixture = np.full((rank + 1, len(coordinates)), Fraction(0))
     mixture[range(rank), basis] = Fraction(1)
     mixture[rank, basis] = Fraction(-1)

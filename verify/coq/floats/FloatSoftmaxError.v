@@ -1,8 +1,8 @@
 (** A float softmax at finite sharpness: a bound on the distance of its weights from the real softmax.
 
     The exponential is accurate: |expf(x) − e^x| ≤ ε·e^x + η' at every float x ≤ 0.  N is the number of keys, u the
-    unit roundoff.  Statements:
-      softmax_rounding      Σ_k |P_k − softmax(s)_k| ≤ [softmax_error], about (N + 1)·u + 2ε, if the differences of scores
+    unit roundoff; each exponential is divided by their sum S, or multiplied by fl(1/S).  Statements:
+      softmax_rounding      Σ_k |P_k − softmax(s)_k| ≤ [softmax_error], about (N + 2)·u + 2ε, if the differences of scores
                             are floats, as those of integer scores are
       soft_near_one_hot     so P lies within λ = 2·leak + [softmax_error] of one-hot, as layer_rounding requires
       softmax_rounding_scores   for rounded scores, the same of the softmax of scores that are off by ρ at most
@@ -24,8 +24,13 @@ Definition sum_error (emin prec : Z) (n : nat) (ε η' : R) : R :=
 
 Definition softmax_error (emin prec : Z) (n : nat) (ε η' : R) : R :=
   let N := INR n in
+  let u := roundoff prec in
   let θ := sum_error emin prec n ε η' in
-  (roundoff prec * (1 + ε + N * η') + ε + θ + N * η') / (1 - θ) + N * half_eta emin.
+  (u * (2 + u) * (1 + ε + N * η') + ε + θ + N * η') / (1 - θ) + N * half_eta emin * (1 + (1 + u) * (1 + ε + N * η')).
+
+(** A softmax as it runs: each exponential is divided by their sum, or multiplied by its rounded reciprocal. *)
+Definition softmax_runs (emin prec : Z) {A : Type} (expf : R -> R) (G : list A) (s P : A -> R) : Prop :=
+  float_softmax emin prec expf G s P \/ float_softmax_reciprocal emin prec expf G s P.
 
 Section Soft.
 Variables emin prec : Z.
@@ -40,10 +45,45 @@ Notation h := (half_eta emin).
 Notation N := (INR (length G)).
 Notation θ := (sum_error emin prec (length G) ε η').
 
+(** p = fl(e/S), or fl(e·fl(1/S)) *)
+Definition quotient (e S p : R) : Prop :=
+  rounds emin prec (e / S) p \/ exists i, rounds emin prec (1 / S) i /\ rounds emin prec (e * i) p.
+
+Lemma quotient_rounding e S p : 0 < S -> quotient e S p ->
+  Rabs (p - e * / S) <= u * (2 + u) * Rabs e * / S + (h * (1 + u) * Rabs e + h).
+Proof.
+  intros S0 Q; assert (U := @roundoff_positive prec); assert (Hh := @half_eta_positive emin).
+  assert (I0 : 0 < / S) by (apply Rinv_0_lt_compat; exact S0); assert (e0 := Rabs_pos e).
+  set (a := Rabs e * / S); assert (a0 : 0 <= a) by (apply Rmult_le_pos; lra).
+  assert (ua : 0 <= u * a) by (apply Rmult_le_pos; lra); assert (uua : 0 <= u * (u * a)) by (apply Rmult_le_pos; lra).
+  assert (he : 0 <= h * Rabs e) by (apply Rmult_le_pos; lra).
+  assert (uhe : 0 <= u * (h * Rabs e)) by (apply Rmult_le_pos; lra).
+  replace (u * (2 + u) * Rabs e * / S) with (2 * (u * a) + u * (u * a)) by (unfold a; ring).
+  replace (h * (1 + u) * Rabs e) with (h * Rabs e + u * (h * Rabs e)) by ring.
+  destruct Q as [Q|(i & Qi & Q)]; apply rounds_error in Q; try exact prec_positive.
+  - unfold Rdiv in Q; rewrite Rabs_mult, (Rabs_pos_eq (/ S)) in Q by lra; fold a in Q; lra.
+  - apply rounds_error in Qi; try exact prec_positive; unfold Rdiv in Qi; rewrite Rmult_1_l, (Rabs_pos_eq (/ S)) in Qi by lra.
+    assert (D : Rabs (e * i - e * / S) <= u * a + h * Rabs e).
+    { rewrite <- Rmult_minus_distr_l, Rabs_mult; apply (Rmult_le_compat_l (Rabs e)) in Qi; [unfold a; lra|exact e0]. }
+    assert (M : Rabs (e * i) <= a + (u * a + h * Rabs e)).
+    { replace (e * i) with (e * / S + (e * i - e * / S)) by ring; eapply Rle_trans; [apply Rabs_triang|].
+      rewrite Rabs_mult, (Rabs_pos_eq (/ S)) by lra; fold a; lra. }
+    apply (Rmult_le_compat_l u) in M; [|lra].
+    replace (p - e * / S) with (p - e * i + (e * i - e * / S)) by ring; eapply Rle_trans; [apply Rabs_triang|]; lra.
+Qed.
+
+Lemma softmax_quotients : softmax_runs emin prec expf G s P -> exists m d S',
+  (forall k, In k G -> s k <= m) /\ (exists k, In k G /\ s k = m) /\ (forall k, In k G -> rounds emin prec (s k - m) (d k)) /\
+  computes emin prec (map (fun k => (1, expf (d k))) G) S' /\ (forall k, In k G -> quotient (expf (d k)) S' (P k)).
+Proof.
+  intros [(m & d & S' & M & E & R & C & Q)|(m & d & S' & i & M & E & R & C & I & Q)];
+    exists m, d, S'; do 4 (split; [assumption|]); intros k Ik; [left; apply Q, Ik|right; exists i; split; [exact I|apply Q, Ik]].
+Qed.
+
 (** The weights of the scores d, all ≤ 0, of which one is 0. *)
 Lemma exponentials_rounding (d : A -> R) S' k1 : In k1 G -> d k1 = 0 -> (forall k, In k G -> float emin prec (d k) /\ d k <= 0) ->
   computes emin prec (map (fun k => (1, expf (d k))) G) S' ->
-  (forall k, In k G -> rounds emin prec (expf (d k) / S') (P k)) -> θ < 1 ->
+  (forall k, In k G -> quotient (expf (d k)) S' (P k)) -> θ < 1 ->
   sum G (fun k => Rabs (P k - softmax G d k)) <= softmax_error emin prec (length G) ε η'.
 Proof.
   intros I1 E1 D C Q Hθ.
@@ -55,6 +95,8 @@ Proof.
   { destruct (sum_split G k1 E I1) as (G' & _ & EG); unfold S; rewrite EG; unfold E at 1;
     rewrite E1, exp_0.
     assert (0 <= sum G' E) by (apply sum_nonneg; intros; left; apply E0); lra. }
+  assert (SN : S <= N).
+  { rewrite <- (Rmult_1_r N), <- sum_const; apply sum_le; intros k I; rewrite <- exp_0; apply exp_le, D, I. }
   assert (A1 : forall k, In k G -> Rabs (e k - E k) <= ε * E k + η').
   { intros k I; apply accurate; apply D, I. }
   assert (NE : forall c x, sum G (fun k => c * E k + x) = c * S + N * x).
@@ -88,10 +130,8 @@ Proof.
   assert (S0 : 0 < S') by lra.
   assert (I0 : 0 < / S') by (apply Rinv_0_lt_compat; exact S0).
   assert (Step : forall k, In k G -> Rabs (P k - softmax G d k) <=
-    (u * Rabs (e k)) * / S' + ((ε + θ) * E k + η') * / S' + h).
-  { intros k I; assert (R := rounds_error _ _ (Q k I)); change (expf (d k)) with (e k) in R; unfold Rdiv in R;
-      rewrite Rabs_mult in R.
-    rewrite (Rabs_pos_eq (/ S')) in R by lra.
+    (u * (2 + u) * Rabs (e k)) * / S' + ((ε + θ) * E k + η') * / S' + (h * (1 + u) * Rabs (e k) + h)).
+  { intros k I; assert (R := quotient_rounding _ _ _ S0 (Q k I)); change (expf (d k)) with (e k) in R.
     assert (T : Rabs (e k / S' - E k / S) <= ((ε + θ) * E k + η') * / S').
     { replace (e k / S' - E k / S) with (((e k - E k) + E k * (S - S') * / S) * / S') by (field; lra).
       rewrite Rabs_mult, (Rabs_pos_eq (/ S')) by lra; apply Rmult_le_compat_r; [lra|].
@@ -103,30 +143,36 @@ Proof.
       assert (E k * (Rabs (S' - S) * / S) <= E k * θ) by (apply Rmult_le_compat_l; lra); lra. }
     change (softmax G d k) with (E k / S); replace (P k - E k / S) with (P k - e k * / S' + (e k / S' - E k / S)) by (unfold Rdiv; ring).
     eapply Rle_trans; [apply Rabs_triang|]; lra. }
-  eapply Rle_trans; [apply sum_le, Step|]; rewrite !sum_plus, !sum_scal_r, sum_scal, sum_const, NE.
-  unfold softmax_error; cbv zeta; apply Rplus_le_compat_r; rewrite <- Rmult_plus_distr_r.
-  apply Rmult_le_reg_r with S'; [exact S0|]; rewrite Rmult_assoc, Rinv_l, Rmult_1_r by lra.
-  set (c := u * (1 + ε + N * η') + ε + θ + N * η').
-  assert (θ0 : 0 <= θ).
-  { apply Rmult_le_reg_r with S; [lra|]; rewrite Rmult_0_l; eapply Rle_trans; [apply Rabs_pos|exact A4]. }
-  assert (c0 : 0 <= c) by (unfold c; assert (0 <= u * (1 + ε + N * η')) by (apply Rmult_le_pos; lra); lra).
-  apply Rle_trans with (c * S).
-  - assert (u * sum G (fun k => Rabs (e k)) <= u * ((1 + ε) * S + N * η')) by (apply Rmult_le_compat_l; lra).
-    assert (u * (N * η') * 1 <= u * (N * η') * S) by (apply Rmult_le_compat_l; [apply Rmult_le_pos|]; lra).
-    assert (N * η' * 1 <= N * η' * S) by (apply Rmult_le_compat_l; assumption).
-    unfold c; lra.
-  - unfold Rdiv; rewrite Rmult_assoc; apply Rmult_le_compat_l; [exact c0|].
-    apply Rmult_le_reg_l with (1 - θ); [lra|]; rewrite <- Rmult_assoc, Rinv_r, Rmult_1_l by lra; lra.
+  eapply Rle_trans; [apply sum_le, Step|]; rewrite !sum_plus, !sum_scal_r, !sum_scal, sum_const, NE.
+  assert (U2 : 0 <= u * (2 + u)) by (apply Rmult_le_pos; lra); assert (HU : 0 <= h * (1 + u)) by (apply Rmult_le_pos; lra).
+  unfold softmax_error; cbv zeta; apply Rplus_le_compat.
+  - rewrite <- Rmult_plus_distr_r.
+    apply Rmult_le_reg_r with S'; [exact S0|]; rewrite Rmult_assoc, Rinv_l, Rmult_1_r by lra.
+    set (v := u * (2 + u)) in *; set (c := v * (1 + ε + N * η') + ε + θ + N * η').
+    assert (θ0 : 0 <= θ).
+    { apply Rmult_le_reg_r with S; [lra|]; rewrite Rmult_0_l; eapply Rle_trans; [apply Rabs_pos|exact A4]. }
+    assert (c0 : 0 <= c) by (unfold c; assert (0 <= v * (1 + ε + N * η')) by (apply Rmult_le_pos; lra); lra).
+    apply Rle_trans with (c * S).
+    + assert (v * sum G (fun k => Rabs (e k)) <= v * ((1 + ε) * S + N * η')) by (apply Rmult_le_compat_l; lra).
+      assert (v * (N * η') * 1 <= v * (N * η') * S) by (apply Rmult_le_compat_l; [apply Rmult_le_pos|]; lra).
+      assert (N * η' * 1 <= N * η' * S) by (apply Rmult_le_compat_l; assumption).
+      unfold c; lra.
+    + unfold Rdiv; rewrite Rmult_assoc; apply Rmult_le_compat_l; [exact c0|].
+      apply Rmult_le_reg_l with (1 - θ); [lra|]; rewrite <- Rmult_assoc, Rinv_r, Rmult_1_l by lra; lra.
+  - assert (h * (1 + u) * sum G (fun k => Rabs (e k)) <= h * (1 + u) * (N * (1 + ε + N * η'))); [|lra].
+    apply Rmult_le_compat_l; [exact HU|]; eapply Rle_trans; [exact A3|].
+    assert ((1 + ε) * S <= (1 + ε) * N) by (apply Rmult_le_compat_l; lra).
+    assert (N * η' * 1 <= N * η' * N) by (apply Rmult_le_compat_l; lra); lra.
 Qed.
 
 (** Rounded scores s are off by σ from the scores t, and lie within D of each other: their maximum is subtracted, which
     rounds again.  So the softmax is that of scores off by σ + u·D. *)
 Theorem softmax_rounding_scores (t : A -> R) σ D : (forall k, In k G -> float emin prec (s k) /\ Rabs (s k - t k) <= σ) ->
-  (forall k k', In k G -> In k' G -> s k' - s k <= D) -> θ < 1 -> float_softmax emin prec expf G s P ->
+  (forall k k', In k G -> In k' G -> s k' - s k <= D) -> θ < 1 -> softmax_runs emin prec expf G s P ->
   exists s', (forall k, In k G -> Rabs (s' k - t k) <= σ + u * D) /\
     sum G (fun k => Rabs (P k - softmax G s' k)) <= softmax_error emin prec (length G) ε η'.
 Proof.
-  intros T HD Hθ (m & d & S' & M & (k1 & I1 & E1) & R & C & Q); assert (U := @roundoff_positive prec).
+  intros T HD Hθ Sm; destruct (softmax_quotients Sm) as (m & d & S' & M & (k1 & I1 & E1) & R & C & Q); assert (U := @roundoff_positive prec).
   exists (fun k => d k + m); split.
   - intros k I; destruct (T k I) as [Fk Tk], (T k1 I1) as [F1 _]; specialize (R k I); rewrite <- E1 in R |- *.
     assert (Fm := generic_format_opp _ _ _ F1).
@@ -149,10 +195,10 @@ Proof.
 Qed.
 
 Theorem softmax_rounding : (forall k k', In k G -> In k' G -> float emin prec (s k - s k')) ->
-  θ < 1 -> float_softmax emin prec expf G s P ->
+  θ < 1 -> softmax_runs emin prec expf G s P ->
   sum G (fun k => Rabs (P k - softmax G s k)) <= softmax_error emin prec (length G) ε η'.
 Proof.
-  intros F Hθ (m & d & S' & M & (k1 & I1 & E1) & R & C & Q).
+  intros F Hθ Sm; destruct (softmax_quotients Sm) as (m & d & S' & M & (k1 & I1 & E1) & R & C & Q).
   assert (D : forall k, In k G -> d k = s k + - m).
   { intros k I; apply (rounds_exact _ _ (R k I)); rewrite <- E1; apply F; assumption. }
   rewrite (sum_ext _ _ (fun k => Rabs (P k - softmax G d k))).
@@ -166,7 +212,7 @@ End Soft.
 (** The weights of a float softmax lie within λ = 2·leak + [softmax_error] of the one-hot row at k0. *)
 Theorem soft_near_one_hot emin prec expf (G : list position) s P k0 ε η' : (0 < prec)%Z -> 0 <= ε -> 0 <= η' ->
   accurate_exp emin prec ε η' expf -> (forall k k', In k G -> In k' G -> float emin prec (s k - s k')) ->
-  NoDup G -> In k0 G -> sum_error emin prec (length G) ε η' < 1 -> float_softmax emin prec expf G s P ->
+  NoDup G -> In k0 G -> sum_error emin prec (length G) ε η' < 1 -> softmax_runs emin prec expf G s P ->
   near_one_hot (2 * leak G s k0 + softmax_error emin prec (length G) ε η') G P k0.
 Proof.
   intros Hp; intros; assert (Prec_gt_0 prec) by exact Hp; apply near_one_hot_softmax; try assumption.
@@ -181,7 +227,7 @@ Definition negligible : R := bpow radix2 (-100).
 (** [factor_computes … p]: the weights p of the keys G from the scores s: a softmax in the format (e', p'), each weight
     rounded to the format (e, p), and 0 in its place where it is negligible. *)
 Definition factor_computes (emin' prec' emin prec : Z) {A : Type} (expf : R -> R) (G : list A) (s p : A -> R) : Prop :=
-  exists P r, float_softmax emin' prec' expf G s P /\ (forall k, In k G -> rounds emin prec (P k) (r k)) /\
+  exists P r, softmax_runs emin' prec' expf G s P /\ (forall k, In k G -> rounds emin prec (P k) (r k)) /\
     forall k, In k G -> p k = r k \/ p k = 0 /\ Rabs (r k) <= negligible.
 
 (** The softmax's error, that of rounding each weight, and what is dropped. *)

@@ -106,7 +106,7 @@ def rounding_alone() -> Judgement:
 
 soft_in_floats = added(
     "soft-in-floats",
-    "At finite α in floating point soft heads leave leakage, taps and a derived rounding, if exp is right to a stated ε.",
+    "Soft heads in floats (e/S or e·fl(1/S), no overflow) leave leakage, taps, a derived rounding, if exp errs by ≤ ε.",
 )(lambda: proved(by_coq("soft_within", "soft_runs", "rows_rounding")))
 
 
