@@ -6,8 +6,8 @@ With X, the tokens that all heads see side by side, and Y, the outputs:
     forward    Y = X W          adjoint    X = Y Wᵀ, added back head by head          weights    W = Xᵀ Y
 
 Tokens are the rows of X if images have channels last in memory.  With channels first all products
-are transposed.  No query is multiplied but those of the block, so NaN and infinity reach what sees
-them and nothing else.
+are transposed.  No query is multiplied but those of the block, so NaN and infinity of images reach
+what sees them and nothing else; those of a kernel may reach zeros of the padding, too.
 
 On a GPU, where starting an operation takes longer than a small product, blocks are larger, and the
 adjoint is a forward map: nothing is added head by head, or in an order that is not fixed.
@@ -38,6 +38,11 @@ AT_ONCE = 2**20
 """Numbers of X at a time, for every thread (4 MiB in float32)."""
 AT_ONCE_ELSEWHERE = 2**26
 """The same where it takes long to start an operation (256 MiB)."""
+MOST_WIDER = 2
+MIN_FLIPPED = 2**2
+"""Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is
+faster as a forward map.
+"""
 MIN_QUERIES = 2**8
 """Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
 together.
@@ -82,7 +87,8 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     ``last`` as for :func:`forward`.
     """
     heads, groups, channels, width = w.shape
-    if max(shifts.step) == 1 or tokens.host_waits(y.device):
+    few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
+    if (few and max(shifts.step) == 1) or tokens.host_waits(y.device):
         w = w.flip(0) if heads > 1 else w
         return forward(_stuffed(y, shifts), w.mT, bias, shifts.flipped, last)
     out = filled_images(y, groups * channels, shifts.size, last, bias)
