@@ -156,7 +156,7 @@ def kernel_to_mhsa(
             do not fit, the encoding or D_h is unknown, or several heads per shift have no D_h.
         NotEnoughMemory: the weights would not fit.
     """
-    if not 0 < alpha < float("inf"):
+    if not 0 < alpha <= torch.finfo(torch.float64).max:
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     pieces = _heads_per_shift(head_dim, heads_per_shift, geometry)
     _require_memory(geometry, weight, pieces)
