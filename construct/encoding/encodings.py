@@ -267,7 +267,7 @@ class Taps(Encoding):
         taps_of: the geometry of the kernel.
     """
 
-    taps_of: ConvGeometry = field()
+    taps_of: ConvGeometry = field()  # required: the base class's None is no default
     name = "taps"
 
     def pos_dim(self, dims: int) -> int:

@@ -96,6 +96,8 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     for name in names:
         if _is_never(name) or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
+        if name in _FOREIGN:  # before its import, which may run anything
+            raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
         with (
             refusing(f"{name!r}: ", "put its package on PYTHONPATH, or save a state dict"),
             # of old names, as numpy.core

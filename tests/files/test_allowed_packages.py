@@ -14,6 +14,7 @@ import construct
 from archives import called, named, program, with_pickle
 from commands import Command
 from construct.errors import BadModelFile
+from construct.files.allowed import import_allowed
 
 NETS = """
 import dataclasses, enum, os, subprocess
@@ -198,3 +199,9 @@ def test_row_64_missing_keys_and_what_the_file_does_hold(nets: Any, refusal: Any
     # If the names match, torch's own message says what does not fit.
     whole = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)).state_dict()
     assert "size mismatch" in refusal(whole, "--model-file", "net.py:net")
+
+
+def test_a_package_that_is_refused_whole_is_not_imported_first():
+    with pytest.raises(BadModelFile, match="as a whole"):
+        import_allowed(["this"])
+    assert "this" not in sys.modules

@@ -166,15 +166,21 @@ def softened(conv: Any, alpha: float, fraction: float) -> Any:
     return layer
 
 
+def drawn_input(conv: Any, data: st.DataObject) -> torch.Tensor:
+    """An input of few tokens, for a small kernel."""
+    size = data.draw(sizes_for(conv, tokens=24))
+    assume(is_quick(conv, size) and conv.weight.numel() < 400)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, conv.in_channels, *size, generator=generator, dtype=conv.weight.dtype)
+
+
 SOFT = {"alpha": st.sampled_from([0.01, 0.3, 1.0, 3.7, 12.0, 40.0]), "fraction": st.sampled_from([0.0, 0.25, -0.4])}
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
 @settings(max_examples=50)
 def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, data: st.DataObject) -> None:
-    size = data.draw(sizes_for(conv, tokens=24))
-    assume(is_quick(conv, size) and conv.weight.numel() < 400)
-    x = torch.randn(1, conv.in_channels, *size, generator=torch.Generator().manual_seed(0), dtype=conv.weight.dtype)
+    x = drawn_input(conv, data)
     layer = softened(conv, *(data.draw(SOFT[name]) for name in ("alpha", "fraction")))
     layer.execution = data.draw(st.sampled_from(["auto", "dense"]))
     assert excess(conv, layer, x) <= 1
@@ -183,9 +189,8 @@ def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, da
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
 @settings(max_examples=30)
 def test_soft_heads_beside_sharp_ones_are_within_the_bound_of_the_convolution(conv: Any, data: st.DataObject) -> None:
-    size = data.draw(sizes_for(conv, tokens=24))
-    assume(is_quick(conv, size) and conv.weight.numel() < 400)
-    x = torch.randn(1, conv.in_channels, *size, generator=torch.Generator().manual_seed(0), dtype=conv.weight.dtype)
+    x = drawn_input(conv, data)
+    size = tuple(x.shape[2:])
     layer = softened(conv, data.draw(SOFT["alpha"]), 0.0)
     heads = st.integers(0, len(layer.v) - 1)
     sharp, grid = data.draw(st.sets(heads, min_size=1)), TokenGrid.of(layer.geometry, size)
