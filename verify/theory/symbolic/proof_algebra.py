@@ -13,7 +13,7 @@ def linear(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
     equal sums cancel.
     """
     for left, right in equations:
-        rest = sympy.expand(sympy.factor_terms(sympy.expand(left - right)))
+        rest: Any = sympy.expand(sympy.factor_terms(sympy.expand(left - right)))
         if rest != 0:
             raise ProofFailed(
                 statement, rest, "both sides should be equal, but their difference leaves"
