@@ -16,13 +16,13 @@ from torch import nn
 import verify
 from construct import conv_to_mhsa
 from construct.execution.shifts import operator
+from runs import convolution_calls
 from truths import excess, permuted, sharp_bound
 from verify.layers.fields import Attention
 from verify.layers.reading import interior
 from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution, Geometry
 from verify.rounding.elements import OffTheKernel, absolute_kernel, convolution_bound, difference_bound
-from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, check_outputs, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
 from verify.verdict import Verdict
