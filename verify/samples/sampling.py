@@ -19,7 +19,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from verify.layers.reparametrized import keeping_modes
+from verify.layers.reparametrized import evaluating
 from verify.oracle import Geometry, Unreadable, Vector, greatest, largest
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
@@ -199,17 +199,6 @@ def generated_shape(conv: Any, samples: int) -> Vector:
             least = max(span + 1 + 2 * s, before + 1, after + 1)
         size.append(least + axis)  # sides differ, so swapped axes show
     return (samples, g.in_channels, *size)
-
-
-@contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put every module of the models in eval mode, and restore its own mode afterwards; a class's
-    own ``train`` does not run.
-    """
-    with keeping_modes(*models):
-        for module in (module for model in models for module in model.modules()):
-            module.training = False
-        yield
 
 
 def call_with(model: nn.Module, x: Any) -> Any:
