@@ -16,7 +16,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from verify.oracle import Vector
-from verify.report.layer import NoPicture, ReportLayer, most_varied
+from verify.report.layer import NoPicture, ReportLayer, most_varied, require_finite, shades
 from verify.samples.sampling import called, evaluating, watching
 
 LARGEST = 96
@@ -73,8 +73,7 @@ def strip(layer: ReportLayer) -> Strip | None:
     ):
         if not values.size:
             raise NoPicture(f"the {what} is empty")
-        if not np.isfinite(values).all():
-            raise NoPicture(f"the {what} is not finite everywhere")
+        require_finite(what, values)
     difference = after - before
     most = float(np.abs(difference).max())
     of = of_worst = "all channels, one a row"
@@ -105,9 +104,7 @@ def _input_image(x: ndarray) -> Image:
     if x.ndim == 3 and len(x) == 3:
         low = float(x.min())
         high = float(x.max())
-        shade = (
-            np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
-        )
+        shade = shades(_small(x), low, high)
         scale = f"{_number(low)} … {_number(high)}; three channels as colours"
         return Image("Input", png(np.moveaxis(shade, 0, -1)), scale)
     if x.ndim == 2:
@@ -199,9 +196,8 @@ def digit() -> ndarray:
     """The bundled handwritten digit, (8, 8) from 0 to 1, an input of the network that ships with
     the project.
     """
-    text = (files("verify.report") / "digit.txt").read_text(encoding="utf-8")
-    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return np.array(rows, dtype=np.float64) / 16
+    with (files("verify.report") / "digit.txt").open() as file:
+        return np.loadtxt(file) / 16
 
 
 def photograph(shape: Vector, dtype: torch.dtype) -> tuple[Tensor, str] | None:
