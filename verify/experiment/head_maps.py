@@ -135,14 +135,3 @@ class _Shifted:
         taps = {tap for tap, size in zip(product(*steps), sized, strict=True) if size > 0}
         weights = zip(self.shifts.tolist(), self.weights.sum(axis=0), strict=True)
         return round(sum(min(1.0, weight) for shift, weight in weights if tuple(shift) in taps), 9)
-
-
-def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, Vector], ...]:
-    """Shifts that receive more than half of the attention of several heads, with the indices of
-    these heads.
-    """
-    by_shift: dict[Vector, list[int]] = {}
-    for number, head in enumerate(heads):
-        if head.shifts and head.shifts[0][1] > 0.5:
-            by_shift.setdefault(head.shifts[0][0], []).append(number)
-    return tuple((shift, tuple(numbers)) for shift, numbers in by_shift.items() if len(numbers) > 1)
