@@ -11,6 +11,7 @@ Floats are dyadic rationals, so Σ_h W_val^h W_out^h = W_j is a question about i
   which is slower.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -105,11 +106,11 @@ def _select(a: ndarray, b: ndarray) -> ndarray | None:
 
 
 def as_integers(array: ndarray) -> tuple[ndarray, int]:
-    """Floats, integers or dyadic fractions as Python integers over a common denominator:
+    """Floats, integers or fractions as Python integers over their common denominator:
     (object array, denominator).
     """
     ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
-    denominator = max((d for _, d in ratios), default=1)
+    denominator = math.lcm(*(d for _, d in ratios))
     integers = np.array([n * (denominator // d) for n, d in ratios], dtype=object)
     return integers.reshape(array.shape), denominator
 
