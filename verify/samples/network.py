@@ -220,9 +220,8 @@ def compare_numbers(
     )
     if [(t.shape, t.dtype) for t in ours] != [(t.shape, t.dtype) for t in theirs]:
         return None
-    if reference is None or no_float64:
-        return accuracy(ours, theirs, None, no_float64, leaking)
-    return accuracy(ours, theirs, exact, no_float64, leaking)
+    truth = None if reference is None or no_float64 else exact
+    return accuracy(ours, theirs, truth, no_float64, leaking)
 
 
 def _why_no_float64(ours: Run, exact: Run) -> str:
