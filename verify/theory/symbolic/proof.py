@@ -53,6 +53,7 @@ class How(StrEnum):
     ARGUED = "argued"
 
 
+@dataclass(eq=False)
 class ProofFailed(Exception):
     """A step of a proof does not hold, or sympy could not show that it does.
 
@@ -63,11 +64,9 @@ class ProofFailed(Exception):
         reason: what it should have been.
     """
 
-    def __init__(self, step: str, expression: Any, reason: str) -> None:
-        super().__init__(step, expression, reason)
-        self.step = step
-        self.expression = expression
-        self.reason = reason
+    step: str
+    expression: Any
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.step}: {self.reason}: {_shown(self.expression)}"
