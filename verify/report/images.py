@@ -150,19 +150,15 @@ def _small(planes: ndarray, greatest: bool = False) -> ndarray:
     """Downsample to at most ``LARGEST`` pixels per side, by each block's mean or its value of
     largest magnitude.
     """
-    height, width = planes.shape[-2:]
-    f = -(-height // LARGEST)
-    g = -(-width // LARGEST)
-    if f == g == 1:
-        return planes
-    widths = [(0, 0)] * (planes.ndim - 2) + [(0, -height % f), (0, -width % g)]
-    whole = np.pad(planes, widths, mode="edge")
-    blocks = whole.reshape(*planes.shape[:-2], whole.shape[-2] // f, f, whole.shape[-1] // g, g)
-    if not greatest:
-        return blocks.mean(axis=(-3, -1))
-    least = blocks.min(axis=(-3, -1))
-    most = blocks.max(axis=(-3, -1))
-    return np.where(-least > most, least, most)
+    size: Any = [-(-n // -(-n // LARGEST)) for n in planes.shape[-2:]]
+    whole = torch.from_numpy(planes).reshape(-1, *planes.shape[-2:])
+    if greatest:
+        most = nn.functional.adaptive_max_pool2d(whole, size)
+        least = -nn.functional.adaptive_max_pool2d(-whole, size)
+        small = torch.where(-least > most, least, most)
+    else:
+        small = nn.functional.adaptive_avg_pool2d(whole, size)
+    return small.reshape(*planes.shape[:-2], *size).numpy()
 
 
 def _coloured(shade: ndarray, stops: tuple[tuple[int, int, int], ...]) -> ndarray:
