@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import construct
 from verify.argument.verdicts import certify_layer
 from verify.plots.drawing import BLUE, FAINT, ORANGE, new_figure, style, write_figure
-from verify.samples.call_counter import convolution_calls
+from verify.samples.network import runs
 from verify.samples.sampling import check_on_activations
 
 PICTURE = Path("docs/figures/face_detector.png")
@@ -268,7 +268,7 @@ detector = Detector().eval()
 attention = construct.convert(detector)
 with torch.no_grad():
     before, after = detector(photo), attention(photo)
-    calls = [convolution_calls(network, photo).total() for network in (detector, attention)]
+    calls = [runs(network, [photo], {})[0].convolutions for network in (detector, attention)]
 print(
     f"a photograph of {photo.shape[2]} × {photo.shape[1]} pixels; convolutions called: {calls[0]} before, {calls[1]} after"
 )

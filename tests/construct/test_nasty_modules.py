@@ -26,7 +26,7 @@ from construct import MHSA, UnsupportedLayer
 from construct.encoding import quadratic
 from construct.modules.convolutions import FARTHEST
 from construct.modules.wrappers import unwrapped
-from verify.samples.call_counter import convolution_calls
+from runs import convolution_calls
 
 
 def image(batch: int = 2, channels: int = 3) -> Tensor:

@@ -17,7 +17,7 @@ import construct
 from commands import python
 from construct import MHSA, UnsupportedLayer
 from networks import NETWORKS
-from verify.samples.call_counter import convolution_calls
+from runs import convolution_calls
 from verify.samples.sampling import check_on_activations
 
 HERE = Path(__file__).parent

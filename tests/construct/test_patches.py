@@ -17,13 +17,13 @@ from construct import UnsupportedLayer
 from construct.attention import EXECUTIONS
 from construct.modules import patches as product
 from rechecked import Files
+from runs import convolution_calls
 from verified import Asked, pair_of, proved
 from verify.argument import certification
 from verify.argument.runs import run_step
 from verify.layers.patches import over_patches
 from verify.layers.reading import GridRefused
 from verify.oracle import Unreadable
-from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, convolutions, least_size, numbers
 
 

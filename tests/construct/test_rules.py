@@ -17,7 +17,7 @@ import construct
 from construct import MHSA, UnsupportedLayer
 from construct.modules.convolutions import geometry_of
 from construct.modules.rules import sizes
-from verify.samples.call_counter import convolution_calls
+from runs import convolution_calls
 from verify.strategies import Case, cases
 
 convert: Any = construct.convert

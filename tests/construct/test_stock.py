@@ -21,9 +21,8 @@ from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
 from construct.stock.dot_products import HeadCentre
 from construct.tokens import TokenGrid
-from runs import peak_bytes
+from runs import convolution_calls, peak_bytes
 from truths import exact, excess, paper, random_layer
-from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
 FULL = (torch.float32, torch.float64)

@@ -18,8 +18,7 @@ from construct.execution import axial, head_matrices
 from construct.execution.head_matrices import is_identity
 from construct.execution.plan import _peak, _peak_of_parabola, plan_for
 from construct.tokens import TokenGrid
-from runs import aim_anywhere, axial_and_dense
-from verify.samples.call_counter import convolution_calls
+from runs import aim_anywhere, axial_and_dense, convolution_calls
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -23,9 +23,8 @@ from construct.errors import NotEnoughMemory
 from construct.execution import fused
 from construct.execution.shifts import workspace
 from construct.tokens import TokenGrid
-from runs import SMALL, channels_last, normal, peak_bytes
+from runs import SMALL, channels_last, convolution_calls, normal, peak_bytes
 from truths import exact, excess, layer_of, paper, paper_attention, random_layer
-from verify.samples.call_counter import convolution_calls
 from verify.strategies import Case, cases
 
 EXAMPLES = settings().max_examples

@@ -2,8 +2,9 @@
 
 import copy
 import gc
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import Any
@@ -94,6 +95,10 @@ def is_quick(conv: Any, grid: tuple[int, ...]) -> bool:
 class Operators(TorchDispatchMode):
     """Counts the operators that torch executes, by name."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds
+
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
@@ -103,8 +108,17 @@ class Operators(TorchDispatchMode):
         defined = OPDEFS.get(func._schema.name)
         if defined is None:
             return func(*args, **(kwargs or {}))
+        kernels = defined._backend_fns
+        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), None)
         with self:  # an operator that Python code defines: what it executes counts too
-            return defined._init_fn(*args, **(kwargs or {}))
+            return kernels.get(device, kernels.get(None, defined._init_fn))(*args, **(kwargs or {}))
+
+
+def convolution_calls(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Counter[str]:
+    """The convolution and FFT operators that torch executes in a call, whatever calls them."""
+    with Operators() as operators:
+        function(*args, **kwargs)
+    return Counter({name: n for name, n in operators.calls.items() if re.search(r"conv(?!ert)|fft", name)})
 
 
 def peak_bytes(function: Any) -> int:

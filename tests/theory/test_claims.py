@@ -414,7 +414,7 @@ BREAKAGES = {
         padding(circular="zeros"),
         (claims_symmetry, "linear", two_halves),
     ],
-    "receptive-field": [(claims_symmetry, "gt", proof.lt)],
+    "receptive-field": [(claims_symmetry, "gt", proof.le)],
     "generalisation": [(claims_symmetry, "read_by_content", lambda pixel: sympy.Integer(pixel) / 2), AFFINE],
     "content": [(claims_symmetry, "read_by_content", lambda pixel: sympy.Integer(pixel) / 2)],
     "quadratic-cost": [(attention.MHSA, "attention_probabilities", lambda self, x: x[:, None, :1])],

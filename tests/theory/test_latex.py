@@ -11,8 +11,8 @@ from verify.__main__ import main
 from verify.theory.symbolic import latex, lemmas, proof
 
 KNOWN = set(
-    "documentclass usepackage setlength parindent begin end section paragraph item textbackslash "
-    "textasciicircum textless textgreater textbar mathrm hat alpha beta delta varepsilon vartheta pi sigma tau "
+    "documentclass usepackage setlength parindent begin end section paragraph item "
+    "mathrm hat alpha beta delta varepsilon vartheta pi sigma tau "
     "omega Delta prod sum le ge ne pm cdot times otimes to dots infty in ln max prime".split()
 ) | set("()|,&%$#_{}")
 """Commands that the document may use, from LaTeX, amsmath and amssymb."""

@@ -2,7 +2,6 @@
 steps and assumptions.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 
@@ -189,10 +188,6 @@ class Certificate:
             "counterexample": self.counterexample and self.counterexample.record(),
             "overrun": self.overrun and self.overrun.record(),
         }
-
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return json.dumps(self.record(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _most(part: ndarray) -> str:

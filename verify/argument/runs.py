@@ -190,6 +190,8 @@ def run_executions(
         blocks,
     ):
         expected = conv_module(x).double().cpu().numpy()
+        if bound.ndim == 1:
+            bound = by_channel(bound, x.dim() - 2)
         return [_probe(name, conv_module, layer, x, expected, bound) for name in EXECUTIONS]
 
 
@@ -214,14 +216,15 @@ def _probe(
     if attended.shape != expected.shape:
         return Probe(name, len(x), grid, nothing + np.inf, np.inf, "outputs differ in shape")
     with np.errstate(invalid="ignore", over="ignore"):
-        difference = attended - expected
-    per_channel, worst = judged_by_channel(np.abs(difference, out=difference), bound)
+        difference = np.abs(attended - expected)
+    per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
+    relative = over_bound(difference, bound)
+    worst = greatest(relative)
     over = None
     if not worst <= 1:
-        limits = np.broadcast_to(_by_output(bound, attended.ndim), attended.shape)
+        limits = np.broadcast_to(bound, attended.shape)
         share = convolution_share(conv_module, x)
-        exceeds = ~(_ratio(difference, bound) <= 1)
-        over = deviation(conv_module, x, expected, attended, limits, share, exceeds)
+        over = deviation(conv_module, x, expected, attended, limits, share, ~(relative <= 1))
     return Probe(name, len(x), grid, per_channel, worst, over=over)
 
 
@@ -245,33 +248,11 @@ def _attended(name: str, layer: Any, x: torch.Tensor, queries: int) -> ndarray:
         layer.execution = before
 
 
-def judged_by_channel(difference: ndarray, bound: ndarray) -> tuple[ndarray, float]:
-    """The largest |difference| per output channel, and the largest |difference|/bound over all
-    outputs.
-    """
-    per_channel = difference.max(axis=(0, *range(2, difference.ndim)))
-    # With one bound per channel, the largest difference has the largest ratio: rounded division
-    # preserves order.
-    if bound.ndim == 1:
-        difference = per_channel
-    return per_channel, greatest(_ratio(difference, bound))
-
-
-def _ratio(difference: ndarray, bound: ndarray) -> ndarray:
+def over_bound(difference: ndarray, bound: ndarray) -> ndarray:
     """|difference|/bound: 0 where the bound is infinite and so claims nothing; else NaN is over the
     bound.
     """
-    allowed = _by_output(bound, difference.ndim)
-    return np.where(np.isinf(allowed), 0.0, ratios(difference, allowed))
-
-
-def _by_output(bound: ndarray, ndim: int) -> ndarray:
-    """A bound per channel, reshaped to broadcast over outputs with ``ndim`` axes; a bound per
-    output, unchanged.
-    """
-    if bound.ndim < ndim:
-        return by_channel(bound, ndim - 2)
-    return bound
+    return np.where(np.isinf(bound), 0.0, ratios(difference, bound))
 
 
 # ---- inputs for the runs, and their sizes --------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 from numpy import ndarray
 
 from verify.argument.documents import json_data
-from verify.experiment.head_maps import Head, collapsed
+from verify.experiment.head_maps import Head
 from verify.oracle import Sides, Vector, greatest, times
 from verify.verdict import as_html
 
@@ -135,7 +135,14 @@ class Audit:
         """(shift, heads) for every shift that receives more than half of the attention of several
         heads.
         """
-        return collapsed(self.heads or ())
+        by_shift: dict[Vector, list[int]] = {}
+        for number, head in enumerate(self.heads or ()):
+            for shift, weight in head.shifts[:1]:
+                if weight > 0.5:
+                    by_shift.setdefault(shift, []).append(number)
+        return tuple(
+            (shift, tuple(numbers)) for shift, numbers in by_shift.items() if len(numbers) > 1
+        )
 
     @property
     def unplaced(self) -> Vector:

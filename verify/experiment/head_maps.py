@@ -84,65 +84,54 @@ def summarise_heads(
     inside = field.interior_or_all()
     mean = maps[0][:, :, inside].mean(axis=0)  # (heads, interior queries, keys)
     sized = np.abs(kernel).sum(axis=(0, 1)).reshape(-1)
-    placements = [_Shifted(mean, keys, queries[inside]) for keys in key_grids(field, mean.shape[2])]
-    shares = [placed.share_on_taps(field, sized) for placed in placements]
+    placements = [
+        _by_shift(mean, keys, queries[inside]) for keys in key_grids(field, mean.shape[2])
+    ]
+    shares = [_share_on_taps(*placed, field, sized) for placed in placements]
     if not placements or shares.count(max(shares)) > 1:
         return None
-    placed = placements[int(np.argmax(shares))]
+    shifts, weights = placements[int(np.argmax(shares))]
     # The largest ½Σ|p − p′| between the maps of consecutive inputs: (batches, heads, O).
     apart = np.stack([np.abs(np.diff(p, axis=0)).sum(axis=3) for p in maps])
     variation = apart.max(axis=1, initial=0.0) / 2
     heads = []
-    for h, weight in enumerate(placed.weights):
-        centre = weight @ placed.shifts
-        spread = float(np.sqrt(weight @ np.square(placed.shifts - centre).sum(axis=1)))
+    for h, weight in enumerate(weights):
+        centre = weight @ shifts
+        spread = float(np.sqrt(weight @ np.square(shifts - centre).sum(axis=1)))
         heaviest = [k for k in np.argsort(-weight, kind="stable")[:SHOWN] if weight[k] > 0]
         heads.append(
             Head(
-                centre=tuple(float(x) for x in centre),
+                centre=tuple(centre.tolist()),
                 spread=spread,
                 peak=float(maps[0][:, h, inside].max(axis=-1).mean()),
                 content=float(variation[0, h].mean()),
                 content_most=float(variation[:, h].max()),
-                shifts=tuple(
-                    (tuple(int(x) for x in placed.shifts[k]), float(weight[k])) for k in heaviest
-                ),
+                shifts=tuple((tuple(shifts[k].tolist()), float(weight[k])) for k in heaviest),
             )
         )
     return tuple(heads)
 
 
-class _Shifted:
-    """Mean attention (heads, queries, keys) by shift δ = key − query: ``shifts`` (S, d) and
-    ``weights`` (heads, S).
+def _by_shift(mean: ndarray, keys: ndarray, queries: ndarray) -> tuple[ndarray, ndarray]:
+    """Mean attention (heads, queries, keys) by shift: δ = key − query, (S, d), and its weight in
+    each head, (heads, S).
     """
-
-    def __init__(self, mean: ndarray, keys: ndarray, queries: ndarray):
-        delta = (keys[None] - queries[:, None]).reshape(-1, keys.shape[1])
-        self.shifts, place = np.unique(delta, axis=0, return_inverse=True)
-        flat = [
-            np.bincount(place.reshape(-1), weights=p.reshape(-1), minlength=len(self.shifts))
-            for p in mean
-        ]
-        self.weights = np.stack(flat) / len(queries)
-
-    def share_on_taps(self, field: ReceptiveField, sized: ndarray) -> float:
-        """The attention that falls on taps with nonzero weights, at most 1 per tap."""
-        steps = [
-            [a + dil * j for j in range(k)]
-            for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
-        ]
-        taps = {tap for tap, size in zip(product(*steps), sized, strict=True) if size > 0}
-        weights = zip(self.shifts.tolist(), self.weights.sum(axis=0), strict=True)
-        return round(sum(min(1.0, weight) for shift, weight in weights if tuple(shift) in taps), 9)
+    delta = (keys[None] - queries[:, None]).reshape(-1, keys.shape[1])
+    shifts, place = np.unique(delta, axis=0, return_inverse=True)
+    flat = [
+        np.bincount(place.reshape(-1), weights=p.reshape(-1), minlength=len(shifts)) for p in mean
+    ]
+    return shifts, np.stack(flat) / len(queries)
 
 
-def collapsed(heads: Sequence[Head]) -> tuple[tuple[Vector, Vector], ...]:
-    """Shifts that receive more than half of the attention of several heads, with the indices of
-    these heads.
-    """
-    by_shift: dict[Vector, list[int]] = {}
-    for number, head in enumerate(heads):
-        if head.shifts and head.shifts[0][1] > 0.5:
-            by_shift.setdefault(head.shifts[0][0], []).append(number)
-    return tuple((shift, tuple(numbers)) for shift, numbers in by_shift.items() if len(numbers) > 1)
+def _share_on_taps(
+    shifts: ndarray, weights: ndarray, field: ReceptiveField, sized: ndarray
+) -> float:
+    """The attention that falls on taps with nonzero weights, at most 1 per tap."""
+    steps = [
+        [a + dil * j for j in range(k)]
+        for a, dil, k in zip(field.start, field.dilation, field.kernel, strict=True)
+    ]
+    taps = {tap for tap, size in zip(product(*steps), sized, strict=True) if size > 0}
+    shares = zip(shifts.tolist(), weights.sum(axis=0), strict=True)
+    return round(sum(min(1.0, weight) for shift, weight in shares if tuple(shift) in taps), 9)

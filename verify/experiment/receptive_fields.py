@@ -5,7 +5,7 @@ all rows inside the grid are equal.  Candidates for which both hold come first.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial, reduce
 from itertools import product
 from math import gcd, prod
@@ -118,6 +118,8 @@ def candidates(linear: LinearMap, most: Vector | None) -> Iterator[ReceptiveFiel
     energy = energy.reshape(*output, *grid)
     floor = (linear.rounding * greatest(np.abs(linear.matrix))) ** 2
     largest = half_of(grid) if most is None else tuple(map(min, most, grid))
+    # For each part: whether it cannot fit, and the energy that it leaves unread under any padding,
+    # and under zeros.
     axes: list[dict[ReceptiveField, tuple[float, ...]]] = []
     limits = most or (None,) * len(grid)
     sides = zip(grid, output, limits, largest, strict=True)
@@ -126,9 +128,19 @@ def candidates(linear: LinearMap, most: Vector | None) -> Iterator[ReceptiveFiel
         flat = energy.sum(axis=others)  # (m, n)
         usual = _usual_stride(n, m)
         strides = dict.fromkeys([*_strides(linear, axis), usual])
-        repeating = _repeating(flat, strides, floor, limit)
+        parts = {part for s in strides for part in _axis_candidates(flat, s, floor, limit)}
+        repeating = [part for part in parts if _repeats(flat, part, floor)]
         parts = repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)]
-        axes.append({part: _misfit(flat, part, floor) for part in parts})
+        axes.append(
+            {
+                part: (
+                    not _may_fit(flat, part, floor),
+                    _unread(flat, part, MODES),
+                    _unread(flat, part, ("zeros",)),
+                )
+                for part in parts
+            }
+        )
 
     def rank(parts: tuple[ReceptiveField, ...]) -> tuple[float | Vector, ...]:
         field = _joined(parts)
@@ -137,15 +149,17 @@ def candidates(linear: LinearMap, most: Vector | None) -> Iterator[ReceptiveFiel
         )
         lopsided = sum(abs(before - after) for before, after in field.padding)
         misfits = sum(own[part][0] for own, part in zip(axes, parts, strict=True))
-        better = (
+        return (
             misfits,
             field.taps,
             -int(field.interior().sum()),
             unusual,
             field.dilation,
             lopsided,
+            field.start,  # this and the next two break ties deterministically
+            field.kernel,
+            field.stride,
         )
-        return *better, field.start, field.kernel, field.stride  # breaks ties deterministically
 
     def left(parts: tuple[ReceptiveField, ...], paddings: int) -> float:
         shares = (own[part][paddings] for own, part in zip(axes, parts, strict=True))
@@ -156,22 +170,6 @@ def candidates(linear: LinearMap, most: Vector | None) -> Iterator[ReceptiveFiel
     for paddings in (1, 2):
         chosen += sorted(ranked, key=partial(left, paddings=paddings))[: MOST_CANDIDATES // 2]
     yield from map(_joined, dict.fromkeys(chosen))
-
-
-def _repeating(
-    energy: ndarray, strides: Iterable[int], floor: float, limit: int | None
-) -> list[ReceptiveField]:
-    """Receptive fields along an axis, with the energy (m, n) there, that repeat."""
-    parts = {part for s in strides for part in _axis_candidates(energy, s, floor, limit)}
-    return [part for part in parts if _repeats(energy, part, floor)]
-
-
-def _misfit(energy: ndarray, part: ReceptiveField, floor: float) -> tuple[float, ...]:
-    """Whether a receptive field cannot fit along an axis, and the energy that it leaves unread
-    there: under any padding, and under zeros.
-    """
-    unread = (_unread(energy, part, modes) for modes in (MODES, ("zeros",)))
-    return (not _may_fit(energy, part, floor), *unread)
 
 
 def _joined(parts: tuple[ReceptiveField, ...]) -> ReceptiveField:

@@ -121,9 +121,8 @@ def _tensors(conv: nn.Module, hooks: list[Any]) -> dict[str, torch.Tensor | None
     devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
     device = next(filter(torch.amp.is_autocast_available, devices - {"cpu"}), "cpu")
     # Autocast would round matrix products to half precision, which no claim covers.
-    with keeping_modes(conv), torch.no_grad(), torch.autocast(device, enabled=False):
-        for module in conv.modules():  # in training mode, every read changes spectral_norm
-            module.training = False
+    # In training mode, every read changes spectral_norm.
+    with evaluating(conv), torch.no_grad(), torch.autocast(device, enabled=False):
         copied: Any = type(conv).__new__(type(conv))  # the hooks write to this copy
         vars(copied).update(
             {
@@ -157,10 +156,14 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 @contextmanager
-def keeping_modes(*models: nn.Module) -> Iterator[None]:
-    """Restore every module's mode, training or eval, afterwards."""
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Put every module of the models in eval mode, and restore its own mode afterwards; a class's
+    own ``train`` does not run.
+    """
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
+        for module, _ in modes:
+            module.training = False
         yield
     finally:
         for module, training in modes:

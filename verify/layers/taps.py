@@ -7,10 +7,11 @@ Floats are dyadic rationals, so Σ_h W_val^h W_out^h = W_j is a question about i
   construction makes it, or a rescaling of that): then each entry of the product is a single stored
   number times a power of two, exact in float64 while it stays in the normal range, so the numbers
   can be compared directly.
-- Otherwise all factors become Python integers times one power of two and are multiplied exactly,
+- Otherwise all factors become Python integers over one power of two and are multiplied exactly,
   which is slower.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -105,31 +106,27 @@ def _select(a: ndarray, b: ndarray) -> ndarray | None:
 
 
 def as_integers(array: ndarray) -> tuple[ndarray, int]:
-    """An array of floats as Python integers times one power of two: array = integers · 2^exponent,
-    exactly.
+    """Floats, integers or fractions as Python integers over their common denominator:
+    (object array, denominator).
     """
-    mantissa, exponent = np.frexp(array)
-    whole = (mantissa * 2.0**53).astype(np.int64)
-    least = int(exponent[array != 0].min(initial=0))
-    shift = np.where(array != 0, exponent - least, 0)
-    integers = np.array(
-        [int(m) << int(s) for m, s in zip(whole.flat, shift.flat, strict=True)], dtype=object
-    )
-    return integers.reshape(array.shape), least - 53
+    ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
+    denominator = math.lcm(*(d for _, d in ratios))
+    integers = np.array([n * (denominator // d) for n, d in ratios], dtype=object)
+    return integers.reshape(array.shape), denominator
 
 
 def integer_sum(pairs: Iterable[tuple[ndarray, ndarray]], minus: ndarray) -> tuple[ndarray, int]:
-    """Σ A·B − C in exact integers: (object array, exponent)."""
+    """Σ A·B − C in exact integers: (object array, denominator)."""
     parts = []
     for a, b in pairs:
         (x, p), (y, q) = as_integers(a), as_integers(b)
         parts.append(
-            (np.matmul(x, y) if a.shape[2] else np.zeros(minus.shape, dtype=object), p + q)
+            (np.matmul(x, y) if a.shape[2] else np.zeros(minus.shape, dtype=object), p * q)
         )
     c, r = as_integers(minus)
     parts.append((-c, r))
-    least = min(e for _, e in parts)
-    return sum((part * (1 << (e - least)) for part, e in parts), start=0 * c), least
+    denominator = max(d for _, d in parts)
+    return sum((part * (denominator // d) for part, d in parts), start=0 * c), denominator
 
 
 def compare_taps(
@@ -164,11 +161,11 @@ def compare_taps(
                     differences.append(_stored_difference(shift, product, tap))
                 continue
         in_integers = in_integers or shift
-        total, exponent = integer_sum(((w_val[h], w_out[h]) for h in members), tap)
+        total, denominator = integer_sum(((w_val[h], w_out[h]) for h in members), tap)
         if not total.any():
             continue
         entry = max(np.ndindex(total.shape), key=lambda index: abs(total[index]))
-        scale = Fraction(2) ** exponent
+        scale = Fraction(1, denominator)
         size = np.array([rounded_up(abs(x) * scale) for x in total.flat]).reshape(total.shape)
         differences.append(TapDifference(shift, size, entry, total[entry] * scale))
     return differences, in_integers

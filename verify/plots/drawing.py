@@ -21,18 +21,8 @@ else:  # only annotations use it: matplotlib is imported when a figure is drawn
 
 SUFFIXES = (".svg", ".png")
 INK, FAINT = "#222222", "#8c8c8c"
-BLUE, ORANGE, GREEN, PINK, SKY, BROWN, YELLOW, PURPLE, CRIMSON = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#8a5a00",
-    "#c9a400",
-    "#6a4fc0",
-    "#a3123f",
-)
-COLOURS = (BLUE, ORANGE, GREEN, PINK, BROWN, SKY, YELLOW, PURPLE, CRIMSON)
+BLUE, ORANGE, GREEN, PINK = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+COLOURS = (BLUE, ORANGE, GREEN, PINK, "#8a5a00", "#56b4e9", "#c9a400", "#6a4fc0", "#a3123f")
 """Okabe and Ito's palette for colour-blind readers, with darker yellows for a white background, and
 two more.
 """

@@ -18,9 +18,7 @@ picture.
 """
 
 
-def given_picture(
-    name: str, probabilities: np.ndarray, share: int, most_heads: int
-) -> dict[str, Any]:
+def given_picture(name: str, maps: np.ndarray, share: int, most_heads: int) -> dict[str, Any]:
     """The data of probabilities (heads, *positions, *positions), one row per query.
 
     If all queries together exceed the byte budget ``share``, evenly spaced ones are kept.
@@ -29,7 +27,6 @@ def given_picture(
         ValueError: the shape differs, or the values are not probabilities.
         NoPicture: even a few queries exceed the budget.
     """
-    maps = np.asarray(probabilities, dtype=np.float64)
     dims = (maps.ndim - 1) // 2
     shape = maps.shape[1 + dims :]
     if maps.ndim not in (3, 5, 7) or maps.shape[1 : 1 + dims] != shape or not maps.size:

@@ -16,7 +16,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from verify.oracle import Vector
-from verify.report.layer import NoPicture, ReportLayer, most_varied
+from verify.report.layer import NoPicture, ReportLayer, most_varied, require_finite, shades
 from verify.samples.sampling import called, evaluating, watching
 
 LARGEST = 96
@@ -73,8 +73,7 @@ def strip(layer: ReportLayer) -> Strip | None:
     ):
         if not values.size:
             raise NoPicture(f"the {what} is empty")
-        if not np.isfinite(values).all():
-            raise NoPicture(f"the {what} is not finite everywhere")
+        require_finite(what, values)
     difference = after - before
     most = float(np.abs(difference).max())
     of = of_worst = "all channels, one a row"
@@ -105,9 +104,7 @@ def _input_image(x: ndarray) -> Image:
     if x.ndim == 3 and len(x) == 3:
         low = float(x.min())
         high = float(x.max())
-        shade = (
-            np.rint(255 * (_small(x) - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
-        )
+        shade = shades(_small(x), low, high)
         scale = f"{_number(low)} … {_number(high)}; three channels as colours"
         return Image("Input", png(np.moveaxis(shade, 0, -1)), scale)
     if x.ndim == 2:
@@ -153,19 +150,15 @@ def _small(planes: ndarray, greatest: bool = False) -> ndarray:
     """Downsample to at most ``LARGEST`` pixels per side, by each block's mean or its value of
     largest magnitude.
     """
-    height, width = planes.shape[-2:]
-    f = -(-height // LARGEST)
-    g = -(-width // LARGEST)
-    if f == g == 1:
-        return planes
-    widths = [(0, 0)] * (planes.ndim - 2) + [(0, -height % f), (0, -width % g)]
-    whole = np.pad(planes, widths, mode="edge")
-    blocks = whole.reshape(*planes.shape[:-2], whole.shape[-2] // f, f, whole.shape[-1] // g, g)
-    if not greatest:
-        return blocks.mean(axis=(-3, -1))
-    least = blocks.min(axis=(-3, -1))
-    most = blocks.max(axis=(-3, -1))
-    return np.where(-least > most, least, most)
+    size: Any = [-(-n // -(-n // LARGEST)) for n in planes.shape[-2:]]
+    whole = torch.from_numpy(planes).reshape(-1, *planes.shape[-2:])
+    if greatest:
+        most = nn.functional.adaptive_max_pool2d(whole, size)
+        least = -nn.functional.adaptive_max_pool2d(-whole, size)
+        small = torch.where(-least > most, least, most)
+    else:
+        small = nn.functional.adaptive_avg_pool2d(whole, size)
+    return small.reshape(*planes.shape[:-2], *size).numpy()
 
 
 def _coloured(shade: ndarray, stops: tuple[tuple[int, int, int], ...]) -> ndarray:
@@ -199,9 +192,8 @@ def digit() -> ndarray:
     """The bundled handwritten digit, (8, 8) from 0 to 1, an input of the network that ships with
     the project.
     """
-    text = (files("verify.report") / "digit.txt").read_text(encoding="utf-8")
-    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    return np.array(rows, dtype=np.float64) / 16
+    with (files("verify.report") / "digit.txt").open() as file:
+        return np.loadtxt(file) / 16
 
 
 def photograph(shape: Vector, dtype: torch.dtype) -> tuple[Tensor, str] | None:

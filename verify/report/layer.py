@@ -43,6 +43,17 @@ class ReportLayer:
     no_input: str = ""
 
 
+def require_finite(what: str, values: np.ndarray) -> None:
+    """Raise `NoPicture` unless all numbers are finite."""
+    if not np.isfinite(values).all():
+        raise NoPicture(f"the {what} is not finite everywhere")
+
+
+def shades(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Numbers from ``low`` to ``high`` as shades from 0 to 255."""
+    return np.rint(255 * (values - low) / ((high - low) or 1.0)).clip(0, 255).astype(np.uint8)
+
+
 def most_varied(values: np.ndarray) -> int:
     """The channel of (channels, *positions) that varies most, which is drawn."""
     return int(values.reshape(len(values), -1).var(axis=1).argmax())

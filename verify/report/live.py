@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from verify.oracle import Convolution, float64, times
-from verify.report.layer import NoPicture, ReportLayer, as_base64, most_varied
+from verify.report.layer import (
+    NoPicture,
+    ReportLayer,
+    as_base64,
+    most_varied,
+    require_finite,
+    shades,
+)
 from verify.samples.sampling import called, evaluating
 
 MOST_VALUES = 15_000
@@ -47,8 +54,7 @@ def grey(x: Tensor) -> dict[str, Any]:
     varies most.
     """
     values = float64(x)[0]
-    if not np.isfinite(values).all():
-        raise NoPicture("the input is not finite everywhere")
+    require_finite("input", values)
     if len(values) == 3 and values.ndim == 3:
         plane = np.tensordot([0.299, 0.587, 0.114], values, 1)
         of = "its three channels as one grey"
@@ -58,13 +64,7 @@ def grey(x: Tensor) -> dict[str, Any]:
         of = f"channel {channel} of {len(values)}"
     low = float(plane.min())
     high = float(plane.max())
-    shades = np.rint(255 * (plane - low) / ((high - low) or 1.0)).astype(np.uint8)
-    return {
-        "bytes": as_base64(shades),
-        "of": of,
-        "low": low,
-        "high": high,
-    }
+    return {"bytes": as_base64(shades(plane, low, high)), "of": of, "low": low, "high": high}
 
 
 @np.errstate(all="ignore")  # non-finite numbers are refused at the end
@@ -93,13 +93,9 @@ def live(layer: ReportLayer, part: Tensor, keys: int) -> dict[str, Any]:
     )
     z = taps @ own
     bias = float(float64(mhsa.b_out)[channel])
-    for what, values in (
-        ("input", x),
-        ("output", expected[channel]),
-        ("attention's values", z + bias),
-    ):
-        if not np.isfinite(values).all():
-            raise NoPicture(f"the {what} of this crop is not finite everywhere")
+    require_finite("input of this crop", x)
+    require_finite("output of this crop", expected[channel])
+    require_finite("attention's values of this crop", z + bias)
     return {
         "channel": channel,
         "of": len(expected),

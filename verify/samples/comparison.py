@@ -69,15 +69,8 @@ def compare(conv: Any, layer: Any, x: Tensor, **call: Any) -> Discrepancy:
     (True, 4096)
     """
     with torch.no_grad():
-        return discrepancy(conv, x, conv(x, **call), layer(x, **call))
-
-
-def discrepancy(conv: Any, x: Tensor, expected: Tensor, attended: Tensor) -> Discrepancy:
-    """The difference of two outputs; ``conv`` and ``x`` determine which positions are interior.
-
-    Raises:
-        ValueError: the outputs differ in shape.
-    """
+        expected = conv(x, **call)
+        attended = layer(x, **call)
     x, a, b, error = subtracted(conv, x, expected, attended)
     return of_errors(conv, x, expected.dtype, a, b, error)
 

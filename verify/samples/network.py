@@ -11,6 +11,7 @@ between the layers is recorded.
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from verify.samples.accuracy import Accuracy, accuracy
-from verify.samples.call_counter import CONVOLUTION_OPERATORS, DispatchMode, uncounted
 from verify.samples.comparison import bits, same_bits
 from verify.samples.sampling import called, watching
 
@@ -80,10 +81,17 @@ class CallComparison:
 WIDE = (torch.float64, torch.complex128)
 
 
-class _Operators(DispatchMode):
+class _Operators(TorchDispatchMode):
     """Dispatch mode: counts convolutions, and notes the first operator that makes fewer bits of
     float64 numbers.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled, but to find that out torch would import its compiler, which
+        takes seconds.
+        """
+        return False
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +102,7 @@ class _Operators(DispatchMode):
         """Execute the operator and note it."""
         result = func(*args, **(kwargs or {}))
         name = str(func)
-        if "conv" in name and CONVOLUTION_OPERATORS.search(name):  # without FFTs
+        if re.search("conv(?!ert)", name):
             self.convolutions += 1
         if isinstance(result, Tensor) and result.is_floating_point() and result.dtype not in WIDE:
             if any(isinstance(value, Tensor) and value.dtype in WIDE for value in args):
@@ -212,9 +220,8 @@ def compare_numbers(
     )
     if [(t.shape, t.dtype) for t in ours] != [(t.shape, t.dtype) for t in theirs]:
         return None
-    if reference is None or no_float64:
-        return accuracy(ours, theirs, None, no_float64, leaking)
-    return accuracy(ours, theirs, exact, no_float64, leaking)
+    truth = None if reference is None or no_float64 else exact
+    return accuracy(ours, theirs, truth, no_float64, leaking)
 
 
 def _why_no_float64(ours: Run, exact: Run) -> str:
@@ -259,7 +266,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _checksum(x: Tensor) -> tuple[Any, ...] | None:
     """Shape and sum of bits, in no order; None for a tensor whose numbers cannot be read."""
-    with uncounted():
+    with _disable_current_modes():
         if is_functorch_wrapped_tensor(x):  # by vmap, jvp or grad of torch.func
             return None
         return tuple(x.shape), int(bits(x).sum())

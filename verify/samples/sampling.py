@@ -16,13 +16,13 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from verify.layers.reparametrized import keeping_modes
+from verify.layers.reparametrized import evaluating
 from verify.oracle import Geometry, Unreadable, Vector, greatest, largest
 from verify.rounding.elements import OffTheKernel, convolution_bound, difference_bound
 from verify.rounding.soft_heads import one_hot, soft_heads_bound
-from verify.samples.call_counter import uncounted
 from verify.samples.comparison import Discrepancy, of_errors, ratios, subtracted
 from verify.samples.reference import deviation
 from verify.verdict import Verdict, from_above
@@ -201,17 +201,6 @@ def generated_shape(conv: Any, samples: int) -> Vector:
     return (samples, g.in_channels, *size)
 
 
-@contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put every module of the models in eval mode, and restore its own mode afterwards; a class's
-    own ``train`` does not run.
-    """
-    with keeping_modes(*models):
-        for module in (module for model in models for module in model.modules()):
-            module.training = False
-        yield
-
-
 def call_with(model: nn.Module, x: Any) -> Any:
     """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
     if isinstance(x, tuple):
@@ -273,7 +262,7 @@ def comparing(
             if torch.is_autocast_enabled(x.device.type):
                 x = x.to(conv.weight.dtype)
                 where = f"{what}, without the network's autocast"
-            with uncounted(), torch.autocast(x.device.type, enabled=False):
+            with _disable_current_modes(), torch.autocast(x.device.type, enabled=False):
                 # a call would compare again
                 expected = (conv.forward if conv is module else conv)(x, **call)
                 check = check_outputs(conv, layer, x, expected, layer(x, **call), where)

@@ -10,7 +10,7 @@ between rows.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import gcd, lcm
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,8 @@ class HeadCount:
         if not self.attention.shape == self.mixture.shape == (self.heads, len(gram)):
             return False
         shared = (self.attention >= 0).all() and (self.attention.sum(axis=1) == 1).all()
-        attention, one = _in_integers(self.attention)
-        mixture, unit = _in_integers(self.mixture)
+        attention, one = as_integers(self.attention)  # for fast products
+        mixture, unit = as_integers(self.mixture)
         return bool(shared and (attention.T @ (mixture @ gram) == one * unit * gram).all())
 
     def _needed(self, gram: ndarray) -> bool:
@@ -136,12 +136,6 @@ def _gram(conv: Any) -> ndarray:
     rows, _ = as_integers(weight.reshape(weight.shape[0] * weight.shape[1], -1).T)
     gram = rows @ rows.T
     return gram // (gcd(*gram.flat) or 1)
-
-
-def _in_integers(fractions: ndarray) -> tuple[ndarray, int]:
-    """Fractions times their common denominator, for fast products, and that denominator."""
-    scale = lcm(*(x.denominator for x in fractions.flat))
-    return fractions * scale // 1, scale
 
 
 def _independent(gram: ndarray) -> list[int]:

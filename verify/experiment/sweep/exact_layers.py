@@ -19,6 +19,7 @@ from verify.layers.reading import (
     query_places,
     tokens_along,
 )
+from verify.layers.taps import as_integers
 from verify.oracle import Convolution, Geometry, Vector, by_channel, float64, places
 
 _fractions: Any = np.frompyfunc(Fraction, 1, 1)
@@ -27,17 +28,6 @@ _fractions: Any = np.frompyfunc(Fraction, 1, 1)
 
 class NoValue(Exception):
     """Two keys tie for the highest score of some head and query, or there is no output."""
-
-
-def as_integers(array: Any) -> tuple[ndarray, int]:
-    """Floats, integers or dyadic fractions as integers over a common denominator:
-    (object array, denominator).
-    """
-    array = np.asarray(array)
-    ratios = [x.as_integer_ratio() for x in array.ravel().tolist()]
-    denominator = max((d for _, d in ratios), default=1)
-    integers = np.array([n * (denominator // d) for n, d in ratios], dtype=object)
-    return integers.reshape(array.shape), denominator
 
 
 def convolution(conv: Any, x: ndarray) -> ndarray:

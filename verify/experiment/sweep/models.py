@@ -219,7 +219,7 @@ def _given(model: nn.Module, survey: Survey, options: Namespace) -> dict[str, Gi
             raise BadModelFile(
                 f"the network does not run on {inputs[1]}: {type(error).__name__}: {error}"
             ) from error
-    for path, conv in survey.convertible.items():
-        if path not in given:
-            given[path] = generated_shape(conv, 1)[2:], 0.0
-    return {path: given[path] for path in survey.convertible}
+    return {
+        path: given.get(path, (generated_shape(conv, 1)[2:], 0.0))
+        for path, conv in survey.convertible.items()
+    }

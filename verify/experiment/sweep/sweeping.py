@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain
@@ -52,18 +52,24 @@ class SeededLayer:
         return [Row(key_of("random", self.seed, ""), "random", f"seed {self.seed}", error=why)]
 
 
+@dataclass
 class Sweep:
     """A sweep over the random layers of these seeds and over networks; it adds its rows to those of
     an earlier run.
+
+    Attributes:
+        seeds: of the random layers.
+        networks: whose layers are certified.
+        results: the file.
+        keys: of layers of networks.
+        new: how many rows it has added.
     """
 
-    def __init__(self, seeds: range, networks: "list[Network]", results: Results):
-        self._seeds = seeds
-        self._networks = networks
-        self._results = results
-        self._done = results.keys()
-        self._keys = set[str]()  # of layers of networks
-        self._new = 0
+    seeds: range
+    networks: "list[Network]"
+    results: Results
+    keys: set[str] = field(default_factory=set)
+    new: int = 0
 
     def run(
         self, workers: int | None, scheduler: str | None, seconds: float, dashboard: bool
@@ -80,21 +86,22 @@ class Sweep:
         """
         start = time.monotonic()
         places = 0
-        seeds = [seed for seed in self._seeds if key_of("random", seed, "") not in self._done]
-        tasks: Iterable[SweepTask] = chain(map(SeededLayer, seeds), self._networks)
+        done = self.results.keys()
+        seeds = [seed for seed in self.seeds if key_of("random", seed, "") not in done]
+        tasks: Iterable[SweepTask] = chain(map(SeededLayer, seeds), self.networks)
         try:
             with cluster(workers, scheduler, dashboard) as client, _progress(len(seeds)) as show:
 
                 def receive(task: SweepTask, results: list[Any], worker: str) -> list[SweepTask]:
                     rows = [replace(one, worker=worker) for one in results if isinstance(one, Row)]
                     layers = [one for one in results if not isinstance(one, Row)]
-                    self._results.add(rows)
-                    self._new += len(rows)
-                    self._keys.update(one.key for one in (*rows, *layers))
-                    left = [layer for layer in layers if layer.key not in self._done]
+                    self.results.add(rows)
+                    self.new += len(rows)
+                    self.keys.update(one.key for one in (*rows, *layers))
+                    left = [layer for layer in layers if layer.key not in done]
                     show(
                         rows,
-                        len({row.layer for row in rows}) if self._seeds else len(rows),
+                        len({row.layer for row in rows}) if self.seeds else len(rows),
                         len(left),
                     )
                     return left
@@ -102,13 +109,13 @@ class Sweep:
                 places = len(addresses_of(client))
                 run_tasks(client, tasks, seconds, receive)
         except (KeyboardInterrupt, SchedulerLost) as error:
-            kept = f" ({self._new} new rows are kept, and the same command goes on)"
-            raise type(error)(f"{error}{kept * bool(self._new)}".strip()) from error
+            kept = f" ({self.new} new rows are kept, and the same command goes on)"
+            raise type(error)(f"{error}{kept * bool(self.new)}".strip()) from error
         finally:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             command = shlex.join(["python", "-m", "verify", *sys.argv[1:]])
-            self._results.add_run(
-                now, command, _versions(), places, time.monotonic() - start, self._new
+            self.results.add_run(
+                now, command, _versions(), places, time.monotonic() - start, self.new
             )
         return self._conclusion()
 
@@ -130,11 +137,11 @@ class Sweep:
 
     def _rows(self) -> list[tuple[str, ...]]:
         """Model, layer, fault, verdict and error of every row of this sweep."""
-        random = {f"seed {seed}" for seed in self._seeds}
+        random = {f"seed {seed}" for seed in self.seeds}
         query = "SELECT key, model, layer, fault, verdict, error FROM certificates"
         rows = []
-        for key, model, layer, *rest in self._results.select(query):
-            if key in self._keys or (model == "random" and layer in random):
+        for key, model, layer, *rest in self.results.select(query):
+            if key in self.keys or (model == "random" and layer in random):
                 rows.append((model, layer, *rest))
         return rows
 

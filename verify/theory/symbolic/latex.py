@@ -18,12 +18,9 @@ _SYMBOLS = dict(
     )
 )
 _NAMES = {name: name for name in "alpha tau delta sum prod ln max".split()}
-_NAMES |= {"theta": "vartheta", "epsilon": "varepsilon"}
 _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"}
 _IN_MATH = _SPECIAL | {"Ŵ": r"\hat{W}", "−": "-", "²": "^{2}", "'": r"^{\prime}"}
 _IN_MATH |= {symbol: f"\\{name} " for symbol, name in (_SYMBOLS | _NAMES).items()}
-_IN_WORDS = _SPECIAL | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
-_IN_WORDS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "“": "``", "”": "''"}
 _SHARP = re.compile(r"[=+^_/<>|²−Ŵ]|[^\W\d_]\(|\d|" + "|".join(map(re.escape, _SYMBOLS)))
 _OPERATOR = re.compile(r"[=+≤≥≠<>∈]|:=|−$")
 _ENDS = ".,;:"
@@ -58,7 +55,7 @@ def _ends(span: str) -> bool:
 
 def escaped(words: str) -> str:
     """Words as LaTeX text, with special characters escaped."""
-    return words.translate(str.maketrans(_IN_WORDS))
+    return words.translate(str.maketrans(_SPECIAL))
 
 
 def _is_math(word: str, following: str, after_words: bool) -> bool:

@@ -27,17 +27,7 @@ from sympy.core.relational import Relational
 from verify.coq import statements
 from verify.theory.symbolic import latex
 
-_SIGNS = {
-    sympy.Ge: "nonnegative",
-    sympy.Gt: "positive",
-    sympy.Le: "nonnegative",
-    sympy.Lt: "positive",
-}
-"""The sign of the greater side minus the smaller, as a sympy assumption."""
-
-ge, gt, le, lt = (
-    partial(relation, evaluate=False) for relation in (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
-)
+ge, gt, le = (partial(relation, evaluate=False) for relation in (sympy.Ge, sympy.Gt, sympy.Le))
 """Unevaluated inequalities, for facts to be shown: sympy would reduce some to True or False at
 once.
 """
@@ -63,6 +53,7 @@ class How(StrEnum):
     ARGUED = "argued"
 
 
+@dataclass(eq=False)
 class ProofFailed(Exception):
     """A step of a proof does not hold, or sympy could not show that it does.
 
@@ -73,11 +64,9 @@ class ProofFailed(Exception):
         reason: what it should have been.
     """
 
-    def __init__(self, step: str, expression: Any, reason: str) -> None:
-        super().__init__(step, expression, reason)
-        self.step = step
-        self.expression = expression
-        self.reason = reason
+    step: str
+    expression: Any
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.step}: {self.reason}: {_shown(self.expression)}"
@@ -318,14 +307,14 @@ def from_assumptions(statement: str, *facts: Any) -> ProofStep:
     its symbols; if sympy does not know, the step fails.
     """
     for fact in facts:
-        name = f"is_{_SIGNS[type(fact)]}"
+        sign = "positive" if fact.func in (sympy.Gt, sympy.Lt) else "nonnegative"
         quantity = fact.gts - fact.lts
         expanded = sympy.expand(quantity)
-        if getattr(expanded, name) is True:
+        if getattr(expanded, f"is_{sign}") is True:
             continue
         factored = sympy.factor(sympy.together(quantity))  # slow in many symbols
-        if getattr(factored, name) is not True:
-            raise ProofFailed(statement, expanded, f"this should be {_SIGNS[type(fact)]}")
+        if getattr(factored, f"is_{sign}") is not True:
+            raise ProofFailed(statement, expanded, f"this should be {sign}")
     return ProofStep(statement, How.ASSUMPTIONS, facts)
 
 

@@ -9,27 +9,14 @@ from verify.theory.symbolic.proof import How, ProofFailed, ProofStep, equation
 
 
 def linear(statement: str, *equations: tuple[Any, Any]) -> ProofStep:
-    """Show each (left, right) equal by linearity of sums: merged by range, the summands cancel."""
+    """Show each (left, right) equal by linearity of sums: constant factors stand before a sum, and
+    equal sums cancel.
+    """
     for left, right in equations:
-        rest: Any = sympy.Integer(0)
-        summands: dict[Any, Any] = {}
-        difference = sympy.expand(left - right)
-        for term in sympy.Add.make_args(difference):
-            sums = [factor for factor in sympy.Mul.make_args(term) if isinstance(factor, sympy.Sum)]
-            if len(sums) != 1:
-                rest += term
-                continue
-            (one,) = sums
-            factor = term / one
-            if factor.free_symbols & set(one.variables):
-                raise ProofFailed(statement, term, "the index of a sum occurs outside of it, in")
-            summands[one.limits] = summands.get(one.limits, 0) + factor * one.function
-        left_over = [
-            term for term in (sympy.expand(x) for x in (rest, *summands.values())) if term != 0
-        ]
-        if left_over:
+        rest: Any = sympy.expand(sympy.factor_terms(sympy.expand(left - right)))
+        if rest != 0:
             raise ProofFailed(
-                statement, left_over[0], "both sides should be equal, but their difference leaves"
+                statement, rest, "both sides should be equal, but their difference leaves"
             )
         if not any(sympy.sympify(side).has(sympy.Sum) for side in (left, right)):
             raise ProofFailed(statement, equation(left, right), "no sum to be linear in")

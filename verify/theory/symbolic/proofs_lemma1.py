@@ -96,7 +96,7 @@ def one_hot(case: SymbolicConvolution, shift: Vector) -> sympy.Matrix:
     return sympy.Matrix(case.one_hot(shift))
 
 
-def place_steps(dims: int) -> list[ProofStep | Proof]:
+def place_steps() -> list[ProofStep | Proof]:
     """The position that a head reads on any grid, with symbols for all sizes: per axis, then for
     all axes together.
     """
@@ -136,7 +136,7 @@ def lemma1_steps(dims: int) -> list[ProofStep | Proof]:
     """
     plain, strided = cases(dims)
     return [
-        *place_steps(dims),
+        *place_steps(),
         Proof(
             f"{plain.sides}: MHSA(X) = Conv(X), each entry, for all X, W, b",
             tuple(_equality_steps(plain)),

@@ -6,8 +6,6 @@ judge replacements of them.
 """
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
 from typing import Any
 
 import sympy
@@ -55,14 +53,13 @@ def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any])
 def weights(scores: Sequence[Any]) -> list[Any]:
     """The softmax of scores, e^own / Σ_j e^score_j, divided through by the numerator."""
     return [
-        1 / reduce(add, (sympy.exp(sympy.expand(other - own)) for other in scores))
-        for own in scores
+        1 / sympy.Add(*(sympy.exp(sympy.expand(other - own)) for other in scores)) for own in scores
     ]
 
 
-def symbols(name: str, dims: int, **assumptions: bool) -> tuple[sympy.Symbol, ...]:
+def symbols(name: str, dims: int, **assumptions: Any) -> tuple[sympy.Symbol, ...]:
     """One symbol per axis: name_1, …, name_d."""
-    return tuple(sympy.Symbol(f"{name}_{axis}", **assumptions) for axis in range(1, dims + 1))
+    return sympy.symbols(f"{name}_1:{dims + 1}", **assumptions)
 
 
 def integers(name: str, dims: int) -> tuple[sympy.Symbol, ...]:

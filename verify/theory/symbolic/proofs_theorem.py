@@ -36,7 +36,7 @@ def theorem_steps(dims: int) -> list[ProofStep | Proof]:
     return [
         Proof(
             "so for all grids head j reads X at s·o + dil·j, and the sum is the convolution",
-            tuple(place_steps(dims)),
+            tuple(place_steps()),
             name="Lemma 1",
         ),
         limit_step,
