@@ -31,7 +31,7 @@ from construct.execution import NAMES as EXECUTION_NAMES
 from construct.execution import reads
 from construct.execution.protocol import working_dtype
 from construct.execution.transforms import nonzero_heads, plain
-from construct.geometry import ConvGeometry
+from construct.geometry import ConvGeometry, HasGeometry
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from construct.execution.call import EXECUTIONS
 
 
-class MHSA(nn.Module):
+class MHSA(HasGeometry, nn.Module):
     """The full attention layer of the paper, in any dimension, called like the convolution that it
     can replace.
 
@@ -139,19 +139,6 @@ class MHSA(nn.Module):
         for name, value in encoding.attributes().items():
             setattr(self, name, value)
         self.execution = execution
-
-    # ---- what networks read of a convolution -----------------------------------------------------
-
-    in_channels = property(lambda self: self.geometry.in_channels)
-    out_channels = property(lambda self: self.geometry.out_channels)
-    kernel_size = property(lambda self: self.geometry.kernel_size)
-    stride = property(lambda self: self.geometry.stride)
-    padding = property(lambda self: self.geometry.padding)
-    padding_mode = property(lambda self: self.geometry.padding_mode)
-    dilation = property(lambda self: self.geometry.dilation)
-    groups = property(lambda self: self.geometry.groups)
-    transposed = property(lambda self: self.geometry.transposed)
-    output_padding = property(lambda self: self.geometry.output_padding)
 
     @property
     def execution(self) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from construct.attention import MHSA
 from construct.errors import Refusal, UnsupportedLayer, require
 from construct.execution.call import has_batch_axis
-from construct.geometry import ConvGeometry, positive_number, whole_numbers
+from construct.geometry import ConvGeometry, HasGeometry, positive_number, whole_numbers
 from construct.tokens import output_size
 
 
@@ -224,7 +224,7 @@ def _along_axis(geometry: ConvGeometry, axis: int, p: int) -> tuple[int, int, in
     return taps, apart, padding, padding - ahead
 
 
-class PatchAttention(nn.Module):
+class PatchAttention(HasGeometry, nn.Module):
     """An attention layer over patches, called like the convolution of pixels that it computes; made
     by ``construct.conv_to_mhsa(conv, patch=P)``.
 
@@ -251,13 +251,6 @@ class PatchAttention(nn.Module):
         self.train(attention.training)
 
     heads = property(lambda self: self.attention.heads)
-    in_channels = property(lambda self: self.geometry.in_channels)
-    out_channels = property(lambda self: self.geometry.out_channels)
-    kernel_size = property(lambda self: self.geometry.kernel_size)
-    stride = property(lambda self: self.geometry.stride)
-    padding = property(lambda self: self.geometry.padding)
-    dilation = property(lambda self: self.geometry.dilation)
-    groups = property(lambda self: self.geometry.groups)
     patching = property(lambda self: patching(self.geometry, self.patch))
 
     @property
