@@ -18,10 +18,12 @@ below float32; the output is rounded once to the layer's type.
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from operator import index
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 import construct.execution as evaluation
 import construct.tokens as tokens
@@ -403,25 +405,15 @@ class MHSA(HasGeometry, nn.Module):
 
     def extra_repr(self) -> str:
         """The geometry as torch prints it, and the heads, head size and execution."""
-        g = self.geometry
-        parts: list[Any] = [
-            f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"
-        ]
-        zeros = (0,) * g.dims
-        ones = (1,) * g.dims
-        usual = ConvGeometry(
-            g.in_channels, g.out_channels, g.kernel_size, g.stride, zeros, "zeros", ones, groups=1
-        )
-        parts += [
-            f"{name}={getattr(g, name)!r}"
-            for name, n in vars(usual).items()
-            if getattr(g, name) != n
-        ]
-        parts += [
+        as_in_torch: Any = SimpleNamespace(**vars(self.geometry), bias=self.bias)
+        parts = [
+            _ConvNd.extra_repr(as_in_torch),
             f"heads={self.heads}",
             f"head_dim={self.w_val.shape[3]}",
             f"execution={self.execution!r}",
         ]
+        if self.transposed:
+            parts.append("transposed=True")
         if self._encoding is not None:
             parts.append(f"encoding={self._encoding!r}")
         return ", ".join(parts)
