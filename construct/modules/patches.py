@@ -104,10 +104,7 @@ class Patching:
             RuntimeError: rank or channels do not fit.
             ValueError: the size is not a multiple of the patch, or too small for circular padding.
         """
-        dims = self.pixels.dims
-        if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != self.pixels.in_channels:
-            has_batch_axis(self.pixels, x, x)  # it says why
-        if x.dim() == dims + 1:
+        if not has_batch_axis(self.pixels, x, x):
             return self.applied(attention, x[None])[0]
         size = tuple(x.shape[2:])
         along = self.patches_along(size)

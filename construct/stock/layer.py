@@ -149,8 +149,6 @@ class StockAttention(nn.Module):
         size = tuple(x.shape[-g.dims :])
         if size != self.grid:
             raise RuntimeError(f"MHSA: this attention takes inputs of size {self.grid}, not {size}")
-        if output_size is not None and not g.transposed:
-            raise TypeError("MHSA: output_size is for transposed layers only")
         if geometry_for(g, output_size, size, batched) != g:
             raise ValueError(
                 f"MHSA: this attention has outputs of size {g.output_size(size)}, not {tuple(output_size or ())}; "
