@@ -2,7 +2,7 @@
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -17,7 +17,7 @@ from construct.attention import MHSA
 from construct.command.report import Pairs
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
-from construct.modules.traversal import deep_copy, every_module
+from construct.modules.traversal import deep_copy, every_module, joined
 from construct.network import substitute
 from verify.samples.comparison import same_bits
 from verify.samples.network import CallComparison, Run, compare_calls, in_float64, runs
@@ -184,31 +184,25 @@ def _explained(options: Namespace, is_converted: bool = False) -> Iterator[None]
         raise memory or _does_not_run(error, is_converted, options) from error
 
 
-def changed_parameter(before: nn.Module, after: nn.Module, layers: Iterable[str]) -> str:
+def changed_parameter(before: nn.Module, after: nn.Module, layers: Container[str]) -> str:
     """The path of the first parameter, or buffer of one of the ``layers``, that has other bits
     after a run; empty if none has.
     """
 
     def tensors(network: nn.Module) -> dict[str, Tensor]:
-        modules = dict(every_module(network))
-        named = [(path, module.named_parameters(recurse=False)) for path, module in modules.items()]
-        named += [(path, modules[path].named_buffers()) for path in layers if path in modules]
-        return {
-            f"{path}.{name}".lstrip("."): t
-            for path, own in named
-            for name, t in own
-            if not is_lazy(t)
-        }
+        named = dict[str, Tensor]()
+        for path, module in every_module(network):
+            own = list[tuple[str, Tensor]](module.named_parameters(recurse=False))
+            if path in layers:
+                own += module.named_buffers()
+            named |= {joined(path, name): t for name, t in own if not is_lazy(t)}
+        return named
 
     now = tensors(after)
-    return next(
-        (
-            name
-            for name, t in tensors(before).items()
-            if name not in now or not same_bits(t, now[name])
-        ),
-        "",
-    )
+    for name, tensor in tensors(before).items():
+        if name not in now or not same_bits(tensor, now[name]):
+            return name
+    return ""
 
 
 def _float64_copy(model: nn.Module) -> nn.Module:
