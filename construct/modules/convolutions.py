@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from construct.errors import Refusal, UnsupportedLayer, describe
+from construct.errors import describe, refuse
 from construct.geometry import ConvGeometry, positive_number, whole_numbers
 from construct.modules.parametrizations import effective_weight, is_weight_hook
 
@@ -86,7 +86,7 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
         RuntimeError,
     ) as error:  # attributes may be of any type at all
         reason = f"its attributes contradict each other: {describe(error)}"
-    raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
+    refuse(conv, reason)
 
 
 def _checked_class(conv: Any) -> type[_ConvNd]:

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from construct.attention import MHSA
-from construct.errors import Refusal, UnsupportedLayer, require
+from construct.errors import refuse, require
 from construct.execution.call import has_batch_axis
 from construct.geometry import ConvGeometry, HasGeometry, positive_number, whole_numbers
 from construct.tokens import output_size
@@ -157,7 +157,7 @@ def patching_of(conv: nn.Module, geometry: ConvGeometry, patch: Any) -> Patching
     try:
         return patching(geometry, sizes)
     except ValueError as reason:
-        raise UnsupportedLayer([Refusal("", type(conv).__name__, str(reason))]) from None
+        refuse(conv, str(reason))
 
 
 def patching(geometry: ConvGeometry, patch: tuple[int, ...]) -> Patching:

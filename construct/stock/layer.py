@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
 from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_distinct
-from construct.errors import require
+from construct.errors import refuse, require
 from construct.execution.call import geometry_for, has_batch_axis
 from construct.execution.protocol import tensors_of
 from construct.execution.shifts.operator import is_recorded
@@ -37,7 +37,6 @@ from construct.stock.dot_products import (
     head_size,
     positions,
     query_rows,
-    refuse,
     sources,
     stays_on,
     token_grid,
