@@ -18,10 +18,12 @@ below float32; the output is rounded once to the layer's type.
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from operator import index
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 import construct.execution as evaluation
 import construct.tokens as tokens
@@ -31,7 +33,7 @@ from construct.execution import NAMES as EXECUTION_NAMES
 from construct.execution import reads
 from construct.execution.protocol import working_dtype
 from construct.execution.transforms import nonzero_heads, plain
-from construct.geometry import ConvGeometry
+from construct.geometry import ConvGeometry, HasGeometry
 from construct.tokens import TokenGrid
 from construct.weights import NAMES, POSITIONAL, MHSAWeights
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from construct.execution.call import EXECUTIONS
 
 
-class MHSA(nn.Module):
+class MHSA(HasGeometry, nn.Module):
     """The full attention layer of the paper, in any dimension, called like the convolution that it
     can replace.
 
@@ -139,19 +141,6 @@ class MHSA(nn.Module):
         for name, value in encoding.attributes().items():
             setattr(self, name, value)
         self.execution = execution
-
-    # ---- what networks read of a convolution -----------------------------------------------------
-
-    in_channels = property(lambda self: self.geometry.in_channels)
-    out_channels = property(lambda self: self.geometry.out_channels)
-    kernel_size = property(lambda self: self.geometry.kernel_size)
-    stride = property(lambda self: self.geometry.stride)
-    padding = property(lambda self: self.geometry.padding)
-    padding_mode = property(lambda self: self.geometry.padding_mode)
-    dilation = property(lambda self: self.geometry.dilation)
-    groups = property(lambda self: self.geometry.groups)
-    transposed = property(lambda self: self.geometry.transposed)
-    output_padding = property(lambda self: self.geometry.output_padding)
 
     @property
     def execution(self) -> str:
@@ -416,25 +405,15 @@ class MHSA(nn.Module):
 
     def extra_repr(self) -> str:
         """The geometry as torch prints it, and the heads, head size and execution."""
-        g = self.geometry
-        parts: list[Any] = [
-            f"{g.in_channels}, {g.out_channels}, kernel_size={g.kernel_size}, stride={g.stride}"
-        ]
-        zeros = (0,) * g.dims
-        ones = (1,) * g.dims
-        usual = ConvGeometry(
-            g.in_channels, g.out_channels, g.kernel_size, g.stride, zeros, "zeros", ones, groups=1
-        )
-        parts += [
-            f"{name}={getattr(g, name)!r}"
-            for name, n in vars(usual).items()
-            if getattr(g, name) != n
-        ]
-        parts += [
+        as_in_torch: Any = SimpleNamespace(**vars(self.geometry), bias=self.bias)
+        parts = [
+            _ConvNd.extra_repr(as_in_torch),
             f"heads={self.heads}",
             f"head_dim={self.w_val.shape[3]}",
             f"execution={self.execution!r}",
         ]
+        if self.transposed:
+            parts.append("transposed=True")
         if self._encoding is not None:
             parts.append(f"encoding={self._encoding!r}")
         return ", ".join(parts)

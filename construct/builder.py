@@ -16,7 +16,7 @@ from construct.encoding.sharpness import ALPHA
 from construct.errors import require
 from construct.geometry import ConvGeometry, positive_number
 from construct.modules.convolutions import geometry_of
-from construct.modules.parametrizations import with_effective_weight
+from construct.modules.parametrizations import effective_weight
 from construct.weights import MHSAWeights
 
 if TYPE_CHECKING:
@@ -95,25 +95,23 @@ def conv_to_mhsa(
     """
     geometry = geometry_of(conv)
     patching = None
-    with with_effective_weight(conv) as plain:
-        weight = plain.weight
-        bias = plain.bias
-        if patch is not None:
-            from construct.modules.patches import PatchAttention, patching_of
+    weight, bias = effective_weight(conv)
+    if patch is not None:
+        from construct.modules.patches import PatchAttention, patching_of
 
-            patching = patching_of(conv, geometry, patch)
-            weight, bias = patching.reshuffled(weight, bias)
-        layer = kernel_to_mhsa(
-            weight,
-            bias,
-            geometry if patching is None else patching.tokens,
-            alpha=alpha,
-            order=order,
-            execution=execution,
-            encoding=encoding,
-            head_dim=head_dim,
-            heads_per_shift=heads_per_shift,
-        )
+        patching = patching_of(conv, geometry, patch)
+        weight, bias = patching.reshuffled(weight, bias)
+    layer = kernel_to_mhsa(
+        weight,
+        bias,
+        geometry if patching is None else patching.tokens,
+        alpha=alpha,
+        order=order,
+        execution=execution,
+        encoding=encoding,
+        head_dim=head_dim,
+        heads_per_shift=heads_per_shift,
+    )
     layer = as_trainable_as(conv, layer)
     return layer if patching is None else PatchAttention(layer, geometry, patching.patch)
 
@@ -121,9 +119,7 @@ def conv_to_mhsa(
 def as_trainable_as(conv: nn.Module, layer: MHSA) -> MHSA:
     """Give a layer the device, the mode and the ``requires_grad`` flags of a convolution."""
     # Twice: weight_norm reads a pruned weight_v of the call before, when it may not have been frozen.
-    with with_effective_weight(conv) as once, with_effective_weight(once) as plain:
-        weight = plain.weight
-        bias = plain.bias
+    weight, bias = effective_weight(conv, calls=2)
     layer = layer.to(weight.device)
     layer.w_val.requires_grad_(weight.requires_grad)
     layer.w_out.requires_grad_(weight.requires_grad)

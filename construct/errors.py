@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,11 @@ class UnsupportedLayer(ValueError):
         return f"{len(self.rows)} layers cannot be converted:\n" + "\n".join(
             f"  {row}" for row in self.rows
         )
+
+
+def refuse(module: object, reason: str, path: str = "") -> NoReturn:
+    """Raise :class:`UnsupportedLayer` for one module."""
+    raise UnsupportedLayer([Refusal(path, type(module).__name__, reason)])
 
 
 class NotEnoughMemory(MemoryError):

@@ -205,6 +205,23 @@ class ConvGeometry:
         )
 
 
+class HasGeometry:
+    """What networks read of a convolution, for a layer with the geometry of one."""
+
+    geometry: ConvGeometry
+
+    in_channels = property(lambda self: self.geometry.in_channels)
+    out_channels = property(lambda self: self.geometry.out_channels)
+    kernel_size = property(lambda self: self.geometry.kernel_size)
+    stride = property(lambda self: self.geometry.stride)
+    padding = property(lambda self: self.geometry.padding)
+    padding_mode = property(lambda self: self.geometry.padding_mode)
+    dilation = property(lambda self: self.geometry.dilation)
+    groups = property(lambda self: self.geometry.groups)
+    transposed = property(lambda self: self.geometry.transposed)
+    output_padding = property(lambda self: self.geometry.output_padding)
+
+
 def whole_numbers(values: Any) -> tuple[int, ...] | None:
     """A sequence of whole numbers of any type (numpy's, tensors of one), as ints; None for anything
     else, truth values included.

@@ -94,29 +94,24 @@ def survey(
     }
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
-    late: list[Refusal] = []
     earlier = 0
     for path, module in every_module(model, closed):
         earlier += isinstance(module, MHSA)
-        kind = type(module).__name__
         reason = sharding_reason(module)
+        if wanted(module, path, module):
+            try:
+                geometry_of(module)
+                reason = stored.get(module)
+            except UnsupportedLayer as error:
+                reason = error.rows[0].reason
+            if reason is None:
+                convertible[path] = module
         if reason is not None:
-            refused.append(Refusal(path, kind, reason))
-        if not wanted(module, path, module):
-            continue
-        try:
-            geometry_of(module)
-        except UnsupportedLayer as error:
-            refused += [Refusal(path, row.kind, row.reason) for row in error.rows]
-            continue
-        if module in stored:
-            late.append(Refusal(path, kind, stored[module]))
-        else:
-            convertible[path] = module
+            refused.append(Refusal(path, type(module).__name__, reason))
     for path, holder, module in hidden_modules(model, closed):
         if wanted(module, path, holder):
             refused.append(Refusal(path, type(module).__name__, HIDDEN))
-    return Survey(convertible, (*refused, *late), earlier)
+    return Survey(convertible, tuple(refused), earlier)
 
 
 def layers_from_rules(

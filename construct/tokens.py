@@ -13,7 +13,7 @@ in any dimension:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -281,8 +281,7 @@ def _numbers(axes: Sequence[np.ndarray], shape: Sequence[int]) -> Tensor:
     """The row-major numbers in an array of this shape of all points with these coordinates, (n_1,),
     …, (n_d,) → (n_1·…·n_d,).
     """
-    parts = [prod(shape[axis + 1 :]) * positions for axis, positions in enumerate(axes)]
-    return _to_tensor(reduce(np.add.outer, parts).ravel())
+    return _to_tensor(np.ravel_multi_index(np.ix_(*axes), tuple(shape)).ravel())
 
 
 @lru_cache(maxsize=32)

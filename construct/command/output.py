@@ -1,9 +1,7 @@
 """Writes the converted network and its certificate, both or neither."""
 
-import contextlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -167,6 +165,7 @@ def write_outputs(
     document = options.document
     source = conversion.source
     notes: tuple[str, ...] = ()
+    place = output
     changed = "nothing was changed"
     try:
         with staged(output, prepared.content, source.allowed) as written:
@@ -176,6 +175,7 @@ def write_outputs(
                     tensors_of(torch.load(written, map_location="cpu", weights_only=False))
                 )
             check_bits(tensors, conversion.model, conversion.converted)
+            place = document
             if layers and not options.no_certify:
                 record = certificate_document(
                     _certificates(conversion.model, layers),
@@ -185,16 +185,15 @@ def write_outputs(
                     mhsa_name=output.name,
                     conv_sha256=source.sha256,
                 )
-                with _blaming(document):
-                    write(record, document)
+                write(record, document)
                 changed = f"{printable(document)} is written"
             elif document != output and document.is_file() and is_document(document):
-                with _blaming(document):
-                    document.unlink()
+                document.unlink()
                 changed = f"{printable(document)} is deleted"
                 notes = (f"{printable(document)} was deleted: the certificate of an earlier run",)
+            place = output
     except OSError as error:
-        raise not_written(output, error, changed) from error
+        raise not_written(place, error, changed) from error
     if prepared.tensors is None and (names := unlisted_names_in(output)):
         notes += (
             f"the output still names {printable(', '.join(names))}: --allow that to read it back",
@@ -212,12 +211,3 @@ def _certificates(model: nn.Module, layers: Sequence[LayerRow]) -> list[tuple[st
         if row.certificate is not None
         for name in paths_of(model, row.path, row.conv)
     ]
-
-
-@contextlib.contextmanager
-def _blaming(path: Path) -> Iterator[None]:
-    """Name this file in errors of the system within the block."""
-    try:
-        yield
-    except OSError as error:
-        raise not_written(path, error, "nothing was changed") from error

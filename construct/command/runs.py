@@ -2,8 +2,8 @@
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from construct.attention import MHSA
 from construct.command.report import Pairs
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
-from construct.modules.traversal import deep_copy, every_module
+from construct.modules.traversal import deep_copy, every_module, joined
 from construct.network import substitute
 from verify.samples.comparison import same_bits
 from verify.samples.network import CallComparison, Run, compare_calls, in_float64, runs
@@ -112,127 +112,97 @@ def run_both(
     """
     if not all(bool(t.isfinite().all()) for t in tree_leaves(inputs) if isinstance(t, Tensor)):
         raise BadModelFile(f"{description}: have numbers that are not finite (give others)")
-    runner = _Runner(pairs, inputs, options)
+    where = f"the network's activations on {description}"
+    if options.input_size:
+        where += f" (seed {options.seed})"
+
+    def layers(network: nn.Module) -> dict[str, nn.Module]:
+        return {path: module for path, module in every_module(network) if path in pairs}
+
+    def run(network: nn.Module, inputs: list[Any] = inputs) -> list[Run]:
+        return runs(network.eval(), inputs, layers(network), options.seed)
+
+    def run_again() -> list[Run]:
+        with _explained(options):
+            return run(substitute(model, {}))
+
     with evaluating(*(module for pair in pairs.values() for module in pair)):
         progress.begin("checking", len(pairs) * len(inputs))
         copied = substitute(model, {})
-        original, checks = runner.checked(copied, description, progress)
+        convolutions = layers(copied)
+        limits = {path: (conv, pairs[path][1]) for path, conv in convolutions.items()}
+        with (
+            _explained(options),
+            refusing_large_outputs(limits),
+            comparing(convolutions, pairs, where, progress.advance) as checks,
+        ):
+            original = run(copied)
         changed = changed_parameter(model, copied, pairs)
         progress.begin("running the converted network")
         conversion = list[Run]()
         standing_in = list[Run]()
         failure = ""
         try:
-            copied = substitute(
-                converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()}
-            )
-            standing_in = runner.run(copied, is_converted=True)
-            copied = substitute(converted, {})
-            conversion = runner.run(copied, is_converted=True)
+            with _explained(options, is_converted=True):
+                copied = substitute(
+                    converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()}
+                )
+                standing_in = run(copied)
+                copied = substitute(converted, {})
+                conversion = run(copied)
             changed = changed or changed_parameter(converted, copied, pairs)
         except BadModelFile as error:
             if not changed:
                 raise
             failure = f"; converted, it does not run: {describe(error.__cause__ or error)}"
-        calls = compare_calls(
-            original, standing_in, conversion, lambda: runner.run(substitute(model, {}))
-        )
+        calls = compare_calls(original, standing_in, conversion, run_again)
         if changed:
             what = f"its run changes {printable(changed)}, a parameter of its own (without --input-size, layers are checked alone)"
             calls = replace(calls, difference=what + failure)
         progress.begin("running in float64")
-        reference, no_float64 = runner.in_float64(model)
+        reference = None
+        no_float64 = ""
+        try:
+            reference = run(_float64_copy(model), in_float64(inputs))
+        except (Exception, SystemExit) as error:
+            reason = out_of_memory_error(error) or describe(error)
+            no_float64 = f"the network does not run in float64: {reason}"
     return Runs(checks, calls, original, conversion, reference, no_float64, description)
 
 
-@dataclass(frozen=True)
-class _Runner:
-    """Runs networks in eval mode on the same inputs; they differ in what is told of a network that
-    does not run.
+@contextlib.contextmanager
+def _explained(options: Namespace, is_converted: bool = False) -> Iterator[None]:
+    """Explain why a network does not run; it may raise anything on an input that it does not
+    accept.
     """
-
-    pairs: Pairs
-    inputs: list[Any]
-    options: Namespace
-
-    def _layers(self, network: nn.Module) -> dict[str, nn.Module]:
-        return {path: module for path, module in every_module(network) if path in self.pairs}
-
-    def _run(self, network: nn.Module, inputs: list[Any]) -> list[Run]:
-        return runs(network.eval(), inputs, self._layers(network), self.options.seed)
-
-    def checked(
-        self, network: nn.Module, description: str, progress: Phases
-    ) -> tuple[list[Run], dict[str, LayerCheck]]:
-        """Run a copy of the original network, and compare each of its convolutions with its
-        attention layer.
-        """
-        where = f"the network's activations on {description}"
-        if self.options.input_size:
-            where += f" (seed {self.options.seed})"
-        convolutions = self._layers(network)
-        limits = {path: (conv, self.pairs[path][1]) for path, conv in convolutions.items()}
-        with (
-            self._explained(),
-            refusing_large_outputs(limits),
-            comparing(convolutions, self.pairs, where, progress.advance) as checks,
-        ):
-            return self._run(network, self.inputs), checks
-
-    def run(self, network: nn.Module, is_converted: bool = False) -> list[Run]:
-        """Run a copy of one of the networks."""
-        with self._explained(is_converted):
-            return self._run(network, self.inputs)
-
-    def in_float64(self, network: nn.Module) -> tuple[list[Run] | None, str]:
-        """Run a float64 copy of a network; without runs if that fails, and why."""
-        try:
-            return self._run(_float64_copy(network), in_float64(self.inputs)), ""
-        except (Exception, SystemExit) as error:
-            return (
-                None,
-                f"the network does not run in float64: {out_of_memory_error(error) or describe(error)}",
-            )
-
-    @contextlib.contextmanager
-    def _explained(self, is_converted: bool = False) -> Iterator[None]:
-        """Explain why a network does not run; it may raise anything on an input that it does not
-        accept.
-        """
-        try:
-            yield
-        except MemoryError:
-            raise
-        except (Exception, SystemExit) as error:
-            memory = out_of_memory_error(error)
-            raise memory or _does_not_run(error, is_converted, self.options) from error
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        memory = out_of_memory_error(error)
+        raise memory or _does_not_run(error, is_converted, options) from error
 
 
-def changed_parameter(before: nn.Module, after: nn.Module, layers: Iterable[str]) -> str:
+def changed_parameter(before: nn.Module, after: nn.Module, layers: Container[str]) -> str:
     """The path of the first parameter, or buffer of one of the ``layers``, that has other bits
     after a run; empty if none has.
     """
 
     def tensors(network: nn.Module) -> dict[str, Tensor]:
-        modules = dict(every_module(network))
-        named = [(path, module.named_parameters(recurse=False)) for path, module in modules.items()]
-        named += [(path, modules[path].named_buffers()) for path in layers if path in modules]
-        return {
-            f"{path}.{name}".lstrip("."): t
-            for path, own in named
-            for name, t in own
-            if not is_lazy(t)
-        }
+        named = dict[str, Tensor]()
+        for path, module in every_module(network):
+            own = list[tuple[str, Tensor]](module.named_parameters(recurse=False))
+            if path in layers:
+                own += module.named_buffers()
+            named |= {joined(path, name): t for name, t in own if not is_lazy(t)}
+        return named
 
     now = tensors(after)
-    return next(
-        (
-            name
-            for name, t in tensors(before).items()
-            if name not in now or not same_bits(t, now[name])
-        ),
-        "",
-    )
+    for name, tensor in tensors(before).items():
+        if name not in now or not same_bits(tensor, now[name]):
+            return name
+    return ""
 
 
 def _float64_copy(model: nn.Module) -> nn.Module:

@@ -14,7 +14,6 @@ leaks at most the tolerance, on a grid of any size.  QED.
 """
 
 import math
-from numbers import Real
 
 import torch
 
@@ -24,44 +23,33 @@ exact.
 """
 
 
-def alpha_for(
-    dtype: torch.dtype | None = None, *, tolerance: float | None = None, dims: int = 1
-) -> float:
-    """The least derived sharpness for a dtype or for a tolerance; give exactly one of them.
+def alpha_for(dtype: torch.dtype) -> float:
+    """The least derived sharpness at which heads are one-hot: every weight but the largest is exactly
+    0 in attention weights of this type (float32 in half-precision layers).
 
     >>> alpha_for(torch.float32)  # ln(2/η), with η = 2^-149
     103.97...
-    >>> alpha_for(tolerance=1e-3, dims=2)
-    8.42...
-
-    Args:
-        dtype: the type of the attention weights (float32 in half-precision layers): from the
-            returned α on, every weight but the largest is exactly 0.
-        tolerance: from the returned α on, a head leaks at most this much weight, over the reals, on
-            any grid.
-        dims: d; used only with a tolerance.
 
     Raises:
-        TypeError: ``dtype`` is not a torch.dtype, or ``tolerance`` not a number.
-        ValueError: not exactly one of ``dtype`` and ``tolerance``, no floating format, a tolerance
-            outside (0, 1), dims < 1.
+        TypeError: it is no floating-point type.
     """
-    if (dtype is None) == (tolerance is None):
-        raise ValueError("give either a dtype or a tolerance")
-    if dtype is not None:
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype must be a torch.dtype, not {dtype!r}")
-        if not dtype.is_floating_point:
-            raise ValueError(f"{dtype} is not a floating-point format")
-        # η = 2^smallest, exactly
-        smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)
-        return _rounded_up((1 - smallest) * math.log(2))
-    if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
-        raise TypeError(f"a tolerance is a number, not {tolerance!r}")
+    # η = 2^smallest, exactly
+    smallest = math.log2(torch.finfo(dtype).tiny) + math.log2(torch.finfo(dtype).eps)
+    return _rounded_up((1 - smallest) * math.log(2))
+
+
+def alpha_for_tolerance(tolerance: float, dims: int) -> float:
+    """The least derived sharpness at which a head leaks at most this much weight, over the reals, on
+    any grid of d = ``dims`` axes.
+
+    >>> alpha_for_tolerance(1e-3, dims=2)
+    8.42...
+
+    Raises:
+        ValueError: the tolerance lies outside of (0, 1).
+    """
     if not 0 < tolerance < 1:
         raise ValueError(f"a tolerance lies between 0 and 1, not at {tolerance}")
-    if dims < 1:
-        raise ValueError(f"dims is {dims}, below 1")
     return _rounded_up(max(math.log(2), math.log(16 * dims / 7) - math.log(tolerance)))
 
 

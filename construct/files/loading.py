@@ -174,12 +174,8 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> nn.Module:
     except UnsupportedLayer as error:  # the network cannot be copied
         raise BadModelFile(one_line(error)) from error
     except Exception as error:  # a user's network may raise anything
-        reason = describe(error)
-        if isinstance(error, BadModelFile):
-            reason = str(error)
-        raise BadModelFile(
-            f"does not fit {printable(name)}: {reason}", "give the network that it was saved from"
-        ) from error
+        what = f"does not fit {printable(name)}: {describe(error)}"
+        raise BadModelFile(what, "give the network that it was saved from") from error
 
 
 def _load_state(model: nn.Module, state: Any, notes: list[str]) -> nn.Module:
@@ -218,13 +214,7 @@ def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
     # Weights on the meta device have no storage: assign the file's tensors.
     on_meta = any(getattr(value, "is_meta", False) for value in network.state_dict().values())
     options = {"assign": True} if on_meta else {}  # a network's own method may not know the option
-    try:
-        network.load_state_dict(state, strict=True, **options)
-    except RuntimeError as error:
-        difference = _key_differences(state, network)
-        if difference:
-            raise BadModelFile(difference) from error
-        raise
+    network.load_state_dict(state, strict=True, **options)
     return network
 
 
@@ -272,28 +262,3 @@ def _match_dtypes(network: nn.Module, state: dict[str, Any]) -> None:
             tensor.data = tensor.data.to(state[key].dtype)
         elif len(dtypes) == 1 and isinstance(tensor, nn.Parameter):
             tensor.data = tensor.data.to(*dtypes)  # a hook of the network may know its old name
-
-
-def _key_differences(state: Mapping[str, Tensor], model: nn.Module) -> str:
-    """The differences between the names in a state dict and those of its network, in words; empty
-    if there are none.
-    """
-    wanted = model.state_dict().keys()
-    missing = [key for key in wanted if key not in state]
-    unknown = [key for key in state if key not in wanted]
-    parts = []
-    if missing:
-        parts.append(
-            f"{len(missing)} of the network's {len(wanted)} tensors are missing in it{_listed(missing)}"
-        )
-    if unknown:
-        parts.append(f"{len(unknown)} of its own are not in the network{_listed(unknown)}")
-    if not parts:
-        return ""
-    holds = [f"{key} {'x'.join(map(str, value.shape)) or 'scalar'}" for key, value in state.items()]
-    return f"{', and '.join(parts)}; it holds {len(holds)} tensors{_listed(holds, 6)}"
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    more = ", ..." * (len(names) > most)
-    return f" ({one_line(', '.join(names[:most]), 300)}{more})"

@@ -1,11 +1,12 @@
 """``construct.save``: writes a model file atomically, after checking that it can be read back."""
 
 import contextlib
+import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -71,9 +72,9 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
         pass
 
 
-def unlisted_names_in(path: Path) -> list[str]:
+def unlisted_names_in(file: Path | BinaryIO) -> list[str]:
     """The names in a torch.save file that are not on the allow-list."""
-    return sorted({*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - listed().keys())
+    return sorted({*torch.serialization.get_unsafe_globals_in_checkpoint(file)} - listed().keys())
 
 
 def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
@@ -104,17 +105,11 @@ def staged(
     path = Path(path).resolve()  # a link stays a link
     temporary = temporary_name(path)
     try:
-        with os.fdopen(
-            os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666), "w+b"
-        ) as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
+        with temporary.open("xb") as file:
+            if not isinstance(content, bytes):
                 with naming(path):
-                    _save_into(file, content)
-                    check_archive(file)
-                    if allowed is not None:
-                        _check_names(temporary, allowed)
+                    content = _archived(content, allowed)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
@@ -127,9 +122,23 @@ def staged(
         raise
 
 
-def _check_names(path: Path, allowed: Allowed) -> None:
+def _archived(content: nn.Module | dict[str, Tensor], allowed: Allowed | None) -> bytes:
+    """What torch.save writes, which could be read back safely."""
+    stream = io.BytesIO()
+    try:
+        torch.save(content, stream)  # type: ignore[arg-type]
+    except Exception as error:
+        raise BadModelFile(f"cannot be saved: {describe(error)}") from error
+    check_archive(stream)
+    if allowed is not None:
+        stream.seek(0)
+        _check_names(stream, allowed)
+    return stream.getvalue()
+
+
+def _check_names(file: BinaryIO, allowed: Allowed) -> None:
     """Check that a file could be read back safely."""
-    names = unlisted_names_in(path)
+    names = unlisted_names_in(file)
     more = [name for name in names if name not in allowed.of(names)]
     if more:
         what = (
@@ -140,36 +149,3 @@ def _check_names(path: Path, allowed: Allowed) -> None:
         if choices:
             remedy = f"give allow={choices!r}, or {remedy}"
         raise BadModelFile(what, remedy)
-
-
-def _save_into(file: BinaryIO, content: nn.Module | dict[str, Tensor]) -> None:
-    stream = _Stream(file)
-    try:
-        torch.save(content, stream)  # type: ignore[arg-type]
-    except Exception as error:
-        if stream.failure is None:
-            raise BadModelFile(f"cannot be saved: {describe(error)}") from error
-    if stream.failure is not None:
-        raise stream.failure
-    file.flush()
-
-
-class _Stream:
-    """A file that keeps its first error: torch.save would report only an unexpected position, even
-    after Ctrl-C.
-    """
-
-    def __init__(self, file: BinaryIO):
-        self.file = file
-        self.failure: BaseException | None = None
-
-    def write(self, data: Any) -> int:
-        if self.failure is None:
-            try:
-                self.file.write(data)
-            except BaseException as error:
-                self.failure = error
-        return len(data)
-
-    def flush(self) -> None:
-        """Does nothing: writes are unbuffered."""

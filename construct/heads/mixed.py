@@ -27,7 +27,7 @@ from construct.encoding.sharpness import ALPHA
 from construct.geometry import ConvGeometry
 from construct.heads import factor, tap_matrices, tap_shifts
 from construct.modules.convolutions import geometry_of
-from construct.modules.parametrizations import with_effective_weight
+from construct.modules.parametrizations import effective_weight
 from construct.weights import MHSAWeights
 
 
@@ -82,9 +82,8 @@ def mixed_heads(
     if not 0 < alpha <= torch.finfo(torch.float64).max:
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     geometry = geometry_of(conv)
-    with with_effective_weight(conv) as plain:
-        taps = tap_matrices(plain.weight.detach().cpu(), geometry)
-        bias = plain.bias
+    weight, bias = effective_weight(conv)
+    taps = tap_matrices(weight.detach().cpu(), geometry)
     shares, mixed = _factors(attention, mixture, geometry)
     matrices = torch.einsum("ht,tgio->hgio", mixed, taps.double())
     _require_kernel(shares, mixed, matrices, taps, geometry)

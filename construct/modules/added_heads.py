@@ -7,8 +7,7 @@ Eq. 3 is what it was, bit for bit, and W_out learns from the first step on.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from math import inf, sqrt
 
 import torch
@@ -114,8 +113,10 @@ def learn(
     chosen = _chosen(net, layers)
     _require_own_parameters(net, chosen)
     for path, layer in chosen.items():
-        with _naming(path):
+        try:
             _require_learnable(layer, key_dim, position, alpha)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}".removeprefix(": ")) from None
     for layer in chosen.values():
         _add_heads(layer, heads, key_dim, position, alpha, generator)
     return chosen
@@ -134,15 +135,6 @@ def _chosen(net: nn.Module, layers: Iterable[str] | None) -> dict[str, MHSA]:
         what = f"no attention layer {missing[0]!r}" if missing else "no layer is named"
         raise ValueError(f"{what}; there are {', '.join(map(repr, by_path))}")
     return {path: by_path[path] for path in paths}
-
-
-@contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Errors about a layer begin with its path in the network."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}" if path else str(error)) from None
 
 
 def _require_whole(name: str, value: int, least: int) -> None:

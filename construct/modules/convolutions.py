@@ -14,9 +14,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
-from construct.errors import Refusal, UnsupportedLayer, describe
+from construct.errors import describe, refuse
 from construct.geometry import ConvGeometry, positive_number, whole_numbers
-from construct.modules.parametrizations import is_weight_hook, with_effective_weight
+from construct.modules.parametrizations import effective_weight, is_weight_hook
 
 BASES: tuple[type[_ConvNd], ...] = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -71,12 +71,12 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     """
     try:
         base = _checked_class(conv)
-        with with_effective_weight(conv) as plain:
-            _check_values(plain)
-            _check_settled(plain)
-            return _read_geometry(
-                plain, BASES.index(base) % 3 + 1, transposed=issubclass(base, _ConvTransposeNd)
-            )
+        weight, bias = _checked_values(conv)
+        geometry = _read_geometry(conv, weight, base)
+        if bias is not None and tuple(bias.shape) != (geometry.out_channels,):
+            shape = tuple(bias.shape)
+            raise ValueError(f"its bias has shape {shape}, not ({geometry.out_channels},)")
+        return geometry
     except ValueError as error:
         reason = str(error)
     except (
@@ -86,7 +86,7 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
         RuntimeError,
     ) as error:  # attributes may be of any type at all
         reason = f"its attributes contradict each other: {describe(error)}"
-    raise UnsupportedLayer([Refusal("", type(conv).__name__, reason)])
+    refuse(conv, reason)
 
 
 def _checked_class(conv: Any) -> type[_ConvNd]:
@@ -145,11 +145,10 @@ def _check_code(conv: Any, base: type[_ConvNd], by_rule: str) -> None:
 
 def _check_initialised(conv: Any) -> None:
     try:
-        with with_effective_weight(conv) as plain:
-            lazy = nn.parameter.is_lazy(plain.weight)
+        weight, _ = effective_weight(conv)
     except Exception as error:  # a user's parametrization may raise anything
         raise ValueError(f"its weight cannot be worked out: {describe(error)}") from error
-    if lazy:
+    if nn.parameter.is_lazy(weight):
         raise ValueError("its weights do not exist yet; run one batch through the network first")
     if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
         raise ValueError(
@@ -171,29 +170,24 @@ def check_hooks(module: Any) -> None:
                 raise ValueError(what)
 
 
-def _check_values(conv: Any) -> None:
-    for name in ("weight", "bias"):
-        tensor = getattr(conv, name)
-        if tensor is None:
-            continue
-        _check_tensor(f"its {name}", tensor)
-        if tensor.dtype != conv.weight.dtype or tensor.device != conv.weight.device:
-            raise ValueError("its bias and its weight differ in type or device")
-
-
-def _check_settled(conv: Any) -> None:
-    """Refuse a convolution whose next call would compute with another weight: of a pruned
+def _checked_values(conv: Any) -> tuple[Any, Any]:
+    """Weight and bias; refuses a convolution whose next call would compute with others: of a pruned
     ``weight_v``, weight_norm reads what the pruning wrote in the call before.
     """
-    with with_effective_weight(conv) as again:
-        for name in ("weight", "bias"):
-            own = getattr(conv, name)
-            other = getattr(again, name)
-            if own is not other and not torch.equal(own, other):
-                what = f"its {name} is another one at each of its next two calls"
-                raise ValueError(
-                    f"{what}; call it once, or make its parameters plain (torch.nn.utils.prune.remove)"
-                )
+    weight, bias = effective_weight(conv)
+    later = effective_weight(conv, calls=2)
+    for name, own, other in zip(("weight", "bias"), (weight, bias), later, strict=True):
+        if own is None:
+            continue
+        _check_tensor(f"its {name}", own)
+        if own.dtype != weight.dtype or own.device != weight.device:
+            raise ValueError("its bias and its weight differ in type or device")
+        if own is not other and not torch.equal(own, other):
+            what = f"its {name} is another one at each of its next two calls"
+            raise ValueError(
+                f"{what}; call it once, or make its parameters plain (torch.nn.utils.prune.remove)"
+            )
+    return weight, bias
 
 
 def _check_tensor(name: str, tensor: Any) -> None:
@@ -227,9 +221,10 @@ def _is_plain_parameter(kind: type) -> bool:
     )
 
 
-def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
+def _read_geometry(conv: Any, weight: Any, base: type[_ConvNd]) -> ConvGeometry:
     """The geometry with which ``forward`` computes, after checking what only describes against it."""
-    weight = conv.weight
+    dims = BASES.index(base) % 3 + 1
+    transposed = issubclass(base, _ConvTransposeNd)
     if weight.dim() != dims + 2:
         raise ValueError(f"its weight has {weight.dim()} axes, not {dims + 2}")
     groups = positive_number(conv.groups)
@@ -250,8 +245,6 @@ def _read_geometry(conv: Any, dims: int, transposed: bool) -> ConvGeometry:
         output_padding=_along_axes(conv, "output_padding", dims),
     )
     _check_described(conv, geometry)
-    if conv.bias is not None and tuple(conv.bias.shape) != (d_out,):
-        raise ValueError(f"its bias has shape {tuple(conv.bias.shape)}, not ({d_out},)")
     farthest = max(
         dil * (k // 2) for k, dil in zip(geometry.kernel_size, geometry.dilation, strict=True)
     )

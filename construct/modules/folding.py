@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.prune import BasePruningMethod, PruningContainer
 
-from construct.modules.parametrizations import weight_hooks, with_effective_weight
+from construct.modules.parametrizations import effective_weight, weight_hooks
 
 
 def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
@@ -42,11 +42,9 @@ def plain_convolution(conv: nn.Module) -> nn.Module:
     plain: Any = object.__new__(base)
     nn.Module.__init__(plain)
     registers = vars(plain).keys()
-    with with_effective_weight(conv) as source, torch.no_grad():
-        for name, value in vars(source).items():
-            if name not in registers and not isinstance(value, torch.Tensor):
-                setattr(plain, name, value)
-        for name in ("weight", "bias"):
-            tensor = getattr(source, name)
-            setattr(plain, name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
+    for name, value in vars(conv).items():
+        if name not in registers and not isinstance(value, torch.Tensor):
+            setattr(plain, name, value)
+    for name, tensor in zip(("weight", "bias"), effective_weight(conv), strict=True):
+        setattr(plain, name, None if tensor is None else nn.Parameter(tensor.detach().clone()))
     return plain.train(conv.training)

@@ -47,10 +47,8 @@ def eval_mode(conv: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
-def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
-    """A convolution in eval mode with its eval-mode weight: the module itself, or a shallow copy of
-    it.
+def effective_weight(conv: nn.Module, calls: int = 1) -> tuple[Any, Any]:
+    """The weight and the bias (or None) with which this many calls in eval mode end.
 
     Gradients are enabled, so that ``requires_grad`` of a computed weight is that of its parameters.
     Autocast, which would round matrix products to half precision, is off.
@@ -58,16 +56,15 @@ def with_effective_weight(conv: nn.Module) -> Iterator[Any]:
     hooks = weight_hooks(conv)
     devices = {tensor.device.type for tensor in (*conv.parameters(), *conv.buffers())}
     device = next(filter(torch.amp.is_autocast_available, devices - {"cpu"}), "cpu")
+    called: Any = conv
     with eval_mode(conv), torch.enable_grad(), torch.autocast(device, enabled=False):
-        if not hooks:
-            yield conv
-            return
-        copied = type(conv).__new__(type(conv))
-        registers = {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in vars(conv).items()
-        }
-        vars(copied).update(registers)
-        for hook in hooks:
-            hook(copied, None)
-        yield copied
+        if hooks:  # which write to a shallow copy
+            called = type(conv).__new__(type(conv))
+            registers = {
+                name: dict(value) if isinstance(value, dict) else value
+                for name, value in vars(conv).items()
+            }
+            vars(called).update(registers)
+        for hook in hooks * calls:
+            hook(called, None)
+        return called.weight, called.bias

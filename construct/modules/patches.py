@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
 from construct.attention import MHSA
-from construct.errors import Refusal, UnsupportedLayer, require
+from construct.errors import refuse, require
 from construct.execution.call import has_batch_axis
-from construct.geometry import ConvGeometry, positive_number, whole_numbers
+from construct.geometry import ConvGeometry, HasGeometry, positive_number, whole_numbers
 from construct.tokens import output_size
 
 
@@ -50,31 +50,24 @@ class Patching:
         Channel c·Π P_i + n is channel c of the n-th pixel of a patch, row-major.
         """
         g = self.pixels
-        outputs = self.tokens.out_channels
-        numbers = outputs * self.tokens.in_channels // g.groups * self.tokens.taps
-        require(2 * numbers * weight.element_size(), weight.device, "the kernel over patches")
+        d = g.dims
+        d_out, d_in = weight.shape[:2]
+        shape = (d_out, *self.out_patch, d_in, *self.patch, *self.tokens.kernel_size)
+        require(prod(shape) * weight.element_size(), weight.device, "the kernel over patches")
         if bias is not None:
             bias = bias.detach().repeat_interleave(prod(self.out_patch))
-        weight = weight.detach()
-        big = weight
-        for axis, p in enumerate(self.patch):
-            q = self.out_patch[axis]
-            taps = self.tokens.kernel_size[axis]
+        # Tap j of output r of a patch reads pixel u of patch y.
+        r_and_j = np.ix_(*map(range, (*self.out_patch, *g.kernel_size)))
+        r = r_and_j[:d]
+        u = []
+        y = []
+        for axis, (p, apart) in enumerate(zip(self.patch, self.tokens.dilation, strict=True)):
             before, _ = g.pads[axis]
-            # Tap j of output r of a patch reads pixel u of patch y: the axis j becomes three.
-            j = torch.arange(g.kernel_size[axis])[:, None]
-            r = torch.arange(q)
-            pixel = g.stride[axis] * r + g.dilation[axis] * j - before
-            y = (pixel.div(p, rounding_mode="floor") - -before // p) // self.tokens.dilation[axis]
-            place = ((r * p + pixel % p) * taps + y).flatten().to(big.device)
-            dim = 2 + 3 * axis
-            shape = list(big.shape)
-            shape[dim] = q * p * taps
-            read = big.repeat_interleave(q, dim)
-            big = big.new_zeros(shape).index_copy_(dim, place, read).unflatten(dim, (q, p, taps))
-        d = g.dims
-        r, u, y = (range(first, 2 + 3 * d, 3) for first in (2, 3, 4))
-        big = big.permute(0, *r, 1, *u, *y)
+            pixel = g.stride[axis] * r[axis] + g.dilation[axis] * r_and_j[d + axis] - before
+            u.append(pixel % p)
+            y.append((pixel // p - -before // p) // apart)
+        big = weight.new_zeros(shape)
+        big[:, *r, :, *u, *y] = weight.detach().movedim((0, 1), (-2, -1))
         return big.flatten(d + 1, 2 * d + 1).flatten(0, d), bias
 
     def cut(self, x: Tensor) -> Tensor:
@@ -111,10 +104,7 @@ class Patching:
             RuntimeError: rank or channels do not fit.
             ValueError: the size is not a multiple of the patch, or too small for circular padding.
         """
-        dims = self.pixels.dims
-        if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != self.pixels.in_channels:
-            has_batch_axis(self.pixels, x, x)  # it says why
-        if x.dim() == dims + 1:
+        if not has_batch_axis(self.pixels, x, x):
             return self.applied(attention, x[None])[0]
         size = tuple(x.shape[2:])
         along = self.patches_along(size)
@@ -167,7 +157,7 @@ def patching_of(conv: nn.Module, geometry: ConvGeometry, patch: Any) -> Patching
     try:
         return patching(geometry, sizes)
     except ValueError as reason:
-        raise UnsupportedLayer([Refusal("", type(conv).__name__, str(reason))]) from None
+        refuse(conv, str(reason))
 
 
 def patching(geometry: ConvGeometry, patch: tuple[int, ...]) -> Patching:
@@ -224,7 +214,7 @@ def _along_axis(geometry: ConvGeometry, axis: int, p: int) -> tuple[int, int, in
     return taps, apart, padding, padding - ahead
 
 
-class PatchAttention(nn.Module):
+class PatchAttention(HasGeometry, nn.Module):
     """An attention layer over patches, called like the convolution of pixels that it computes; made
     by ``construct.conv_to_mhsa(conv, patch=P)``.
 
@@ -251,13 +241,6 @@ class PatchAttention(nn.Module):
         self.train(attention.training)
 
     heads = property(lambda self: self.attention.heads)
-    in_channels = property(lambda self: self.geometry.in_channels)
-    out_channels = property(lambda self: self.geometry.out_channels)
-    kernel_size = property(lambda self: self.geometry.kernel_size)
-    stride = property(lambda self: self.geometry.stride)
-    padding = property(lambda self: self.geometry.padding)
-    dilation = property(lambda self: self.geometry.dilation)
-    groups = property(lambda self: self.geometry.groups)
     patching = property(lambda self: patching(self.geometry, self.patch))
 
     @property

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from construct.attention import MHSA
-from construct.modules.folding import parametrization_names
 from construct.modules.traversal import every_module, joined
 
 
@@ -22,11 +21,7 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
         # A parametrized weight is recomputed at each access: its id identifies nothing.
         if "weight" in conv._parameters:
             first = first_layer.setdefault((id(conv.weight), g.groups, g.transposed), layer)
-            if (
-                first is not layer
-                and first.v.shape == layer.v.shape
-                and _equal(first, layer, "w_val", "w_out")
-            ):
+            if first is not layer and _equal(first, layer, "w_val", "w_out"):
                 layer.w_val = first.w_val
                 layer.w_out = first.w_out
         if conv._parameters.get("bias") is not None:
@@ -52,26 +47,19 @@ def untied_parameters(
     blocks: attention layers cannot share these with layers of another kind.
     """
     owners: dict[int, list[tuple[str, int]]] = {}
-    """parameter → (path, id of the attention tensor that replaces it, or 0) for every use."""
-    folded: set[int] = set()
-    """Parametrizations, and what else is inside a parametrized convolution, which is walked with
-    it.
+    """parameter → (path, id of what replaces it: an attention tensor, or the layer of a parametrized
+    convolution) for every use.
     """
+    layers = {part: layer for conv, layer in replacements.items() for part in conv.modules()}
     for path, module in every_module(model):
-        layer = replacements.get(module)
-        if layer is None and id(module) in folded:
-            continue
-        parameters = module._parameters
+        layer = layers.get(module)
         targets = {}
-        if layer is not None:
-            targets = {"weight": id(layer.w_val), "bias": id(layer.b_out)}
-            if parametrization_names(module):
-                folded.update(map(id, module.modules()))
-                parameters = dict(module.named_parameters(remove_duplicate=False))
-                targets = dict.fromkeys(parameters, id(layer))
-        for name, parameter in parameters.items():
+        if module in replacements:
+            own = replacements[module]
+            targets = {"weight": id(own.w_val), "bias": id(own.b_out)}
+        for name, parameter in module._parameters.items():
             if parameter is not None:
-                use = (joined(path, name), targets.get(name, 0))
+                use = (joined(path, name), targets.get(name, id(layer)))
                 owners.setdefault(id(parameter), []).append(use)
     remarks = []
     for (first, target), *others in owners.values():

@@ -18,7 +18,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
 
-from construct.errors import Refusal, UnsupportedLayer, describe
+from construct.errors import describe, refuse
 
 _REGISTERS = frozenset(("_modules", "_parameters", "_buffers", "_compiled_call_impl"))
 _REGISTERS |= frozenset(name for name in vars(nn.Module()) if "state_dict" in name)
@@ -158,19 +158,17 @@ def deep_copy(model: nn.Module, memo: dict[int, object] | None = None) -> nn.Mod
         except MemoryError:
             raise
         except Exception as error:  # copies run the network's own code
-            refused = _not_copied(path, module)
+            place, value = _not_copied(path, module)
             reason = f"it cannot be copied ({describe(error)}); leave it out in the module's __getstate__ and make it anew in "
-            raise UnsupportedLayer([Refusal(*refused, reason + "its __setstate__")]) from error
+            refuse(value, reason + "its __setstate__", place)
         if copied is module and memo.get(id(module)) is not module:
             reason = "it cannot be copied: a copy of it is the module itself (change its __deepcopy__ or __reduce__)"
-            raise UnsupportedLayer([Refusal(path, type(module).__name__, reason)])
+            refuse(module, reason, path)
     return cast(nn.Module, copy.deepcopy(model, memo))
 
 
-def _not_copied(path: str, module: nn.Module) -> tuple[str, str]:
-    """The path and class of the attribute that cannot be copied; those of the module itself if each
-    alone can.
-    """
+def _not_copied(path: str, module: nn.Module) -> tuple[str, object]:
+    """The attribute that cannot be copied, with its path; the module itself if each alone can."""
     known = deepcopy_memo(module) | {id(inner): inner for _, inner in every_module(module)}
     for name, value in [
         *vars(module).items(),
@@ -181,8 +179,8 @@ def _not_copied(path: str, module: nn.Module) -> tuple[str, str]:
             try:
                 copy.deepcopy(value, dict(known))
             except Exception:
-                return joined(path, name), type(value).__name__
-    return path, type(module).__name__
+                return joined(path, name), value
+    return path, module
 
 
 def hidden_modules(

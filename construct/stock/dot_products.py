@@ -51,14 +51,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isqrt, prod
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import Refusal, UnsupportedLayer, require
+from construct.errors import require
 from construct.geometry import ConvGeometry, whole_numbers
 from construct.tokens import TokenGrid
 
@@ -265,8 +265,3 @@ def token_grid(geometry: ConvGeometry, grid: Any, null: bool = False) -> TokenGr
     except RuntimeError as error:
         raise ValueError(str(error)) from error
     return without_padding(padded) if null else padded
-
-
-def refuse(module: object, reason: str) -> NoReturn:
-    """Raise :class:`UnsupportedLayer` for a module."""
-    raise UnsupportedLayer([Refusal("", type(module).__name__, reason)])

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
 from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_distinct
-from construct.errors import require
+from construct.errors import refuse, require
 from construct.execution.call import geometry_for, has_batch_axis
 from construct.execution.protocol import tensors_of
 from construct.execution.shifts.operator import is_recorded
@@ -37,7 +37,6 @@ from construct.stock.dot_products import (
     head_size,
     positions,
     query_rows,
-    refuse,
     sources,
     stays_on,
     token_grid,
@@ -149,8 +148,6 @@ class StockAttention(nn.Module):
         size = tuple(x.shape[-g.dims :])
         if size != self.grid:
             raise RuntimeError(f"MHSA: this attention takes inputs of size {self.grid}, not {size}")
-        if output_size is not None and not g.transposed:
-            raise TypeError("MHSA: output_size is for transposed layers only")
         if geometry_for(g, output_size, size, batched) != g:
             raise ValueError(
                 f"MHSA: this attention has outputs of size {g.output_size(size)}, not {tuple(output_size or ())}; "

@@ -20,7 +20,7 @@ import verify
 from commands import ROOT, Command, names, process
 from construct.command import demo
 from construct.command.arguments import FORMATS
-from construct.encoding.sharpness import alpha_for
+from construct.encoding.sharpness import alpha_for_tolerance
 from construct.from_conv import main
 
 NETWORKS = '''
@@ -442,7 +442,7 @@ def test_a_tolerance_is_proved_within_its_leakage(from_conv: Command, saved: Pat
     options = (saved, "--input-size", 2, 6, 6, "--tolerance", "0.0001")
     facts = from_conv.facts(*options)
     for layer in facts["layers"]:
-        assert layer["alpha"] == pytest.approx(alpha_for(tolerance=0.0001, dims=2), rel=1e-6)
+        assert layer["alpha"] == pytest.approx(alpha_for_tolerance(0.0001, dims=2), rel=1e-6)
         assert layer["share_of_output"] < 0.01
         certificate = layer["certificate"]
         assert layer["verdict"]["name"] == certificate["verdict"] == "PROVED"
@@ -458,7 +458,7 @@ def test_a_tolerance_is_proved_within_its_leakage(from_conv: Command, saved: Pat
 
 def test_a_tolerance_below_every_format_is_sharp(from_conv: Command, saved: Path) -> None:
     alphas = [layer["alpha"] for layer in from_conv.facts(saved, "--tolerance", "1e-60")["layers"]]
-    assert alphas == pytest.approx([alpha_for(tolerance=1e-60, dims=2)] * 2, rel=1e-6)
+    assert alphas == pytest.approx([alpha_for_tolerance(1e-60, dims=2)] * 2, rel=1e-6)
     from_conv.prints(saved, "--alpha", "auto")
     from_conv.prints(saved, "--alpha", "1e39")
     assert "1e+308 is too large" in from_conv.refuses(saved, "--alpha", "1e308")

@@ -183,7 +183,7 @@ STAGES = [
     ("construct.files.reading", "unwrap"),
     ("construct.files.command_line.load_network", "conv_to_mhsa"),
     ("construct.command.conversion", "check_conversion"),
-    ("construct.files.writing", "_save_into"),
+    ("construct.files.writing", "_archived"),
 ]
 IN_THE_NETWORK = ("torch.nn.functional", "conv2d")
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

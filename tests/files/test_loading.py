@@ -16,8 +16,8 @@ import construct
 import verify
 from commands import Command
 from construct import MHSA
-from construct.modules.learning import learned_quadratic, with_covariance
 from construct.weights.record import GEOMETRY
+from examples.learned.parametrized import learned_quadratic, with_covariance
 from readings import refusal, same, written
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
         line = refusal(name, model=construct.convert(Stride()))
         assert "stem: it was saved from attention with stride [2, 2] and not [1, 1]" in line
     assert "up: Linear: not a convolution" in refusal(path, model=Linear())
-    assert "of its own are not in the network" in refusal(path, model=nn.Conv2d(2, 4, 3))
+    assert 'Unexpected key(s) in state_dict: "' in refusal(path, model=nn.Conv2d(2, 4, 3))
     assert "two ways to read it" in refusal(path, model=Net(), layers=True)
     whole = tmp_path / "whole.pt"
     construct.save(construct.convert(nn.Sequential(nn.Conv1d(1, 1, 1))), whole)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
-from construct.encoding.sharpness import ALPHA, alpha_for
+from construct.encoding.sharpness import ALPHA, alpha_for_tolerance
 from construct.errors import BadModelFile, counted, naming, one_line, printable, require
 from construct.files.command_line.architecture import module_from_file, named_module
 from construct.files.command_line.bare_kernels import from_kernels, geometry_flags
@@ -131,5 +131,5 @@ def converted_layer(conv: nn.Module, options: Namespace) -> MHSA:
     """The attention layer of a convolution, as sharp as the options say."""
     alpha = options.alpha or ALPHA
     if options.tolerance is not None:
-        alpha = alpha_for(tolerance=options.tolerance, dims=geometry_of(conv).dims)
+        alpha = alpha_for_tolerance(options.tolerance, geometry_of(conv).dims)
     return conv_to_mhsa(conv, alpha=alpha, execution=options.execution, encoding=options.encoding)
