@@ -17,12 +17,8 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Encoding, Quadratic, Relative
 from construct.execution.head_matrices import is_identity
 from construct.geometry import ConvGeometry
+from construct.modules.learning import learned_covariance, learned_quadratic, with_covariance
 from construct.weights import MHSAWeights
-from examples.learned.parametrized import (
-    learned_covariance,
-    learned_quadratic,
-    with_covariance,
-)
 
 ENCODINGS = ("quadratic", "covariance", "relative", "none")
 """What position attention learns: α and τ; Σ and τ; rows for offsets; nothing, for content alone.

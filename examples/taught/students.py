@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.geometry import ConvGeometry
-from construct.modules.learning import settle
+from construct.modules.learning import learned_quadratic, settle
 from construct.weights import NAMES, MHSAWeights
 from examples.learned.data import BadInput
-from examples.learned.parametrized import learned_quadratic
 from examples.learned.starting import attention_to_learn
 
 CHANNELS = 3

@@ -12,7 +12,7 @@ from torch import nn
 import construct
 import verify
 from construct.attention import EXECUTIONS
-from examples.learned.parametrized import learned_quadratic, with_covariance
+from construct.modules import learning
 
 with torch.random.fork_rng(devices=[]):
     torch.manual_seed(0)
@@ -41,8 +41,8 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "convert": lambda _: construct.convert(nn.Sequential(CONV))(X),
     "probabilities": lambda _: LAYER.attention_probabilities(X),
     "weight": lambda _: LAYER.weight,
-    "learned": lambda _: learned_quadratic(construct.conv_to_mhsa(CONV, alpha=1.0))(X),
-    "covariance": lambda _: with_covariance(construct.conv_to_mhsa(CONV))(X),
+    "learned": lambda _: learning.learned_quadratic(construct.conv_to_mhsa(CONV, alpha=1.0))(X),
+    "covariance": lambda _: learning.with_covariance(construct.conv_to_mhsa(CONV))(X),
     "to_torch_mha": lambda _: construct.to_torch_mha(LAYER, (6, 6))(X),
     "from_torch_mha": lambda _: construct.from_torch_mha(STOCK).weight,
     "save": lambda folder: saved(folder / "layer.pt"),

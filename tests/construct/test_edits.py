@@ -16,8 +16,8 @@ import verify
 from construct import MHSA, MHSAWeights, UnsupportedLayer, conv_to_mhsa, convert
 from construct.encoding.encodings import Encoding, Parabola, Quadratic
 from construct.errors import BadModelFile
+from construct.modules.learning import with_covariance
 from construct.weights.kernel import Kernel
-from examples.learned.parametrized import with_covariance
 from truths import exact, paper
 from verify.strategies import Case, cases
 

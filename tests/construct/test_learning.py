@@ -22,8 +22,7 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Parabola, Quadratic, Relative
 from construct.errors import BadModelFile, UnsupportedLayer
 from construct.execution.traced import freeze
-from construct.modules.learning import settle
-from examples.learned.parametrized import learned_covariance, learned_quadratic, with_covariance
+from construct.modules.learning import gate_content, learned_covariance, learned_quadratic, settle, with_covariance
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from runs import SMALL, normal, peak_bytes
 from truths import layer_of
@@ -229,6 +228,40 @@ def test_an_aim_that_is_none_is_refused():
         with_covariance(layer)
     with pytest.raises(ValueError, match="takes the quadratic encoding"):
         with_covariance(conv_to_mhsa(nn.Conv2d(1, 1, 1), encoding="parabola"))
+
+
+# ---- the gate ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=EXAMPLES // 2)
+@given(cases(tokens=60, dtypes=(torch.float64,)))
+def test_a_closed_gate_changes_nothing_and_can_open(case: Case):
+    built = conv_to_mhsa(case.conv, alpha=1.5, execution="dense")
+    layer = copy.deepcopy(built)
+    gate_content(layer, generator=torch.Generator().manual_seed(0))
+    expected = built(case.x)
+    torch.testing.assert_close(layer(case.x), expected, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        assert not layer.has_content()
+        assert torch.equal(layer(case.x), expected)
+        layer.get_parameter("parametrizations.w_qry.0.gate").fill_(1.0)
+        assert layer.has_content() == bool(layer.w_key.any())
+
+
+def test_the_gates_have_gradients_while_closed_and_none_at_full_sharpness():
+    conv, x = nn.Conv2d(2, 2, 3, padding=1, dtype=torch.float64), normal(2, 2, 5, 5)
+    for alpha, moves in ((1.0, True), (1024.0, False)):
+        layer = gate_content(conv_to_mhsa(conv, alpha=alpha))
+        layer(x).square().sum().backward()
+        gate = layer.get_parameter("parametrizations.w_qry.0.gate")
+        assert gate.grad is not None
+        assert bool(gate.grad.any()) == moves
+    with pytest.raises(ValueError, match="parametrized already"):
+        gate_content(layer)  # pyright: ignore[reportPossiblyUnboundVariable]
+    other = conv_to_mhsa(conv)
+    other.u.data += 1
+    with pytest.raises(ValueError, match="u attends"):
+        gate_content(other)
 
 
 # ---- starts --------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import construct
 import verify
 from commands import Command
 from construct import MHSA
+from construct.modules.learning import learned_quadratic, with_covariance
 from construct.weights.record import GEOMETRY
-from examples.learned.parametrized import learned_quadratic, with_covariance
 from readings import refusal, same, written
 from verify.argument.documents import write_document
 from verify.plots.stored_layer import layer_in
