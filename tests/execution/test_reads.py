@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._library.custom_ops import OPDEFS
@@ -278,12 +278,19 @@ def through_the_kernel(layer: MHSA, part: str, x: Tensor) -> None:
         weight[0] += 1
 
 
+def of_one_head(layer: MHSA, part: str, x: Tensor) -> None:
+    """A soft head, or one of other numbers than the rest."""
+    with torch.no_grad():
+        getattr(layer, part)[-1:].mul_(1e-3)
+
+
 EDITS = (
-    in_place, by_a_step, through_data_while_learned, through_data_and_frozen_again, loaded, replaced, other_memory, moved,
-    swapped, called_functionally, other_geometry, through_the_kernel,
+    in_place, of_one_head, by_a_step, through_data_while_learned, through_data_and_frozen_again, loaded, replaced,
+    other_memory, moved, swapped, called_functionally, other_geometry, through_the_kernel,
 )  # fmt: skip
 
 
+@example("3x3", [(of_one_head, "v"), (of_one_head, "w_out")])  # sharp heads have an identity, the soft one has not
 @given(
     st.sampled_from(["1x1", "3x3", "depthwise 7x7", "transposed"]),
     st.lists(

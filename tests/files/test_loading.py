@@ -62,7 +62,10 @@ def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Pat
     assert sum("geometry" in entry for entry in state._metadata.values()) == len(PATHS)
     path = written(state, tmp_path / "s.pt")
     assert same(construct.load(path, model=built(1)), net)
+    assert "stem: stride is (2, 2) in the file and (1, 1)" in refusal(path, model=Stride())
     assert {name.rpartition("stem")[0] + "stem" for name in construct.load(path, layers=True) if "stem" in name}
+    alone = nn.ModuleDict({prefix: net.stem}) if prefix else nn.DataParallel(net.stem)
+    assert "the layer: stride is" in refusal(written(alone.state_dict(), path), model=Stride().stem)
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -298,6 +298,14 @@ def test_row_75_nothing_that_cannot_be_allowed_is_offered(place: Path) -> None:
         assert "allow=" not in refusal(written({"model": Net(), "beside": thing}, place))
 
 
+@pytest.mark.parametrize("options", [{"model": Net()}, {"layers": True}], ids=["model", "layers"])
+def test_row_75_a_module_with_tensors_of_a_foreign_class(options: dict[str, Any], place: Path) -> None:
+    net = Net()
+    net[1].running_mean = net[1].running_mean.as_subclass(OwnTensor)  # type: ignore[union-attr]
+    assert "of a class of their own, OwnTensor (allow it" in refusal(written(net, place), **options)
+    assert alike(construct.load(place, allow=allowed_by(refusal(place))), net)
+
+
 def test_row_75_a_list_with_attributes(place: Path) -> None:
     """torch adds items to plain lists alone, and these have no attributes."""
     row = Row([1])

@@ -90,6 +90,19 @@ def test_another_sharpness_is_that_of_a_layer_built_with_it():
     assert layer.centres()[0].unique().tolist() == [1024.0], "the layer itself is as it was"
 
 
+def test_attention_is_that_on_an_input():
+    _, layer = conv_and_layer()
+    with torch.no_grad():
+        layer.w_qry.normal_()
+        layer.w_key.normal_()
+    x = torch.randn(1, 2, 4, 6)
+    attention = attention_of(layer, x)
+    np.testing.assert_array_equal(attention.probabilities, layer.attention_probabilities(x)[0].detach())
+    assert attention.outputs == tuple(layer(x).shape[2:])
+    assert attention_of(layer, larger=2).tokens == (14, 14)
+    assert len(images_of(attention_figure(layer, x))) == len(images_of(attention_figure(layer, grid=(4, 6))))
+
+
 def test_many_heads_are_drawn_in_rows_and_the_rest_is_said():
     layer = construct.conv_to_mhsa(nn.Conv2d(1, 1, 9, padding=4))
     figure = attention_figure(layer, queries=[(0, 0)])
