@@ -79,9 +79,6 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-# ---- nothing else differs --------------------------------------------------------------------------------------------------------
-
-
 def branching(x: Tensor) -> Tensor:
     if bool(x.sum() > 0):
         return torch.sigmoid(x) * x
@@ -157,9 +154,6 @@ def test_common_networks_differ_by_their_layers_alone(name: str) -> None:
     calls = compared(model, x[:1])
     assert (calls.difference, calls.untraced) == (None, ())
     assert calls.converted == calls.executed > 0 == calls.left
-
-
-# ---- something else differs --------------------------------------------------------------------------------------------------
 
 
 class Counting(nn.Module):
@@ -254,9 +248,6 @@ def test_a_run_that_reaches_the_network_that_was_read_is_named() -> None:
     assert difference(model, noise(1, 4, 9)).startswith("its run changes conv.bias, a parameter of its own")
 
 
-# ---- what is not compared -----------------------------------------------------------------------------------------------------
-
-
 class Opaque:
     """An object of a class that cannot be inspected."""
 
@@ -294,9 +285,7 @@ def test_convolutions_in_transforms_and_by_stored_methods_run_and_it_is_said(how
     ran = runs(Within(how), noise(2, 2, 5, 5))
     assert ran.calls.difference is None
     said = " ".join(ran.calls.untraced)
-    assert ("within a transform of torch.func" in said) != (
-        "1 of 1 convolutions that became attention, in no call" in said
-    )
+    assert ("within a transform of torch.func" in said) != ("1 of 1 convolutions that became attention, in no" in said)
     assert not ran.checks
     assert not same_expression(ran.calls, {}, {})
     assert numbers_from(ran).verdict.name == "CHECKED"
@@ -347,9 +336,6 @@ def test_what_is_not_compared_is_said_and_no_difference(name: str) -> None:
     assert named in " ".join(calls.untraced)
     assert calls.compared == 0 or "repeat" not in named
     assert not same_expression(calls, {}, {})
-
-
-# ---- what a network returns, and its state ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -412,9 +398,6 @@ def test_inputs_of_any_form_and_a_shared_layer() -> None:
     assert (calls.difference, calls.untraced, calls.converted, calls.layers) == (None, (), 4, ("first",))
 
 
-# ---- the same expression ------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> None:
     model, net, x = small()
     pairs, ran = pairs_of(model, net), runs(model, x, net=net)
@@ -435,9 +418,6 @@ def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> N
         assert not any(same_expression(calls, certificates | {path: other}, checks) for other in worse)
     for other in ({"left": 1}, {"difference": "x"}, {"untraced": ("x",)}, {"layers": (*calls.layers, "9")}):
         assert not same_expression(dataclasses.replace(calls, **other), certificates, checks)
-
-
-# ---- numbers against float64 -----------------------------------------------------------------------------------------------------
 
 
 def numbers_of(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> Any:

@@ -57,9 +57,6 @@ def off(layer: MHSA, fraction: float) -> MHSA:
     return other
 
 
-# ---- finite sharpness ----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=EXAMPLES // 2)
 @given(convolutions(dtypes=DOUBLE, integers=[False]), st.data())
 def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObject):
@@ -78,9 +75,6 @@ def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObjec
         differences = (layer(inputs) - conv(inputs)).abs().flatten(2).amax(2).diagonal().numpy()
     assert (differences >= supremum * (1 - 1e-9) - certificate.rounding).all()  # the worst input attains the supremum
     assert (differences <= certificate.bound).all()
-
-
-# ---- truncated factors -----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=EXAMPLES // 4)
@@ -114,9 +108,7 @@ def test_the_part_of_the_taps_is_exact(conv: Any, data: st.DataObject):
 
 def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:
     """B·Σ|ΔW| by channel, from the factors of the exact and of the truncated layer, head by head."""
-    parts = [
-        [exact_layers.as_integers(w.detach().double().numpy()) for w in (one.w_val, one.w_out)] for one in (full, layer)
-    ]
+    parts = [[exact_layers.as_integers(w.detach().double().numpy()) for w in (a.w_val, a.w_out)] for a in (full, layer)]
     products = [np.matmul(a, b) * Fraction(1, p * q) for (a, p), (b, q) in parts]
     error = np.abs(products[0] - products[1]).sum(axis=(0, 2))  # (g, o)
     return [bound * x for x in error.ravel()]

@@ -32,9 +32,6 @@ def model(from_conv: Command) -> Path:
     return Path("m.pt").resolve()
 
 
-# ---- 50: where nothing can be written --------------------------------------------------------------------------------
-
-
 def test_row_50_a_folder_that_is_missing_or_takes_no_file_is_told_before_the_long_work(
     model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,9 +106,7 @@ def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, from_conv
     assert isinstance(read("o.json").content, torch.nn.Module)
 
 
-def test_row_50_no_layers_leave_their_certificate(
-    model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_50_no_layers_leave_their_certificate(model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch):
     """If an earlier certificate cannot be deleted, the earlier layers stay with it."""
     from_conv.prints("m.pt", "-o", "o.pt")
     unlink = Path.unlink
@@ -165,8 +160,6 @@ def test_row_50_an_error_that_finds_no_space_keeps_its_exit_code() -> None:
     assert (running.returncode, out) == (2, "")
 
 
-# ---- 51: interrupted -------------------------------------------------------------------------------------------------
-
 WAIT = """
 import pathlib, time
 from {package} import {module}
@@ -192,9 +185,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 @pytest.mark.parametrize(("kind", "place"), [
     *zip(SIGNALS * 2, STAGES, strict=True), (signal.SIGTERM, STAGES[2]), *((kind, IN_THE_NETWORK) for kind in SIGNALS)
 ])  # fmt: skip
-def test_row_51_interrupted_at_any_stage(
-    kind: signal.Signals, place: tuple[str, str], model: Path, from_conv: Command
-) -> None:
+def test_row_51_interrupted_at_any_stage(kind: signal.Signals, place: tuple[str, str], model: Path, from_conv: Command):
     from_conv.prints("m.pt")
     before = contents()
     package, _, module = place[0].rpartition(".")
@@ -224,9 +215,6 @@ assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
     assert python(*how, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}").returncode == 0
 
 
-# ---- 52: an existing file at the output ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["m.pt", "./m.pt", "link.pt", "hard.pt", "folder/../m.pt"])
 def test_row_52_output_onto_the_input(form: str, model: Path, from_conv: Command) -> None:
     Path("folder").mkdir()
@@ -244,9 +232,6 @@ def test_row_52_output_onto_another_input(flag: str, model: Path, from_conv: Com
     value = own + ":Net" * (flag == "--model-file")
     assert f"{own}: is an input itself" in from_conv.refuses("m.pt", flag, value, "-o", own, "--force")
     assert Path(own).read_bytes() == before
-
-
-# ---- 53: two runs at once --------------------------------------------------------------------------------------------
 
 
 def test_row_53_two_runs_at_once_on_one_output(model: Path) -> None:
@@ -272,9 +257,6 @@ command.write_outputs = together
     layer: Any = construct.load("o.pt").get_submodule("0")
     assert float(layer.centres()[0].max()) in (256.0, 512.0)
     json.loads(Path("o.json").read_bytes())
-
-
-# ---- 54: a checkpoint from a GPU, and no GPU -------------------------------------------------------------------------
 
 
 def from_cuda(content: object, zipped: bool = True) -> bytes:
@@ -311,9 +293,6 @@ def test_row_54_a_gpu_that_is_not_there(model: Path, from_conv: Command) -> None
     Path("net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(1, 1, 1, device='cuda')\n")
     if not torch.cuda.is_available():
         assert "net.py:net: " in from_conv.refuses("s.pt", "--model-file", "net.py:net")
-
-
-# ---- 55: who reads -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--help",)], ids=["table", "json", "help"])
@@ -369,8 +348,6 @@ def test_row_55_no_colour_into_a_file_whatever_the_terminal(model: Path) -> None
     assert (done.returncode, err) == (0, "")
     assert "\x1b" not in out
 
-
-# ---- 56: little memory -----------------------------------------------------------------------------------------------
 
 BOMBS = {
     "inputs": (nn.Conv2d(1, 2, 3), ("--input-size", "1", "100000", "100000"), "a run on 2 random inputs of 1x100000x100000"),

@@ -291,9 +291,6 @@ def test_the_terminal_is_spared_what_a_tracer_says(capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-# ---- torch.compile ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("last", [False, True], ids=["to channels first", "to channels last"])
 @pytest.mark.parametrize("given", [False, True], ids=["from channels first", "from channels last"])
@@ -449,9 +446,6 @@ def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCap
         assert words in caplog.text
 
 
-# ---- the command line ------------------------------------------------------------------------------------------------------
-
-
 def test_the_command_writes_every_format(from_conv: Command):
     """By --format or by the name, each with its own certificate; it replaces only files that it wrote."""
     conv = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()).eval()
@@ -516,11 +510,7 @@ def test_a_network_that_takes_no_image_is_exported_from_an_example(how: str, for
     Path("net.py").write_text(NETWORKS_OF_WORDS)
     torch.save(net.state_dict(), "m.pt")
     words = torch.arange(12).view(2, 6)
-    call: Any = {
-        "tensor": (words,),
-        "tuple": (words, torch.tensor([2.0, 3.0, 4.0])),
-        "dict": (words, torch.ones(2, 1)),
-    }[how]
+    call: Any = {"tensor": (words,), "tuple": (words, torch.arange(2.0, 5.0)), "dict": (words, torch.ones(2, 1))}[how]
     keywords = dict(zip(("words", "scale"), call, strict=False))
     torch.save({"tensor": words, "tuple": call, "dict": keywords}[how], "x.pt")
     options = ("m.pt", "--model-file", f"net.py:{type(net).__name__}", "--format", form)

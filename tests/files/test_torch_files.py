@@ -97,8 +97,6 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "m.pt"
 
 
-# ---- what is beside the model ------------------------------------------------------------------------------------------
-
 ZONED = datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Paris"))
 BESIDE: dict[str, Callable[[], Any]] = {
     "an object in an object": lambda: argparse.Namespace(data=pathlib.PurePosixPath("/x"), more=argparse.Namespace()),
@@ -154,9 +152,6 @@ def test_row_12_a_key_chooses(from_conv: Command) -> None:
     torch.save({"nets": {"g": plain, "d": averaged}}, "m.pt")
     assert "(choose one with --key)" in from_conv.refuses(*words)
     assert same(construct.load("m.pt", model=Net(), key="nets/d"), averaged)
-
-
-# ---- what load_state_dict reads ------------------------------------------------------------------------------------------
 
 
 class Renaming(nn.Module):
@@ -237,18 +232,13 @@ def test_row_74_a_state_dict_that_holds_more_than_tensors(wrap: Any, beside: Any
     assert torch.equal(net[0].conv.weight, saved_net[0].conv.weight)  # type: ignore[arg-type]
     # What stands in for an object is not given to the network.
     saved_net[0].version = Config()  # type: ignore[assignment]
-    assert "does not fit Sequential" in refusal(
-        written(saved_net.state_dict(), place), model=nn.Sequential(WithState())
-    )
+    assert "does not fit" in refusal(written(saved_net.state_dict(), place), model=nn.Sequential(WithState()))
 
 
 def test_row_74_lazy_buffers(place: Path) -> None:
     net = Net()
     lazy = nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d())
     assert same(construct.load(written(net.state_dict(), place), model=lazy), net)
-
-
-# ---- every remedy that is printed works ----------------------------------------------------------------------------------
 
 
 def allowed_by(line: str) -> list[str]:
@@ -298,6 +288,14 @@ def test_row_75_nothing_that_cannot_be_allowed_is_offered(place: Path) -> None:
         assert "allow=" not in refusal(written({"model": Net(), "beside": thing}, place))
 
 
+@pytest.mark.parametrize("options", [{"model": Net()}, {"layers": True}], ids=["model", "layers"])
+def test_row_75_a_module_with_tensors_of_a_foreign_class(options: dict[str, Any], place: Path) -> None:
+    net = Net()
+    net[1].running_mean = net[1].running_mean.as_subclass(OwnTensor)  # type: ignore[union-attr]
+    assert "of a class of their own, OwnTensor (allow it" in refusal(written(net, place), **options)
+    assert alike(construct.load(place, allow=allowed_by(refusal(place))), net)
+
+
 def test_row_75_a_list_with_attributes(place: Path) -> None:
     """torch adds items to plain lists alone, and these have no attributes."""
     row = Row([1])
@@ -320,10 +318,7 @@ def test_row_75_protocols_of_pickle(protocol: int, old: bool, place: Path) -> No
         assert same(construct.load(place, model=net), net)
         return
     line = refusal(place, model=net)
-    assert (
-        f"protocol {protocol if protocol > 1 else '0 or 1'}, and without running code torch reads only protocol 2"
-        in line
-    )
+    assert f"protocol {protocol if protocol > 1 else '0 or 1'}, and without running code torch reads only" in line
     assert "save it with torch.save and without pickle_protocol" in line
 
 
@@ -367,13 +362,8 @@ def test_files_of_earlier_versions_of_ours(place: Path) -> None:
     moved = layer["data.pkl"].replace(b"torch.nn.modules.linear\nLinear\n", b"construct.learnable\nGate\n")
     path = written(archive_of({**layer, "data.pkl": moved}), place)
     line = refusal(path)
-    assert (
-        "construct.learnable.Gate, of another version of this project (model=Net(), its network, or layers=True" in line
-    )
+    assert "construct.learnable.Gate, of another version of this project (model=Net(), its network" in line
     assert list(construct.load(path, layers=True)) == ["0"]
-
-
-# ---- archives ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_compressed_archive_and_one_without_checksums(place: Path) -> None:
@@ -390,8 +380,6 @@ def test_a_compressed_archive_and_one_without_checksums(place: Path) -> None:
     assert same(construct.load(place, model=Net()), net)
     assert "without checksums" in read(place).notes[0]
 
-
-# ---- nothing in a file runs, and nothing is allocated --------------------------------------------------------------------
 
 LINEAR = named("torch.nn.modules.linear", "Linear")
 HUGE = b"\x8a\5\0\0\0\0\x10"  # 2^36
@@ -478,9 +466,6 @@ def test_row_19_names_of_any_kind(name: str, place: Path) -> None:
     )
 
 
-# ---- names in a state dict, and in a module ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("other", [".weight", "a..weight", ".a.weight", "", "a.", "."])
 def test_row_61_names_in_a_state_dict(other: str, place: Path) -> None:
     """One of "weight" and ".weight" hid the other."""
@@ -517,9 +502,6 @@ def test_row_62_attributes_of_a_dict_do_not_hide_its_items(place: Path) -> None:
     content = read(place).content
     assert isinstance(content, dict)
     assert alike(content, by_torch(place.read_bytes()))
-
-
-# ---- files from before torch 1.6 -----------------------------------------------------------------------------------------
 
 
 def python_2(values: dict[str, Tensor]) -> bytes:

@@ -17,6 +17,7 @@ import construct
 from construct.errors import BadModelFile
 from construct.files.allowed import allowed_classes
 from construct.files.destination import check_destination
+from construct.modules.learning import with_covariance
 
 
 @pytest.fixture
@@ -34,9 +35,6 @@ class Custom(nn.Module):
     """A class that files may not name."""
 
 
-# ---- round trip --------------------------------------------------------------------------------------------------------
-
-
 def test_the_list_of_classes_is_exact() -> None:
     kinds = allowed_classes()
     assert {nn.Conv2d, nn.Sequential, nn.MultiheadAttention, construct.MHSA, construct.ConvGeometry} <= set(kinds)
@@ -45,19 +43,20 @@ def test_the_list_of_classes_is_exact() -> None:
 
 
 def test_what_a_program_had_allowed_itself_stays_allowed(saved: Path) -> None:
-    with torch.serialization.safe_globals([nn.Conv2d, Custom]):
+    with torch.serialization.safe_globals([nn.Conv2d, Custom, (Custom, "test_writing.Custom")]):
         before = set(torch.serialization.get_safe_globals())
-        construct.load(saved)
+        construct.load(saved, allow=["test_writing.Custom"])
         assert set(torch.serialization.get_safe_globals()) == before
     assert nn.Sequential not in torch.serialization.get_safe_globals()
-
-
-# ---- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def with_radix_of_other_types(layer: Any) -> None:
     layer.w_key_pos = nn.Parameter(layer.w_key_pos[..., :2].clone(), requires_grad=False)
     layer.radix = ("a", 1.5)
+
+
+def with_radix_and_name(layer: Any) -> None:
+    layer.__dict__.update(vars(with_covariance(layer)), radix=(1, 9))
 
 
 def integers(tensor: Any) -> nn.Parameter:
@@ -72,6 +71,7 @@ SPOILT: dict[str, Callable[[Any], Any]] = {
     "fields": lambda layer: layer.geometry.__dict__.clear(),
     "radix": lambda layer: setattr(layer, "radix", (1, 2)),
     "types in a radix": with_radix_of_other_types,
+    "a radix and a name": with_radix_and_name,
     "no geometry": lambda layer: setattr(layer, "geometry", 5),
     "a tensor missing": lambda layer: layer._parameters.pop("v"),
     "type of a tensor": lambda layer: setattr(layer, "v", integers(layer.v)),
@@ -86,9 +86,6 @@ def test_an_attention_layer_that_contradicts_itself(name: str, small: nn.Module,
     torch.save(converted, tmp_path / "a.pt")
     with pytest.raises(BadModelFile, match="its layers contradict themselves"):
         construct.load(tmp_path / "a.pt")
-
-
-# ---- writing -----------------------------------------------------------------------------------------------------------
 
 
 def test_saving_what_could_not_be_read_back(small: nn.Module, tmp_path: Path) -> None:

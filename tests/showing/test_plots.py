@@ -28,10 +28,7 @@ from verify.plots.leakage import LOOKS, leaked
 from verify.plots.probabilities import attention_of
 from verify.rounding.leakage import leakage_on_lattice
 
-TIMES = [
-    Series("quadratic", (10, 20, 40, 80), (1e-3, 4e-3, 16e-3, 64e-3)),
-    Series("flat", (10, 20, 40), (2.0, 2.0, 2.0)),
-]
+TIMES = [Series("quadratic", (10, 20, 40, 80), (1e-3, 4e-3, 16e-3, 64e-3)), Series("flat", (10, 20, 40), (2.0,) * 3)]
 
 
 def conv_and_layer(alpha: float = 1.0, **options: Any) -> tuple[nn.Conv2d, Any]:
@@ -50,9 +47,6 @@ def panels(figure: Any) -> list[Any]:
 
 def images_of(figure: Any) -> list[np.ndarray]:
     return [np.asarray(ax.images[0].get_array()) for ax in panels(figure)]
-
-
-# ---- the numbers -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in SHOWN if name != "3-D"])
@@ -88,6 +82,19 @@ def test_another_sharpness_is_that_of_a_layer_built_with_it():
     soft = construct.conv_to_mhsa(conv, alpha=0.75).attention_probabilities(torch.zeros(1, 2, 5, 5))[0]
     np.testing.assert_array_equal(softened, soft.detach().numpy())
     assert layer.centres()[0].unique().tolist() == [1024.0], "the layer itself is as it was"
+
+
+def test_attention_is_that_on_an_input():
+    _, layer = conv_and_layer()
+    with torch.no_grad():
+        layer.w_qry.normal_()
+        layer.w_key.normal_()
+    x = torch.randn(1, 2, 4, 6)
+    attention = attention_of(layer, x)
+    np.testing.assert_array_equal(attention.probabilities, layer.attention_probabilities(x)[0].detach())
+    assert attention.outputs == tuple(layer(x).shape[2:])
+    assert attention_of(layer, larger=2).tokens == (14, 14)
+    assert len(images_of(attention_figure(layer, x))) == len(images_of(attention_figure(layer, grid=(4, 6))))
 
 
 def test_many_heads_are_drawn_in_rows_and_the_rest_is_said():
@@ -204,9 +211,6 @@ def test_costs_of_a_layer_are_measured():
     assert series.name == "attention, dense"
     assert len(series.tokens) >= 3
     assert layer.execution == "auto"
-
-
-# ---- files -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,6 @@ def pair(**options: Any) -> tuple[nn.Conv2d, Any]:
     return conv, construct.conv_to_mhsa(conv, **options)
 
 
-# ---- certificates --------------------------------------------------------------------------------------------------------
-
-
 def test_a_certificate_of_numbers_that_have_changed_is_refused(tmp_path: Path) -> None:
     conv, layer = seeded(pair)
     old = verify.certify(conv, layer, grid=(8, 8))
@@ -52,9 +49,6 @@ def test_a_certificate_of_no_layer_is_refused(tmp_path: Path) -> None:
         verify.write_report(tmp_path / "page.html", attention={"a": torch.ones(1, 2, 2) / 2}, certificates=certificate)
 
 
-# ---- everything else -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -79,9 +73,7 @@ def test_a_certificate_of_no_layer_is_refused(tmp_path: Path) -> None:
         ({"original": nn.Identity()}, ValueError, "no convolution in the original"),
     ],
 )
-def test_one_error_says_what_is_wrong(
-    arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_one_error_says_what_is_wrong(arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path):
     conv, layer = seeded(pair)
     with pytest.raises(error, match=message) as raised:
         verify.write_report(tmp_path / "page.html", **{"original": conv, "converted": layer} | arguments)

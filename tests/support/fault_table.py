@@ -86,9 +86,6 @@ def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, T
     return conv, x
 
 
-# ---- faults of soft heads ----------------------------------------------------------------------------------------------
-
-
 def _content(layer: MHSA, rng: np.random.Generator, *names: str) -> None:
     for name in names:
         w = getattr(layer, name)
@@ -167,7 +164,5 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 _CHANGES = {name: partial(faults.planted, change) for name, change in faults.FAULTS.items()}
 _CHANGES |= {name: partial(_in_place, change) for name, change in SOFT.items()}
-IN_LAYERS = {
-    name: fault(plant, False, SETTINGS.get(name, {}) | {"soft": name in SOFT}) for name, plant in _CHANGES.items()
-}
+IN_LAYERS = {n: fault(plant, False, SETTINGS.get(n, {}) | {"soft": n in SOFT}) for n, plant in _CHANGES.items()}
 """Faults in stored numbers."""

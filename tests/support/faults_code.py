@@ -34,9 +34,6 @@ def a_property(name: str, change: Callable[[ConvGeometry, Any], Any], **settings
     return code(lambda patch: patch.setattr(ConvGeometry, name, property(lambda g: change(g, right(g)))), **settings)
 
 
-# ---- faults in the code: the builder ---------------------------------------------------------------------------------------
-
-
 def turned(weight: Tensor) -> Tensor:
     return weight.flip(tuple(range(2, weight.dim())))
 
@@ -77,9 +74,7 @@ def aliasing_radix(patch: pytest.MonkeyPatch) -> None:
         return tuple(side ** (g.dims - 1 - axis) for axis in range(g.dims))
 
     right = builder.kernel_to_mhsa
-    patch.setattr(
-        builder, "kernel_to_mhsa", lambda *args, **options: right(*args, **options | {"encoding": "parabola"})
-    )
+    patch.setattr(builder, "kernel_to_mhsa", lambda *args, **more: right(*args, **more | {"encoding": "parabola"}))
     patch.setattr(encodings, "balanced_radix", too_small)
     patch.setattr(encodings, "require_distinct", lambda radix, box: None)
 
@@ -87,8 +82,6 @@ def aliasing_radix(patch: pytest.MonkeyPatch) -> None:
 BUILDER["a radix that aliases"] = code(
     aliasing_radix, shown_on=("2-D", "3-D", "dilated", "reflect", "transposed"), more=2, dims=[2, 3]
 )
-
-# ---- the encoding ------------------------------------------------------------------------------------------------------------
 
 v, r = (partial(function, quadratic, name) for name in ("v", "r"))
 ENCODING = {
@@ -102,9 +95,6 @@ ENCODING = {
     ),
     "r of the absolute shift": r(lambda right, delta: (sum(x * x for x in delta), *(abs(x) for x in delta))),
 }
-
-
-# ---- the token grid ------------------------------------------------------------------------------------------------------------
 
 
 def grids(change: Callable[[TokenGrid], Any], **settings: Any) -> Fault:
@@ -156,9 +146,7 @@ def generous(right: Any, g: ConvGeometry, size: Any) -> Any:
 def method(kind: Any, what: str, change: Callable[..., Any], **settings: Any) -> Fault:
     """A fault in a method: as `function`, with the instance first of the arguments."""
     right = getattr(kind, what)
-    return code(
-        lambda patch: patch.setattr(kind, what, lambda *args, **named: change(right, *args, **named)), **settings
-    )
+    return code(lambda patch: patch.setattr(kind, what, lambda *args, **k: change(right, *args, **k)), **settings)
 
 
 PADDED: dict[str, Any] = {"paddings": ["numbers", "same"], "transposed": [False]}
@@ -188,8 +176,6 @@ TOKENS = {
         "anchor", lambda g, anchor: (*anchor[:-1], anchor[-1] - 1), built=True, shown_on=ALL
     ),
 }
-
-# ---- scores and executions -------------------------------------------------------------------------------------------------------
 
 
 def without_the_last_head(run: Any, layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:

@@ -83,9 +83,6 @@ def programs() -> dict[str, bytes]:
 ZIPS = ("module", "attention", "state", "views", "wrapped", "bare")
 
 
-# ---- the archive -------------------------------------------------------------------------------------------------------
-
-
 def odd_records(rng: Random) -> bytes:
     """A correct archive with records added, removed, renamed or reordered."""
     records = list(records_in(files()[rng.choice(ZIPS)]).items())
@@ -114,8 +111,6 @@ def odd_records(rng: Random) -> bytes:
                 records[a], records[b] = (records[a][0], records[b][1]), (records[b][0], records[a][1])
     return archive_of(records, rng.choice(["archive/", "m/", "a.b/", "", "/"]))
 
-
-# ---- the pickle --------------------------------------------------------------------------------------------------------
 
 GLOBALS = [
     *(named("torch", f"{kind}Storage") for kind in ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Byte")),
@@ -190,11 +185,7 @@ def value_made(rng: Random, puts: list[bytes]) -> bytes:
     """A value to insert: a tensor of some storage, or a call of a name that torch knows with earlier values."""
     thing = rng.choice(puts) if puts else b"N"
     same = row(thing, named("torch", "float32"), text("cpu"), b"\x89")
-    key, kind, count = (
-        str(rng.randrange(4)),
-        rng.choice(["Float", "Half", "BFloat16", "Int"]),
-        rng.choice((1, 4, 8, 36)),
-    )
+    key, kind, count = str(rng.randrange(4)), rng.choice("Float Half BFloat16 Int".split()), rng.choice((1, 4, 8, 36))
     values = [tensor(storage(key, kind, count))]
     values.append(called(rng.choice(GLOBALS), thing))
     values.append(called(rng.choice(GLOBALS), thing, b"\x89", EMPTY_ORDERED))
@@ -244,9 +235,6 @@ def odd_state(rng: Random) -> bytes:
     return saved(rng.choice([state, {"state_dict": state}, {"model": state, "ema": dict(state)}, [state], (state,)]))
 
 
-# ---- safetensors -------------------------------------------------------------------------------------------------------
-
-
 def odd_safetensors(rng: Random) -> bytes:
     """A safetensors file whose header was changed, in its entries or its text, with the numbers behind it."""
     data = files()[rng.choice(["safetensors", "geometry"])]
@@ -287,8 +275,6 @@ def odd_safetensors(rng: Random) -> bytes:
     said = len(coded) + rng.choice((0, 0, 0, 0, 0, 1, -1, 2**32))
     return max(0, said).to_bytes(8, "little") + coded + body
 
-
-# ---- bytes -------------------------------------------------------------------------------------------------------------
 
 PAYLOAD = called(named("posix", "system"), text("touch trace")) + b"0"
 """A pickle fragment that creates a file and leaves nothing on the stack."""

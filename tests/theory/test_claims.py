@@ -91,9 +91,6 @@ def table() -> ClaimTable:
         return claims()
 
 
-# ---- the table ----------------------------------------------------------------------------------------------------------
-
-
 def test_every_verdict_is_as_expected(table: ClaimTable) -> None:
     by_verdict = {verdict: {row.id for row in table if row.verdict == verdict} for verdict in EXPECTED}
     assert by_verdict == {verdict: set(ids.split()) for verdict, ids in EXPECTED.items()}
@@ -138,9 +135,7 @@ def test_every_verdict_says_by_what(table: ClaimTable) -> None:
 def test_every_claim_of_a_source_quotes_it() -> None:
     for one in ALL:
         assert 3 < len(one.quote.split()) <= 25 or (one.ours and not one.quote), one.id
-        assert bool(one.quote) == bool(re.fullmatch(r"(abstract|talk|blog|slides|review)(, \S.*)?", one.source)), (
-            one.source
-        )
+        assert bool(one.quote) == bool(re.fullmatch(r"(abstract|talk|blog|slides|review)(, \S.*)?", one.source))
 
 
 def test_one_head_more_than_taps_is_a_convolution_at_finite_scores() -> None:
@@ -201,9 +196,7 @@ def test_what_is_said_of_every_rate_on_digits_is_so() -> None:
 def test_slips_stand_apart_and_have_no_verdict(table: ClaimTable) -> None:
     shown = table.markdown().split("\n## Slips and fragments\n")[1]
     assert shown.count("\n| ") == 1 + len(SLIPS)
-    assert not any(
-        slip.printed in one.quote for slip in SLIPS for one in ALL if len(slip.printed) > 30 and one.id != "lemma-1"
-    )
+    assert not any(s.printed in one.quote for s in SLIPS for one in ALL if len(s.printed) > 30 and one.id != "lemma-1")
     assert not re.search("REFUTED|PROVED|CHECKED", shown)
 
 
@@ -254,9 +247,6 @@ def test_the_command_says_why(verify_command: Command) -> None:
     verify_command.refuses("claims", "--why", 999)
 
 
-# ---- how verdicts are computed ------------------------------------------------------------------------------------------
-
-
 def test_one_failing_check_leaves_a_claim_undecided() -> None:
     good, bad = Check("good", True, "sympy"), Check("bad", False)
     assert (proved(good).verdict, proved(good).by) == (PROVED, "sympy")
@@ -298,8 +288,6 @@ def test_a_theorem_of_coq_must_be_a_headline() -> None:
         assert not check.holds
         assert f"{no_headline} (no headline theorem)" in check.finding
 
-
-# ---- breaking the code under each claim -----------------------------------------------------------------------------------
 
 right_r, right_v, right_query = quadratic.r, quadratic.v, quadratic.absolute_query
 right_call, right_mix = oracle.Convolution.__call__, equations.mix
@@ -490,9 +478,6 @@ def test_a_verdict_changes_when_the_code_under_it_is_broken(monkeypatch, table, 
 )
 def test_some_of_them_in_every_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert break_it(monkeypatch, name, *BREAKAGES[name][0]).verdict == UNDECIDED
-
-
-# ---- what the evidence may use ----------------------------------------------------------------------------------------------
 
 
 def test_the_elimination_is_exact() -> None:
