@@ -5,6 +5,7 @@
 
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,11 @@ from torch import nn
 
 import construct
 from construct import MHSA, conv_to_mhsa
+from construct.encoding import encodings
+from construct.encoding.encodings import shifts_are_distinct
+from construct.heads import tap_shifts
+from construct.tokens import TokenGrid
+from construct.weights import MHSAWeights
 from fault_table import ALL, Fault, convolution_and_inputs
 from faults_code import FAULTS
 from truths import permuted, with_content_heads
@@ -31,6 +37,7 @@ from verify.experiment.sweep.exact_layers import exactly_differ
 from verify.experiment.sweep.faults import Inapplicable, with_heads
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.stored_layers import TENSORS
 from verify.recheck.strict_input import Rejected
 from verify.strategies import DTYPES, convolutions, least_size
 
@@ -117,7 +124,7 @@ def test_a_planted_fault_is_rejected(name: str, asked: Asked):
         except (Inapplicable, ValueError, IndexError):  # the fault does not apply, or no checker would read the pair
             continue
         accepted = asked.answer(pair).accepted
-        assert not (accepted and (layer.radix is not None or exactly_differ(conv, layer, grid_of(conv)))), geometry
+        assert not (accepted and exactly_differ(conv, layer, grid_of(conv))), geometry
         rejected += not accepted
         if rejected:
             break
@@ -352,6 +359,92 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
         assert asked.answer(pair, export.floats(-149, 24, 1.0, 1.0, kind=5)).accepted == (f < 0.5)
         assert not asked.answer(pair, export.floats(-149, 24, 1.0, 2.0**-40, kind=5)).accepted
         assert ("in float32 a difference" in asked.answer(pair).sentence) == sharp
+
+
+# ---- the parabola ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MHSA]:
+    """Layers whose parabola numbers shifts of up to ``most`` on every axis but the first, also on a grid with farther ones."""
+
+    def built(conv: Any, most: int) -> MHSA:
+        radix = tuple((2 * most + 1) ** (conv.weight.dim() - 3 - axis) for axis in range(conv.weight.dim() - 2))
+        monkeypatch.setattr(encodings, "balanced_radix", lambda geometry, alpha: radix)
+        return conv_to_mhsa(conv, encoding="parabola")
+
+    monkeypatch.setattr(encodings, "require_distinct", lambda radix, box: None)
+    return built
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_parabola_is_accepted_exactly_up_to_the_size_that_its_radix_carries(name: str, narrow: Any, asked: Asked):
+    """Both checkers draw the line at the same size; a text says for which sizes it asks."""
+    conv, _ = convolution_and_inputs(name, 0, integers=True)
+    built, grid = conv_to_mhsa(conv, encoding="parabola"), grid_of(conv)
+    assert asked.answer(pair_of(conv, built, grid)).sentence.count(f" up to {grid}") == 2
+    most = max(abs(x) for shift in tap_shifts(built.geometry) for x in shift) + 3
+    layer, verdicts = narrow(conv, most), []
+    for more in range(14):
+        pair = pair_of(conv, layer, tuple(n + more for n in least_size(conv)))
+        verdicts.append(asked.answer(pair).accepted)
+        assert verdicts[-1] == proved(pair) == shifts_are_distinct(layer.radix, TokenGrid.of(layer.geometry, pair.stated.grid).box)
+        assert asked.answer(pair, export.within(1.0, 1e9)).accepted == verdicts[-1]
+        assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted  # speaks of quadratic scores
+        pixels = {(0,) * (1 + len(grid)): Fraction(1)}
+        layer.b_out.data += 1
+        wrong = pair_of(conv, layer, pair.stated.grid)
+        layer.b_out.data -= 1
+        question = export.refuted(wrong.stated.grid, (0,) * (1 + len(grid)), pixels)
+        assert asked.answer(wrong, question).accepted == verdicts[-1]
+    assert verdicts[0]
+    assert sorted(verdicts, reverse=True) == verdicts
+    assert all(verdicts) == (len(grid) == 1)  # in one dimension, a number is a shift
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_fault_of_a_parabola_is_accepted(name: str, asked: Asked):
+    """Each fault is either rejected, or none by exact evaluation; our checker agrees."""
+    conv, _ = convolution_and_inputs(name, 0, integers=False)
+    rejected = 0
+    for turn, fault in enumerate(FAULTS.values()):
+        if fault.in_code:
+            continue
+        try:
+            layer = fault.plant(conv, conv_to_mhsa(conv, encoding="parabola"), np.random.default_rng(turn))
+            pair = pair_of(conv, layer, grid_of(conv))
+        except (Inapplicable, Rejected, ValueError, IndexError):
+            continue
+        accepted = asked.answer(pair).accepted
+        assert accepted == proved(pair)
+        assert not (accepted and exactly_differ(conv, layer, grid_of(conv)))
+        rejected += not accepted
+    assert rejected >= 10
+
+
+@pytest.mark.parametrize("radix", [(7, 0), (0, 1), (-7, 1), (6, 1), (1, 7), (7, 2)], ids=str)
+def test_a_radix_that_numbers_no_box_is_rejected(radix: tuple[int, int], asked: Asked):
+    """At a size where (7, 1) just does."""
+    conv = nn.Conv2d(1, 1, 3, padding=1).requires_grad_(False)
+    layer = conv_to_mhsa(conv, encoding="parabola").requires_grad_(False)
+    layer.v.data[:, 1] = torch.tensor([2048.0 * (7 * i + j) for i in (-1, 0, 1) for j in (-1, 0, 1)])
+    for numbers in ((7, 1), radix):
+        other = MHSA(layer.geometry, MHSAWeights(**{name: getattr(layer, name).detach() for name in TENSORS}), radix=numbers)
+        pair = pair_of(conv, other, (3, 3))
+        assert asked.answer(pair).accepted == proved(pair) == (numbers == (7, 1))
+
+
+@pytest.mark.parametrize("alpha", [4.0, 20.0])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_soft_heads_of_a_parabola_leak_as_on_one_axis(dims: int, alpha: float, asked: Asked):
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    conv = kind(2, 3, 3, padding=1, bias=False)
+    sums = conv.weight.detach().double().abs().flatten(1).sum(dim=1).max().item()
+    most = 2 * 2 * np.exp(-alpha) * sums
+    pair = pair_of(conv, conv_to_mhsa(conv, alpha=alpha, encoding="parabola"), (4,) * dims, within=1.0)
+    assert asked.answer(pair, export.SAME).accepted
+    assert asked.answer(pair, export.within(1.0, most * (1 + 1e-9))).accepted
+    assert not asked.answer(pair, export.within(1.0, most * (1 - 1e-9))).accepted
 
 
 # ---- refutations -----------------------------------------------------------------------------------------------------------
