@@ -73,8 +73,8 @@ Definition nearest_shift (a x : Z) : Z := (x + a) / (2 * a).
 Definition rest_of (a x : Z) : Z := x - 2 * a * nearest_shift a x.
 Definition largest_rest (a : Z) (c : list Z) : Z := fold_right Z.max 0 (map (fun x => Z.abs (rest_of a x)) c).
 
-(** Sharpness and the shift's code, where c = −α(1, −2τ) and the content terms are zero: α minus the largest remainder, which
-    must be positive, as an integer times 2^(s_v + s_key_pos), and the integer vector nearest to τ. *)
+(** Sharpness and the shift's code, where c = −α(1, −2τ) and the content terms are zero: α minus the largest remainder,
+    which must be positive, as an integer times 2^(s_v + s_key_pos), and the integer vector nearest to τ. *)
 Definition looks (m : attention_layer) (h : raw_head) : option (Z * position) :=
   match read_back_of (code_dims (a_encoding m) (dims m)) h with
   | [] => None
@@ -302,7 +302,8 @@ Theorem head_sharp (m : attention_layer) h a τ : looks m h = Some (a, τ) ->
   (on_lattice m h = true -> forall i, (i < S d)%nat -> w i = v_quadratic (alpha_of m h) τ i).
 Proof.
   unfold alpha_of, sharpness_read, on_lattice; intros E; cbv zeta; rewrite E; unfold looks in E.
-  set (d := code_dims (a_encoding m) (dims m)) in *; destruct (read_back_of d h) as [|c0 c] eqn:R; [discriminate|]; cbv zeta in E.
+  set (d := code_dims (a_encoding m) (dims m)) in *.
+  destruct (read_back_of d h) as [|c0 c] eqn:R; [discriminate|]; cbv zeta in E.
   destruct (_ && _)%bool eqn:B in E; [|discriminate]; injection E as <- <-.
   unfold no_content in B; rewrite !andb_true_iff, orb_true_iff in B; destruct B as ((B0 & B1 & B2) & B3).
   apply Z.ltb_lt in B0; apply Nat.eqb_eq in B3; set (e := (s_v (scale_of m) + s_key_pos (scale_of m))%Z).

@@ -102,7 +102,8 @@ Lemma tokens_near {A} (P : A -> A -> Prop) (R : A -> Prop) count wide (as_ bs : 
   Forall2 (fun x w => Z.abs x <= w) (sub k t) (map wide bs).
 Proof.
   intros F; revert k t; induction F as [|a b as_ bs Hab F IH]; intros k t FR C Fk Ft; inversion Fk; inversion Ft; subst;
-    [constructor|]; inversion FR; subst; simpl; constructor; [assert (W := C a b ltac:(assumption) Hab); lia|apply IH; assumption].
+    [constructor|]; inversion FR; subst; simpl; constructor; [|apply IH; assumption].
+  assert (W := C a b ltac:(assumption) Hab); lia.
 Qed.
 
 Theorem tokens_distinct m sizes k t : numbered m = true -> accepts m sizes -> fits m sizes = true ->

@@ -2,8 +2,8 @@
 
     It receives the sizes of an input, an output, a channel, and the nonzero pixels, as integers times one power of
     two.  Statement:
-      check_refuted_sound  if [check_refuted] accepts, torch and the layer take these sizes, the output is one, and there the layer with
-                           its v multiplied by α → ∞ tends to another number than the convolution's *)
+      check_refuted_sound  if [check_refuted] accepts, torch and the layer take these sizes, the output is one, and
+                           there the layer with its v multiplied by α → ∞ tends to another number than the convolution's *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Lra Lia.
@@ -65,8 +65,8 @@ Definition gap_of_outputs : dyadic :=
     (Dyadic taps_gap (e + common_scale c m)).
 
 Definition check_refuted : bool :=
-  comparable c m && takes c sizes && fits m sizes && existsb (fun p => if same_position p o then true else false) (outputs c sizes) &&
-  Nat.ltb j (groups_n c * out_g c) && negb (z_is_zero gap_of_outputs).
+  comparable c m && takes c sizes && fits m sizes &&
+  existsb (fun p => if same_position p o then true else false) (outputs c sizes) && Nat.ltb j (groups_n c * out_g c) && negb (z_is_zero gap_of_outputs).
 
 (** The meaning of an accepted check. *)
 Definition differ : Prop :=

@@ -47,7 +47,7 @@ Definition bias_differences : list dyadic :=
     (List.combine (raw_b_out m) (c_bias c)).
 
 (** Both layers have the same fields, their tensors have matching shapes, and every head that carries something
-    ignores the content and looks at a kernel position, and no other of the stated sizes has its code. *)
+    ignores the content and looks at a kernel position; a parabola's radix is large enough for its sizes. *)
 Definition comparable : bool :=
   numbered m && equal_geometries m c && well_formed c &&
   shaped4 (groups_n c) (if transposed c then in_g c else out_g c) (if transposed c then out_g c else in_g c)
@@ -342,7 +342,8 @@ Qed.
 (** Every other token scores lower, by α or more. *)
 Lemma kept_gap h X o k : fits m sizes = true -> In h (heads L) -> In o (outputs c sizes) -> In k (tokens c sizes) ->
   k <> add (query_of c sizes o) (f h) ->
-  alpha_of m h <= score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)) - score L h X (query_of c sizes o) k.
+  alpha_of m h <=
+  score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)) - score L h X (query_of c sizes o) k.
 Proof.
   intros Fit Ih Io Ik N; assert (S := kept_falls h X o k Ih Io Ik); destruct (kept_sharp h Ih) as (_ & Ha & _).
   assert (P : (1 <= norm2 (code (sub k (add (query_of c sizes o) (f h)))))%Z).

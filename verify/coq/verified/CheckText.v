@@ -11,8 +11,8 @@
                                an exponent, the number of pixels, and each: channel, place, integer
                              5 shifted, as floats, of the sum that runs by default
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
-      the attention layer  geometry; encoding; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
-                           w_val, w_out and b_out, one tensor after the other
+      the attention layer  geometry; encoding; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos,
+                           u, v, w_val, w_out and b_out, one tensor after the other
     Entries are integers, in torch's row-major order; the tensor is these times 2^exponent.  A geometry is
       in_channels out_channels d, kernel_size, stride, dilation (d numbers each),
       padding (0 and d numbers; 1 for 'same';

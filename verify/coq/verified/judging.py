@@ -60,7 +60,7 @@ def questions_of(pair: LayerPair) -> list[Question]:
     asked over the reals.  With the parabola, all questions concern inputs up to the certified size.
     """
     stated = pair.stated
-    up_to = "" if pair.radix is None else f" up to {stated.grid}"
+    up_to = "" if pair.radix is None else f" on inputs up to {stated.grid}"
     inputs = f"for |x| ≤ {exactly(stated.input_bound)}{up_to}"
     if stated.within is not None:
         what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
@@ -68,8 +68,8 @@ def questions_of(pair: LayerPair) -> list[Question]:
     name = ARITHMETIC[stated.dtype]
     form = FORMATS[name]
     questions = [
-        Question(export.SAME, f"the same function in the limit α → ∞{up_to and ', of inputs' + up_to}"),
-        Question(export.sharp(*form), f"every head one-hot in {name}{up_to and ', on these'}"),
+        Question(export.SAME, f"the same function in the limit α → ∞{up_to}"),
+        Question(export.sharp(*form), f"every head one-hot in {name}{up_to}"),
     ]
     most = float(stated.parts["bound"].max(initial=0.0))
     if stated.verdict == "PROVED":
