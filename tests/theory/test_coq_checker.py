@@ -5,7 +5,6 @@
 
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -310,11 +309,14 @@ def test_the_default_execution_keeps_the_bound_of_its_order(name: str, seed: int
 
 
 @pytest.mark.parametrize("alpha", [4.0, 8.0, 20.0])
-def test_soft_heads_are_accepted_within_their_leak_and_not_below(alpha: float, asked: Asked):
+@pytest.mark.parametrize(("encoding", "neighbours"), [("quadratic", 4), ("parabola", 2)])
+def test_soft_heads_are_accepted_within_their_leak_and_not_below(
+    encoding: str, neighbours: int, alpha: float, asked: Asked
+):
     conv = nn.Conv2d(3, 4, 3, padding=1, bias=False)
-    layer = conv_to_mhsa(conv, alpha=alpha)
+    layer = conv_to_mhsa(conv, alpha=alpha, encoding=encoding)
     sums = conv.weight.detach().double().abs().sum(dim=(1, 2, 3)).max().item()
-    most = 2 * 4 * np.exp(-alpha) * sums
+    most = 2 * neighbours * np.exp(-alpha) * sums
     pair = pair_of(conv, layer, (5, 5), within=1.0)
     assert asked.answer(pair, export.within(1.0, most * (1 + 1e-9))).accepted
     assert not asked.answer(pair, export.within(1.0, most * (1 - 1e-9))).accepted
@@ -364,46 +366,31 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
 # ---- the parabola ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MHSA]:
-    """Layers whose parabola numbers shifts of up to ``most`` on every axis but the first, also on a grid with farther ones."""
-
-    def built(conv: Any, most: int) -> MHSA:
-        radix = tuple((2 * most + 1) ** (conv.weight.dim() - 3 - axis) for axis in range(conv.weight.dim() - 2))
-        monkeypatch.setattr(encodings, "balanced_radix", lambda geometry, alpha: radix)
-        return conv_to_mhsa(conv, encoding="parabola")
-
-    monkeypatch.setattr(encodings, "require_distinct", lambda radix, box: None)
-    return built
-
-
 @pytest.mark.parametrize("name", ALL)
-def test_the_parabola_is_accepted_exactly_up_to_the_size_that_its_radix_carries(name: str, narrow: Any, asked: Asked):
-    """Both checkers draw the line at the same size; a text says for which sizes it asks."""
+def test_a_parabola_is_accepted_up_to_the_size_that_its_radix_carries(
+    name: str, asked: Asked, monkeypatch: pytest.MonkeyPatch
+):
+    """Both checkers draw the line at the same size, where the layer itself does."""
     conv, _ = convolution_and_inputs(name, 0, integers=True)
-    built, grid = conv_to_mhsa(conv, encoding="parabola"), grid_of(conv)
-    assert asked.answer(pair_of(conv, built, grid)).sentence.count(f" on inputs up to {grid}") == 3
-    most = max(abs(x) for shift in tap_shifts(built.geometry) for x in shift) + 3
-    layer, verdicts = narrow(conv, most), []
+    layer, grid = conv_to_mhsa(conv, encoding="parabola"), grid_of(conv)
+    assert asked.answer(pair_of(conv, layer, grid)).sentence.count(f" on inputs up to {grid}") == 3
+    side = 2 * max(abs(x) for shift in tap_shifts(layer.geometry) for x in shift) + 7
+    radix = tuple(side**axis for axis in reversed(range(len(grid))))
+    monkeypatch.setattr(encodings, "balanced_radix", lambda geometry, alpha: radix)
+    layer, wrong = (conv_to_mhsa(conv, encoding="parabola") for _ in range(2))
+    wrong.b_out.data += 1
+    carried: list[bool] = []
     for more in range(14):
-        pair = pair_of(conv, layer, tuple(n + more for n in least_size(conv)))
-        verdicts.append(asked.answer(pair).accepted)
-        assert (
-            verdicts[-1]
-            == proved(pair)
-            == shifts_are_distinct(layer.radix, TokenGrid.of(layer.geometry, pair.stated.grid).box)
-        )
-        assert asked.answer(pair, export.within(1.0, 1e9)).accepted == verdicts[-1]
+        grid = tuple(n + more for n in least_size(conv))
+        pair = pair_of(conv, layer, grid)
+        carried.append(shifts_are_distinct(radix, TokenGrid.of(layer.geometry, grid).box))
+        assert asked.answer(pair).accepted == proved(pair) == carried[-1]
+        assert asked.answer(pair, export.within(1.0, 1e9)).accepted == carried[-1]
         assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted  # speaks of quadratic scores
-        pixels = {(0,) * (1 + len(grid)): Fraction(1)}
-        layer.b_out.data += 1
-        wrong = pair_of(conv, layer, pair.stated.grid)
-        layer.b_out.data -= 1
-        question = export.refuted(wrong.stated.grid, (0,) * (1 + len(grid)), pixels)
-        assert asked.answer(wrong, question).accepted == verdicts[-1]
-    assert verdicts[0]
-    assert sorted(verdicts, reverse=True) == verdicts
-    assert all(verdicts) == (len(grid) == 1)  # in one dimension, a number is a shift
+        question = export.refuted(grid, (0,) * (1 + len(grid)), {})
+        assert asked.answer(pair_of(conv, wrong, grid), question).accepted == carried[-1]
+    assert carried[0]
+    assert all(carried) == (len(grid) == 1)  # in one dimension, a number is a shift
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -428,29 +415,14 @@ def test_no_fault_of_a_parabola_is_accepted(name: str, asked: Asked):
 
 @pytest.mark.parametrize("radix", [(7, 0), (0, 1), (-7, 1), (6, 1), (1, 7), (7, 2)], ids=str)
 def test_a_radix_that_numbers_no_box_is_rejected(radix: tuple[int, int], asked: Asked):
-    """At a size where (7, 1) just does."""
+    """At a size for which (7, 1) is just large enough."""
     conv = nn.Conv2d(1, 1, 3, padding=1).requires_grad_(False)
     layer = conv_to_mhsa(conv, encoding="parabola").requires_grad_(False)
-    layer.v.data[:, 1] = torch.tensor([2048.0 * (7 * i + j) for i in (-1, 0, 1) for j in (-1, 0, 1)])
+    layer.v[:, 1] = torch.tensor([2048.0 * (7 * i + j) for i in (-1, 0, 1) for j in (-1, 0, 1)])
+    weights = MHSAWeights(**{name: getattr(layer, name).detach() for name in TENSORS})
     for numbers in ((7, 1), radix):
-        other = MHSA(
-            layer.geometry, MHSAWeights(**{name: getattr(layer, name).detach() for name in TENSORS}), radix=numbers
-        )
-        pair = pair_of(conv, other, (3, 3))
+        pair = pair_of(conv, MHSA(layer.geometry, weights, radix=numbers), (3, 3))
         assert asked.answer(pair).accepted == proved(pair) == (numbers == (7, 1))
-
-
-@pytest.mark.parametrize("alpha", [4.0, 20.0])
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_soft_heads_of_a_parabola_leak_as_on_one_axis(dims: int, alpha: float, asked: Asked):
-    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
-    conv = kind(2, 3, 3, padding=1, bias=False)
-    sums = conv.weight.detach().double().abs().flatten(1).sum(dim=1).max().item()
-    most = 2 * 2 * np.exp(-alpha) * sums
-    pair = pair_of(conv, conv_to_mhsa(conv, alpha=alpha, encoding="parabola"), (4,) * dims, within=1.0)
-    assert asked.answer(pair, export.SAME).accepted
-    assert asked.answer(pair, export.within(1.0, most * (1 + 1e-9))).accepted
-    assert not asked.answer(pair, export.within(1.0, most * (1 - 1e-9))).accepted
 
 
 # ---- refutations -----------------------------------------------------------------------------------------------------------

@@ -97,7 +97,12 @@ def text(
     yield from (_geometry(geometries[0]), *_tensor(weight), *_tensor(bias))
     radix = geometries[1].get("radix")
     encoding = [0] if radix is None else [1, *radix, *largest]
-    sizes = [*encoding, heads, tensors["v"].shape[1], head_dim]
+    sizes = [
+        *encoding,
+        heads,
+        tensors["v"].shape[1],
+        head_dim,
+    ]
     yield from (_geometry(geometries[1]), "\n" + " ".join(map(str, sizes)))
     for name in TENSORS:
         yield from _tensor(tensors[name])

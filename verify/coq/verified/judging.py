@@ -60,7 +60,9 @@ def questions_of(pair: LayerPair) -> list[Question]:
     asked over the reals.  With the parabola, all questions concern inputs up to the certified size.
     """
     stated = pair.stated
-    up_to = "" if pair.radix is None else f" on inputs up to {stated.grid}"
+    up_to = ""
+    if pair.radix is not None:
+        up_to = f" on inputs up to {stated.grid}"
     inputs = f"for |x| ≤ {exactly(stated.input_bound)}{up_to}"
     if stated.within is not None:
         what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
