@@ -88,7 +88,7 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     """
     heads, groups, channels, width = w.shape
     few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
-    if (few and max(shifts.step) == 1) or tokens.host_waits(y.device):
+    if (few and max(shifts.step) == 1) or shifts.pointwise or tokens.host_waits(y.device):
         w = w.flip(0) if heads > 1 else w
         return forward(_stuffed(y, shifts), w.mT, bias, shifts.flipped, last)
     out = filled_images(y, groups * channels, shifts.size, last, bias)

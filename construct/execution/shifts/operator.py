@@ -1,12 +1,12 @@
-"""What one-hot heads compute, with derivatives of any order: two torch operators, which a compiler
-calls as they are on a CPU.
+"""What one-hot heads compute, with derivatives of any order: two functions of torch's autograd, and
+two operators for compilers and transforms, which call them as they are.
 
-The derivatives of each of the three maps are the other two, as each is linear in both of its
-tensors.
+What torch does around an operator takes longer than a small layer.  The derivatives of each of the
+three maps are the other two, as each is linear in both of its tensors.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last, new_images
+from construct.execution.transforms import is_batched_by_autograd, plain
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
@@ -24,9 +25,9 @@ def is_recorded(*tensors: Tensor | None) -> bool:
 def evaluate(
     images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, adjoint: bool, last: bool
 ) -> Tensor:
-    """:func:`maps.adjoint` or :func:`maps.forward`, as one operator where derivatives are recorded."""
+    """:func:`maps.adjoint` or :func:`maps.forward`, as one step where derivatives are recorded."""
     if is_recorded(images, w, bias):
-        return shifted_sum(images, w, bias, *shifts.numbers, adjoint, last)
+        return _sum(images, w, bias, *shifts.numbers, adjoint, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
 
 
@@ -37,8 +38,7 @@ def _shifts(offsets: Ints, step: Ints, size: Ints, output: Ints) -> Shifts:
     return Shifts(tuple(heads), step, size, output)
 
 
-@torch.library.custom_op("construct::shifted_sum", mutates_args=())
-def shifted_sum(
+def _computed_sum(
     images: Tensor,
     w: Tensor,
     bias: Tensor | None,
@@ -57,6 +57,9 @@ def shifted_sum(
     return sums.data  # torch forbids in-place changes of a view that an operator returns
 
 
+shifted_sum = torch.library.custom_op("construct::shifted_sum", _computed_sum, mutates_args=())
+
+
 @shifted_sum.register_fake
 def _(images: Tensor, w: Tensor, *rest: Any) -> Tensor:
     *_, size, output, adjoint, last = rest
@@ -64,8 +67,7 @@ def _(images: Tensor, w: Tensor, *rest: Any) -> Tensor:
     return new_images(images, w.shape[1] * channels, tuple(size), last)
 
 
-@torch.library.custom_op("construct::shifted_weights", mutates_args=())
-def shifted_weights(
+def _computed_weights(
     x: Tensor,
     y: Tensor,
     offsets: Sequence[int],
@@ -82,6 +84,11 @@ def shifted_weights(
     return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # as above
 
 
+shifted_weights = torch.library.custom_op(
+    "construct::shifted_weights", _computed_weights, mutates_args=()
+)
+
+
 @shifted_weights.register_fake
 def _(x: Tensor, y: Tensor, offsets: Any, step: Any, size: Any, output: Any, groups: int) -> Tensor:
     heads = len(offsets) // len(step)
@@ -89,7 +96,7 @@ def _(x: Tensor, y: Tensor, offsets: Any, step: Any, size: Any, output: Any, gro
     return x.new_empty((groups, y.shape[1] // groups, heads, channels)).permute(2, 0, 3, 1)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
     first, second, *ctx.rest = inputs
     ctx.save_for_backward(first, second)
 
@@ -100,8 +107,8 @@ def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     _, *where, adjoint, _ = ctx.rest
     pair = (gradient, images) if adjoint else (images, gradient)
     return (
-        shifted_sum(gradient, w, None, *where, not adjoint, is_last(images)) if wants[0] else None,
-        shifted_weights(*pair, *where, w.shape[1]) if wants[1] else None,
+        _sum(gradient, w, None, *where, not adjoint, is_last(images)) if wants[0] else None,
+        _weights(*pair, *where, w.shape[1]) if wants[1] else None,
         gradient.sum((0, *range(2, gradient.dim()))) if wants[2] else None,
         *(None,) * 6,
     )
@@ -112,11 +119,39 @@ def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
     wants = ctx.needs_input_grad
     *where, _ = ctx.rest
     return (
-        shifted_sum(y, w, None, *where, True, is_last(x)) if wants[0] else None,
-        shifted_sum(x, w, None, *where, False, is_last(y)) if wants[1] else None,
+        _sum(y, w, None, *where, True, is_last(x)) if wants[0] else None,
+        _sum(x, w, None, *where, False, is_last(y)) if wants[1] else None,
         *(None,) * 5,
     )
 
 
 shifted_sum.register_autograd(_sum_backward, setup_context=_keep)
 shifted_weights.register_autograd(_weights_backward, setup_context=_keep)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _keep(ctx, inputs)
+        return _computed_sum(*inputs)
+
+    backward = staticmethod(_sum_backward)  # type: ignore[assignment]
+
+
+class _Weights(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _keep(ctx, inputs)
+        return _computed_weights(*inputs)
+
+    backward = staticmethod(_weights_backward)  # type: ignore[assignment]
+
+
+def _called(function: Any, operator: Any, *inputs: Any) -> Any:
+    if torch.compiler.is_compiling() or not plain() or any(map(is_batched_by_autograd, inputs[:2])):
+        return operator(*inputs)
+    return function.apply(*inputs)
+
+
+_sum = partial(_called, _Sum, shifted_sum)
+_weights = partial(_called, _Weights, shifted_weights)
