@@ -98,7 +98,7 @@ def test_every_part_of_the_command_prints_its_table_and_writes_it(tmp_path: Path
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(path.read_text(encoding="utf-8"))
     assert [line.split("  ")[0] for line in lines] == [row["what"] for row in result["rows"]]
-    assert len(lines) == 2 * len(layers.GOALS) + 2 * len(layers.SINGLE_GOALS) + 2 + 3
+    assert len(lines) == 2 * len(layers.GOALS) + 2 * len(layers.SINGLE_GOALS) + 2 + 4
     assert result["torch"] == torch.__version__
     assert f"| {lines[0].split('  ')[0]} | " in page.page(tmp_path)
     judged = [row for row in result["rows"] if row["goal"] is not None]
