@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 80_820,
+        "tokens": 81_034,
         "tokens a line": 9.22,
         "conditional expressions": 15.8,
         "branching functions": 0.016,
