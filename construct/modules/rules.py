@@ -159,22 +159,16 @@ def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
     """Spatial input sizes on which a chain of layers is tested; their axes have different lengths."""
     dims = geometries[0].dims
     chain = [g for g in geometries if g.dims == dims]
-    axes = range(dims)
-    reach = [1 + sum(g.span[axis] for g in chain) for axis in axes]
-    pads = [
-        sum(abs(before) + abs(after) for before, after in (g.pads[axis] for g in chain))
-        for axis in axes
-    ]
-    stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in axes))
+    stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in range(dims)))
     count = min(stride, MOST_RESIDUES)
     residues = sorted({round(i * (stride - 1) / (count - 1)) for i in range(count)})
-    candidates = [
-        tuple(reach[axis] + pads[axis] + rest + axis for axis in axes)
-        for rest in (*residues, stride + 7)
-    ]
-    candidates.append(tuple(reach[axis] + axis for axis in axes))
-    candidates.append(tuple((reach[axis] + 1) // 2 + axis for axis in axes))
-    return list(dict.fromkeys(candidates))
+    lengths = []
+    for axis in range(dims):
+        reach = axis + 1 + sum(g.span[axis] for g in chain)
+        padded = reach + sum(abs(n) for g in chain for n in g.pads[axis])
+        longer = [padded + rest for rest in (*residues, stride + 7)]
+        lengths.append([*longer, reach, (reach - axis + 1) // 2 + axis])
+    return list(dict.fromkeys(zip(*lengths, strict=True)))
 
 
 def in_float64(module: nn.Module) -> nn.Module:
