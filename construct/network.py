@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from types import CellType, FunctionType, MappingProxyType
+from types import CellType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 from torch import nn
@@ -132,24 +132,23 @@ def layers_from_rules(
         own = [rules[kind] for kind in type(module).__mro__ if kind in rules]
         if own and filter_fn(module, path):
             rule_of[module] = own[0]
-    methods = [(module, name_of(method)) for _, module, method in every_method(model)]
+    methods = [*every_method(model)]
     layers_of: dict[nn.Module, nn.Module] = {}
     refused: dict[nn.Module, tuple[Refusal, ...]] = {}
     for path, module in every_module(model, set(map(id, rule_of))):
-        if module not in rule_of:
-            continue
-        try:
-            names = [name for holder, name in methods if holder is module]
-            layers_of[module] = _layers_from_rule(path, module, rule_of[module], names)
-        except UnsupportedLayer as error:
-            refused[module] = error.rows
-        except ValueError as error:
-            refused[module] = (Refusal(path, type(module).__name__, str(error)),)
+        if module in rule_of:
+            try:
+                layers_of[module] = _layers_from_rule(path, module, rule_of[module], methods)
+            except ValueError as error:
+                reason = Refusal(path, type(module).__name__, str(error))
+                refused[module] = getattr(error, "rows", (reason,))  # UnsupportedLayer's own
     return layers_of, refused
 
 
-def _layers_from_rule(path: str, module: nn.Module, rule: Rule, methods: list[str]) -> nn.Module:
-    """The layers of a module's rule, judged; ``methods`` are the module's that the network stores.
+def _layers_from_rule(
+    path: str, module: nn.Module, rule: Rule, methods: Iterable[tuple[str, nn.Module, MethodType]]
+) -> nn.Module:
+    """The layers of a module's rule, judged; ``methods`` are all that the network stores.
 
     Raises:
         UnsupportedLayer: a convolution among them cannot be converted.
@@ -163,11 +162,10 @@ def _layers_from_rule(path: str, module: nn.Module, rule: Rule, methods: list[st
         )
     if not inner.convertible:
         raise ValueError("the layers of its rule hold no convolution")
-    for name in methods:
-        if not hasattr(layers, name):
-            raise ValueError(
-                f"the network holds its method {name}, which the layers of its rule lack"
-            )
+    for _, holder, method in methods:
+        if holder is module and not hasattr(layers, name_of(method)):
+            what = f"the network holds its method {name_of(method)}"
+            raise ValueError(f"{what}, which the layers of its rule lack")
     reason = disagreement(module, rule, layers)
     if reason is not None:
         raise ValueError(reason)
