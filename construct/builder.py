@@ -156,7 +156,13 @@ def kernel_to_mhsa(
         raise ValueError(f"the sharpness α must be positive and finite, not {alpha}")
     pieces = _heads_per_shift(head_dim, heads_per_shift, geometry)
     _require_memory(geometry, weight, pieces)
-    r = _encoding(encoding, geometry, alpha)
+    r: Encoding = Quadratic()
+    if encoding == "parabola":  # which numbers shifts whose scores at this α are exact
+        from construct.encoding.encodings import Parabola, balanced_radix
+
+        r = Parabola(balanced_radix(geometry, alpha))
+    elif encoding != "quadratic":
+        raise ValueError(f"no encoding {encoding!r}; there are quadratic and parabola")
     n = geometry.taps
     d_p = r.pos_dim(geometry.dims)
 
@@ -194,17 +200,6 @@ def kernel_to_mhsa(
 
     weights = MHSAWeights(w_qry, w_key, w_key_pos, u, v, w_val, w_out, b_out)
     return MHSA(geometry, weights, execution, encoding=r, bias=bias is not None).to(weight.device)
-
-
-def _encoding(name: str, geometry: ConvGeometry, alpha: float) -> Encoding:
-    """The encoding of this name; the parabola numbers shifts whose scores at this α are exact."""
-    if name == "quadratic":
-        return Quadratic()
-    if name != "parabola":
-        raise ValueError(f"no encoding {name!r}; there are quadratic and parabola")
-    from construct.encoding.encodings import Parabola, balanced_radix
-
-    return Parabola(balanced_radix(geometry, alpha))
 
 
 def _heads_per_shift(

@@ -6,9 +6,9 @@ import copy
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from types import CellType, FunctionType, MappingProxyType
+from types import CellType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 from torch import nn
@@ -127,35 +127,28 @@ def layers_from_rules(
     """
     if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
         raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
-    rule_of = _rules_of(model, rules, filter_fn)
-    methods = [(module, name_of(method)) for _, module, method in every_method(model)]
-    layers_of: dict[nn.Module, nn.Module] = {}
-    refused: dict[nn.Module, tuple[Refusal, ...]] = {}
-    for path, module in every_module(model, set(map(id, rule_of))):
-        if module not in rule_of:
-            continue
-        try:
-            names = [name for holder, name in methods if holder is module]
-            layers_of[module] = _layers_from_rule(path, module, rule_of[module], names)
-        except UnsupportedLayer as error:
-            refused[module] = error.rows
-        except ValueError as error:
-            refused[module] = (Refusal(path, type(module).__name__, str(error)),)
-    return layers_of, refused
-
-
-def _rules_of(model: nn.Module, rules: Rules, filter_fn: Filter) -> dict[nn.Module, Rule]:
-    """The rule of each module: that of its class, or of its nearest base."""
-    rule_of: dict[nn.Module, Rule] = {}
+    rule_of: dict[nn.Module, Rule] = {}  # that of its class, or of its nearest base
     for path, module in every_module(model):
         own = [rules[kind] for kind in type(module).__mro__ if kind in rules]
         if own and filter_fn(module, path):
             rule_of[module] = own[0]
-    return rule_of
+    methods = [*every_method(model)]
+    layers_of: dict[nn.Module, nn.Module] = {}
+    refused: dict[nn.Module, tuple[Refusal, ...]] = {}
+    for path, module in every_module(model, set(map(id, rule_of))):
+        if module in rule_of:
+            try:
+                layers_of[module] = _layers_from_rule(path, module, rule_of[module], methods)
+            except ValueError as error:
+                reason = Refusal(path, type(module).__name__, str(error))
+                refused[module] = getattr(error, "rows", (reason,))  # UnsupportedLayer's own
+    return layers_of, refused
 
 
-def _layers_from_rule(path: str, module: nn.Module, rule: Rule, methods: list[str]) -> nn.Module:
-    """The layers of a module's rule, judged; ``methods`` are the module's that the network stores.
+def _layers_from_rule(
+    path: str, module: nn.Module, rule: Rule, methods: Iterable[tuple[str, nn.Module, MethodType]]
+) -> nn.Module:
+    """The layers of a module's rule, judged; ``methods`` are all that the network stores.
 
     Raises:
         UnsupportedLayer: a convolution among them cannot be converted.
@@ -169,11 +162,10 @@ def _layers_from_rule(path: str, module: nn.Module, rule: Rule, methods: list[st
         )
     if not inner.convertible:
         raise ValueError("the layers of its rule hold no convolution")
-    for name in methods:
-        if not hasattr(layers, name):
-            raise ValueError(
-                f"the network holds its method {name}, which the layers of its rule lack"
-            )
+    for _, holder, method in methods:
+        if holder is module and not hasattr(layers, name_of(method)):
+            what = f"the network holds its method {name_of(method)}"
+            raise ValueError(f"{what}, which the layers of its rule lack")
     reason = disagreement(module, rule, layers)
     if reason is not None:
         raise ValueError(reason)
@@ -300,10 +292,21 @@ def convert(
         )
     filter_fn = filter_fn or _every_one
     model, wrappers = unwrapped(model)
-    model, convolutions = _surveyed_with_rules(model, rules, filter_fn)
-    if convolutions.refused and strict:
-        raise UnsupportedLayer(convolutions.refused)
-    for row in convolutions.refused:
+    layers_of, failed = layers_from_rules(model, rules, filter_fn)
+    memo: dict[int, object] = {}
+    copies = {module: substitute(layers, {}, memo) for module, layers in layers_of.items()}
+    if layers_of:
+        model = substitute(model, copies, memo)
+    convolutions = survey(
+        model,
+        filter_fn,
+        exempt={part for layers in copies.values() for _, part in every_module(layers)},
+        closed={id(memo.get(id(module), module)) for module in failed},
+    )
+    refused = (*convolutions.refused, *chain(*failed.values()))
+    if refused and strict:
+        raise UnsupportedLayer(refused)
+    for row in refused:
         log.warning("left unconverted: %s", row)
     replacements = {
         conv: conv_to_mhsa(conv, alpha=alpha, execution=execution)
@@ -314,26 +317,6 @@ def convert(
     for path, remark in (*removed, *remarks):
         log.warning("%s", ": ".join(filter(None, (path, remark))))
     return converted
-
-
-def _surveyed_with_rules(
-    model: nn.Module, rules: Rules, filter_fn: Filter
-) -> tuple[nn.Module, Survey]:
-    """A network, or a copy with the layers of rules in it, and its convolutions; modules whose rule
-    fails are refused, last.
-    """
-    layers_of, failed = layers_from_rules(model, rules, filter_fn)
-    closed = {id(module) for module in failed}
-    exempt: set[nn.Module] = set()
-    if layers_of:
-        memo: dict[int, object] = {}
-        copies = {module: substitute(layers, {}, memo) for module, layers in layers_of.items()}
-        model = substitute(model, copies, memo)
-        exempt = {part for layers in copies.values() for _, part in every_module(layers)}
-        closed = {id(memo[key]) for key in closed}
-    convolutions = survey(model, filter_fn, exempt=exempt, closed=closed)
-    refused = (*convolutions.refused, *chain(*failed.values()))
-    return model, replace(convolutions, refused=refused)
 
 
 def replaced(

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -174,7 +173,7 @@ class TokenGrid:
             if (stuff, *pads) == (1, 0, 0):
                 continue  # nothing to pad on this axis
             placed = _placed if host_waits(x.device) else _placed.__wrapped__
-            places, absent = placed(sources_along_axis, n, stuff, pads, self.mode, x.device)
+            places, absent = placed(n, stuff, pads, self.mode, x.device)
             x = x.index_select(axis, places)
             if absent is not None:
                 # Filled, not multiplied by 0: the copied number may be inf or NaN.
@@ -286,13 +285,13 @@ def _numbers(axes: Sequence[np.ndarray], shape: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _placed(
-    sources: Any, n: int, stuffing: int, pads: tuple[int, int], mode: str, device: torch.device
+    n: int, stuffing: int, pads: tuple[int, int], mode: str, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """The input position that each token of an axis copies, 0 for zeros; and which are zeros, None
     if none is.
     """
     with torch._C._DisableFuncTorch():
-        places = sources(n, stuffing, pads, mode).numpy()
+        places = sources_along_axis(n, stuffing, pads, mode).numpy()
     absent = places < 0
     mask = _to_tensor(absent).to(device) if absent.any() else None
     return _to_tensor(places.clip(min=0)).to(device), mask

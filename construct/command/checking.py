@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from construct.command.report import Conversion, LayerRow, NetworkRow, Pairs, percent
-from construct.command.runs import Runs, refusing_large_outputs, run_both
+from construct.command.runs import refusing_large_outputs, run_both
 from construct.command.terminal import Phases
 from construct.errors import printable, require
 from construct.files.command_line.load_network import inputs_for
@@ -49,7 +49,15 @@ def check_conversion(
     remark = "; not exercised by the network"
     checks = runs.checks | _checked_alone(pairs, uncalled, remark, options, progress)
     layers = _certified(pairs, checks, exercised, options, progress)
-    return layers, _network_row(runs, layers, options)
+    leaking = any(
+        row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in layers
+    )
+    numbers = compare_numbers(
+        runs.original, runs.converted, runs.reference, runs.no_float64, leaking
+    )
+    certificates = {row.path: row.certificate for row in layers}
+    same = bool(layers) and same_expression(runs.calls, certificates, checks)
+    return layers, NetworkRow(options.input_size, runs.inputs, runs.calls, numbers, same)
 
 
 def _checked_alone(
@@ -127,16 +135,3 @@ def _explained(row: LayerRow, most: float, options: Namespace) -> LayerRow:
     accept = f"--within {from_above(most, digits=2)} accepts it; sharper heads lower it"
     verdict = Verdict("UNDECIDED", f"{what}, more than {percent(MOST_SHARE)} ({accept})")
     return replace(row, verdict=verdict, certificate=replace(certificate, verdict=verdict))
-
-
-def _network_row(runs: Runs, rows: tuple[LayerRow, ...], options: Namespace) -> NetworkRow:
-    certificates = {row.path: row.certificate for row in rows}
-    checks = {row.path: row.check for row in rows}
-    leaking = any(
-        row.alpha < row.sharp_from or (row.certificate and row.certificate.within) for row in rows
-    )
-    numbers = compare_numbers(
-        runs.original, runs.converted, runs.reference, runs.no_float64, leaking
-    )
-    same = bool(rows) and same_expression(runs.calls, certificates, checks)
-    return NetworkRow(options.input_size, runs.inputs, runs.calls, numbers, same)

@@ -10,7 +10,7 @@ from torch import nn
 
 from construct.attention import MHSA
 from construct.command.checking import check_conversion
-from construct.command.html_report import require_template, write_page
+from construct.command.html_report import write_page
 from construct.command.output import OtherBits, not_rechecked, prepare, write_outputs
 from construct.command.report import Conversion, Report, judged
 from construct.command.terminal import Phases, phases
@@ -24,12 +24,14 @@ from construct.files.command_line.load_network import (
 from construct.files.isolation import isolated
 from construct.modules.wrappers import unwrapped
 from construct.network import remarks_on, replaced
+from verify.report.page import require_jinja2
 
 
 def convert_file(options: Namespace) -> Report:
     """Read, survey, convert, check, certify, write the output and its certificate."""
     with isolated(), phases() as progress:
-        require_template(options)
+        if options.report is not None:
+            require_jinja2()  # before the long work
         conversion = _conversion(options, progress)
         layers, network = check_conversion(conversion, options, progress)
         good, writable = judged(layers, network, conversion.survey.refused, options)

@@ -1,12 +1,10 @@
 """``--report``: writes the HTML page."""
 
 import shlex
-from argparse import Namespace
 from pathlib import Path
 
 from construct.command.report import Report, network_dict
 from construct.command.table import label, remark_lines
-from construct.errors import BadModelFile, one_line
 from construct.files.command_line.load_network import inputs_for
 from construct.files.destination import not_written
 from construct.files.writing import write
@@ -15,21 +13,8 @@ from construct.modules.traversal import every_module
 from construct.network import substitute
 from verify.report.layer import ReportLayer
 from verify.report.numbers import network_sentences
-from verify.report.page import Facts, page, require_jinja2
+from verify.report.page import Facts, page
 from verify.report.writing import pictured, why_no_input
-
-
-def require_template(options: Namespace) -> None:
-    """Check, before the long work, that jinja2 is there for a page.
-
-    Raises:
-        BadModelFile: it is not.
-    """
-    if options.report is not None:
-        try:
-            require_jinja2()
-        except ImportError as error:
-            raise BadModelFile(f"--report: {one_line(error)}") from error
 
 
 def write_page(report: Report) -> None:

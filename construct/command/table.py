@@ -117,8 +117,11 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"seed: {report.options.seed}   torch: {torch.__version__}"
     yield f"input: {printable(source.path)}   SHA-256: {source.sha256}"
     yield from _written_lines(report)
-    if report.options.explain:
-        yield from _explanations(report)
+    for row in report.layers:
+        if report.options.explain and row.certificate is not None:
+            yield ""
+            for line in str(row.certificate).splitlines():
+                yield f"{label(row.path)}: {line}"
 
 
 def _claim_lines(report: Report) -> Iterator[str]:
@@ -173,15 +176,6 @@ def _written_lines(report: Report) -> Iterator[str]:
         yield f"certificate: {printable(report.document)}"
     if report.page is not None:
         yield f"report: {printable(report.page)}"
-
-
-def _explanations(report: Report) -> Iterator[str]:
-    """All steps of the certificates."""
-    for row in report.layers:
-        if row.certificate is not None:
-            yield ""
-            for line in str(row.certificate).splitlines():
-                yield f"{label(row.path)}: {line}"
 
 
 def _hindrance(report: Report) -> str:

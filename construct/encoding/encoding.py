@@ -38,7 +38,7 @@ class Encoding(ABC):
             cls.name = f"{cls.__module__}.{cls.__qualname__}"
             # What it may inherit from one of ours speaks of another r_δ.
             cls.factorises = False
-            cls.attributes = _with_itself
+            cls.attributes = lambda self: {"_encoding": self.name, "own_encoding": self}
             cls.record = Encoding.record
 
     @abstractmethod
@@ -106,11 +106,6 @@ class Encoding(ABC):
             ValueError: the score is not a sum over the axes.
         """
         raise ValueError(f"MHSA: scores of the {self.name} encoding are not a sum over the axes")
-
-
-def _with_itself(self: Encoding) -> dict[str, Any]:
-    """The attributes for an encoding of a class of the user's own."""
-    return {"_encoding": self.name, "own_encoding": self}
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,10 @@ def check_destination(
                         f"exists and is not our own output: {reason}",
                         option=f"{another.removesuffix(' with -o')}, or --force",
                     )
-            _check_writable(path)
+            if not path.parent.is_dir():
+                raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
+            with NamedTemporaryFile(dir=path.resolve().parent):
+                pass
     except BadModelFile:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
@@ -89,14 +92,6 @@ def not_written(path: object, error: Exception, then: str) -> BadModelFile:
 
 def _reason(error: Exception) -> str:
     return one_line(getattr(error, "strerror", None) or error)
-
-
-def _check_writable(path: Path) -> None:
-    """Make a file beside the path, and remove it."""
-    if not path.parent.is_dir():
-        raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
-    with NamedTemporaryFile(dir=path.resolve().parent):
-        pass
 
 
 def temporary_name(path: Path) -> Path:

@@ -50,9 +50,7 @@ def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict
     if GEOMETRY in metadata:
         try:
             records = strict_json(metadata[GEOMETRY])
-        except RecursionError as error:
-            raise BadModelFile("its geometry is nested too deep") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadModelFile(f"its geometry must be JSON: {one_line(error)}") from error
         if not isinstance(records, dict):
             raise BadModelFile("its geometry must be a JSON object")
@@ -81,8 +79,6 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -
             **{name: state[joined(path, name)].detach().clone() for name in NAMES}
         )
         return MHSA(weights=weights, **{**arguments, **more})
-    except RecursionError as error:
-        raise BadModelFile("its geometry is nested too deep") from error
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = one_line(error)
         if isinstance(error, KeyError):

@@ -210,7 +210,15 @@ def _load_state(model: nn.Module, state: Any, notes: list[str]) -> nn.Module:
 def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
     """Load a state dict into a copy of a network; torch's own loading decides whether it fits."""
     network = substitute(model, _replacements(model, state))
-    _match_dtypes(network, state)
+    tensors = [value for value in state.values() if isinstance(value, Tensor)]
+    dtypes: Any = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    for key, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(tensor):
+            continue
+        if key in state:
+            tensor.data = tensor.data.to(state[key].dtype)
+        elif len(dtypes) == 1 and isinstance(tensor, nn.Parameter):
+            tensor.data = tensor.data.to(*dtypes)  # a hook of the network may know its old name
     # Weights on the meta device have no storage: assign the file's tensors.
     on_meta = any(getattr(value, "is_meta", False) for value in network.state_dict().values())
     options = {"assign": True} if on_meta else {}  # a network's own method may not know the option
@@ -249,16 +257,3 @@ def _replacements(model: nn.Module, state: dict[str, Any]) -> dict[nn.Module, MH
         replacements[conv] = layer
     share_tied(replacements)
     return replacements
-
-
-def _match_dtypes(network: nn.Module, state: dict[str, Any]) -> None:
-    """Give the tensors of a network the dtypes that they have in a state dict."""
-    tensors = [value for value in state.values() if isinstance(value, Tensor)]
-    dtypes: Any = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    for key, tensor in (*network.named_parameters(), *network.named_buffers()):
-        if is_lazy(tensor):
-            continue
-        if key in state:
-            tensor.data = tensor.data.to(state[key].dtype)
-        elif len(dtypes) == 1 and isinstance(tensor, nn.Parameter):
-            tensor.data = tensor.data.to(*dtypes)  # a hook of the network may know its old name

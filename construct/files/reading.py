@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
 from construct.encoding.encodings import stated_encoding
@@ -188,6 +189,9 @@ def read_inputs(path: FilePath) -> Any:
         elif isinstance(content, Mapping):
             arguments = content.values()
         _check_tensors([("an input", value) for value in arguments], loaded.most_bytes)
+        tensors = [value for value in tree_leaves(content) if isinstance(value, Tensor)]
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+            raise BadModelFile("has numbers that are not finite", "give others")
     if isinstance(content, list):
         return tuple(content)
     return content

@@ -130,16 +130,9 @@ def _archived(content: nn.Module | dict[str, Tensor], allowed: Allowed | None) -
     except Exception as error:
         raise BadModelFile(f"cannot be saved: {describe(error)}") from error
     check_archive(stream)
-    if allowed is not None:
-        stream.seek(0)
-        _check_names(stream, allowed)
-    return stream.getvalue()
-
-
-def _check_names(file: BinaryIO, allowed: Allowed) -> None:
-    """Check that a file could be read back safely."""
-    names = unlisted_names_in(file)
-    more = [name for name in names if name not in allowed.of(names)]
+    stream.seek(0)
+    names = unlisted_names_in(stream)
+    more = [name for name in names if allowed and name not in allowed.of(names)]
     if more:
         what = (
             f"not saved, it could not be read back safely, for it holds {one_line(', '.join(more))}"
@@ -149,3 +142,4 @@ def _check_names(file: BinaryIO, allowed: Allowed) -> None:
         if choices:
             remedy = f"give allow={choices!r}, or {remedy}"
         raise BadModelFile(what, remedy)
+    return stream.getvalue()

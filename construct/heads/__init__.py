@@ -119,8 +119,12 @@ def factor(taps: Tensor, head_dim: int | str | None = None) -> tuple[Tensor, Ten
     if width is None:
         raise ValueError(f"head_dim is {head_dim!r}, neither None, 'rank' nor a positive number")
     more = width - w_val.shape[3]
-    if more < 0:
-        return _truncated(taps, width)
+    if more < 0:  # the nearest matrices of this rank (Eckart and Young)
+        u, s, vh = torch.linalg.svd(taps.double(), full_matrices=False)
+        root = s[..., :width].sqrt()
+        w_val = u[..., :width] * root[..., None, :]
+        w_out = root[..., None] * vh[..., :width, :]
+        return w_val.to(taps.dtype), w_out.to(taps.dtype)
     return torch.nn.functional.pad(w_val, (0, more)), torch.nn.functional.pad(
         w_out, (0, 0, 0, more)
     )
@@ -147,14 +151,3 @@ def split_heads(w_val: Tensor, w_out: Tensor, pieces: int) -> tuple[Tensor, Tens
     columns = w_val.unflatten(3, (pieces, -1)).movedim(3, 1)  # (heads, pieces, groups, in/g, D_h)
     rows = w_out.unflatten(2, (pieces, -1)).movedim(2, 1)  # (heads, pieces, groups, D_h, out/g)
     return columns.flatten(0, 1).contiguous(), rows.flatten(0, 1).contiguous()
-
-
-def _truncated(taps: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Factors of the nearest matrices of this rank (Eckart and Young); each gets the square roots
-    of the singular values.
-    """
-    u, s, vh = torch.linalg.svd(taps.double(), full_matrices=False)
-    root = s[..., :rank].sqrt()
-    return (u[..., :rank] * root[..., None, :]).to(taps.dtype), (
-        root[..., None] * vh[..., :rank, :]
-    ).to(taps.dtype)

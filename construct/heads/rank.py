@@ -28,19 +28,14 @@ def rank_factors(taps: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         NoFactors: some tap's factors cannot be stored, or the tap is too large.
     """
-    heads, groups, d_in, d_out = taps.shape
-    exact = taps.detach().cpu().double().numpy()
-    pairs = [_factors(tap, taps.dtype) for tap in exact.reshape(-1, d_in, d_out)]
-    head_dim = max(1, *(a.shape[1] for a, _ in pairs)) if pairs else 1
-    w_val = np.zeros((len(pairs), d_in, head_dim))
-    w_out = np.zeros((len(pairs), head_dim, d_out))
-    for n, (a, b) in enumerate(pairs):
-        w_val[n, :, : a.shape[1]] = a
-        w_out[n, : b.shape[0]] = b
-    return (
-        torch.from_numpy(w_val).to(taps).reshape(heads, groups, d_in, head_dim),
-        torch.from_numpy(w_out).to(taps).reshape(heads, groups, head_dim, d_out),
-    )
+    exact = taps.detach().cpu().double().flatten(0, 1).numpy()
+    pairs = [_factors(tap, taps.dtype) for tap in exact]
+    head_dim = max(1, *(len(b) for _, b in pairs))
+    w_val = [np.pad(a, ((0, 0), (0, head_dim - a.shape[1]))) for a, _ in pairs]
+    w_out = [np.pad(b, ((0, head_dim - len(b)), (0, 0))) for _, b in pairs]
+    stacked = [torch.from_numpy(np.stack(matrices)).to(taps) for matrices in (w_val, w_out)]
+    a, b = (matrices.unflatten(0, taps.shape[:2]) for matrices in stacked)
+    return a, b
 
 
 def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -59,9 +54,8 @@ def _factors(tap: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
         )
     else:
         inner = _eliminated(core, dtype)
-        if inner is None:
-            transposed = _eliminated(core.T, dtype)
-            inner = None if transposed is None else (transposed[1].T, transposed[0].T)
+        if inner is None and (turned := _eliminated(core.T, dtype)):
+            inner = (turned[1].T, turned[0].T)
         if inner is None:
             what = "no exact factors of lower rank, made of its own columns or rows"
             raise NoFactors(f"a tap has {what}, that {dtype} can store")

@@ -60,6 +60,7 @@ class MovingHeads(nn.Module):
         return log_alpha, tau, v[self.moving :].clone()
 
 
+@torch.no_grad()
 def learn(
     net: nn.Module,
     layers: Iterable[str] | None = None,
@@ -118,7 +119,27 @@ def learn(
         except ValueError as error:
             raise ValueError(f"{path}: {error}".removeprefix(": ")) from None
     for layer in chosen.values():
-        _add_heads(layer, heads, key_dim, position, alpha, generator)
+        kept = _widened(layer, key_dim)
+        if alpha is not None:
+            kept["v"] *= (alpha / layer.centres()[0]).to(kept["v"])[:, None]
+        added = _added_scores(layer, heads, key_dim, position, generator)
+        learned = ["w_qry", "w_key", "u"] + ["v"] * (position == "free")
+        for name, rows in kept.items():
+            setattr(layer, name, nn.Parameter(torch.cat([rows, added[name]]), name in learned))
+        own = layer.heads
+        layer.heads += heads
+        w_val = _drawn(layer.w_val, (heads, *layer.w_val.shape[1:]), generator)
+        w_out = layer.w_out.new_zeros(heads, *layer.w_out.shape[1:])
+        layer.w_val = nn.Parameter(torch.cat([layer.w_val, w_val]))
+        layer.w_out = nn.Parameter(torch.cat([layer.w_out, w_out]))
+        if alpha is not None:
+            layer.v.requires_grad_()
+            moving = MovingHeads(own, layer.geometry.dims, key_dim)
+            parametrize.register_parametrization(layer, "v", moving)
+            layer.get_parameter("parametrizations.v.original2").requires_grad_("v" in learned)
+            learned = ["w_qry", "w_key", "u"]
+        for name in learned:
+            parametrize.register_parametrization(layer, name, AddedHeads(kept[name]))
     return chosen
 
 
@@ -170,39 +191,6 @@ def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | 
         )
     if not bool((layer.centres()[0] > 0).all()):
         raise ValueError("MHSA: a head without a centre cannot move: its α is not positive")
-
-
-@torch.no_grad()
-def _add_heads(
-    layer: MHSA,
-    heads: int,
-    key_dim: int,
-    position: str,
-    alpha: float | None,
-    generator: torch.Generator | None,
-) -> None:
-    """As :func:`learn`, for one layer that can learn so."""
-    kept = _widened(layer, key_dim)
-    if alpha is not None:
-        kept["v"] *= (alpha / layer.centres()[0]).to(kept["v"])[:, None]
-    added = _added_scores(layer, heads, key_dim, position, generator)
-    learned = ["w_qry", "w_key", "u"] + ["v"] * (position == "free")
-    for name, rows in kept.items():
-        setattr(layer, name, nn.Parameter(torch.cat([rows, added[name]]), name in learned))
-    own = layer.heads
-    layer.heads += heads
-    w_val = _drawn(layer.w_val, (heads, *layer.w_val.shape[1:]), generator)
-    w_out = layer.w_out.new_zeros(heads, *layer.w_out.shape[1:])
-    layer.w_val = nn.Parameter(torch.cat([layer.w_val, w_val]))
-    layer.w_out = nn.Parameter(torch.cat([layer.w_out, w_out]))
-    if alpha is not None:
-        layer.v.requires_grad_()
-        moving = MovingHeads(own, layer.geometry.dims, key_dim)
-        parametrize.register_parametrization(layer, "v", moving)
-        layer.get_parameter("parametrizations.v.original2").requires_grad_("v" in learned)
-        learned = ["w_qry", "w_key", "u"]
-    for name in learned:
-        parametrize.register_parametrization(layer, name, AddedHeads(kept[name]))
 
 
 def _widened(layer: MHSA, key_dim: int) -> dict[str, Tensor]:

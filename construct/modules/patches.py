@@ -179,7 +179,24 @@ def patching(geometry: ConvGeometry, patch: tuple[int, ...]) -> Patching:
             f"{mode} padding is not padding of patches; pad the image first (torch.nn.functional.pad), "
             "and convert a convolution without padding"
         )
-    axes = [_along_axis(geometry, axis, p) for axis, p in enumerate(patch)]
+    axes = []
+    for axis, p in enumerate(patch):
+        s = geometry.stride[axis]
+        if p % s:
+            raise ValueError(
+                f"the stride {s} does not divide the patch {p}; give a multiple of {s}"
+            )
+        span = geometry.span[axis]
+        before, after = geometry.pads[axis]
+        ahead = -(-before // p)
+        taps = ahead + (p - s + span - before) // p + 1
+        apart = 1
+        if geometry.dilation[axis] % p == 0 and before % p == 0:
+            taps = geometry.kernel_size[axis]  # its own taps, a whole number of patches apart
+            apart = geometry.dilation[axis] // p
+        needed_after = apart * (taps - 1) - ahead + 1 + (before + after - span - 1) // p
+        padding = max(ahead, needed_after)
+        axes.append((taps, apart, padding, padding - ahead))
     kernel_size, dilation, padding, first = zip(*axes, strict=True)
     channels = prod(patch)
     outputs = channels // prod(geometry.stride)
@@ -194,24 +211,6 @@ def patching(geometry: ConvGeometry, patch: tuple[int, ...]) -> Patching:
         geometry.groups,
     )
     return Patching(geometry, patch, tokens, first)
-
-
-def _along_axis(geometry: ConvGeometry, axis: int, p: int) -> tuple[int, int, int, int]:
-    """Taps, dilation, padding and the first output over patches."""
-    s = geometry.stride[axis]
-    if p % s:
-        raise ValueError(f"the stride {s} does not divide the patch {p}; give a multiple of {s}")
-    span = geometry.span[axis]
-    before, after = geometry.pads[axis]
-    ahead = -(-before // p)
-    taps = ahead + (p - s + span - before) // p + 1
-    apart = 1
-    if geometry.dilation[axis] % p == 0 and before % p == 0:
-        taps = geometry.kernel_size[axis]  # its own taps, a whole number of patches apart
-        apart = geometry.dilation[axis] // p
-    needed_after = apart * (taps - 1) - ahead + 1 + (before + after - span - 1) // p
-    padding = max(ahead, needed_after)
-    return taps, apart, padding, padding - ahead
 
 
 class PatchAttention(HasGeometry, nn.Module):

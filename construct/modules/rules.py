@@ -91,14 +91,16 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
     magnitudes = _magnitudes(exact_layers)
     terms = 2 * sum(g.in_channels // g.groups * g.taps + 1 for g in geometries)
     relative = (terms + SLACK) * 2.0**-53
-    candidates = ((exact_layers, relative), (own, relative + _own_slack(module)))
+    # Weights may have been rounded to the dtype of the module.
+    units = [torch.finfo(p.dtype).eps / 2 for p in module.parameters() if p.is_floating_point()]
+    candidates = ((exact_layers, relative), (own, relative + OWN_SLACK * max(units, default=0.0)))
     generator = torch.Generator().manual_seed(0)
-    device = next((p.device for p in exact.parameters()), None)
     ran = 0
     failure = "there are none"
     for size in sizes(geometries):
         shape = (BATCH, geometries[0].in_channels, *size)
-        x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(device)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        x = x.to(next(exact_layers.parameters(), x))
         try:
             expected = exact(x.clone())
         except Exception as error:
@@ -113,15 +115,6 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
         return None
     tried = " x ".join(map(str, shape[1:]))
     return f"its rule cannot be judged, for it runs on no inputs like {tried}: {failure}"
-
-
-def _own_slack(module: nn.Module) -> float:
-    """Allowance for weights that were rounded to the dtype of the module; none for float64."""
-    formats = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
-    coarsest = max((torch.finfo(dtype).eps for dtype in formats), default=0.0)
-    if coarsest <= 2.0**-52:
-        return 0.0
-    return OWN_SLACK * coarsest / 2
 
 
 def _difference(
@@ -159,22 +152,16 @@ def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
     """Spatial input sizes on which a chain of layers is tested; their axes have different lengths."""
     dims = geometries[0].dims
     chain = [g for g in geometries if g.dims == dims]
-    axes = range(dims)
-    reach = [1 + sum(g.span[axis] for g in chain) for axis in axes]
-    pads = [
-        sum(abs(before) + abs(after) for before, after in (g.pads[axis] for g in chain))
-        for axis in axes
-    ]
-    stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in axes))
+    stride = max(2, *(prod(g.query_stride[axis] for g in chain) for axis in range(dims)))
     count = min(stride, MOST_RESIDUES)
     residues = sorted({round(i * (stride - 1) / (count - 1)) for i in range(count)})
-    candidates = [
-        tuple(reach[axis] + pads[axis] + rest + axis for axis in axes)
-        for rest in (*residues, stride + 7)
-    ]
-    candidates.append(tuple(reach[axis] + axis for axis in axes))
-    candidates.append(tuple((reach[axis] + 1) // 2 + axis for axis in axes))
-    return list(dict.fromkeys(candidates))
+    lengths = []
+    for axis in range(dims):
+        reach = axis + 1 + sum(g.span[axis] for g in chain)
+        padded = reach + sum(abs(n) for g in chain for n in g.pads[axis])
+        longer = [padded + rest for rest in (*residues, stride + 7)]
+        lengths.append([*longer, reach, (reach - axis + 1) // 2 + axis])
+    return list(dict.fromkeys(zip(*lengths, strict=True)))
 
 
 def in_float64(module: nn.Module) -> nn.Module:

@@ -220,5 +220,5 @@ def test_a_stock_attention_takes_the_output_size_that_it_has():
         assert torch.allclose(stock(x, output_size=size), conv(x, output_size=size), atol=1e-5)
     with pytest.raises(ValueError, match=r"outputs of size \(7, 9\), not \(8, 10\)"):
         stock(x, output_size=[8, 10])
-    with pytest.raises(TypeError, match="for transposed layers only"):
+    with pytest.raises(TypeError, match="only with a transposed layer"):
         to_torch_mha(construct.conv_to_mhsa(nn.Conv1d(1, 1, 1)), (4,))(torch.zeros(1, 4), output_size=[4])

@@ -313,7 +313,7 @@ DEEP = '{"": {"kind": "MHSA", "groups": ' + "[" * 50_000 + "]" * 50_000 + "}}"
 
 @pytest.mark.parametrize(
     ("geometry", "reason"),
-    [("[]", "a JSON object"), ("{", "must be JSON: "), ("[" * 100_000, "nested too deep"), (DEEP, "nested too deep")],
+    [("[]", "a JSON object"), ("{", "must be JSON: "), ("[" * 100_000, "recursion"), (DEEP, "recursion")],
     ids=["a list", "torn", "deep and torn", "deep"],
 )
 def test_metadata_of_safetensors_that_hold_no_geometry(geometry: str, reason: str, tmp_path: Path) -> None:

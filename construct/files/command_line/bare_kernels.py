@@ -46,15 +46,25 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, notes: list[st
         raise BadModelFile(
             "0 convolutions found: no tensor of 3 to 5 axes is called weight", "give --arch"
         )
-    convolutions = {
-        path: _conv(weight, state.get(joined(path, "bias")), geometry, path)
-        for path, weight in kernels.items()
-    }
+    convolutions = {}
+    used = set()
+    for path, weight in kernels.items():
+        d_out, d_in, *kernel_size = weight.shape
+        base: Any = BASES[len(kernel_size) - 1]
+        d_in *= geometry["groups"]
+        with refusing(f"{printable(path) or 'its kernel'}: ", "give --arch"):
+            conv = base(d_in, d_out, tuple(kernel_size), bias=False, device="meta", **geometry)
+            for name in ("weight", "bias"):
+                tensor = state.get(joined(path, name))
+                used.add(joined(path, name))
+                if tensor is not None:
+                    parameter = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+                    setattr(conv, name, parameter)
+        convolutions[path] = conv
     root = as_network(convolutions)
     assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())
     kind = f"a plain convolution with {assumed}, as the options say or by default"
     notes.append(f"kernels alone, each of {len(kernels)} assumed to be of {kind}")
-    used = {joined(path, name) for path in kernels for name in ("weight", "bias")}
     unused = [printable(key) for key in state if key not in used]
     if unused:
         notes.append(f"not used: {len(unused)} other tensors ({one_line(', '.join(unused), 120)})")
@@ -79,22 +89,3 @@ def _geometry(options: Namespace) -> dict[str, Any]:
             value = tuple(value) if len(value) > 1 else value[0]
         geometry[flag] = value
     return geometry
-
-
-def _conv(weight: Tensor, bias: Tensor | None, geometry: Mapping[str, Any], path: str) -> nn.Module:
-    """A convolution with this kernel."""
-    d_out, d_in, *kernel_size = weight.shape
-    kind = BASES[len(kernel_size) - 1]
-    with refusing(f"{printable(path) or 'its kernel'}: ", "give --arch"):
-        conv: Any = kind(
-            d_in * geometry["groups"],
-            d_out,
-            tuple(kernel_size),
-            bias=False,
-            device="meta",
-            **geometry,
-        )  # type: ignore[arg-type]
-        conv.weight = nn.Parameter(weight, requires_grad=weight.is_floating_point())
-        if bias is not None:
-            conv.bias = nn.Parameter(bias, requires_grad=bias.is_floating_point())
-    return conv
