@@ -98,7 +98,10 @@ def audit(
         most = half_of(black_box.grid)
     fit = nearest_convolution(linear, most)
     field = fit.field
-    kernel, bias, residual = _fitted(black_box, linear, fit, random, budget)
+    if linear.affine:
+        kernel, bias, residual = _by_map(linear, fit)
+    else:
+        kernel, bias, residual = _by_regression(black_box, linear, fit, random, budget)
     modes, best = _padding_modes(residual, fit, linear)
     interior, border, distance = residual[best]
     deviations = np.abs(linear.constant - bias)[linear.finite]
@@ -155,16 +158,8 @@ Distances = tuple[float, ...]
 """Of interior, border and all outputs; 0 where there are no such outputs."""
 
 
-def _fitted(
-    black_box: BlackBox,
-    linear: LinearMap,
-    fit: Fit,
-    random: np.random.Generator,
-    budget: int,
-) -> tuple[ndarray, ndarray, dict[str, Distances]]:
-    """Kernel, bias, and the distances with each padding mode."""
-    if not linear.affine:
-        return _by_regression(black_box, linear, fit, random, budget)
+def _by_map(linear: LinearMap, fit: Fit) -> tuple[ndarray, ndarray, dict[str, Distances]]:
+    """Kernel, bias, and the distances with each padding mode, of an affine layer."""
     outputs = (fit.inside, fit.border, linear.finite)
     residual = {
         mode: tuple(fit.distance(mode, chosen) for chosen in outputs) for mode in fit.residual
