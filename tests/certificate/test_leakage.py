@@ -14,7 +14,7 @@ from mpmath import mp
 
 from construct.encoding.sharpness import ALPHA, alpha_for, alpha_for_tolerance
 from verify.rounding import leakage as leakages
-from verify.rounding.leakage import leakage, leakage_on_lattice
+from verify.rounding.leakage import leakage
 
 DIGITS = 200
 """1 − ϑ^{−d} at α = 300 loses 130 of them."""
@@ -67,7 +67,7 @@ def test_bound_on_the_lattice_is_one_minus_theta(alpha: float, dims: int):
     """The bound equals 1 − ϑ(α)^{−d} with Jacobi's ϑ from mpmath, within a few ulps and from above."""
     theta = mp.jtheta(3, 0, mp.exp(-exact(alpha)))
     truth = 1 - theta**-dims
-    assert truth <= leakage_on_lattice(alpha, dims) <= truth * (1 + 2**-45)
+    assert truth <= leakage(alpha, [0] * dims) <= truth * (1 + 2**-45)
 
 
 @given(st.floats(0.05, 300), st.lists(OFFSETS, min_size=1, max_size=3))
@@ -102,11 +102,6 @@ def test_no_bound_for_what_is_no_head(alpha: float, offsets: list):
         leakage(alpha, offsets)
 
 
-def test_no_bound_without_a_dimension():
-    with pytest.raises(ValueError, match="dims is 0"):
-        leakage_on_lattice(1, 0)
-
-
 @example(0.5, 4)
 @given(st.floats(-12, -0.01).map(lambda exponent: float(10**exponent)), st.integers(1, 4))
 def test_alpha_for_a_tolerance_leaks_at_most_that_and_not_much_less(tolerance: float, dims: int):
@@ -114,7 +109,7 @@ def test_alpha_for_a_tolerance_leaks_at_most_that_and_not_much_less(tolerance: f
     alpha = alpha_for_tolerance(tolerance, dims)
     truth = 1 - mp.jtheta(3, 0, mp.exp(-exact(alpha))) ** -dims
     assert truth <= exact(tolerance)
-    assert leakage_on_lattice(alpha, dims) <= tolerance
+    assert leakage(alpha, [0] * dims) <= tolerance
     assert alpha == pytest.approx(math.log(2)) or truth >= exact(tolerance) / 3
 
 

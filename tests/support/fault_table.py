@@ -118,6 +118,10 @@ SOFT: dict[str, Callable[[MHSA, np.random.Generator], Any]] = {
 """Each changes a layer in place."""
 
 
+def _planted(change: faults.Change, conv: Any, layer: MHSA, rng: np.random.Generator) -> MHSA:
+    return change(conv, layer, rng) or layer
+
+
 def _in_place(change: Callable[[MHSA, np.random.Generator], Any], conv: Any, layer: MHSA, rng: np.random.Generator):
     change(layer, rng)
     return layer
@@ -162,7 +166,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What `Fault` says of a fault beside its function, where that is not the default; options of convolutions too."""
 
-_CHANGES = {name: partial(faults.planted, change) for name, change in faults.FAULTS.items()}
+_CHANGES = {name: partial(_planted, change) for name, change in faults.FAULTS.items()}
 _CHANGES |= {name: partial(_in_place, change) for name, change in SOFT.items()}
 IN_LAYERS = {n: fault(plant, False, SETTINGS.get(n, {}) | {"soft": n in SOFT}) for n, plant in _CHANGES.items()}
 """Faults in stored numbers."""

@@ -51,6 +51,7 @@ def pair_of(conv: Any, layer: MHSA, grid: tuple[int, ...], within: float | None 
         dtype=str(conv.weight.dtype).removeprefix("torch."),
         heads=layer.heads,
         parts=parts,
+        observed=np.zeros(conv.out_channels),
         holds=True,
         geometries=(stated_geometry(conv), stated_geometry(layer)),
         digests=(digests(conv, ("weight", "bias")), digests(layer, TENSORS)),

@@ -350,7 +350,7 @@ def impulses(conv: Convolution, grid: Vector, bound: float) -> ndarray:
             tuple(min(n // 2 + step, n - 1) for n, step in zip(grid, ahead, strict=True))
             for ahead in steps
         ]
-        places.append(tuple(0 for _ in grid))
+        places.append((0,) * len(grid))
     places = list(dict.fromkeys(places))
     inputs = np.zeros((len(places), d_in, *grid))
     for x, place in zip(inputs, places, strict=True):

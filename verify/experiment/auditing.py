@@ -11,7 +11,6 @@ each head, on inputs of several sizes.
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -80,30 +79,32 @@ def audit(
     >>> audit.is_convolution, audit.kernel_size, audit.padding_mode
     (True, (3, 3), 'zeros')
     """
-    black_box = BlackBox(attention, grid, in_channels, dtype, budget)
+    black_box = BlackBox(attention, grid, in_channels, dtype, budget, seed)
     most = _sizes(kernel_size, black_box.grid)
-    random = np.random.default_rng(index(seed))
     if most_channels is not None:
         channels = whole_numbers([most_channels])
         if channels is None:
             raise ValueError(
                 f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}"
             )
-        black_box.narrow(channels[0], random)
+        black_box.narrow(channels[0])
     black_box.rescale()
-    linear = impulse_response(black_box, random, budget)
+    linear = impulse_response(black_box, budget)
     if not linear.finite.any():
         raise ValueError("no output of the layer is finite, not even for a zero input")
     if most is None and not linear.affine:  # then impulses only suggest the receptive field
         most = half_of(black_box.grid)
     fit = nearest_convolution(linear, most)
     field = fit.field
-    kernel, bias, residual = _fitted(black_box, linear, fit, random, budget)
+    if linear.affine:
+        kernel, bias, residual = _by_map(linear, fit)
+    else:
+        kernel, bias, residual = _by_regression(black_box, linear, fit, budget)
     modes, best = _padding_modes(residual, fit, linear)
     interior, border, distance = residual[best]
     deviations = np.abs(linear.constant - bias)[linear.finite]
     ranks, effective = _ranks(kernel, linear.rounding)
-    heads, available = _heads(black_box, field, kernel, probabilities, random)
+    heads, available = _heads(black_box, field, kernel, probabilities)
     return Audit(
         grid=black_box.grid,
         output=black_box.output,
@@ -113,7 +114,7 @@ def audit(
         dtype=str(dtype).removeprefix("torch."),
         rounding=linear.rounding,
         superposition=linear.superposition,
-        equivariance=_equivariance(black_box, field, linear.finite, random),
+        equivariance=_equivariance(black_box, field, linear.finite),
         kernel=np.ldexp(kernel, black_box.exponent),
         stride=field.stride,
         dilation=field.dilation,
@@ -155,16 +156,8 @@ Distances = tuple[float, ...]
 """Of interior, border and all outputs; 0 where there are no such outputs."""
 
 
-def _fitted(
-    black_box: BlackBox,
-    linear: LinearMap,
-    fit: Fit,
-    random: np.random.Generator,
-    budget: int,
-) -> tuple[ndarray, ndarray, dict[str, Distances]]:
-    """Kernel, bias, and the distances with each padding mode."""
-    if not linear.affine:
-        return _by_regression(black_box, linear, fit, random, budget)
+def _by_map(linear: LinearMap, fit: Fit) -> tuple[ndarray, ndarray, dict[str, Distances]]:
+    """Kernel, bias, and the distances with each padding mode, of an affine layer."""
     outputs = (fit.inside, fit.border, linear.finite)
     residual = {
         mode: tuple(fit.distance(mode, chosen) for chosen in outputs) for mode in fit.residual
@@ -181,8 +174,16 @@ def _padding_modes(
     best = min(residual, key=lambda mode: residual[mode][2])
     if not fit.field.reads_padding:
         return ("none",), best
-    modes = _matching_modes(residual, fit, linear)
-    return modes, (modes or (best,))[0]
+    if linear.affine and max(interior for interior, _ in fit.worst.values()) <= linear.rounding:
+        modes = [mode for mode in fit.worst if fit.worst[mode][1] <= linear.rounding]
+    else:  # those that predict the border as well as the kernel predicts the interior
+        nearest = 1.1 * min(border for _, border, _ in residual.values())
+        modes = [
+            mode
+            for mode, (interior, border, _) in residual.items()
+            if fit.inside.any() and interior < 0.1 and border <= min(1.5 * interior, nearest)
+        ]
+    return tuple(modes), (*modes, best)[0]
 
 
 def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: ndarray) -> bool:
@@ -199,7 +200,6 @@ def _by_regression(
     black_box: BlackBox,
     linear: LinearMap,
     fit: Fit,
-    random: np.random.Generator,
     budget: int,
 ) -> tuple[ndarray, ndarray, dict[str, Distances]]:
     """Kernel, bias and distances (interior, border, all) of a non-affine layer, from random inputs.
@@ -217,7 +217,7 @@ def _by_regression(
         )
 
     def draw() -> tuple[ndarray, ndarray]:
-        x = random.standard_normal((samples, len(black_box.inputs), *black_box.grid))
+        x = black_box.noise(samples)
         y = black_box(x)
         return x, np.where(linear.finite[:, None], y, 0.0)
 
@@ -236,23 +236,7 @@ def _by_regression(
     return kernel, bias, residual
 
 
-def _matching_modes(residual: dict[str, Distances], fit: Fit, linear: LinearMap) -> tuple[str, ...]:
-    """The padding modes that predict the border as well as the kernel predicts the interior."""
-    if linear.affine and max(interior for interior, _ in fit.worst.values()) <= linear.rounding:
-        return tuple(mode for mode in fit.worst if fit.worst[mode][1] <= linear.rounding)
-    if not fit.inside.any():
-        return ()
-    nearest = 1.1 * min(border for _, border, _ in residual.values())
-    matching = []
-    for mode, (interior, border, _) in residual.items():
-        if interior < 0.1 and border <= min(1.5 * interior, nearest):
-            matching.append(mode)
-    return tuple(matching)
-
-
-def _equivariance(
-    black_box: BlackBox, field: ReceptiveField, finite: ndarray, random: np.random.Generator
-) -> float | None:
+def _equivariance(black_box: BlackBox, field: ReceptiveField, finite: ndarray) -> float | None:
     """The largest ‖f(shifted x)[o] − f(x)[o + 1]‖ / ‖f(x)‖ of any axis, over neighbouring interior
     outputs.
     """
@@ -263,7 +247,7 @@ def _equivariance(
         if not here.any():
             continue
         longer = [k + s * (a == axis) for a, k in enumerate(field.grid)]
-        base = random.standard_normal((4, len(black_box.inputs), *longer))
+        base = black_box.random.standard_normal((4, len(black_box.inputs), *longer))
         x, moved = (base.take(range(e, e + n), axis=axis + 2) for e in (0, s))
         y, y_moved = (black_box(v).reshape(4, *field.output, -1) for v in (x, moved))
         a = y.take(range(1, m), axis=axis + 1)[:, here]
@@ -279,11 +263,10 @@ def _heads(
     field: ReceptiveField,
     kernel: ndarray,
     probabilities: Callable[[Tensor], Tensor] | None,
-    random: np.random.Generator,
 ) -> tuple[Any, bool]:
     maps = []
     for size in INPUT_SIZES:
-        x = size * random.standard_normal((4, len(black_box.inputs), *black_box.grid))
+        x = size * black_box.noise(4)
         p = black_box.probabilities(x, probabilities)
         if p is None:
             return None, False

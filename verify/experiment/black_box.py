@@ -82,8 +82,10 @@ class BlackBox:
         in_channels: C; by default the layer's own attribute.
         dtype: float64 or float32, for running the layer.
         budget: bytes that an input may take.
+        seed: of the random inputs.
 
     Attributes:
+        random: the generator of all random numbers.
         inputs, outputs: the indices of the channels fed and read; initially all.  The others are
             fed zeros.
         exponent: outputs are in units of 2^exponent; initially 0.
@@ -99,6 +101,7 @@ class BlackBox:
         in_channels: int | None,
         dtype: torch.dtype,
         budget: int,
+        seed: int,
     ):
         if not callable(attention):
             raise ValueError(
@@ -112,6 +115,7 @@ class BlackBox:
         if dtype not in _AMPLITUDE:
             raise ValueError(f"a layer is audited in float64 or float32, not {dtype}")
         self.grid = sizes
+        self.random = np.random.default_rng(index(seed))
         self.dtype = dtype
         self.function: Any = attention
         if isinstance(attention, nn.Module):
@@ -142,18 +146,23 @@ class BlackBox:
         self.outputs = np.arange(self.out_channels)
         self.exponent = 0
 
-    def narrow(self, most: int, random: np.random.Generator) -> None:
+    def noise(self, count: int) -> ndarray:
+        """Random inputs of size 1: (count, channels fed, *grid)."""
+        return self.random.standard_normal((count, len(self.inputs), *self.grid))
+
+    def narrow(self, most: int) -> None:
         """Feed at most ``most`` channels, drawn at random, and read at most as many, first those
         that they reach.
 
         In a grouped layer, independently drawn channels may share no group; their map is zero and
         says nothing about the layer.
         """
-        self.inputs = np.sort(random.choice(self.channels, min(self.channels, most), replace=False))
-        x = random.standard_normal((1, len(self.inputs), *self.grid))
+        fed = self.random.choice(self.channels, min(self.channels, most), replace=False)
+        self.inputs = np.sort(fed)
+        x = self.noise(1)
         reached = (self._run(x) != self._run(0 * x)).reshape(self.out_channels, -1).any(axis=1)
         order = np.concatenate(
-            [random.permutation(np.flatnonzero(part)) for part in (reached, ~reached)]
+            [self.random.permutation(np.flatnonzero(part)) for part in (reached, ~reached)]
         )
         self.outputs = np.sort(order[:most])
 
@@ -300,7 +309,7 @@ class LinearMap:
         return self.superposition <= 8 * self.rounding
 
 
-def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: int) -> LinearMap:
+def impulse_response(black_box: BlackBox, budget: int) -> LinearMap:
     """Test superposition, then measure the map column by column with impulses.
 
     Raises:
@@ -327,10 +336,10 @@ def impulse_response(black_box: BlackBox, random: np.random.Generator, budget: i
     constant = run(np.zeros((1, channels, *black_box.grid)))[0]
     products = places * channels + 8
     rounding = products * float(torch.finfo(black_box.dtype).eps)
-    off, finite[:] = _superposition(black_box, INPUT_SIZES[0], constant, finite, products, random)
+    off, finite[:] = _superposition(black_box, INPUT_SIZES[0], constant, finite, products)
     large = _AMPLITUDE[black_box.dtype]
     for size in (*INPUT_SIZES[1:], large):
-        wrong, judged = _superposition(black_box, size, constant, finite, products, random)
+        wrong, judged = _superposition(black_box, size, constant, finite, products)
         off = max(off, wrong)
     amplitude = large
     if (judged < finite).any() or off > 8 * rounding:
@@ -354,7 +363,6 @@ def _superposition(
     constant: ndarray,
     finite: ndarray,
     products: int,
-    random: np.random.Generator,
 ) -> tuple[float, ndarray]:
     """The deviation from superposition on inputs of a size, as in :class:`LinearMap`, and the
     outputs judged, bool (O,).
@@ -364,8 +372,8 @@ def _superposition(
     off = 0.0
     judged = finite.copy()
     for _ in range(3):
-        x, y = size * random.standard_normal((2, 1, len(black_box.inputs), *black_box.grid))
-        a, b = random.uniform(0.5, 2.0, 2)
+        x, y = size * black_box.noise(2)[:, None]
+        a, b = black_box.random.uniform(0.5, 2.0, 2)
         values = np.stack([constant, *(black_box(z)[0] for z in (x, y, a * x + b * y))])
         judged &= np.isfinite(values).all(axis=(0, 2))
         f0, fx, fy, both = values = values[:, judged]

@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from verify.plots.drawing import BLUE, FAINT, INK, ORANGE, Axes, Figure, new_figure, plain, style
 from verify.recheck.certificate_file import read_document
-from verify.recheck.strict_input import AnyPath, strict_json
+from verify.recheck.strict_input import AnyPath
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,16 @@ def rows_of(path: AnyPath) -> list[LayerErrors]:
         ValueError: it is not a certificate, was edited, or holds no layer.
         OSError: it cannot be read.
     """
-    read_document(path)
-    records = strict_json(Path(path).read_bytes(), str(path))["layers"]
-    if not records:
+    certificates, _ = read_document(path)
+    if not certificates:
         raise ValueError(f"{path}: the certificate of no layer")
     rows = []
-    for record in records:
+    for one in certificates:
         numbers = (
-            float(np.max([float.fromhex(x) for x in record[part]], initial=0.0))  # NaN, if one is
-            for part in ("observed", "bound", "rounding")
+            float(part.max(initial=0.0))  # NaN, if one is
+            for part in (one.observed, one.parts["bound"], one.parts["rounding"])
         )
-        rows.append(LayerErrors(record["name"] or "(the layer)", record["verdict"], *numbers))
+        rows.append(LayerErrors(one.name or "(the layer)", one.verdict, *numbers))
     return rows
 
 

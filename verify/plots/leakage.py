@@ -17,7 +17,7 @@ from verify.plots.drawing import (
     new_figure,
     style,
 )
-from verify.rounding.leakage import leakage_on_lattice
+from verify.rounding.leakage import leakage
 
 LOOKS = {
     torch.float16: (GREEN, "^"),
@@ -97,7 +97,7 @@ def _exponent_of_bound(alpha: float, dims: int) -> float:
     """The decimal exponent of the bound, or of its upper bound 2d·e^−α where a double cannot hold
     it.
     """
-    bound = leakage_on_lattice(alpha, dims)
+    bound = leakage(alpha, [0] * dims)
     return (
         math.log10(bound) if bound > 1e-300 else math.log10(2 * dims) - alpha * math.log10(math.e)
     )

@@ -56,6 +56,7 @@ class LayerCertificate(NamedTuple):
     dtype: str
     heads: int
     parts: dict[str, np.ndarray]  # rounding, leakage, taps and bound, each (D_out,)
+    observed: np.ndarray  # (D_out,), perhaps infinite or NaN
     holds: bool  # every step is present and holds, and no run exceeds the bound
     geometries: tuple[Record, Record]  # of the convolution and of the attention layer, as stated
     digests: tuple[dict[str, str], dict[str, str]]  # of their tensors, by name
@@ -145,6 +146,7 @@ def _layer_certificate(record: Record) -> LayerCertificate:
         dtype=record["dtype"],
         heads=record["heads"],
         parts=parts,
+        observed=observed,
         holds=_steps_hold(record["steps"], record["probes"])
         and bool((observed <= parts["bound"]).all()),
         geometries=(record["conv_geometry"], record["mhsa_geometry"]),

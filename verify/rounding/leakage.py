@@ -29,7 +29,7 @@ SOFT = Fraction(1, 100)
 """Below this α, sums over all integers use Poisson summation; e^{−π²/α} is then below 10^−428."""
 
 
-def tail(alpha: Number, offset: Number = 0) -> Any:
+def tail(alpha: Number, offset: Number) -> Any:
     """An enclosure of s(α, f): the weight of all other keys of one axis relative to the nearest.
 
     Beyond N, both terms are at most e^{−αn(n−1)}, because |2f| ≤ 1, and n(n−1) grows by at least
@@ -89,17 +89,6 @@ def cached_leakage(alpha: Fraction, offsets: Sequence[Fraction]) -> float:
 
 
 _cached = lru_cache(maxsize=4096)(leakage)
-
-
-def leakage_on_lattice(alpha: Number, dims: int) -> float:
-    """1 − ϑ(α)^{−d}, rounded up: the leakage of a head that looks at an integer shift, on any grid.
-
-    Raises:
-        ValueError: α is not positive, or ``dims`` is below 1.
-    """
-    if dims < 1:
-        raise ValueError(f"dims is {dims}, below 1")
-    return leakage(alpha, [0] * dims)
 
 
 def upper(interval: Any) -> float:

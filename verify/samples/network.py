@@ -93,10 +93,8 @@ class _Operators(TorchDispatchMode):
         """
         return False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolutions = 0
-        self.narrowed = ""
+    convolutions = 0
+    narrowed = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Execute the operator and note it."""

@@ -78,16 +78,6 @@ def rebuilt(conv: Any, kernel: Tensor) -> MHSA:
     return conv_to_mhsa(other)
 
 
-def planted(change: Change, conv: Any, layer: MHSA, rng: np.random.Generator) -> MHSA:
-    """The layer with this fault, possibly the given one.
-
-    Raises:
-        Inapplicable: the fault cannot be planted in this layer.
-    """
-    other = change(conv, layer, rng)
-    return layer if other is None else other
-
-
 # ---- the kernel ----------------------------------------------------------------------------------
 
 

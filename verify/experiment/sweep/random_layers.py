@@ -27,7 +27,7 @@ from verify.argument.certificate import Certificate
 from verify.argument.certification import certified, certify
 from verify.argument.verdicts import combined
 from verify.experiment.sweep import exact_layers
-from verify.experiment.sweep.faults import FAULTS, Inapplicable, planted
+from verify.experiment.sweep.faults import FAULTS, Inapplicable
 from verify.experiment.sweep.results import Row, key_of
 from verify.layers.fields import digest
 from verify.layers.reading import GridRefused, output_size
@@ -300,9 +300,8 @@ def _plant(case: RandomLayer, names: tuple[str, ...]) -> str | None:
     """
     for name in case.rng.sample(names, min(5, len(names))):
         try:
-            case.layer = planted(
-                FAULTS[name], case.conv, case.built(), np.random.default_rng(case.seed)
-            )
+            layer = case.built()
+            case.layer = FAULTS[name](case.conv, layer, np.random.default_rng(case.seed)) or layer
         except (Inapplicable, ValueError):
             continue
         finite = all(tensor.isfinite().all() for tensor in case.layer.state_dict().values())

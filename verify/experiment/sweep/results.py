@@ -86,10 +86,9 @@ class Results:
         self._path = path
         with self._used():
             self._file = sqlite3.connect(path)
-            (kind,), (tables,) = (
-                self._file.execute(query).fetchone()
-                for query in ("PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
-            )
+            kind, tables = self._file.execute(
+                "SELECT *, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
+            ).fetchone()
             if kind != FORMAT and (tables or not new):
                 raise ValueError(f"{path}: is not the results of a sweep (give another name)")
             if new:  # to read results changes nothing

@@ -20,7 +20,6 @@ from verify.theory.symbolic.proofs_scores import (
     norm2,
     number,
     on_grid,
-    parabola_score,
     plus,
     score,
     small,
@@ -91,14 +90,16 @@ def parabola_steps(dims: int) -> list[ProofStep]:
     mixed = [
         sum(x * sympy.Mul(*sizes[i + 1 :]) for i, x in enumerate(shift)) for shift in (delta, tau)
     ]
+    numbers = [number(shift, sizes) for shift in (delta, tau)]
+    score_of_numbers = score(numbers[:1], numbers[1:])
     return [
         identity(
             "n(δ) = Σ_i δ_i m_{i+1} … m_d for all δ, of a box of sides m_i",
-            (number(delta, sizes), mixed[0]),
+            (numbers[0], mixed[0]),
         ),
         identity(
             "the numbers' r and v have D_p = 2: v·r = −α(n(δ)² − 2n(τ)n(δ)) for all δ, τ",
-            (parabola_score(delta, tau, sizes), -alpha * (mixed[0] ** 2 - 2 * mixed[1] * mixed[0])),
+            (score_of_numbers, -alpha * (mixed[0] ** 2 - 2 * mixed[1] * mixed[0])),
         ),
         cited("so for all other shifts of the box the gap is at least α", "parabola_score_gap"),
         cited(

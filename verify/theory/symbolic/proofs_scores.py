@@ -32,13 +32,6 @@ def number(delta: Sequence[Any], sizes: Sequence[Any]) -> Any:
     return sympy.sympify(quadratic.number(delta, radix))
 
 
-def parabola_score(delta: Sequence[Any], tau: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    """The score with D_p = 2: the quadratic encoding in one dimension, applied to the numbers n(δ)
-    of the shifts.
-    """
-    return score((number(delta, sizes),), (number(tau, sizes),))
-
-
 def absolute_score(query: Sequence[Any], key: Sequence[Any], tau: Sequence[Any]) -> Any:
     """The absolute encoding's score: the dot product of a query's and a key's d + 1 features."""
     left = quadratic.absolute_query(query, tau, alpha)
