@@ -451,31 +451,18 @@ def test_figures_of_later_runs_stand_beside_the_others():
 
 
 def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for part in ("a", "b"):
-        path = tmp_path / part / "local" / "seed-0" / RESULT
+    folders, result = (tmp_path, tmp_path / "b", tmp_path / "none"), dict.fromkeys(table.KEYS, 0)
+    result |= {"variant": "local", "ruler": RULER}
+    paths = [tmp_path / part / "local" / "seed-0" / RESULT for part in ("a", "b")]
+    for path in paths:
         path.parent.mkdir(parents=True)
-        path.write_text(
-            json.dumps(dict.fromkeys(table.KEYS, 0) | {"variant": "local", "ruler": RULER}), encoding="utf-8"
-        )
-    ends_in_one_line(
-        lambda: published.main(["collect", str(tmp_path), "name"]),
-        2,
-        f"error: {tmp_path / 'b' / 'local' / 'seed-0' / RESULT}: a second run of local, seed 0",
-        capsys,
-    )
-    path.write_text(json.dumps(dict.fromkeys(table.KEYS, 0) | {"variant": "local", "ruler": 2}), encoding="utf-8")
-    ends_in_one_line(
-        lambda: published.main(["collect", str(tmp_path / "b"), "name"]),
-        2,
-        f"error: {path}: measured by an older",
-        capsys,
-    )
-    ends_in_one_line(
-        lambda: published.main(["collect", str(tmp_path / "none"), "name"]),
-        2,
-        f"error: {tmp_path / 'none'}: no finished run",
-        capsys,
-    )
+        path.write_text(json.dumps(result), encoding="utf-8")
+    path = paths[-1]
+    twice, old, none = (lambda place=place: published.main(["collect", str(place), "name"]) for place in folders)
+    ends_in_one_line(twice, 2, f"error: {path}: a second run of local, seed 0", capsys)
+    path.write_text(json.dumps(result | {"ruler": 2}), encoding="utf-8")
+    ends_in_one_line(old, 2, f"error: {path}: measured by an older", capsys)
+    ends_in_one_line(none, 2, f"error: {tmp_path / 'none'}: no finished run", capsys)
 
 
 def run_of(
