@@ -104,9 +104,6 @@ def test_any_layer_of_any_sharpness(conv: Any, data: st.DataObject):
     assert (certificate.within is not None) == bool(certificate.leakage.any())
 
 
-# ---- heads that are one-hot in float32 and not in float64 -----------------------------------------------------------------------
-
-
 def heavy(alpha: float, encoding: str = "quadratic") -> tuple[Any, Any]:
     """Weights of 1e10, so that e^−α times an input of 1e3 is nonzero in float32."""
     conv = nn.Conv2d(2, 2, 3, padding=1, bias=False)

@@ -54,9 +54,6 @@ def altered(layer: MHSA, **tensors: torch.Tensor) -> MHSA:
     return other
 
 
-# ---- layers as built -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.hypothesis
 def test_whatever_the_builder_makes_is_proved_and_every_option_occurs():
     occurred: Counter[str] = Counter()
@@ -157,9 +154,6 @@ def test_where_the_gap_is_just_enough_the_rounding_of_the_scores_counts(dtype: t
     assert certificate.verdict.name == "UNDECIDED"
     assert "leak" in certificate.verdict.sentence
     proved(conv, conv_to_mhsa(conv), (2**16,))
-
-
-# ---- refusals ------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=6 * EXAMPLES)
@@ -263,9 +257,6 @@ def test_what_is_no_number_is_a_type_error_in_one_line(call: dict, complaint: st
     with pytest.raises(TypeError, match=complaint) as caught:
         certify(CONV, LAYER, **{"grid": (5, 5), **call})
     assert "\n" not in str(caught.value)
-
-
-# ---- the record ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_record_is_json_is_stable_and_reads_back_exactly():

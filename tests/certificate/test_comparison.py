@@ -49,9 +49,6 @@ def conv() -> nn.Conv2d:
     return conv
 
 
-# ---- compare -------------------------------------------------------------------------------------------------------------
-
-
 def test_compare_finds_the_worst_place_and_tells_interior_from_border(conv: nn.Conv2d):
     result = verify.compare(conv, changed(conv, {(1, 2, 0, 3): -0.5, (0, 1, 2, 2): 0.25}), torch.ones(2, 2, 5, 6))
     assert (result.max_abs, result.border, result.interior) == (0.5, 0.5, 0.25)
@@ -92,9 +89,6 @@ def test_one_step_to_the_next_number_is_one_ulp(dtype: torch.dtype, value: float
     result = verify.samples.comparison.discrepancy(conv, here, here, torch.nextafter(here, away))
     assert result.max_ulp == 1
     assert result.max_abs == (torch.nextafter(here, away).double() - here.double()).abs().max()
-
-
-# ---- rounding bounds -----------------------------------------------------------------------------------------------------
 
 
 def one_output(weight: torch.Tensor, bias: float) -> nn.Conv1d:
@@ -186,9 +180,6 @@ def test_a_head_off_the_kernel_has_no_bound(v: list[float]):
     layer.v[1] = torch.tensor(v)
     with pytest.raises(OffTheKernel, match=r"head 1 (looks at|has no single best shift)"):
         difference_bound(conv, layer, torch.ones(1, 1, 5))
-
-
-# ---- judgement -----------------------------------------------------------------------------------------------------------
 
 
 def test_check_call_says_checked_refuted_or_undecided():

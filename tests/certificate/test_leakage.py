@@ -53,18 +53,12 @@ def wide(alpha: float) -> int:
     return math.isqrt(int(80 / alpha)) + 2
 
 
-# ---- the bounds hold -------------------------------------------------------------------------------------------------
-
-
 @given(ALPHAS, BOXES, st.data())
 def test_bound_off_the_lattice_holds_on_every_finite_grid(alpha: float, box: list[tuple[int, int]], data):
     """For any real τ, the leakage past the nearest key is within the bound."""
     half = st.sampled_from([Fraction(-1, 2), Fraction(1, 2)])
     offsets = data.draw(st.lists(OFFSETS | half, min_size=len(box), max_size=len(box)))
     assert leaked(alpha, offsets, box) <= leakage(alpha, offsets)
-
-
-# ---- they are tight ----------------------------------------------------------------------------------------------------
 
 
 @example(0.0101, 1)
@@ -111,9 +105,6 @@ def test_no_bound_for_what_is_no_head(alpha: float, offsets: list):
 def test_no_bound_without_a_dimension():
     with pytest.raises(ValueError, match="dims is 0"):
         leakage_on_lattice(1, 0)
-
-
-# ---- the sharpness derived from them -------------------------------------------------------------------------------------
 
 
 @example(0.5, 4)

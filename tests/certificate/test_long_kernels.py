@@ -54,9 +54,6 @@ def test_long_layers_get_a_verdict(conv: Any, grid: tuple[int, ...], tmp_path: P
     assert Files(tmp_path).rechecked(certificate, conv, layer) == "REFUTED"
 
 
-# ---- the argument for all taps and outputs at once, checked for each of them ----------------------------------------------------
-
-
 @settings(max_examples=EXAMPLES)
 @given(convolutions(dtypes=[torch.float32], channels=["one"]), st.data())
 def test_each_tap_reads_what_torch_reads(conv: Any, data: st.DataObject):

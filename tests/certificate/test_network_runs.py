@@ -79,9 +79,6 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-# ---- nothing else differs --------------------------------------------------------------------------------------------------------
-
-
 def branching(x: Tensor) -> Tensor:
     if bool(x.sum() > 0):
         return torch.sigmoid(x) * x
@@ -157,9 +154,6 @@ def test_common_networks_differ_by_their_layers_alone(name: str) -> None:
     calls = compared(model, x[:1])
     assert (calls.difference, calls.untraced) == (None, ())
     assert calls.converted == calls.executed > 0 == calls.left
-
-
-# ---- something else differs --------------------------------------------------------------------------------------------------
 
 
 class Counting(nn.Module):
@@ -254,9 +248,6 @@ def test_a_run_that_reaches_the_network_that_was_read_is_named() -> None:
     assert difference(model, noise(1, 4, 9)).startswith("its run changes conv.bias, a parameter of its own")
 
 
-# ---- what is not compared -----------------------------------------------------------------------------------------------------
-
-
 class Opaque:
     """An object of a class that cannot be inspected."""
 
@@ -349,9 +340,6 @@ def test_what_is_not_compared_is_said_and_no_difference(name: str) -> None:
     assert not same_expression(calls, {}, {})
 
 
-# ---- what a network returns, and its state ------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Answer:
     """A network's output in a common dataclass form."""
@@ -412,9 +400,6 @@ def test_inputs_of_any_form_and_a_shared_layer() -> None:
     assert (calls.difference, calls.untraced, calls.converted, calls.layers) == (None, (), 4, ("first",))
 
 
-# ---- the same expression ------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> None:
     model, net, x = small()
     pairs, ran = pairs_of(model, net), runs(model, x, net=net)
@@ -435,9 +420,6 @@ def test_the_same_expression_takes_a_certificate_for_every_executed_layer() -> N
         assert not any(same_expression(calls, certificates | {path: other}, checks) for other in worse)
     for other in ({"left": 1}, {"difference": "x"}, {"untraced": ("x",)}, {"layers": (*calls.layers, "9")}):
         assert not same_expression(dataclasses.replace(calls, **other), certificates, checks)
-
-
-# ---- numbers against float64 -----------------------------------------------------------------------------------------------------
 
 
 def numbers_of(model: nn.Module, *inputs: Any, net: nn.Module | None = None) -> Any:

@@ -202,9 +202,6 @@ def test_a_weight_that_the_next_call_changes_is_refused_and_the_remedy_works(rem
         conv(x)
 
 
-# ---- lies ------------------------------------------------------------------------------------------------------------------
-
-
 def a_weight_of_an_earlier_call(conv: Any) -> MHSA:
     """The attribute that weight_norm stores is not what the next call uses."""
     old("weight_norm")(conv)

@@ -146,9 +146,6 @@ def test_every_execution_is_run_and_may_fail(name: str, value: float, monkeypatc
     assert certificate.verdict.name == "REFUTED"
 
 
-# ---- heavy layers: fewer inputs, of one size -------------------------------------------------------------------------------
-
-
 def without_head(number: int) -> Callable[..., Any]:
     """Leave out one head's values."""
 
@@ -211,9 +208,6 @@ def test_a_fault_shows_in_heavy_layers_too(name: str, fault: str, stride: int, m
     assert certificate.verdict.name == "REFUTED"
     over = {probe["execution"] for probe in certificate.probes if not probe["ratio"] <= 1}
     assert over == {name}
-
-
-# ---- torch's own convolution may be wrong, or crash, where outputs are one wide --------------------------------------------
 
 
 @given(convolutions(), st.data())

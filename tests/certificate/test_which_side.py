@@ -136,9 +136,6 @@ def test_the_share_of_the_convolution_is_enough_and_no_more_than_its_part(conv: 
     assert (np.abs(theirs - exact.astype(float)) <= share + 1e-15 * np.abs(theirs)).all()
 
 
-# ---- a certificate combined with samples -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("certified", "within", "samples", "difference", "off", "both"),
     [

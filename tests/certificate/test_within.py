@@ -57,9 +57,6 @@ def off(layer: MHSA, fraction: float) -> MHSA:
     return other
 
 
-# ---- finite sharpness ----------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=EXAMPLES // 2)
 @given(convolutions(dtypes=DOUBLE, integers=[False]), st.data())
 def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObject):
@@ -78,9 +75,6 @@ def test_the_bound_covers_the_worst_input_there_is(conv: Any, data: st.DataObjec
         differences = (layer(inputs) - conv(inputs)).abs().flatten(2).amax(2).diagonal().numpy()
     assert (differences >= supremum * (1 - 1e-9) - certificate.rounding).all()  # the worst input attains the supremum
     assert (differences <= certificate.bound).all()
-
-
-# ---- truncated factors -----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=EXAMPLES // 4)

@@ -94,9 +94,6 @@ def state(from_conv: Command) -> Path:
     return Path("state.pt").resolve()
 
 
-# ---- what a user sees ----------------------------------------------------------------------------------------------------
-
-
 def test_the_demo_twice_in_a_row(from_conv: Command) -> None:
     for _ in range(2):
         running = process()
@@ -195,9 +192,6 @@ def test_the_converted_network_is_written_as_it_was(from_conv: Command, model: n
     x = torch.randn(2, 2, 6, 6)
     assert torch.allclose(converted.eval()(x), model.eval()(x), atol=1e-5)
     assert names() == {"model.pt", "out.pt", "out.json"}
-
-
-# ---- state dicts ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_state_dict_with_its_architecture(from_conv: Command, state: Path) -> None:
@@ -308,9 +302,6 @@ def test_a_whole_module_needs_no_architecture(from_conv: Command, saved: Path) -
     assert "go with a MODEL" in from_conv.refuses("--arch", "net:Net")
 
 
-# ---- partly converted networks -------------------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_converted_is_listed(from_conv: Command, model: Any) -> None:
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = float("nan")
@@ -373,9 +364,6 @@ def test_nothing_can_be_converted(from_conv: Command, model: Any) -> None:
     assert from_conv.refuses("model.pt") == line + "; and 1 more"
     from_conv.refuses("model.pt", "--partial")
     assert names() == {"model.pt"}
-
-
-# ---- sharpness -----------------------------------------------------------------------------------------------------------
 
 
 def test_heads_that_leak_are_refuted_by_samples_alone(from_conv: Command, saved: Path) -> None:
@@ -464,9 +452,6 @@ def test_a_tolerance_below_every_format_is_sharp(from_conv: Command, saved: Path
     assert "1e+308 is too large" in from_conv.refuses(saved, "--alpha", "1e308")
 
 
-# ---- bad input -----------------------------------------------------------------------------------------------------------
-
-
 BAD_INPUT = {
     "here": (".", "must be the name of a file"),
     "root": ("/", "must be the name of a file"),
@@ -514,9 +499,6 @@ def test_help_and_version(from_conv: Command, verify_command: Command) -> None:
     for command in (from_conv, verify_command):
         assert command.prints("--version") == f"{project['name']} {project['version']}\n"
     assert verify_command.prints(code=2) == verify_command.prints("--help")
-
-
-# ---- outputs -------------------------------------------------------------------------------------------------------------
 
 
 BUG = ZeroDivisionError("a bug")

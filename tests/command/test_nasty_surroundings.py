@@ -32,9 +32,6 @@ def model(from_conv: Command) -> Path:
     return Path("m.pt").resolve()
 
 
-# ---- 50: where nothing can be written --------------------------------------------------------------------------------
-
-
 def test_row_50_a_folder_that_is_missing_or_takes_no_file_is_told_before_the_long_work(
     model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,8 +162,6 @@ def test_row_50_an_error_that_finds_no_space_keeps_its_exit_code() -> None:
     assert (running.returncode, out) == (2, "")
 
 
-# ---- 51: interrupted -------------------------------------------------------------------------------------------------
-
 WAIT = """
 import pathlib, time
 from {package} import {module}
@@ -224,9 +219,6 @@ assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"""
     assert python(*how, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}").returncode == 0
 
 
-# ---- 52: an existing file at the output ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["m.pt", "./m.pt", "link.pt", "hard.pt", "folder/../m.pt"])
 def test_row_52_output_onto_the_input(form: str, model: Path, from_conv: Command) -> None:
     Path("folder").mkdir()
@@ -244,9 +236,6 @@ def test_row_52_output_onto_another_input(flag: str, model: Path, from_conv: Com
     value = own + ":Net" * (flag == "--model-file")
     assert f"{own}: is an input itself" in from_conv.refuses("m.pt", flag, value, "-o", own, "--force")
     assert Path(own).read_bytes() == before
-
-
-# ---- 53: two runs at once --------------------------------------------------------------------------------------------
 
 
 def test_row_53_two_runs_at_once_on_one_output(model: Path) -> None:
@@ -272,9 +261,6 @@ command.write_outputs = together
     layer: Any = construct.load("o.pt").get_submodule("0")
     assert float(layer.centres()[0].max()) in (256.0, 512.0)
     json.loads(Path("o.json").read_bytes())
-
-
-# ---- 54: a checkpoint from a GPU, and no GPU -------------------------------------------------------------------------
 
 
 def from_cuda(content: object, zipped: bool = True) -> bytes:
@@ -311,9 +297,6 @@ def test_row_54_a_gpu_that_is_not_there(model: Path, from_conv: Command) -> None
     Path("net.py").write_text("import torch\ndef net():\n    return torch.nn.Conv2d(1, 1, 1, device='cuda')\n")
     if not torch.cuda.is_available():
         assert "net.py:net: " in from_conv.refuses("s.pt", "--model-file", "net.py:net")
-
-
-# ---- 55: who reads -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--help",)], ids=["table", "json", "help"])
@@ -369,8 +352,6 @@ def test_row_55_no_colour_into_a_file_whatever_the_terminal(model: Path) -> None
     assert (done.returncode, err) == (0, "")
     assert "\x1b" not in out
 
-
-# ---- 56: little memory -----------------------------------------------------------------------------------------------
 
 BOMBS = {
     "inputs": (nn.Conv2d(1, 2, 3), ("--input-size", "1", "100000", "100000"), "a run on 2 random inputs of 1x100000x100000"),

@@ -217,9 +217,6 @@ def test_state_that_is_no_parameter_is_written_as_it_was_read(given: Any, from_c
     assert (written.calls, written.seen) == (0, [])
 
 
-# ---- networks that save other numbers than they have ---------------------------------------------------------------------------
-
-
 def rounded(state: dict[str, Any]) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor):

@@ -29,9 +29,6 @@ def pickled(module):
     return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
 
 
-# ---- the bias ------------------------------------------------------------------------------------------------------------
-
-
 def through_file(name):
     def read(network, tmp_path):
         construct.save(network, tmp_path / name)
@@ -102,8 +99,6 @@ def test_old_files_and_other_biases(tmp_path):
     with pytest.raises(BadModelFile, match="b_out is not zero"):
         construct.load(tmp_path / "biased.pt", model=nn.Conv2d(1, 2, 3, bias=False))
 
-
-# ---- edits of the weight ------------------------------------------------------------------------------------------------
 
 CONVOLUTIONS = [
     nn.Conv1d(4, 6, 3, groups=2),
@@ -344,9 +339,6 @@ def test_a_weight_is_read_as_any_tensor():
         rtol=1e-4,
         atol=1e-4,
     )
-
-
-# ---- an encoding of one's own -------------------------------------------------------------------------------------------
 
 
 class Distance(Encoding):

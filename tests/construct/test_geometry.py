@@ -21,8 +21,6 @@ from verify.strategies import convolutions
 
 PLAIN = ConvGeometry(4, 6, (3, 2), (1, 1), (0, 0), "zeros", (1, 1), 2)
 
-# ---- geometry --------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
@@ -71,9 +69,6 @@ def test_reaching_finds_the_output_padding(conv: nn.ConvTranspose2d, data: st.Da
             geometry.reaching((outside, *wanted[1:]), size)
 
 
-# ---- shifts ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kernel", [(1,), (3,), (5, 3), (3, 3, 5)], ids=str)
 def test_shifts_of_an_odd_kernel_are_those_of_the_paper(kernel: tuple[int, ...]):
     """They are Δ_K = {−⌊K/2⌋, …, ⌊K/2⌋}^d, in row-major order."""
@@ -95,9 +90,6 @@ def test_a_bijection_is_checked():
         bijection(((0,), (1,)), (0, 0))
     with pytest.raises(ValueError, match="no bijection"):
         bijection(((1,), (1,)), (0, 1))
-
-
-# ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -129,16 +121,10 @@ def test_a_zero_token_is_zero_whatever_it_would_have_copied():
     assert grid.gather(torch.full((1, 1, 2), math.inf)).flatten().tolist() == [0, math.inf, math.inf, 0]
 
 
-# ---- sharpness ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan, 10**400], ids=lambda alpha: str(alpha)[:4])
 def test_a_layer_of_senseless_sharpness_is_refused(alpha: float):
     with pytest.raises(ValueError, match="sharpness"):
         conv_to_mhsa(nn.Conv1d(1, 1, 3), alpha=alpha)
-
-
-# ---- the record of its parameters ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out"])

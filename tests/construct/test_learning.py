@@ -34,9 +34,6 @@ from verify.strategies import Case, cases
 EXAMPLES = settings().max_examples
 
 
-# ---- the formulae --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_the_covariance_scores_a_gaussian(dims: int):
     """On symbols, the code that runs gives −½(δ − τ)ᵀΣ⁻¹(δ − τ) plus a term without δ."""
@@ -73,9 +70,6 @@ def test_a_covariance_tells_its_centre_and_its_least_curvature():
     assert bool(flat[1].isnan().all())
     with pytest.raises(ValueError, match="no centres"):
         layer_of("relative", SMALL["1-D"][0]).centres()
-
-
-# ---- executions ----------------------------------------------------------------------------------------------------------
 
 
 def sharpened(kind: str) -> MHSA:
@@ -147,9 +141,6 @@ def test_what_an_execution_says_it_takes_is_no_less_than_it_does(execution: str,
         assert peak_bytes(lambda layer=layer, x=x: layer(x)) <= stated * 1.001 + 2**12
 
 
-# ---- certificates and other judges ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["covariance", "relative"])
 def test_nothing_is_certified_of_an_encoding_that_is_not_the_theorems(kind: str):
     conv = nn.Conv2d(1, 1, 1, padding=2, dtype=torch.float64)
@@ -172,9 +163,6 @@ def test_an_audit_and_a_report_take_any_encoding(kind: str, tmp_path: Any):
     assert len(result.heads) == 2
     verify.write_report(tmp_path / "page.html", nn.Conv2d(1, 1, 1, dtype=torch.float64), layer)
     assert f"its encoding is {kind}" in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-# ---- parametrizations ----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=EXAMPLES // 2)
@@ -230,9 +218,6 @@ def test_an_aim_that_is_none_is_refused():
         with_covariance(conv_to_mhsa(nn.Conv2d(1, 1, 1), encoding="parabola"))
 
 
-# ---- the gate ------------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=EXAMPLES // 2)
 @given(cases(tokens=60, dtypes=(torch.float64,)))
 def test_a_closed_gate_changes_nothing_and_can_open(case: Case):
@@ -262,9 +247,6 @@ def test_the_gates_have_gradients_while_closed_and_none_at_full_sharpness():
     other.u.data += 1
     with pytest.raises(ValueError, match="u attends"):
         gate_content(other)
-
-
-# ---- starts --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ENCODINGS)
@@ -343,9 +325,6 @@ def test_an_encoding_and_weights_that_do_not_fit_are_refused():
     assert MHSA(layer.geometry, weights, encoding=Parabola((1,))).radix == (1,)
     with pytest.raises(ValueError, match="not a sum over the axes"):
         Covariance().along(None, None, 0)
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

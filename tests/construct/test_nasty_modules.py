@@ -53,9 +53,6 @@ class OneConvolution(nn.Module):
         self.conv = nn.Conv2d(3, 4, 3)
 
 
-# ---- 15: sizes --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
 def test_a_tap_beyond_the_precision_of_the_scores_is_refused(kind: Any) -> None:
     """Beyond it neighbours may score the same, and the attention on them is shared."""
@@ -69,9 +66,6 @@ def test_a_tap_beyond_the_precision_of_the_scores_is_refused(kind: Any) -> None:
         assert int((scores[:-1] >= scores[-1]).sum()) == tied
 
 
-# ---- 23: own code on a convolution -----------------------------------------------------------------------------------
-
-
 def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     return 2 * output
 
@@ -82,9 +76,6 @@ def test_row_23_hooks_elsewhere_in_the_network_are_kept_and_run() -> None:
     net = convert(model)
     torch.testing.assert_close(net(x), model(x))
     assert bool((net(x) - 2 * net[0](x).relu()).abs().max() == 0)
-
-
-# ---- 24, 25: uninitialised, or something else ------------------------------------------------------------------------
 
 
 class CondConv2d(nn.Module):
@@ -158,9 +149,6 @@ def state(from_conv: Command, monkeypatch: pytest.MonkeyPatch) -> Any:
 SIZE = ("--input-size", 3, 8, 8)
 
 
-# ---- 26: weights computed from others --------------------------------------------------------------------------------
-
-
 old_weight_norm = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 
 
@@ -198,9 +186,6 @@ def test_row_26_the_command_says_so_and_proves_it(state: Any, from_conv: Command
     assert [layer["folded"] for layer in facts["layers"]] == folded
     assert [layer["verdict"]["name"] for layer in facts["layers"]] == ["PROVED"] * 3
     assert facts["network"]["same_expression"] is True
-
-
-# ---- 27: shared and tied ---------------------------------------------------------------------------------------------
 
 
 class TiedAcross(nn.Module):
@@ -242,9 +227,6 @@ def test_a_parameter_that_takes_no_operation_over_is_converted() -> None:
     conv.weight = Labelled(torch.rand(3, 3, 1, 1))
     x = torch.randn(1, 3, 4, 4)
     torch.testing.assert_close(construct.conv_to_mhsa(conv)(x), conv(x))
-
-
-# ---- 39: wrappers ----------------------------------------------------------------------------------------------------
 
 
 def block() -> Any:
@@ -321,9 +303,6 @@ def test_row_39_torchscript_is_refused_by_name() -> None:
     assert "TorchScript" in refusals(nn.Sequential(Script()))["0"][1]
 
 
-# ---- 40: inputs and outputs of a network -----------------------------------------------------------------------------
-
-
 class TwoInputs(OneConvolution):
     def forward(self, x: Tensor, mask: Tensor, *, scale: float = 1.0) -> Tensor:
         return self.conv(x * mask) * scale
@@ -376,9 +355,6 @@ def test_row_40_a_network_that_changes_its_input_is_given_its_own_copy(state: An
     assert network["same_expression"] is True
 
 
-# ---- 41, 42: what the check does not see -----------------------------------------------------------------------------
-
-
 class Auxiliary(OneConvolution):
     """Has a head for training only, like Inception."""
 
@@ -424,9 +400,6 @@ def test_row_42_functional_convolutions_are_counted_and_fail(state: Any, from_co
     from_conv.prints(*options, "--partial")
     facts = from_conv.facts(*options, code=1)
     assert facts["network"]["convolutions"] == {"executed": 2, "converted": 1}
-
-
-# ---- references to methods and functions -----------------------------------------------------------------------------
 
 
 class Held(nn.Module):
@@ -475,9 +448,6 @@ def test_row_23_what_an_object_holds_is_left_if_that_is_allowed(state: Any, from
         expected = convert(network, strict=False)(x)
         torch.save(convert(network, strict=False).state_dict(), "net.pt")
         assert torch.equal(construct.load("net.pt", model=Boxed())(x), expected)
-
-
-# ---- what cannot be copied ---------------------------------------------------------------------------------------
 
 
 class Locked(OneConvolution):

@@ -109,9 +109,6 @@ def test_a_single_wrong_layer_is_refuted_where_it_is():
     assert set(names.values()) == {"CHECKED"}
 
 
-# ---- a copy, and nothing else ----------------------------------------------------------------------------------------
-
-
 def storages(model):
     return {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers()) if t.numel()}
 
@@ -272,9 +269,6 @@ def test_frozen_stays_frozen():
     assert not construct.conv_to_mhsa(normed.requires_grad_(False)).w_val.requires_grad
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
-
-
 class OwnForward(nn.Conv2d):
     def forward(self, input):
         return 2 * super().forward(input)
@@ -431,9 +425,6 @@ def test_one_error_lists_everything_that_cannot_be_converted(caplog):
         assert net.get_submodule(row.path) is not model.get_submodule(row.path)
     assert isinstance(net.get_submodule("good"), MHSA)
     assert isinstance(net.get_submodule("deep.1"), MHSA)
-
-
-# ---- using a converted network ---------------------------------------------------------------------------------------
 
 
 INSPECTED = (

@@ -206,9 +206,6 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         circular(torch.zeros(1, 1, 3), tokens=False)
 
 
-# ---- certificates --------------------------------------------------------------------------------------------------------
-
-
 def certified(conv: nn.Module, layer: Any, grid: tuple[int, ...]) -> str:
     return verify.certify(conv, layer, grid=grid).verdict.name
 

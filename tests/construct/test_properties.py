@@ -32,8 +32,6 @@ from verify.strategies import (
 
 EXAMPLES = max(40, settings().max_examples)  # fewer do not show every option
 
-# ---- the same function -------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.hypothesis
 @pytest.mark.nasty(31, 32, 33, 37)
@@ -148,9 +146,6 @@ def test_the_kernel_can_be_read_at_every_sharpness(taps: int, dilation: int, alp
     assert torch.equal(layer.centres()[1], conv_to_mhsa(conv).centres()[1])
 
 
-# ---- where the heads look does not depend on their order -----------------------------------------------------------------
-
-
 @given(cases(), st.data())
 def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.DataObject):
     """Permuting the seven per-head tensors, or building with another ``order``, changes only the rounding."""
@@ -168,9 +163,6 @@ def test_any_permutation_of_heads_gives_the_same_function(case: Case, data: st.D
         assert torch.equal(other.weight, case.conv.weight)  # assembled from where the heads look
         bias = case.conv.bias
         assert torch.equal(other.b_out, torch.zeros_like(other.b_out) if bias is None else bias)
-
-
-# ---- without positions ---------------------------------------------------------------------------------------------------
 
 
 def without_positions(d: int, seed: int, content: bool) -> MHSA:
@@ -208,9 +200,6 @@ def test_with_positions_shuffling_tokens_does_not_shuffle_the_output(silent: str
         assert (layer(x.flip(2, 3)) - layer(x).flip(2, 3)).abs().amax() > 0.01
 
 
-# ---- dimensions ----------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=EXAMPLES // 2)
 @given(any_dimension(4, 4, modes=PADDING_MODES))
 def test_d_p_is_5_in_four_dimensions_against_the_definition(problem):
@@ -223,9 +212,6 @@ def test_d_p_is_5_in_four_dimensions_against_the_definition(problem):
     layer = kernel_to_mhsa(torch.from_numpy(truth.weight).double(), bias, geometry)
     assert layer.v.shape[1] == 5
     assert torch.equal(layer(torch.from_numpy(x).double()).detach(), torch.from_numpy(truth(x)).double())
-
-
-# ---- the strategies --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

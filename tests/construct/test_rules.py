@@ -40,9 +40,6 @@ def plain_conv(module: Any, **changes: Any) -> Any:
     return conv
 
 
-# ---- classes of users ------------------------------------------------------------------------------------------------
-
-
 class StaticSame(nn.Conv2d):
     """Pads like TensorFlow, for the one image size for which it was built."""
 
@@ -167,8 +164,6 @@ def parametrized(module: Standardised) -> nn.Module:
     parametrize.register_parametrization(conv, "weight", Kernel(module))
     return conv
 
-
-# ---- correct rules ---------------------------------------------------------------------------------------------------
 
 GOOD: dict[str, tuple[Callable[[], nn.Module], Any, tuple[int, ...]]] = {
     "static": (lambda: StaticSame(2, 4, 3, 15, stride=2), static_same, (2, 15, 15)),
@@ -295,9 +290,6 @@ def test_methods_that_are_held_follow() -> None:
     assert "holds its method _conv_forward, which the layers" in reasons(model, {CausalCrop: causal})["conv"]
 
 
-# ---- what samples refute -----------------------------------------------------------------------------------------------
-
-
 def wrong_weight(module: Any) -> nn.Module:
     conv: Any = causal(module)
     conv[1].weight = nn.Parameter(module.weight.clone())
@@ -415,9 +407,6 @@ def test_rules_of_another_kind_are_an_error() -> None:
     for rules in ({"CausalCrop": causal}, {CausalCrop: 5}):
         with pytest.raises(TypeError, match="rules go from classes to functions"):
             construct.convert(nn.ReLU(), rules=rules)  # type: ignore[arg-type]
-
-
-# ---- the sizes ---------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=3))

@@ -66,9 +66,6 @@ def scores_of(module: stock.StockAttention, x: torch.Tensor) -> torch.Tensor:
     return module.attention(tokens, tokens, tokens, need_weights=True, average_attn_weights=False)[1]
 
 
-# ---- the same function -------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=2 * settings().max_examples)
 @given(cases(dtypes=FULL, tokens=80), st.booleans(), st.sampled_from(["quadratic", "parabola"]))
 def test_it_computes_the_convolution_and_gives_the_kernel_back(case: Case, bias: bool, encoding: str):
@@ -223,9 +220,6 @@ def test_transforms_of_functions_take_it(frozen: bool):
     torch.testing.assert_close(*derivatives, rtol=1e-5, atol=1e-5)
 
 
-# ---- how large a grid ----------------------------------------------------------------------------------------------------
-
-
 def line(length: int, dtype: torch.dtype = torch.float32) -> tuple[Any, MHSA, torch.Tensor]:
     """A 1-D layer on a long input with few queries."""
     conv = nn.Conv1d(1, 1, 3, stride=max(1, length // 40), dtype=dtype)
@@ -309,9 +303,6 @@ def test_scores_that_would_overflow_are_not_exact():
     assert not HeadCentre(Fraction(2**110), half).is_exact((2**8,), torch.float32, 16)
     assert HeadCentre(Fraction(2**90), half).is_exact((2**8,), torch.float32, 16)
     assert not HeadCentre(Fraction(2**90, 3), half).is_exact((2**8,), torch.float32, 16)
-
-
-# ---- refusals of the way out -------------------------------------------------------------------------------------------
 
 
 def edited(edit: Callable[[Any], Any]) -> MHSA:
@@ -406,9 +397,6 @@ def test_inputs_that_do_not_fit_are_refused(x: torch.Tensor):
         construct.to_torch_mha(small()[1], (4, 4))(x)
 
 
-# ---- a module like any other -------------------------------------------------------------------------------------------
-
-
 def test_it_is_a_module_like_any_other():
     conv, layer = small()
     state = torch.get_rng_state()
@@ -462,9 +450,6 @@ def test_the_tensors_load_into_a_plain_transformer():
     assert back.geometry == layer.geometry
     plain.train()
     is_no_kernel(plain, "drops 0.1 of its attention", layer.geometry, (4, 4))
-
-
-# ---- the way back --------------------------------------------------------------------------------------------------------
 
 
 def test_projections_apart_and_other_bases_are_read_too():

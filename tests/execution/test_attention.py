@@ -18,8 +18,6 @@ from verify.strategies import Case, cases, convolutions, least_size
 
 EXAMPLES = settings().max_examples
 
-# ---- where it looks --------------------------------------------------------------------------------------------------
-
 
 @settings(max_examples=2 * EXAMPLES)
 @given(cases(tokens=100))
@@ -50,9 +48,6 @@ def test_attention_weights_are_0_or_1_and_where_the_kernel_reads(case: Case):
     ]
     assert attention.shape == (1, len(expected), len(expected[0]), np.prod(grid))
     assert torch.equal(attention[0].argmax(-1), torch.tensor(expected))
-
-
-# ---- types -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,9 +93,6 @@ def test_autocast_gives_the_type_that_a_convolution_gives(dtype: torch.dtype):
             expected, output = conv(x), layer(x)
     assert output.dtype == expected.dtype
     assert torch.equal(output, expected)
-
-
-# ---- wrong input ---------------------------------------------------------------------------------------------------------
 
 
 @st.composite

@@ -272,9 +272,6 @@ class TestContract:
         same(layer(x), conv(x), 1e-5)
 
 
-# ---- requirements for every execution, with every encoding -----------------------------------------------------------
-
-
 @pytest.fixture(
     params=list(product(EXECUTIONS, ("quadratic", "covariance", "relative", "taps"))),
     ids="-".join,

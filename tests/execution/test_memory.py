@@ -110,8 +110,6 @@ def test_multiplications_are_those_that_torch_counts(name: str, content: bool) -
     assert 0.9 * counted <= layer.multiplications(shape, "dense") <= counted
 
 
-# ---- what is kept between calls ------------------------------------------------------------------------------------------
-
 LINES = {
     "zeros": lambda: nn.Conv1d(1, 4, 3, padding=1),
     "stride": lambda: nn.Conv1d(1, 2, 5, stride=3),

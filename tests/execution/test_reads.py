@@ -104,9 +104,6 @@ def without_reads() -> Iterator[Launches]:
             yield launches
 
 
-# ---- never slow ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("layout", [lambda x: x, channels_last], ids=["first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
@@ -178,8 +175,6 @@ def test_blocks_are_the_convolution_bit_for_bit(layout: Callable[[Tensor], Tenso
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)  # type: ignore[arg-type]
 
-
-# ---- never stale -----------------------------------------------------------------------------------------------------
 
 FUSED = {
     "SGD": lambda p: torch.optim.SGD(p, lr=1e4, fused=True),

@@ -49,9 +49,6 @@ def hidden(layer):
     return lambda x: layer(x)
 
 
-# ---- convolutions that are hidden in a function --------------------------------------------------------------------------
-
-
 @st.composite
 def roomy(draw, **options):
     """A convolution, and a grid on which three outputs per axis read only real positions."""
@@ -128,9 +125,6 @@ def test_heads_of_a_converted_layer_are_single_shifts(options):
     assert not result.collapsed
     assert not result.unplaced
     assert result.groups == conv.groups
-
-
-# ---- planted faults --------------------------------------------------------------------------------------------------
 
 
 def converted(**options):
@@ -344,9 +338,6 @@ def test_ranks_of_taps():
     assert "rank 2 of 4" in str(result)
 
 
-# ---- two published layers that are said to express convolutions, with the weights of one ------------------------------------
-
-
 class Published(nn.Module):
     """Attention over unpadded pixels, as in the paper's own code (Gaussians) and, with a gate, in ConViT:
 
@@ -428,9 +419,6 @@ def test_the_default_gate_lets_27_percent_of_content_in():
     assert "up to 26.9 %" in str(result)
 
 
-# ---- output and refusals -------------------------------------------------------------------------------------------------
-
-
 def test_the_record_is_json_and_the_word_for_certainty_does_not_occur():
     result = audit(converted(), (5, 5))
     record = json.loads(result.to_json())
@@ -490,9 +478,6 @@ def test_the_layer_itself_is_left_as_it_was():
     stock = construct.to_torch_mha(layer, grid=(5, 5))
     audit(stock, (5, 5), in_channels=2)
     assert stock.attention.forward.__func__ is nn.MultiheadAttention.forward  # only a copy was hooked
-
-
-# ---- the command line ------------------------------------------------------------------------------------------------
 
 
 def test_the_command_audits_our_layers_and_stock_ones(tmp_path, verify_command):

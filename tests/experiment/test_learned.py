@@ -69,9 +69,6 @@ def assert_same_end(folder: Path, other: Path) -> None:
     assert without_times(metrics) == without_times(wanted)
 
 
-# ---- data ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def cifar(tmp_path: Path) -> Path:
     """Six files in the format of CIFAR-10, with four pictures each."""
@@ -172,9 +169,6 @@ def test_augmented_pictures_are_shifted_and_mirrored():
     assert {mirrored for _, _, mirrored in kinds} == {False, True}
 
 
-# ---- network -------------------------------------------------------------------------------------------------------------
-
-
 @given(
     st.integers(0, 3),
     st.integers(1, 3),
@@ -240,9 +234,6 @@ def test_the_baseline_is_resnet18():
     network = resnet18(3, 10)
     assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 11.2
     assert sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in network.modules()) == 17
-
-
-# ---- training ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_rate_rises_and_falls_to_nothing():
@@ -496,9 +487,6 @@ def test_a_loss_that_is_no_number_stops_the_run_in_a_line(tmp_path: Path):
         Run(settings_of(), spoiled, tmp_path, every=3).train(quiet)
 
 
-# ---- measuring -----------------------------------------------------------------------------------------------------------
-
-
 def test_centres_are_those_of_the_attention():
     network = AttentionNet(VARIANTS["local"], replace(SMALL, heads=9, alpha=50.0), (1, 10, 12), 3)
     (first, _) = attention_of(network, torch.randn(2, 1, 10, 12))
@@ -571,9 +559,6 @@ def test_maps_and_centres_are_drawn_where_the_summary_has_them():
     assert "ResNet-18" in lines
 
 
-# ---- the command ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_command_trains_measures_draws_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -639,9 +624,6 @@ def test_a_stopped_command_says_how_to_go_on(
     monkeypatch.setattr(Run, "train", stop)
     assert main(["--out", str(tmp_path), "--jobs", "1"]) == 130
     assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
-
-
-# ---- simultaneous runs -----------------------------------------------------------------------------------------------------
 
 
 def squares() -> Callable[[int, Tell], None]:

@@ -47,9 +47,6 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("examples.learned.command.digits", pictures)
 
 
-# ---- what is drawn -------------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 2**32 - 1), st.floats(4, 50))
 def test_the_profile_of_a_local_gaussian_follows_the_query(seed: int, alpha: float):
     tau = np.random.default_rng(seed).uniform(-1, 1, (3, 2))
@@ -147,9 +144,6 @@ def test_a_window_about_the_query_has_no_tokens_beyond_the_grid(runs: Path):
     assert np.nanmax(shown) == 1
 
 
-# ---- runs that cannot be used ------------------------------------------------------------------------------------------------
-
-
 def test_a_run_that_cannot_be_shown_is_told_in_a_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(BadInput, match=r"no such file \(give the folder of a run"):
         stored(tmp_path, pictures())
@@ -213,9 +207,6 @@ def test_heads_on_the_page_look_where_the_trained_ones_looked():
         ]
         slack = np.abs(np.array(corners) - here).max(0) + 1e-4  # and its own four decimals, and float32
         assert (np.abs(here - mean) <= slack).all(), name
-
-
-# ---- the tables of the pages ---------------------------------------------------------------------------------------------
 
 
 def test_the_tables_of_the_page_are_those_of_the_committed_results():

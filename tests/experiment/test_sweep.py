@@ -71,9 +71,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "run_tasks", run)
 
 
-# ---- the file ----------------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_written_once_is_read_back(tmp_path: Path):
     results = Results(tmp_path / "r.sqlite")
     results.add([Row("a", "m", "l", verdict="PROVED", bound=1.5), Row("b", "m", "k")])
@@ -183,9 +180,6 @@ def test_without_dask_one_line_says_what_to_install(tmp_path: Path):
     done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: a sweep runs on Dask (pip install")
-
-
-# ---- tasks -------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_of_random_layers_does_not_load_torch(tmp_path: Path):
@@ -301,9 +295,6 @@ def test_a_false_verdict_is_an_exit_code(sweep: Command):
     results.close()
     code, out, _ = sweep("--random", 1, *OUTPUT)
     assert (code, "random: seed 0: a false PROVED: x" in out) == (1, True)
-
-
-# ---- a real cluster ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -37,8 +37,6 @@ COURSE = Course(1, 16, 1e-3)
 HEADS = Heads(2, 5, 4.0)
 
 
-# ---- counting ------------------------------------------------------------------------------------------------------------
-
 KERNELS = st.sampled_from((1, 3, 5))
 OFFSETS = st.floats(-NEAR, NEAR)
 
@@ -73,9 +71,6 @@ def test_every_head_is_counted_once(centres: list[tuple[float, float]], kernel: 
 @pytest.mark.parametrize("nothing", [float("nan"), float("inf"), -float("inf"), 1e300])
 def test_a_centre_that_is_nowhere_is_between(nothing: float):
     assert count([(nothing, 0.0)], 1).between == 1
-
-
-# ---- teachers and students -----------------------------------------------------------------------------------------------
 
 
 def test_held_out_patches_share_no_pixel_with_the_others():
@@ -167,9 +162,6 @@ def test_measuring_tells_a_student_that_is_lost():
         measured(students, looks)
 
 
-# ---- from a CNN ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def cnn() -> nn.Sequential:
     return networks.trained_on(digits(), 0, 3, 8)
@@ -240,9 +232,6 @@ def test_training_that_diverges_is_told_in_a_line(cnn: nn.Sequential):
         continue_training(copy.deepcopy(cnn), task, COURSE, 0, "cnn", quiet)
 
 
-# ---- tasks ---------------------------------------------------------------------------------------------------------------
-
-
 def test_shifted_digits_are_digits_shifted(x: torch.Tensor):
     moved = tasks.shifted(x, torch.Generator().manual_seed(0))
     padded, kinds = nn.functional.pad(x, (2,) * 4), set()
@@ -308,8 +297,6 @@ def test_the_squares_of_the_test_are_drawn_by_themselves():
         assert not (drawn == held[-1]).flatten(1).all(1).any()
     assert not torch.equal(*held)
 
-
-# ---- the commands --------------------------------------------------------------------------------------------------------
 
 SMALL = {
     "teacher": "--heads 4 10 --starts paper --seeds 0 1 --steps 3 --batch 2 --side 5 --out-channels 1".split(),

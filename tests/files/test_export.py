@@ -291,9 +291,6 @@ def test_the_terminal_is_spared_what_a_tracer_says(capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-# ---- torch.compile ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("last", [False, True], ids=["to channels first", "to channels last"])
 @pytest.mark.parametrize("given", [False, True], ids=["from channels first", "from channels last"])
@@ -447,9 +444,6 @@ def test_compiling_says_what_it_freezes_and_what_it_cannot(caplog: pytest.LogCap
         compiled = torch.compile(layer, backend="eager")
         torch.testing.assert_close(compiled(x), layer(x))
         assert words in caplog.text
-
-
-# ---- the command line ------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_every_format(from_conv: Command):

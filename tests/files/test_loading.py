@@ -52,9 +52,6 @@ def built(seed: int = 0) -> Any:
 IMAGE = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-# ---- the state dict ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("prefix", ["", "module", "_orig_mod", "net"])  # the first is of DataParallel itself
 def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Path) -> None:
     net = construct.convert(built())
@@ -78,9 +75,6 @@ def test_a_state_dict_of_another_geometry_is_an_error(strict: bool) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in first.state_dict().items())
     first.load_state_dict(dict(other.state_dict()))  # tensors alone state no geometry
     assert torch.equal(first.w_val, other.w_val)
-
-
-# ---- with its network --------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -287,9 +281,6 @@ def test_what_is_worked_out_needs_the_network_that_works_it_out(tmp_path: Path) 
         assert "construct.modules.learning.settle makes plain tensors" in refusal(path, **options)
 
 
-# ---- without a network ---------------------------------------------------------------------------------------------------
-
-
 def lies(record: Any) -> list[Any]:
     """False records that a file may hold in place of a true one."""
     return [
@@ -350,9 +341,6 @@ def test_metadata_that_are_none(metadata: Any, tmp_path: Path) -> None:
         assert isinstance(construct.load(path, model=nn.Sequential(nn.Conv1d(1, 1, 1))).get_submodule("0"), MHSA)
     with pytest.raises(ValueError, match=r"s\.pt"):
         layer_in(path)
-
-
-# ---- the checker, the figures, the command -----------------------------------------------------------------------------
 
 
 def test_the_checker_takes_the_geometry_of_attention_from_its_state_dict(tmp_path: Path) -> None:

@@ -43,9 +43,6 @@ def refusal(from_conv: Command) -> Callable[..., str]:
     return refuse
 
 
-# ---- pickles assembled by hand ---------------------------------------------------------------------------------------
-
-
 def whole(*instructions: bytes) -> bytes:
     """The pickle of a state dict whose only value comes from these instructions."""
     return program(b"}", text("weight"), *instructions, b"s")
@@ -156,9 +153,6 @@ def test_row_01_a_reduce_that_runs_code(content: str, dump: str, refusal: Any, f
         assert "not allowed: " in line
         assert "builtins.exec" in line
     assert names() == {"m.pt", "n.pt", "in.pt"}
-
-
-# ---- row 2 -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed", PACKED)
@@ -275,9 +269,6 @@ def test_row_02_two_records_that_could_be_meant(other: str, first: bool, refusal
         for name, content in (*(pickles if first else pickles[::-1]), *kept.items()):
             zipped.writestr(name, content)
     refusal(file.getvalue(), "m.pt", *OPTIONS)
-
-
-# ---- row 3 -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("record", ["data/weights/weight_0", "data/sample_inputs/model.pt", "data/constants/c.pt"])

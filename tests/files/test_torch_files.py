@@ -97,8 +97,6 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "m.pt"
 
 
-# ---- what is beside the model ------------------------------------------------------------------------------------------
-
 ZONED = datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Paris"))
 BESIDE: dict[str, Callable[[], Any]] = {
     "an object in an object": lambda: argparse.Namespace(data=pathlib.PurePosixPath("/x"), more=argparse.Namespace()),
@@ -154,9 +152,6 @@ def test_row_12_a_key_chooses(from_conv: Command) -> None:
     torch.save({"nets": {"g": plain, "d": averaged}}, "m.pt")
     assert "(choose one with --key)" in from_conv.refuses(*words)
     assert same(construct.load("m.pt", model=Net(), key="nets/d"), averaged)
-
-
-# ---- what load_state_dict reads ------------------------------------------------------------------------------------------
 
 
 class Renaming(nn.Module):
@@ -246,9 +241,6 @@ def test_row_74_lazy_buffers(place: Path) -> None:
     net = Net()
     lazy = nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d())
     assert same(construct.load(written(net.state_dict(), place), model=lazy), net)
-
-
-# ---- every remedy that is printed works ----------------------------------------------------------------------------------
 
 
 def allowed_by(line: str) -> list[str]:
@@ -381,9 +373,6 @@ def test_files_of_earlier_versions_of_ours(place: Path) -> None:
     assert list(construct.load(path, layers=True)) == ["0"]
 
 
-# ---- archives ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_compressed_archive_and_one_without_checksums(place: Path) -> None:
     net = Net()
     with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -398,8 +387,6 @@ def test_a_compressed_archive_and_one_without_checksums(place: Path) -> None:
     assert same(construct.load(place, model=Net()), net)
     assert "without checksums" in read(place).notes[0]
 
-
-# ---- nothing in a file runs, and nothing is allocated --------------------------------------------------------------------
 
 LINEAR = named("torch.nn.modules.linear", "Linear")
 HUGE = b"\x8a\5\0\0\0\0\x10"  # 2^36
@@ -486,9 +473,6 @@ def test_row_19_names_of_any_kind(name: str, place: Path) -> None:
     )
 
 
-# ---- names in a state dict, and in a module ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("other", [".weight", "a..weight", ".a.weight", "", "a.", "."])
 def test_row_61_names_in_a_state_dict(other: str, place: Path) -> None:
     """One of "weight" and ".weight" hid the other."""
@@ -525,9 +509,6 @@ def test_row_62_attributes_of_a_dict_do_not_hide_its_items(place: Path) -> None:
     content = read(place).content
     assert isinstance(content, dict)
     assert alike(content, by_torch(place.read_bytes()))
-
-
-# ---- files from before torch 1.6 -----------------------------------------------------------------------------------------
 
 
 def python_2(values: dict[str, Tensor]) -> bytes:

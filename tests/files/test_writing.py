@@ -35,9 +35,6 @@ class Custom(nn.Module):
     """A class that files may not name."""
 
 
-# ---- round trip --------------------------------------------------------------------------------------------------------
-
-
 def test_the_list_of_classes_is_exact() -> None:
     kinds = allowed_classes()
     assert {nn.Conv2d, nn.Sequential, nn.MultiheadAttention, construct.MHSA, construct.ConvGeometry} <= set(kinds)
@@ -51,9 +48,6 @@ def test_what_a_program_had_allowed_itself_stays_allowed(saved: Path) -> None:
         construct.load(saved, allow=["test_writing.Custom"])
         assert set(torch.serialization.get_safe_globals()) == before
     assert nn.Sequential not in torch.serialization.get_safe_globals()
-
-
-# ---- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def with_radix_of_other_types(layer: Any) -> None:
@@ -92,9 +86,6 @@ def test_an_attention_layer_that_contradicts_itself(name: str, small: nn.Module,
     torch.save(converted, tmp_path / "a.pt")
     with pytest.raises(BadModelFile, match="its layers contradict themselves"):
         construct.load(tmp_path / "a.pt")
-
-
-# ---- writing -----------------------------------------------------------------------------------------------------------
 
 
 def test_saving_what_could_not_be_read_back(small: nn.Module, tmp_path: Path) -> None:

@@ -122,9 +122,6 @@ def files(tmp_path):
     return Tampered(tmp_path)
 
 
-# ---- correct certificates are confirmed --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_was_proved_is_confirmed(name, files):
     files.write_case(name)
@@ -243,9 +240,6 @@ runpy.run_module("verify", run_name="__main__", alter_sys=True)
     assert "conv.safetensors: not the very file that was certified, but it has the tensors of all" in done.stdout
 
 
-# ---- the command -------------------------------------------------------------------------------------------------------
-
-
 def test_exit_codes(files, verify_command):
     words = ("check", files.certificate, "--conv", files.conv, "--mhsa", files.mhsa)
     conv, mhsa = files.write_case("2-D")
@@ -280,9 +274,6 @@ def test_numpy_that_raises_changes_nothing(files):
 @pytest.mark.parametrize("arguments", [("chekc",), ("check",), ("check", "a", "--conv", "b", "--mhsa", "\n\x1bc")])
 def test_bad_arguments_are_refused_in_one_line(arguments, verify_command):
     verify_command.refuses(*arguments)
-
-
-# ---- weight files other than the certified ones ------------------------------------------------------------------------
 
 
 def ulp(tensor):
@@ -397,9 +388,6 @@ def test_a_layer_of_another_class_is_rejected(files):
     files.refused()
     files.forge(conv, conv)
     files.refused()
-
-
-# ---- certificates that were edited -------------------------------------------------------------------------------------
 
 
 def one(document):
@@ -536,9 +524,6 @@ def test_the_parts_of_a_soft_claim_are_recomputed(part, files):
             files.refused(f"{part} is below")
 
 
-# ---- REFUTED and UNDECIDED ---------------------------------------------------------------------------------------------
-
-
 def refuted(files):
     """A certificate with a counterexample: one weight is off by an ulp."""
     conv, mhsa, grid, _ = built("2-D")
@@ -650,9 +635,6 @@ def test_the_tightness_is_said_to_be_measured():
     assert "measured, not proved" in str(certificate)
 
 
-# ---- two implementations, one number -----------------------------------------------------------------------------------
-
-
 @st.composite
 def pairs(draw):
     """A convolution and its attention layer, sharp or soft, full or truncated, and a grid."""
@@ -686,9 +668,6 @@ def test_both_implementations_find_the_same_bounds(pair, bound, tmp_path_factory
             claimed = getattr(certificate, name)
             assert (claimed >= own[name]).all()
             assert (claimed <= 1.001 * own[name] + 1e-25).all()
-
-
-# ---- the parts ---------------------------------------------------------------------------------------------------------
 
 
 @given(x=st.fractions(0, 800, max_denominator=10**6), bits=st.integers(64, 1400))

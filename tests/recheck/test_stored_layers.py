@@ -214,9 +214,6 @@ def test_what_is_no_model_is_refused(tmp_path):
     refused(path, "a program of torch.export")
 
 
-# ---- JSON and safetensors --------------------------------------------------------------------------------------------
-
-
 def safetensors_file(path, header, data=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)

@@ -145,9 +145,6 @@ def test_the_walk_sees_the_house():
     assert sorted(names) == ["construct", "construct.geometry", "verify.checker", "verify.oracle"]
 
 
-# ---- who imports whom --------------------------------------------------------------------------------------------------
-
-
 def under(name, places):
     """Whether a module is one of these, or is inside one."""
     return f"{name}.".startswith(tuple(f"{place}." for place in places))
@@ -269,9 +266,6 @@ def test_the_checker_shares_no_code_with_what_it_checks():
             assert not [(target, line) for target, line in others if (name, target) != TORCHS_READER], name
 
 
-# ---- what loads what ---------------------------------------------------------------------------------------------------
-
-
 def test_importing_verify_loads_nothing_heavy():
     loaded = set(fresh("import sys, verify.__main__; print(*sys.modules)").split())
     assert "verify.__main__" in loaded
@@ -300,8 +294,6 @@ def test_the_command_line_starts_without_a_warning():
     run = "runpy.run_module('construct.from_conv', run_name='__main__')"
     assert "usage" in fresh(f"import runpy, sys; sys.argv = ['from_conv', '--help']; {run}")
 
-
-# ---- public names ------------------------------------------------------------------------------------------------------
 
 # A call of every public function, for a process that has `conv`, `layer`, `path` and `torch`.
 CALLS = {
@@ -360,9 +352,6 @@ path = {str(tmp_path / "layer")!r}
 """
     calls = "\n".join(f"{CALLS[name]}\n{CALLS[name]}" for name in functions)
     assert fresh(f"{prepare}\n{calls}\nprint('called')").endswith("called\n")
-
-
-# ---- every file --------------------------------------------------------------------------------------------------------
 
 
 def test_no_utils():
@@ -450,9 +439,6 @@ def test_that_scan_sees(code):
     assert forbidden(ast.parse(code))
 
 
-# ---- the README --------------------------------------------------------------------------------------------------------
-
-
 def test_the_readme_has_the_two_commands():
     lines = {" ".join(line.split()) for line in README.read_text(encoding="utf-8").splitlines()}
     assert "pip install -c constraints.txt . && python -m construct.from_conv" in lines
@@ -488,9 +474,6 @@ def test_the_command_line_page_tells_of_the_report_and_the_plots():
     assert 'pip install ".[viz]"' in text
 
 
-# ---- the roads of docs/roads.md --------------------------------------------------------------------------------------
-
-
 def functions_called(function):
     """The project's functions that a call runs, as (file, name), each once, in order of their first calls."""
     calls = {}
@@ -524,9 +507,6 @@ def test_the_roads_are_those_that_a_call_a_certificate_and_the_command_take(tmp_
         stops = re.findall(r"^\d\. `([\w/]+\.py)`: `(\w+)`", road, flags=re.M)
         assert 5 <= len(stops) <= 8
         assert [call for call in walk if call in stops] == stops
-
-
-# ---- what only deep runs show ------------------------------------------------------------------------------------------
 
 
 def test_every_line_of_the_deep_cases_names_a_test():

@@ -52,9 +52,6 @@ def images_of(figure: Any) -> list[np.ndarray]:
     return [np.asarray(ax.images[0].get_array()) for ax in panels(figure)]
 
 
-# ---- the numbers -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [name for name in SHOWN if name != "3-D"])
 def test_maps_hold_the_layers_own_softmax(name):
     _, layer = seeded(SHOWN[name])
@@ -217,9 +214,6 @@ def test_costs_of_a_layer_are_measured():
     assert series.name == "attention, dense"
     assert len(series.tokens) >= 3
     assert layer.execution == "auto"
-
-
-# ---- files -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -93,9 +93,6 @@ def read(path: Path) -> Document:
     return Document(path.read_text(encoding="utf-8"))
 
 
-# ---- one file, one source ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["demo_page", "kept_demo", "hostile"])
 def test_the_page_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
     document = read(request.getfixturevalue(name))
@@ -182,9 +179,6 @@ def test_a_bound_is_rounded_up_for_the_eye(demo_page: Path) -> None:
     assert all(float(text) >= float(exact) for exact, text in shown)
 
 
-# ---- names ---------------------------------------------------------------------------------------------------------------
-
-
 def test_names_stay_text(hostile: Path) -> None:
     text, document = hostile.read_text(encoding="utf-8"), read(hostile)
     assert [tag for tag, _ in document.elements].count("script") == 2
@@ -203,9 +197,6 @@ def test_data_cannot_end_its_script() -> None:
     assert json.loads(text) == value
     with pytest.raises(ValueError, match="JSON"):
         pages.in_script([float("nan")])
-
-
-# ---- the picture is the layer's own softmax ------------------------------------------------------------------------------
 
 
 def rows_from(shown: dict[str, Any], factor: float = 1.0) -> np.ndarray:
@@ -402,9 +393,6 @@ def test_geometry_in_words(words: str) -> None:
     assert shown.strip() == words
 
 
-# ---- both layers at work -------------------------------------------------------------------------------------------------
-
-
 def pixels(image: images.Image) -> np.ndarray:
     from PIL import Image
 
@@ -449,9 +437,6 @@ def test_three_channels_get_a_photograph(tmp_path: Path, monkeypatch: pytest.Mon
     verify.write_report(tmp_path / "plain.html", conv, layer)
     text = (tmp_path / "plain.html").read_text()
     assert "The input is random. Install scikit-learn for a real picture." in text
-
-
-# ---- the command line ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -17,9 +17,6 @@ def pair(**options: Any) -> tuple[nn.Conv2d, Any]:
     return conv, construct.conv_to_mhsa(conv, **options)
 
 
-# ---- certificates --------------------------------------------------------------------------------------------------------
-
-
 def test_a_certificate_of_numbers_that_have_changed_is_refused(tmp_path: Path) -> None:
     conv, layer = seeded(pair)
     old = verify.certify(conv, layer, grid=(8, 8))
@@ -50,9 +47,6 @@ def test_a_certificate_of_no_layer_is_refused(tmp_path: Path) -> None:
             verify.write_report(tmp_path / "page.html", conv, layer, certificates=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no layer at all"):
         verify.write_report(tmp_path / "page.html", attention={"a": torch.ones(1, 2, 2) / 2}, certificates=certificate)
-
-
-# ---- everything else -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,6 @@ def number_of(name: str) -> int:
     return list(SHOWN).index(name)
 
 
-# ---- the picture is the layer's own softmax ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_scripts_softmax_is_the_layers(opened: Opened, name: str) -> None:
     layer, _ = drawn(name)
@@ -219,9 +216,6 @@ def test_the_pixels_that_are_drawn_follow_the_attention(opened: Opened, name: st
             np.abs(shades(opened.page.locator("#large"), shown["shape"]) - expected), query
         )  # a ring marks it
         assert far.max() < 20
-
-
-# ---- pointer, keys, slider -----------------------------------------------------------------------------------------------
 
 
 def test_one_query_moves_in_all_layers(opened: Opened) -> None:
@@ -451,9 +445,6 @@ def test_learned_attention_is_shown_without_a_slider(opened: Opened) -> None:
     np.testing.assert_allclose(row, expected, atol=1 / 65535)
 
 
-# ---- what is said, and first -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("width", "height"), [(390, 667), (1280, 720)])
 def test_the_verdict_is_seen_first_in_words(visit: Any, zoo: Path, width: int, height: int) -> None:
     for path, words in (
@@ -491,9 +482,6 @@ def test_the_caption_names_the_colours_that_are_drawn(visit: Any, scheme: str) -
     assert key[0] > 200 > 120 > key[1] > key[2]
 
 
-# ---- the whole page --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
 def test_nothing_sticks_out_at_any_width(visit: Any, width: int) -> None:
     opened = visit(width=width)
@@ -525,8 +513,6 @@ def test_the_pages_of_the_command_line_work(visit: Any, tmp_path: Path, monkeypa
     assert opened.page.evaluate("Math.max(...Object.values(pictures).map((p) => outputs(p, OWN).greatest))") < 1e-14
     assert opened.page.evaluate("document.querySelector('#alpha').textContent") == "α = 1024"
 
-
-# ---- for everyone --------------------------------------------------------------------------------------------------------
 
 LUMINANCE = """
   const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -656,9 +642,6 @@ def test_a_tapped_head_is_shown_where_the_finger_is(visit: Any, head: int) -> No
         opened.page.locator("#overview .head").nth(12).tap()
 
 
-# ---- a kernel that is typed, and a digit that is drawn -------------------------------------------------------------------
-
-
 def type_kernel(opened: Opened, kernel: Any) -> None:
     for field, tap in zip(opened.page.locator("#kernel input").all(), np.ravel(kernel), strict=True):
         field.fill(str(tap))
@@ -750,9 +733,6 @@ def test_trained_heads_are_shown_from_any_query(visit: Any) -> None:
             row = mhsa.attention_probabilities(torch.zeros(1, 1, 16, 16))[0, 3, 0]
         shown = numbers(opened, f"probabilities(pictures[{layer}], 3, [0, 0])")
         np.testing.assert_allclose(shown, row, rtol=0, atol=1e-5)
-
-
-# ---- content -------------------------------------------------------------------------------------------------------------
 
 
 def test_where_content_attention_looks_is_told_for_the_query(visit: Any, tmp_path: Path) -> None:

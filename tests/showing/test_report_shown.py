@@ -27,9 +27,6 @@ def page_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-# ---- the command that is printed -----------------------------------------------------------------------------------------
-
-
 def printed(text: str) -> list[str]:
     """The words after ``python`` in the command that the page prints."""
     *_, line = re.findall(r"<pre><code>(.*?)</code></pre>", text)
@@ -92,9 +89,6 @@ def test_where_nothing_can_be_rechecked_it_says_why(options: list[Any], why: str
     assert why in text
 
 
-# ---- numbers -------------------------------------------------------------------------------------------------------------
-
-
 def test_distances_of_the_network_are_rounded_up_and_there_exactly() -> None:
     calls = {"same": True, "difference": None, "compared": 4, "converted": 1, "unseen": []}
     numbers = {"verdict": "CHECKED", "sentence": "", "original": 3.7253e-09, "converted": 1.2341e-07, "largest": 0.5}
@@ -136,9 +130,6 @@ def test_a_refuted_row_does_not_look_like_success(tmp_path: Path) -> None:
     assert "looks where the tap looks" not in text
 
 
-# ---- what is not drawn ---------------------------------------------------------------------------------------------------
-
-
 def missing_strips(text: str) -> list[str]:
     return re.findall(r"<h4>Both layers at work</h4>\s*<p class=\"soft\">Not drawn: (.*?)</p>", text)
 
@@ -168,9 +159,6 @@ def test_every_missing_strip_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
     net = nn.Sequential(*(nn.Conv1d(1, 1, 3, padding=1) for _ in range(4)))
     verify.write_report(path, net, construct.convert(net), torch.ones(1, 1, 8))
     assert missing_strips(page_of(path)) == ["only the inputs of the first 2 layers are kept."] * 2
-
-
-# ---- learned attention ---------------------------------------------------------------------------------------------------
 
 
 def attention(heads: int, *shape: int, layers: int = 1) -> dict[str, torch.Tensor]:
@@ -204,9 +192,6 @@ def test_too_much_attention_asks_from_fewer_positions() -> None:
     assert "from 3 × 3 of the 6 × 7 positions" in shipped["caption"]
     with pytest.raises(NoPicture, match="too many"):
         given_picture("a", maps.numpy(), 50, 64)
-
-
-# ---- content -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

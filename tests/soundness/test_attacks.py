@@ -33,9 +33,6 @@ def pair(outputs: int = 3) -> tuple[nn.Conv2d, MHSA]:
     return conv, conv_to_mhsa(conv)
 
 
-# ---- the convolution is not what its fields say ------------------------------------------------------------------------------
-
-
 class Doubled(nn.Conv2d):
     """Computes another result on one input in a million."""
 
@@ -197,9 +194,6 @@ def test_fields_that_are_no_tensors_or_numbers_are_refused(change: Any, reason: 
         certify(conv, layer, grid=(4, 4))
 
 
-# ---- the attention layer is not what its fields say ---------------------------------------------------------------------------
-
-
 class OnOneImage(MHSA):
     """Correct on every batch except those of one image."""
 
@@ -336,9 +330,6 @@ def test_numbers_that_change_during_the_runs_are_refused(monkeypatch: pytest.Mon
             break_execution(patch, "dense", changing)
             with pytest.raises(Unreadable, match="changed while"):
                 certify(*pair(), grid=(4, 4))
-
-
-# ---- the attention layer does not compute with its stored numbers --------------------------------------------------------------
 
 
 def test_numbers_that_the_layer_would_round_first_are_refused():
@@ -585,9 +576,6 @@ def test_a_fault_from_the_second_block_on_is_seen_on_every_grid(grid: tuple[int,
     assert certify(*pair(2), grid=grid).verdict.name == "REFUTED"
 
 
-# ---- heads that carry nothing -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("silent", ["w_val", "w_out"])
 @pytest.mark.parametrize("aimed", ["nowhere", "away", "off the grid"])
 def test_a_head_that_carries_nothing_may_look_anywhere(silent: str, aimed: str, tmp_path: Path):
@@ -605,9 +593,6 @@ def test_a_head_that_carries_nothing_may_look_anywhere(silent: str, aimed: str, 
     layer.w_key_pos.data[0] = 1e300
     with np.errstate(all="ignore"):
         assert certify(conv, layer, grid=(4, 5)).verdict.name == "UNDECIDED"
-
-
-# ---- the order of summation ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -651,9 +636,6 @@ def test_underflow_in_a_folded_matrix_is_counted():
     certificate = certify(conv, layer, grid=(1,), input_bound=bound, within=1.0)
     assert certificate.verdict.name == "PROVED"
     assert certificate.rounding[0] >= size  # the products folded to 0 are lost
-
-
-# ---- the environment -------------------------------------------------------------------------------------------------------------
 
 
 class Added(nn.Module):

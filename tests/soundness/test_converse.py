@@ -145,9 +145,6 @@ def test_no_order_of_summation_goes_over_the_bound(conv: Any, data: st.DataObjec
         assert abs(float(theirs) - float(ours)) <= certificate.bound[channel]
 
 
-# ---- where the bound would be wrong without each of its parts ------------------------------------------------------------
-
-
 def test_a_weight_beyond_the_bound_would_be_seen():
     """The search above is effective: without the attention's γ it would exceed the bound."""
     torch.manual_seed(1)

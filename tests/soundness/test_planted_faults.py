@@ -57,9 +57,6 @@ def planted(fault: Fault, conv: Any, rng: np.random.Generator) -> Iterator[MHSA]
         tokens._grid.cache_clear()
 
 
-# ---- no fault ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("name", ALL)
 def test_without_a_fault_all_is_well(name: str, seed: int):
@@ -105,9 +102,6 @@ def test_there_are_enough_kinds():
     assert sum(bool(fault.shown_on) for fault in FAULTS.values()) >= 19
 
 
-# ---- judgement by samples ------------------------------------------------------------------------------------------------
-
-
 def shown() -> list[Any]:
     """Fault, geometry and seed; the ordinary run has one geometry per fault, not always the same one."""
     cases = []
@@ -130,9 +124,6 @@ def test_samples_show_a_fault(name: str, geometry: str, seed: int):
     conv, x = convolution_and_inputs(geometry, seed, integers=False)
     with planted(FAULTS[name], conv, np.random.default_rng(seed)) as layer:
         assert check_call(conv, layer, x, "noise").verdict.name in ("REFUTED", "UNDECIDED")
-
-
-# ---- judgement by certificates -------------------------------------------------------------------------------------------
 
 
 def changed_when_run(conv: Any, layer: MHSA, grid: tuple[int, ...]) -> bool:

@@ -40,9 +40,6 @@ def with_pickle(pickle: bytes, *storages: bytes) -> bytes:
     return archive_of({**records, "version": b"3\n"})
 
 
-# ---- pickles -----------------------------------------------------------------------------------------------------------
-
-
 def text(value: str) -> bytes:
     """Push a string."""
     return b"X" + struct.pack("<I", len(value.encode())) + value.encode()

@@ -86,9 +86,6 @@ def convolution_and_inputs(name: str, seed: int, integers: bool) -> tuple[Any, T
     return conv, x
 
 
-# ---- faults of soft heads ----------------------------------------------------------------------------------------------
-
-
 def _content(layer: MHSA, rng: np.random.Generator, *names: str) -> None:
     for name in names:
         w = getattr(layer, name)

@@ -34,9 +34,6 @@ def a_property(name: str, change: Callable[[ConvGeometry, Any], Any], **settings
     return code(lambda patch: patch.setattr(ConvGeometry, name, property(lambda g: change(g, right(g)))), **settings)
 
 
-# ---- faults in the code: the builder ---------------------------------------------------------------------------------------
-
-
 def turned(weight: Tensor) -> Tensor:
     return weight.flip(tuple(range(2, weight.dim())))
 
@@ -88,8 +85,6 @@ BUILDER["a radix that aliases"] = code(
     aliasing_radix, shown_on=("2-D", "3-D", "dilated", "reflect", "transposed"), more=2, dims=[2, 3]
 )
 
-# ---- the encoding ------------------------------------------------------------------------------------------------------------
-
 v, r = (partial(function, quadratic, name) for name in ("v", "r"))
 ENCODING = {
     "v of −τ": v(lambda right, tau, alpha: tuple(-alpha * c for c in (1, *(2 * x for x in tau))), shown_on=SYMMETRIC),
@@ -102,9 +97,6 @@ ENCODING = {
     ),
     "r of the absolute shift": r(lambda right, delta: (sum(x * x for x in delta), *(abs(x) for x in delta))),
 }
-
-
-# ---- the token grid ------------------------------------------------------------------------------------------------------------
 
 
 def grids(change: Callable[[TokenGrid], Any], **settings: Any) -> Fault:
@@ -188,8 +180,6 @@ TOKENS = {
         "anchor", lambda g, anchor: (*anchor[:-1], anchor[-1] - 1), built=True, shown_on=ALL
     ),
 }
-
-# ---- scores and executions -------------------------------------------------------------------------------------------------------
 
 
 def without_the_last_head(run: Any, layer: MHSA, x: Tensor, grid: TokenGrid) -> Tensor:

@@ -83,9 +83,6 @@ def programs() -> dict[str, bytes]:
 ZIPS = ("module", "attention", "state", "views", "wrapped", "bare")
 
 
-# ---- the archive -------------------------------------------------------------------------------------------------------
-
-
 def odd_records(rng: Random) -> bytes:
     """A correct archive with records added, removed, renamed or reordered."""
     records = list(records_in(files()[rng.choice(ZIPS)]).items())
@@ -114,8 +111,6 @@ def odd_records(rng: Random) -> bytes:
                 records[a], records[b] = (records[a][0], records[b][1]), (records[b][0], records[a][1])
     return archive_of(records, rng.choice(["archive/", "m/", "a.b/", "", "/"]))
 
-
-# ---- the pickle --------------------------------------------------------------------------------------------------------
 
 GLOBALS = [
     *(named("torch", f"{kind}Storage") for kind in ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Byte")),
@@ -244,9 +239,6 @@ def odd_state(rng: Random) -> bytes:
     return saved(rng.choice([state, {"state_dict": state}, {"model": state, "ema": dict(state)}, [state], (state,)]))
 
 
-# ---- safetensors -------------------------------------------------------------------------------------------------------
-
-
 def odd_safetensors(rng: Random) -> bytes:
     """A safetensors file whose header was changed, in its entries or its text, with the numbers behind it."""
     data = files()[rng.choice(["safetensors", "geometry"])]
@@ -287,8 +279,6 @@ def odd_safetensors(rng: Random) -> bytes:
     said = len(coded) + rng.choice((0, 0, 0, 0, 0, 1, -1, 2**32))
     return max(0, said).to_bytes(8, "little") + coded + body
 
-
-# ---- bytes -------------------------------------------------------------------------------------------------------------
 
 PAYLOAD = called(named("posix", "system"), text("touch trace")) + b"0"
 """A pickle fragment that creates a file and leaves nothing on the stack."""

@@ -91,9 +91,6 @@ def table() -> ClaimTable:
         return claims()
 
 
-# ---- the table ----------------------------------------------------------------------------------------------------------
-
-
 def test_every_verdict_is_as_expected(table: ClaimTable) -> None:
     by_verdict = {verdict: {row.id for row in table if row.verdict == verdict} for verdict in EXPECTED}
     assert by_verdict == {verdict: set(ids.split()) for verdict, ids in EXPECTED.items()}
@@ -254,9 +251,6 @@ def test_the_command_says_why(verify_command: Command) -> None:
     verify_command.refuses("claims", "--why", 999)
 
 
-# ---- how verdicts are computed ------------------------------------------------------------------------------------------
-
-
 def test_one_failing_check_leaves_a_claim_undecided() -> None:
     good, bad = Check("good", True, "sympy"), Check("bad", False)
     assert (proved(good).verdict, proved(good).by) == (PROVED, "sympy")
@@ -298,8 +292,6 @@ def test_a_theorem_of_coq_must_be_a_headline() -> None:
         assert not check.holds
         assert f"{no_headline} (no headline theorem)" in check.finding
 
-
-# ---- breaking the code under each claim -----------------------------------------------------------------------------------
 
 right_r, right_v, right_query = quadratic.r, quadratic.v, quadratic.absolute_query
 right_call, right_mix = oracle.Convolution.__call__, equations.mix
@@ -490,9 +482,6 @@ def test_a_verdict_changes_when_the_code_under_it_is_broken(monkeypatch, table, 
 )
 def test_some_of_them_in_every_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert break_it(monkeypatch, name, *BREAKAGES[name][0]).verdict == UNDECIDED
-
-
-# ---- what the evidence may use ----------------------------------------------------------------------------------------------
 
 
 def test_the_elimination_is_exact() -> None:

@@ -47,9 +47,6 @@ def grid_of(conv: Any) -> tuple[int, ...]:
     return tuple(n + 2 for n in least_size(conv))
 
 
-# ---- correct layers are accepted -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, dtype: torch.dtype, asked: Asked):
@@ -90,9 +87,6 @@ def test_heads_that_carry_nothing_may_attend_by_content(asked: Asked):
     silent, loud = (with_content_heads(conv_to_mhsa(conv), w_out=w_out) for w_out in (0.0, 2.0**-149))
     assert asked.answer(pair_of(conv, silent, grid_of(conv))).accepted
     assert not asked.answer(pair_of(conv, loud, grid_of(conv))).accepted
-
-
-# ---- planted faults --------------------------------------------------------------------------------------------------------
 
 
 def faulty(fault: Fault, conv: Any, turn: int) -> tuple[MHSA, LayerPair]:
@@ -354,9 +348,6 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
         assert ("in float32 a difference" in asked.answer(pair).sentence) == sharp
 
 
-# ---- refutations -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, tmp_path: Path):
     """On an image of integers, compared with exact evaluation of both layers; one entry of W_out is off in every head."""
@@ -427,9 +418,6 @@ def test_thirds_are_no_pixels():
     assert text == "4 1 3 0 1 -3 2 0 2 -3 0 1 16"
 
 
-# ---- texts -----------------------------------------------------------------------------------------------------------------
-
-
 def test_only_a_whole_text_is_read(asked: Asked, tmp_path):
     conv = nn.Conv1d(1, 1, 2)
     text = asked.text(pair_of(conv, conv_to_mhsa(conv), (5,)), [export.SAME])
@@ -459,9 +447,6 @@ def test_every_number_is_written_exactly(spread: int):
 def test_what_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="not finite"):
         export._integers(np.array([1.0, np.inf]))
-
-
-# ---- both checkers agree ---------------------------------------------------------------------------------------------------
 
 
 def elsewhere(pair: LayerPair) -> tuple[bool, bool]:

@@ -49,9 +49,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-# ---- build -----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_build_shows_progress_and_is_made_once(tools: Path, verify_command: Command):
     code, out, err = verify_command("coq", "build")
     assert code == 0, err
@@ -142,9 +139,6 @@ def test_two_builds_at_once_are_both_whole(tools: Path):
     assert [path.name for path in building.build_folder().parent.iterdir()] == [building.build_folder().name]
     for process in builds:
         process.communicate()
-
-
-# ---- check --verified --------------------------------------------------------------------------------------------------------
 
 
 class Certified(Files):

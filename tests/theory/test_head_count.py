@@ -137,9 +137,6 @@ def test_what_takes_minutes_is_refused_and_the_remedies_work():
     assert verify.heads_needed(coarse).heads == 7
 
 
-# ---- fewer heads ---------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 3.0, 30.0]), st.integers(1, 3))
 def test_fewer_heads_err_by_the_next_singular_value_even_with_content(seed, content, heads):

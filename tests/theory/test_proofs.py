@@ -96,8 +96,6 @@ def _point(symbols):
     return point
 
 
-# ---- a wrong encoding is noticed -----------------------------------------------------------------------------------------
-
 WRONG = {
     "v twice as sharp": {"v": lambda tau, alpha: right_v(tau, 2 * alpha)},
     "r negated": {"r": lambda delta: tuple(-x for x in right_r(delta))},
@@ -204,8 +202,6 @@ def test_the_written_out_convolution_is_the_convolution():
         assert (y == b + np.einsum("klc,klcd->d", field, w)).all()
 
 
-# ---- how they are printed -----------------------------------------------------------------------------------------------------
-
 x, y = sympy.symbols("x y")
 
 
@@ -230,9 +226,6 @@ def test_in_full_every_expression_of_every_step_is_printed():
         len(step.expressions) + (step not in shown.parts) for step in shown.steps
     )
     assert all(step.statement in " ".join(lines) for step in shown.steps)
-
-
-# ---- all of them -------------------------------------------------------------------------------------------------------------
 
 
 def test_all_proofs_leaves_none_out(monkeypatch):
