@@ -285,9 +285,7 @@ def test_convolutions_in_transforms_and_by_stored_methods_run_and_it_is_said(how
     ran = runs(Within(how), noise(2, 2, 5, 5))
     assert ran.calls.difference is None
     said = " ".join(ran.calls.untraced)
-    assert ("within a transform of torch.func" in said) != (
-        "1 of 1 convolutions that became attention, in no call" in said
-    )
+    assert ("within a transform of torch.func" in said) != ("1 of 1 convolutions that became attention, in no" in said)
     assert not ran.checks
     assert not same_expression(ran.calls, {}, {})
     assert numbers_from(ran).verdict.name == "CHECKED"

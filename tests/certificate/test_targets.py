@@ -172,9 +172,7 @@ def test_every_shift_has_its_number_and_every_number_its_shift(dims: int, alpha:
 def test_a_radix_that_aliases_is_never_accepted(radix: list[int], side: int):
     """If the certifier or the layer accepts a radix of any integers, no two shifts of the box share a number."""
     box = ((-side, side),) * len(radix)
-    numbers = [
-        sum(r * x for r, x in zip(radix, d, strict=True)) for d in product(*(range(lo, hi + 1) for lo, hi in box))
-    ]
+    numbers = [sum(r * x for r, x in zip(radix, d, strict=True)) for d in product(*(range(a, b + 1) for a, b in box))]
     accepted = shifts_are_distinct(tuple(radix), box)
     assert accepted or not (numbers_are_distinct(tuple(radix), box) and min(radix) > 0)
     if accepted or numbers_are_distinct(tuple(radix), box):

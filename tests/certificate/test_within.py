@@ -108,9 +108,7 @@ def test_the_part_of_the_taps_is_exact(conv: Any, data: st.DataObject):
 
 def _tap_error(full: MHSA, layer: MHSA, bound: Fraction) -> list[Fraction]:
     """B·Σ|ΔW| by channel, from the factors of the exact and of the truncated layer, head by head."""
-    parts = [
-        [exact_layers.as_integers(w.detach().double().numpy()) for w in (one.w_val, one.w_out)] for one in (full, layer)
-    ]
+    parts = [[exact_layers.as_integers(w.detach().double().numpy()) for w in (a.w_val, a.w_out)] for a in (full, layer)]
     products = [np.matmul(a, b) * Fraction(1, p * q) for (a, p), (b, q) in parts]
     error = np.abs(products[0] - products[1]).sum(axis=(0, 2))  # (g, o)
     return [bound * x for x in error.ravel()]

@@ -106,9 +106,7 @@ def test_row_50_an_output_in_place_of_a_certificate_stays(model: Path, from_conv
     assert isinstance(read("o.json").content, torch.nn.Module)
 
 
-def test_row_50_no_layers_leave_their_certificate(
-    model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_50_no_layers_leave_their_certificate(model: Path, from_conv: Command, monkeypatch: pytest.MonkeyPatch):
     """If an earlier certificate cannot be deleted, the earlier layers stay with it."""
     from_conv.prints("m.pt", "-o", "o.pt")
     unlink = Path.unlink
@@ -187,9 +185,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 @pytest.mark.parametrize(("kind", "place"), [
     *zip(SIGNALS * 2, STAGES, strict=True), (signal.SIGTERM, STAGES[2]), *((kind, IN_THE_NETWORK) for kind in SIGNALS)
 ])  # fmt: skip
-def test_row_51_interrupted_at_any_stage(
-    kind: signal.Signals, place: tuple[str, str], model: Path, from_conv: Command
-) -> None:
+def test_row_51_interrupted_at_any_stage(kind: signal.Signals, place: tuple[str, str], model: Path, from_conv: Command):
     from_conv.prints("m.pt")
     before = contents()
     package, _, module = place[0].rpartition(".")

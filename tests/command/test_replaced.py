@@ -48,9 +48,7 @@ def fine_tuned(form: str, path: Path) -> None:
 @pytest.mark.usefixtures("exported_once")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.nasty(52, 71)
-def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(
-    form: str, model: str, from_conv: Command
-) -> None:
+def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(form: str, model: str, from_conv: Command):
     options = (model, "--format", form, *(("--input-size", 1, 6, 6) if form in ("pt2", "onnx") else ()))
     path = Path(f"model.mhsa.{form}")
     document = certificate_beside(path, form)
@@ -69,9 +67,7 @@ def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(
 
 @pytest.mark.parametrize("change", ["a note", "a number", "an earlier version", "another output's", "the user's own"])
 @pytest.mark.nasty(52)
-def test_a_certificate_is_replaced_as_long_as_nobody_has_changed_it(
-    change: str, model: str, from_conv: Command
-) -> None:
+def test_a_certificate_is_replaced_as_long_as_nobody_has_changed_it(change: str, model: str, from_conv: Command):
     from_conv.prints(model)
     document = json.loads(Path("model.mhsa.json").read_bytes())
     if change == "a note":

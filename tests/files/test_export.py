@@ -510,11 +510,7 @@ def test_a_network_that_takes_no_image_is_exported_from_an_example(how: str, for
     Path("net.py").write_text(NETWORKS_OF_WORDS)
     torch.save(net.state_dict(), "m.pt")
     words = torch.arange(12).view(2, 6)
-    call: Any = {
-        "tensor": (words,),
-        "tuple": (words, torch.tensor([2.0, 3.0, 4.0])),
-        "dict": (words, torch.ones(2, 1)),
-    }[how]
+    call: Any = {"tensor": (words,), "tuple": (words, torch.arange(2.0, 5.0)), "dict": (words, torch.ones(2, 1))}[how]
     keywords = dict(zip(("words", "scale"), call, strict=False))
     torch.save({"tensor": words, "tuple": call, "dict": keywords}[how], "x.pt")
     options = ("m.pt", "--model-file", f"net.py:{type(net).__name__}", "--format", form)

@@ -169,9 +169,7 @@ def test_row_13_classes_by_name(from_conv: Command) -> None:
     torch.save(nn.Sequential(Own(1, 2, 3), Other()), "m.pt")
     line = from_conv.refuses("m.pt")
     assert f"holds classes that are not allowed: {other}, {own} (" in line  # all at once
-    assert (
-        "(give its network with --arch or --model-file, or save its state dict; or, if you trust these packages" in line
-    )
+    assert "(give its network with --arch or --model-file, or save its state dict; or, if you trust these" in line
     assert line.endswith(f"python -m construct.from_conv m.pt --allow {__name__.partition('.')[0]})")
     line = from_conv.refuses("m.pt", "--allow", own)
     assert f"not allowed: {other} (" in line  # those that are still missing

@@ -152,9 +152,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(2, 4, 3, padding=1)
-        self.blocks = nn.ModuleList(
-            [nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()), nn.ConvTranspose2d(4, 2, 2, stride=2)]
-        )
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()), nn.ConvTranspose2d(4, 2, 2, 2)])
         self.again = self.stem
 
 

@@ -138,9 +138,7 @@ def fresh(code):
 
 def test_the_walk_sees_the_house():
     assert {"construct.attention", "construct.execution.dense", "verify.oracle", "verify"} <= MODULES.keys()
-    code = (
-        "def f():\n    from construct import geometry, MHSA\n    import verify.oracle\nimport_module('verify.checker')"
-    )
+    code = "def f():\n from construct import geometry, MHSA\n import verify.oracle\nimport_module('verify.checker')"
     names = [name for name, _ in imported(ast.parse(code))]
     assert sorted(names) == ["construct", "construct.geometry", "verify.checker", "verify.oracle"]
 
@@ -224,9 +222,7 @@ def test_no_import_goes_in_a_circle():
 
 
 def test_errors_imports_nothing_heavy():
-    top_level = [
-        node for node in tree_of(ROOT / "construct/errors.py").body if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
+    top_level = [n for n in tree_of(ROOT / "construct/errors.py").body if isinstance(n, ast.Import | ast.ImportFrom)]
     names = {name.split(".")[0] for node in top_level for name, _ in imported(node)}
     assert names <= sys.stdlib_module_names
 

@@ -120,18 +120,7 @@ def test_a_test_that_takes_conv_case_is_run_on_generated_ones(installed):
 
 
 def test_the_options_say_how_many_and_which(installed):
-    words = (
-        *PYTEST,
-        "-rs",
-        "-W",
-        "ignore:Using padding",
-        "--conv-examples",
-        "9",
-        "--conv-dims",
-        "2",
-        "--conv-dims",
-        "3",
-    )
+    words = (*PYTEST, "-rs", "-W", "ignore:Using padding", *"--conv-examples 9 --conv-dims 2 --conv-dims 3".split())
     done = installed(*words, test=TESTS)
     assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
     assert "Conv2d(1, 1, kernel_size=(1, 1), stride=(2, " in done.stdout

@@ -28,10 +28,7 @@ from verify.plots.leakage import LOOKS, leaked
 from verify.plots.probabilities import attention_of
 from verify.rounding.leakage import leakage_on_lattice
 
-TIMES = [
-    Series("quadratic", (10, 20, 40, 80), (1e-3, 4e-3, 16e-3, 64e-3)),
-    Series("flat", (10, 20, 40), (2.0, 2.0, 2.0)),
-]
+TIMES = [Series("quadratic", (10, 20, 40, 80), (1e-3, 4e-3, 16e-3, 64e-3)), Series("flat", (10, 20, 40), (2.0,) * 3)]
 
 
 def conv_and_layer(alpha: float = 1.0, **options: Any) -> tuple[nn.Conv2d, Any]:

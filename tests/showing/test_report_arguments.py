@@ -73,9 +73,7 @@ def test_a_certificate_of_no_layer_is_refused(tmp_path: Path) -> None:
         ({"original": nn.Identity()}, ValueError, "no convolution in the original"),
     ],
 )
-def test_one_error_says_what_is_wrong(
-    arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_one_error_says_what_is_wrong(arguments: dict[str, Any], error: type[Exception], message: str, tmp_path: Path):
     conv, layer = seeded(pair)
     with pytest.raises(error, match=message) as raised:
         verify.write_report(tmp_path / "page.html", **{"original": conv, "converted": layer} | arguments)

@@ -30,9 +30,7 @@ from verify.report.live import crop
 from verify.samples.sampling import generated_inputs
 
 DEMO = ROOT / "docs/demo.html"
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+CHROMIUM = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
 
 
 @pytest.fixture(scope="module")

@@ -617,9 +617,7 @@ def test_both_orders_of_summation_are_covered(dtype: torch.dtype):
         for h in range(heads):
             for i in range(d_in):
                 y = y + x[0, i, h] * folded[h, i]
-        fractions = [
-            np.vectorize(Fraction, otypes=[object])(t.double().numpy()) for t in (x[0], w_val[:, 0], w_out[:, 0])
-        ]
+        fractions = [np.vectorize(Fraction, otypes="O")(t.double().numpy()) for t in (x[0], w_val[:, 0], w_out[:, 0])]
         exact = np.einsum("ih,hik,hko->o", *fractions)
         for o in range(d_out):
             assert abs(Fraction(float(y[o])) - exact[o]) <= Fraction(float(bound[o]))

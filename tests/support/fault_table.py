@@ -164,7 +164,5 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 _CHANGES = {name: partial(faults.planted, change) for name, change in faults.FAULTS.items()}
 _CHANGES |= {name: partial(_in_place, change) for name, change in SOFT.items()}
-IN_LAYERS = {
-    name: fault(plant, False, SETTINGS.get(name, {}) | {"soft": name in SOFT}) for name, plant in _CHANGES.items()
-}
+IN_LAYERS = {n: fault(plant, False, SETTINGS.get(n, {}) | {"soft": n in SOFT}) for n, plant in _CHANGES.items()}
 """Faults in stored numbers."""

@@ -74,9 +74,7 @@ def aliasing_radix(patch: pytest.MonkeyPatch) -> None:
         return tuple(side ** (g.dims - 1 - axis) for axis in range(g.dims))
 
     right = builder.kernel_to_mhsa
-    patch.setattr(
-        builder, "kernel_to_mhsa", lambda *args, **options: right(*args, **options | {"encoding": "parabola"})
-    )
+    patch.setattr(builder, "kernel_to_mhsa", lambda *args, **more: right(*args, **more | {"encoding": "parabola"}))
     patch.setattr(encodings, "balanced_radix", too_small)
     patch.setattr(encodings, "require_distinct", lambda radix, box: None)
 
@@ -148,9 +146,7 @@ def generous(right: Any, g: ConvGeometry, size: Any) -> Any:
 def method(kind: Any, what: str, change: Callable[..., Any], **settings: Any) -> Fault:
     """A fault in a method: as `function`, with the instance first of the arguments."""
     right = getattr(kind, what)
-    return code(
-        lambda patch: patch.setattr(kind, what, lambda *args, **named: change(right, *args, **named)), **settings
-    )
+    return code(lambda patch: patch.setattr(kind, what, lambda *args, **k: change(right, *args, **k)), **settings)
 
 
 PADDED: dict[str, Any] = {"paddings": ["numbers", "same"], "transposed": [False]}

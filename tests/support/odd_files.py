@@ -185,11 +185,7 @@ def value_made(rng: Random, puts: list[bytes]) -> bytes:
     """A value to insert: a tensor of some storage, or a call of a name that torch knows with earlier values."""
     thing = rng.choice(puts) if puts else b"N"
     same = row(thing, named("torch", "float32"), text("cpu"), b"\x89")
-    key, kind, count = (
-        str(rng.randrange(4)),
-        rng.choice(["Float", "Half", "BFloat16", "Int"]),
-        rng.choice((1, 4, 8, 36)),
-    )
+    key, kind, count = str(rng.randrange(4)), rng.choice("Float Half BFloat16 Int".split()), rng.choice((1, 4, 8, 36))
     values = [tensor(storage(key, kind, count))]
     values.append(called(rng.choice(GLOBALS), thing))
     values.append(called(rng.choice(GLOBALS), thing, b"\x89", EMPTY_ORDERED))

@@ -135,9 +135,7 @@ def test_every_verdict_says_by_what(table: ClaimTable) -> None:
 def test_every_claim_of_a_source_quotes_it() -> None:
     for one in ALL:
         assert 3 < len(one.quote.split()) <= 25 or (one.ours and not one.quote), one.id
-        assert bool(one.quote) == bool(re.fullmatch(r"(abstract|talk|blog|slides|review)(, \S.*)?", one.source)), (
-            one.source
-        )
+        assert bool(one.quote) == bool(re.fullmatch(r"(abstract|talk|blog|slides|review)(, \S.*)?", one.source))
 
 
 def test_one_head_more_than_taps_is_a_convolution_at_finite_scores() -> None:
@@ -198,9 +196,7 @@ def test_what_is_said_of_every_rate_on_digits_is_so() -> None:
 def test_slips_stand_apart_and_have_no_verdict(table: ClaimTable) -> None:
     shown = table.markdown().split("\n## Slips and fragments\n")[1]
     assert shown.count("\n| ") == 1 + len(SLIPS)
-    assert not any(
-        slip.printed in one.quote for slip in SLIPS for one in ALL if len(slip.printed) > 30 and one.id != "lemma-1"
-    )
+    assert not any(s.printed in one.quote for s in SLIPS for one in ALL if len(s.printed) > 30 and one.id != "lemma-1")
     assert not re.search("REFUTED|PROVED|CHECKED", shown)
 
 

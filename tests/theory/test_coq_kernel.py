@@ -96,9 +96,7 @@ def facts(seed: int, dims: int, transposed: bool) -> Any:
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 def test_heads_read_what_torch_reads(transposed: bool, compile_: Any):
-    goals = [
-        goal for dims, count in ((1, 60), (2, 25), (3, 10)) for goal in islice(facts(dims, dims, transposed), count)
-    ]
+    goals = [g for dims, count in ((1, 60), (2, 25), (3, 10)) for g in islice(facts(dims, dims, transposed), count)]
     code, printed = compile_(READ + "".join(goals))
     assert code == 0, printed
 

@@ -53,9 +53,7 @@ def test_a_page_holds_all_that_its_theorems_rest_on(tmp_path):
 
     alone = [one.name for one in headlines() if not one.context and one.file.startswith(("theory/", "geometry/"))]
     theorems, definitions = page(alone).split("# What their words mean")
-    meant, stated = (
-        re.findall(r"^```coq\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for text in (definitions, theorems)
-    )
+    meant, stated = (re.findall(r"^```coq\n(.*?)^```$", t, re.MULTILINE | re.DOTALL) for t in (definitions, theorems))
     lines = [
         "From Coquelicot Require Import Coquelicot.\nFrom Coq Require Import Reals ZArith List Lia Permutation.\n",
         "Import ListNotations.\nOpen Scope R_scope.\n",

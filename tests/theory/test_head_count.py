@@ -125,9 +125,7 @@ def test_an_infinite_weight_is_refused():
 
 def test_what_takes_minutes_is_refused_and_the_remedies_work():
     conv = torch.nn.Conv2d(1, 40, 11)  # 121 taps of rank 40
-    with pytest.raises(
-        ValueError, match="the fractions for 121 taps of rank 40 take minutes; ask about coarser numbers"
-    ):
+    with pytest.raises(ValueError, match="the fractions for 121 taps of rank 40 take minutes"):
         verify.heads_needed(conv)
     fewer = torch.nn.Conv2d(1, 4, 11)
     fewer.weight.data = conv.weight.data[:4]

@@ -90,9 +90,7 @@ def test_sparsemax_is_the_convolution_exactly_from_alpha_one(case: tuple[Any, Te
     conv, x = case
     pads = [n for pad in reversed(conv.padding) for n in (pad, pad)]
     padded = torch.nn.functional.pad(x, pads)
-    bare = type(conv)(
-        conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, 0, conv.dilation, dtype=torch.float64
-    )
+    bare = type(conv)(conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, 0, conv.dilation).double()
     bare.load_state_dict(
         conv.state_dict() | {}
         if conv.bias is not None

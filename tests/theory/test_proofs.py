@@ -222,9 +222,7 @@ def test_long_expressions_are_cut_in_print_only():
 def test_in_full_every_expression_of_every_step_is_printed():
     shown = as_coded("prove_absolute_encoding", 2)
     lines = [line.strip() for line in shown.full().splitlines()]
-    assert len(lines) == 2 + len(shown.parts) + sum(
-        len(step.expressions) + (step not in shown.parts) for step in shown.steps
-    )
+    assert len(lines) == 2 + len(shown.parts) + sum(len(s.expressions) + (s not in shown.parts) for s in shown.steps)
     assert all(step.statement in " ".join(lines) for step in shown.steps)
 
 
