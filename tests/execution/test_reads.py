@@ -5,8 +5,10 @@ The same code runs here, on a CPU that counts as such a device.
 
 import copy
 import gc
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from construct import MHSA, conv_to_mhsa, tokens
+from construct.attention import EXECUTIONS, smaller_blocks
 from construct.execution import cache, reads
 from construct.execution.shifts import maps
 from runs import by_dense, channels_last
@@ -194,13 +197,9 @@ def stepped(tensor: Tensor, optimizer: str = "SGD", learned: bool = True) -> Non
     tensor.requires_grad_(False)
 
 
-def in_place(layer: MHSA, part: str, x: Tensor) -> None:
+def in_place(layer: MHSA, part: str) -> None:
     with torch.no_grad():
         getattr(layer, part).mul_(0.5).add_(0.25)
-
-
-def by_a_step(layer: MHSA, part: str, x: Tensor) -> None:
-    stepped(getattr(layer, part), "AdamW")
 
 
 def through_data_while_learned(layer: MHSA, part: str, x: Tensor) -> None:
@@ -221,14 +220,10 @@ def through_data_and_frozen_again(layer: MHSA, part: str, x: Tensor) -> None:
     tensor.requires_grad_(False)
 
 
-def loaded(layer: MHSA, part: str, x: Tensor) -> None:
-    layer.load_state_dict({name: tensor * (0.5 if name == part else 1) for name, tensor in layer.state_dict().items()})
-
-
 def replaced(layer: MHSA, part: str, x: Tensor) -> None:
     """By a parameter in the same memory, whose changes are counted from 0 again."""
     tensor = getattr(layer, part)
-    in_place(layer, part, x)
+    in_place(layer, part)
     setattr(layer, part, nn.Parameter(tensor.data, requires_grad=False))
 
 
@@ -246,11 +241,6 @@ def moved(layer: MHSA, part: str, x: Tensor) -> None:
     layer.to(torch.float64)
 
 
-def swapped(layer: MHSA, part: str, x: Tensor) -> None:
-    tensor = getattr(layer, part)
-    torch.utils.swap_tensors(tensor, nn.Parameter(tensor * 0.5, requires_grad=False))
-
-
 def called_functionally(layer: MHSA, part: str, x: Tensor) -> None:
     for other in (nn.Parameter(getattr(layer, part) * 0.5, requires_grad=False), getattr(layer, part) * 0.5):
         for _ in range(2):
@@ -258,10 +248,6 @@ def called_functionally(layer: MHSA, part: str, x: Tensor) -> None:
             changed = copy.deepcopy(layer)
             getattr(changed, part).data.copy_(other)
             torch.testing.assert_close(output, by_dense(changed, x), rtol=1e-4, atol=1e-4)
-
-
-def other_geometry(layer: MHSA, part: str, x: Tensor) -> None:
-    vars(layer.geometry)["padding_mode"] = "replicate" if layer.geometry.padding_mode == "zeros" else "zeros"
 
 
 def through_the_kernel(layer: MHSA, part: str, x: Tensor) -> None:
@@ -273,38 +259,68 @@ def through_the_kernel(layer: MHSA, part: str, x: Tensor) -> None:
         weight[0] += 1
 
 
-def of_one_head(layer: MHSA, part: str, x: Tensor) -> None:
-    """A soft head, or one of other numbers than the rest."""
-    with torch.no_grad():
-        getattr(layer, part)[-1:].mul_(1e-3)
+def other_geometry(layer: MHSA, part: str, x: Tensor) -> None:
+    if not layer.transposed:
+        vars(layer.geometry)["padding_mode"] = "replicate" if layer.geometry.padding_mode == "zeros" else "zeros"
 
 
-EDITS = (
-    in_place, of_one_head, by_a_step, through_data_while_learned, through_data_and_frozen_again, loaded, replaced,
-    other_memory, moved, swapped, called_functionally, other_geometry, through_the_kernel,
-)  # fmt: skip
-
-
-@example("3x3", [(of_one_head, "v"), (of_one_head, "w_out")])  # sharp heads have an identity, the soft one has not
-@given(
-    st.sampled_from(["1x1", "3x3", "depthwise 7x7", "transposed"]),
-    st.lists(
-        st.tuples(st.sampled_from(EDITS), st.sampled_from((*POSITIONAL, "w_val", "w_out", "b_out"))),
-        min_size=1,
-        max_size=4,
+Edit = Callable[[MHSA, str, Tensor], object]
+EDITS: dict[str, Edit] = {
+    "in place": lambda layer, part, x: in_place(layer, part),
+    "of one head": lambda layer, part, x: getattr(layer, part)[-1:].mul_(1e-3),
+    "by a step": lambda layer, part, x: stepped(getattr(layer, part), "AdamW"),
+    "loaded": lambda layer, part, x: layer.load_state_dict(
+        {name: tensor * (0.5 if name == part else 1) for name, tensor in layer.state_dict().items()}
     ),
+    "swapped": lambda layer, part, x: torch.utils.swap_tensors(
+        getattr(layer, part), nn.Parameter(getattr(layer, part) * 0.5, requires_grad=False)
+    ),
+    **{edit.__name__: edit for edit in (through_data_while_learned, through_data_and_frozen_again, replaced)},
+    **{edit.__name__: edit for edit in (other_memory, moved, called_functionally, other_geometry, through_the_kernel)},
+}
+WITHOUT_TRACE: dict[str, Edit] = {
+    "through numpy": lambda layer, part, x: getattr(layer, part).detach().numpy().__imul__(0.5),
+    "through data": lambda layer, part, x: getattr(layer, part).data.mul_(0.5),
+    "ones": lambda layer, part, x: getattr(layer, part).data.fill_(1.0),
+    "one number": lambda layer, part, x: getattr(layer, part).data.view(-1)[-1:].add_(0.25),
+}
+"""Edits that torch does not count, which a CPU sees by comparing numbers."""
+PARTS = (*POSITIONAL, "w_val", "w_out", "b_out")
+
+
+def some_of(edits: dict[str, Edit]) -> st.SearchStrategy[list[tuple[str, str]]]:
+    return st.lists(st.tuples(st.sampled_from([*edits]), st.sampled_from(PARTS)), min_size=1, max_size=4)
+
+
+@given(
+    st.sampled_from(["1x1", "3x3", "depthwise 7x7", "1-D", "reflected", "transposed"]),
+    st.sampled_from(["auto", "axial"]),
+    some_of(EDITS | WITHOUT_TRACE),
 )
-def test_every_edit_counts(name: str, edits: list[tuple[Callable[[MHSA, str, Tensor], None], str]]) -> None:
+def test_every_edit_counts_where_numbers_are_compared(name: str, execution: str, edits: list[tuple[str, str]]) -> None:
+    with torch.no_grad():
+        layer, x = called(name)
+        layer.execution = execution
+        layer(x)
+        for edit, part in edits:
+            tensor, version = getattr(layer, part), getattr(layer, part)._version
+            (EDITS | WITHOUT_TRACE)[edit](layer, part, x)
+            assert edit not in WITHOUT_TRACE or tensor._version == version
+            for _ in range(2):  # the second uses the cache again, if possible
+                torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-9, atol=1e-9)
+
+
+@example("3x3", [("of one head", "v"), ("of one head", "w_out")])  # sharp heads have an identity, the soft one has not
+@given(st.sampled_from(["1x1", "3x3", "depthwise 7x7", "transposed"]), some_of(EDITS))
+def test_every_edit_counts(name: str, edits: list[tuple[str, str]]) -> None:
     with elsewhere(), torch.no_grad():
         layer, x = called(name)
         for edit, part in edits:
-            if edit is other_geometry and layer.transposed:
-                continue
-            edit(layer, part, x)
+            EDITS[edit](layer, part, x)
             for _ in range(2):  # the second remembers again, if possible
                 torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-4, atol=1e-4)
             twin = copy.deepcopy(layer)
-            in_place(twin, part, x)
+            in_place(twin, part)
             torch.testing.assert_close(twin(x), by_dense(twin, x), rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-4, atol=1e-4)
 
@@ -379,3 +395,51 @@ def test_other_networks_may_be_trained_meanwhile() -> None:
         optimizer.step()
     with without_reads():
         layer(x)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_short_call_is_the_same_call(name: str) -> None:
+    """Bit for bit and in layout, for every memory layout of an input; also for a layer saved after it was called."""
+    layer, x = called(name)
+    for way in (x, x.flip(-1), x[..., :-1], torch.cat([x, x]), channels_last(x), x[:0]):
+        first = copy.deepcopy(layer)(way)
+        assert torch.equal(pickle.loads(pickle.dumps(layer))(way), first)
+        for _ in range(3):
+            again = layer(way)
+            assert torch.equal(again, first)
+            assert again.stride() == first.stride()
+
+
+@pytest.mark.parametrize("name", ["auto", "axial"])
+def test_other_code_by_the_name_of_an_execution_is_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every time, before and after the layer was called."""
+    layer, x = called("3x3")
+    layer.execution = name
+    before, right = layer(x), EXECUTIONS[name]
+    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + 1))
+    for _ in range(3):
+        assert torch.equal(layer(x), before + 1)
+
+
+def test_smaller_blocks_count_also_after_a_call_that_is_called() -> None:
+    """A certificate's runs request them, possibly after an input of the same shape."""
+    layer, x = called("3x3", torch.float32)
+    assert cache.cached(layer, EXECUTIONS["auto"].run, x) is not None
+    with smaller_blocks(4):
+        assert cache.cached(layer, EXECUTIONS["auto"].run, x) is None
+        torch.testing.assert_close(layer(x), by_dense(layer, x))
+
+
+@pytest.mark.parametrize("name", ["w_val", "w_out", "b_out"])
+def test_factors_of_different_types_count_as_they_are_now(name: str) -> None:
+    """A factor converted in every call is a copy, which would be stale after an edit."""
+    layer, x = called("3x3", torch.float32)
+    setattr(layer, name, nn.Parameter(getattr(layer, name).double(), requires_grad=False))
+    x = x.to(layer.w_val.dtype)
+    for edit in ("", "through data", "through numpy", "ones"):
+        if edit:
+            WITHOUT_TRACE[edit](layer, name, x)
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), by_dense(layer, x))
+    with pytest.raises(RuntimeError, match="must be the same"):
+        layer(x.double() if x.dtype == torch.float32 else x.float())
