@@ -189,7 +189,8 @@ def test_rounded_factors_of_right_kernels_are_taken():
     conv.weight.data = torch.eye(2)[None].bfloat16()
     exact = construct.mixed_heads(conv, np.eye(2), np.eye(2))
     assert construct.mixed_heads(conv, np.eye(2), [[1, 1e-17], [0, 1]]).heads == 2
-    for kind in (torch.eye(2).bfloat16(), nn.Parameter(torch.eye(2)), torch.eye(2).cfloat(), np.eye(2, dtype=bool)):
+    one = torch.eye(2)
+    for kind in (one.bfloat16(), nn.Parameter(one), one.to(torch.complex64), np.eye(2, dtype=bool)):
         layer = construct.mixed_heads(conv, kind, kind)
         assert all(map(torch.equal, layer.parameters(), exact.parameters()))
     rng = np.random.default_rng(0)

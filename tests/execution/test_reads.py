@@ -310,6 +310,7 @@ def test_every_edit_counts_where_numbers_are_compared(name: str, execution: str,
                 torch.testing.assert_close(layer(x), by_dense(layer, x), rtol=1e-9, atol=1e-9)
 
 
+@example("3x3", [("by a step", part) for part in PARTS])
 @example("3x3", [("of one head", "v"), ("of one head", "w_out")])  # sharp heads have an identity, the soft one has not
 @given(st.sampled_from(["1x1", "3x3", "depthwise 7x7", "transposed"]), some_of(EDITS))
 def test_every_edit_counts(name: str, edits: list[tuple[str, str]]) -> None:

@@ -54,7 +54,7 @@ IMAGE = torch.randn(1, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize("prefix", ["", "module", "_orig_mod", "net"])  # the first is of DataParallel itself
 def test_names_of_wrappers_stand_before_the_paths_too(prefix: str, tmp_path: Path) -> None:
-    net = construct.convert(built())
+    net: Any = construct.convert(built())
     state: Any = (nn.ModuleDict({prefix: net}) if prefix else nn.DataParallel(net)).state_dict()
     assert sum("geometry" in entry for entry in state._metadata.values()) == len(PATHS)
     path = written(state, tmp_path / "s.pt")
