@@ -717,15 +717,16 @@ End Head.
 Definition entries_figure (emin prec : Z) (n_w n : nat) (M : R) : R :=
   INR n_w * roundoff prec * M + INR n * (INR n_w * half_eta emin * (1 + INR n_w * roundoff prec)).
 
-Lemma soft_figure_covers {H} emin prec (L : layer H) j n_w n B (Eh : H -> R) E M : (0 < prec)%Z -> 0 <= B ->
-  0 <= E -> (forall h, 0 <= Eh h <= E) ->
+Lemma soft_figure_covers {H} emin prec (L : layer H) j n_w n B (Eh : H -> R) E M A : (0 < prec)%Z -> 0 <= B ->
+  0 <= E -> (forall h, In h (heads L) -> 0 <= Eh h <= E) ->
   (support (flat_map (fun h => map (fun c => magnitude (weight_terms L j h c)) (seq 0 (D_in L))) (heads L)) <= n)%nat ->
   sum (heads L) (fun h => sum_below (D_in L) (fun c => magnitude (weight_terms L j h c))) <= M ->
+  sum (heads L) (fun h => Eh h * sum_below (D_in L) (fun c => magnitude (weight_terms L j h c))) <= A ->
   soft_figure emin prec L j B (fun h c => entry_bound emin prec n_w (magnitude (weight_terms L j h c))) Eh Eh <=
-  entries_figure emin prec n_w n M * (B + E) + M * E
+  entries_figure emin prec n_w n M * (B + E) + A
     + dot_bound emin prec (S n) (Rabs (b_out L j) + (M + entries_figure emin prec n_w n M) * (B + E)).
 Proof.
-  intros Hp HB E0 HE Nn HM; assert (Pp : Prec_gt_0 prec) by exact Hp; unfold soft_figure.
+  intros Hp HB E0 HE Nn HM HA; assert (Pp : Prec_gt_0 prec) by exact Hp; unfold soft_figure.
   set (size := fun h c => magnitude (weight_terms L j h c)) in *; set (e :=
     fun h c => entry_bound emin prec n_w (size h c)).
   assert (S0 : forall h c, 0 <= size h c) by (intros; apply magnitude_nonneg).
@@ -750,24 +751,23 @@ Proof.
     (apply sum_nonneg; intros; apply sum_nonneg; intros; apply S0).
   assert (V0 : 0 <= sum (heads L) (fun h => sum_below (D_in L) (e h))) by
     (apply sum_nonneg; intros; apply sum_nonneg; intros; apply e0).
-  assert (HV : sum (heads L) (fun h => sum_below (D_in L) (fun c => e h c * (B + Eh h) + size h c * Eh h)) <= V * (B +
-    E) + M * E).
-  { apply Rle_trans with (sum (heads L) (fun h => sum_below (D_in L) (e h)) * (B + E) + sum (heads L)
-    (fun h => sum_below (D_in L) (size h)) * E).
-    - rewrite <- !sum_scal_r, <- sum_plus; apply sum_le; intros h _; unfold sum_below;
-      rewrite <- !sum_scal_r, <- sum_plus.
-      apply sum_le; intros k _; destruct (HE h); apply Rplus_le_compat; apply Rmult_le_compat_l; try apply e0;
-        try apply S0; lra.
-    - apply Rplus_le_compat; apply Rmult_le_compat_r; try assumption; lra. }
+  assert (HV : sum (heads L) (fun h => sum_below (D_in L) (fun c => e h c * (B + Eh h) + size h c * Eh h)) <=
+    V * (B + E) + A).
+  { apply Rle_trans with (sum (heads L) (fun h => sum_below (D_in L) (e h)) * (B + E) +
+      sum (heads L) (fun h => Eh h * sum_below (D_in L) (size h))).
+    - rewrite <- sum_scal_r, <- sum_plus; apply sum_le; intros h Ih; unfold sum_below.
+      rewrite <- sum_scal_r, <- sum_scal, <- sum_plus; apply sum_le; intros k _; destruct (HE h Ih).
+      apply Rplus_le_compat; [apply Rmult_le_compat_l; [apply e0|lra]|rewrite Rmult_comm; apply Rle_refl].
+    - apply Rplus_le_compat; [apply Rmult_le_compat_r; [lra|exact He]|exact HA]. }
   assert (HS : 0 <= sum (heads L) (fun h => sum_below (D_in L) (fun c => (size h c + e h c) * (B + Eh h))) <= (M + V)
     * (B + E)).
-  { split; [apply sum_nonneg; intros h _; apply sum_nonneg; intros k _; destruct (HE h); apply Rmult_le_pos;
+  { split; [apply sum_nonneg; intros h Ih; apply sum_nonneg; intros k _; destruct (HE h Ih); apply Rmult_le_pos;
       [apply Rplus_le_le_0_compat; [apply S0|apply e0]|lra]|].
     apply Rle_trans with ((sum (heads L) (fun h => sum_below (D_in L) (size h)) + sum (heads L)
       (fun h => sum_below (D_in L) (e h))) * (B + E)).
-    - rewrite <- sum_plus, <- sum_scal_r; apply sum_le; intros h _; unfold sum_below;
+    - rewrite <- sum_plus, <- sum_scal_r; apply sum_le; intros h Ih; unfold sum_below;
       rewrite <- sum_plus, <- sum_scal_r.
-      apply sum_le; intros k _; destruct (HE h); apply Rmult_le_compat_l; [apply Rplus_le_le_0_compat;
+      apply sum_le; intros k _; destruct (HE h Ih); apply Rmult_le_compat_l; [apply Rplus_le_le_0_compat;
         [apply S0|apply e0]|lra].
     - apply Rmult_le_compat_r; [lra|apply Rplus_le_compat; assumption]. }
   assert (Ab := Rabs_pos (b_out L j)); apply Rplus_le_compat; [exact HV|]; apply dot_bound_monotone;
@@ -780,13 +780,19 @@ Variables (c : convolution) (m : attention_layer) (emin prec : Z) (sizes : list 
 
 Definition reach : Z := (fold_right Z.max 1 (token_sizes c sizes) - 1)%Z.
 
+(** Heads as sharp as this run as shifts: they copy the token at q + τ, which a softmax would give all its attention. *)
+Definition copies (h : raw_head) : bool := z_le (z_of 1000) (Dyadic (sharpness_read m h) (c_scale m)).
+Definition softs : list raw_head := filter (fun h => negb (copies h)) (kept m).
+Definition soft_error : dyadic :=
+  match softs with [] => z_of 0 | _ => round_up 64 (attended_error emin prec (token_sizes c sizes) B) end.
+
 (** Leakage, taps, and the rounding of both layers, of every output channel, are at most T together. *)
 Definition check_parts : bool :=
   let ns := token_sizes c sizes in
-  let E := round_up 64 (attended_error emin prec ns B) in
+  let E := soft_error in
   let most := z_add B E in
-  let scaled h := let l := run_leak m h reach ns in map (map (Z.mul l)) (head_through h) in
-  let leaks := over_heads scaled (kept m) in
+  let leaks := over_heads (fun h => let l := run_leak m h reach ns in map (map (Z.mul l)) (head_through h)) softs in
+  let softly := over_heads head_through softs in
   let through := over_heads head_through (kept m) in
   let kernel := kernel_sums (transposed c) (c_weight c) in
   let taps := tap_sums c m in
@@ -796,6 +802,7 @@ Definition check_parts : bool :=
   let underflow := z_mul (z_of n) (z_mul (Dyadic n_w (emin - 1)) (z_add (z_of 1) nu)) in
   forallb (fun u =>
     let D := nth u leaks [] in
+    let A := nth u softly [] in
     let M := nth u through [] in
     let C := nth u kernel [] in
     forallb (fun k =>
@@ -808,7 +815,7 @@ Definition check_parts : bool :=
       let difference := z_add (z_abs (z_sub b' b)) (z_mul B (Dyadic (coef taps (Z.of_nat j)) (common_scale c m))) in
       let theirs := z_dot_bound emin prec (Z.of_nat (n_conv c))
         (z_add (z_abs b) (z_mul (Dyadic (nth k C 0%Z) (c_weight_scale c)) B)) in
-      let ours := z_add (z_add (z_mul V most) (z_mul M_k E))
+      let ours := z_add (z_add (z_mul V most) (z_mul (Dyadic (nth k A 0%Z) (head_scale m)) E))
         (z_dot_bound emin prec (Z.of_nat (S (n_entries c m))) (z_add (z_abs b') (z_mul (z_add M_k V) most))) in
       z_le (z_add (z_add (z_add leak difference) theirs) ours) T)
     (seq 0 (out_g c))) (seq 0 (groups_n c)).
@@ -820,7 +827,7 @@ Definition check_soft : bool :=
   forallb sum_ok (token_sizes c sizes) && forallb (fun h => head_ok m h reach) (kept m) && check_parts.
 
 (** The meaning of an accepted check, for inputs of these sizes or smaller: heads for which [soft] holds attend axis by
-    axis, as Eq. 6 asks, and the others copy the token at q + τ_h; any choice of these will do. *)
+    axis, as Eq. 6 asks, and the others copy the token at q + τ_h, as the sharp ones do; any choice of these will do. *)
 Definition soft_runs_within : Prop :=
   let L := with_heads (layer_of m) (kept m) in
   forall expf sizes' X o j soft (d : raw_head -> vector) (ps : raw_head -> list (Z -> R)) y z,
@@ -830,6 +837,7 @@ Definition soft_runs_within : Prop :=
      float emin prec (reads c sizes' X k i) /\ Rabs (reads c sizes' X k i) <= value B) ->
   exp_accurate expf ->
   (* the evaluations *)
+  (forall h, In h (kept m) -> copies h = true -> soft h = false) ->
   (forall h, In h (kept m) -> soft h = true -> c_runs m h (d h) /\ weights_run emin prec expf (d h) q Ks (ps h)) ->
   computes emin prec (conv_terms (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes' X) q
     j) y ->
@@ -913,26 +921,27 @@ Qed.
 Lemma check_parts_channel u k : check_parts c m emin prec sizes B T = true -> (u < groups_n c)%nat ->
   (k < out_g c)%nat ->
   let j := (u * out_g c + k)%nat in
-  let E := value (round_up 64 (attended_error emin prec (token_sizes c sizes) B)) in
+  let E := value (soft_error c m emin prec sizes B) in
+  let A := number_of (head_scale m) (entry_of (over_heads head_through (softs m)) u k) in
   let M := number_of (head_scale m) (entry_of (over_heads head_through (kept m)) u k) in
   let b := bias_of c j in
   let b' := number_of (s_b (scale_of m)) (nth j (raw_b_out m) 0%Z) in
   let V := entries_figure emin prec (n_weights m) (n_entries c m) M in
-  2 * value B * number_of (-128 + head_scale m) (zsum (kept m) (fun h =>
+  2 * value B * number_of (-128 + head_scale m) (zsum (softs m) (fun h =>
       run_leak m h (reach c sizes) (token_sizes c sizes) * entry_of (head_through h) u k)%Z)
   + (Rabs (b' - b) + value B * number_of (common_scale c m) (coef (tap_sums c m) (Z.of_nat j)))
   + dot_bound emin prec (n_conv c) (Rabs b + number_of (c_weight_scale c) (entry_of (kernel_sums (transposed c)
     (c_weight c)) u k) * value B)
-  + (V * (value B + E) + M * E + dot_bound emin prec (S (n_entries c m)) (Rabs b' + (M + V) * (value B + E))) <=
+  + (V * (value B + E) + A * E + dot_bound emin prec (S (n_entries c m)) (Rabs b' + (M + V) * (value B + E))) <=
     value T.
 Proof.
-  intros P Hu Hk j E M b b' V; unfold check_parts in P; cbv zeta in P; rewrite forallb_forall in P.
+  intros P Hu Hk j E A M b b' V; unfold check_parts in P; cbv zeta in P; rewrite forallb_forall in P.
   specialize (P u ltac:(apply in_seq; lia)); rewrite forallb_forall in P; specialize (P k ltac:(apply in_seq; lia)).
   apply value_le in P; fold j in P.
   set (scaled := fun h => map (map (Z.mul (run_leak m h (reach c sizes) (token_sizes c sizes)))) (head_through h)) in P.
-  change (nth k (nth u (over_heads scaled (kept m)) []) 0%Z) with (entry_of (over_heads scaled (kept m)) u k) in P.
+  change (nth k (nth u (over_heads scaled (softs m)) []) 0%Z) with (entry_of (over_heads scaled (softs m)) u k) in P.
   rewrite entry_over_heads in P; unfold scaled in P.
-  rewrite (zsum_ext (kept m) _ (fun h => run_leak m h (reach c sizes) (token_sizes c sizes) * entry_of (head_through h)
+  rewrite (zsum_ext (softs m) _ (fun h => run_leak m h (reach c sizes) (token_sizes c sizes) * entry_of (head_through h)
     u k)%Z) in P
     by (intros; apply entry_scaled).
   eapply Rle_trans; [|exact P]; apply Req_le; symmetry.
@@ -946,8 +955,8 @@ Qed.
 
 Theorem check_soft_sound : check_soft c m emin prec sizes B T = true -> soft_runs_within c m emin prec sizes B T.
 Proof.
-  intros Ck; cbv beta delta [soft_runs_within]; intros L expf sizes' X o j soft d ps y z G q Ks A Hs Io Hj HX Ex Ev Cy
-    Cz.
+  intros Ck; cbv beta delta [soft_runs_within]; intros L expf sizes' X o j soft d ps y z G q Ks A Hs Io Hj HX Ex
+    Hc Ev Cy Cz.
   unfold check_soft in Ck; rewrite !andb_true_iff, existsb_exists in Ck.
   destruct Ck as (((((((_ & ok) & Cp) & Cb) & (τ0 & I0 & Z0)) & Cs) & Ch) & Cc); rewrite forallb_forall in Ch.
   apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb; assert (Pp : Prec_gt_0 prec) by exact Cp.
@@ -987,8 +996,17 @@ Proof.
   { intros h Ih; rewrite Ej; exact (through_head c m h u k ok Ih Hu Hk). }
   assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn; rewrite Fg, Fi; reflexivity).
   destruct (attended_error_sound emin prec Ks ns B Short Cs Cb) as [E0 E1].
-  set (η := factor_errors _ _ _ _ _ _ _) in *; set (E := value (round_up 64 (attended_error emin prec ns B))).
-  assert (E2 : axes_error emin prec Ks η (value B) <= E) by (eapply Rle_trans; [exact E1|apply round_up_le]).
+  set (η := factor_errors _ _ _ _ _ _ _) in *; set (E := value (soft_error c m emin prec sizes B)).
+  assert (Softs : forall h, In h (kept m) -> soft h = true -> In h (softs m)).
+  { intros h Ih Sh; apply filter_In; split; [exact Ih|]; destruct (copies m h) eqn:Co; [|reflexivity].
+    rewrite (Hc h Ih Co) in Sh; discriminate. }
+  assert (E2 : 0 <= E /\ forall h, In h (kept m) -> soft h = true -> axes_error emin prec Ks η (value B) <= E).
+  { assert (E3 : axes_error emin prec Ks η (value B) <= value (round_up 64 (attended_error emin prec ns B))) by
+      (eapply Rle_trans; [exact E1|apply round_up_le]).
+    unfold E, soft_error; fold ns; destruct (softs m) as [|h0 hs]; [|split; [lra|intros; exact E3]].
+    rewrite value_of; split; [apply Rle_refl|]; intros h Ih Sh; destruct (Softs h Ih Sh). }
+  assert (Part : forall F : raw_head -> R, (forall h, soft h = false -> F h = 0) -> sum (kept m) F = sum (softs m) F).
+  { intros F F0; symmetry; apply RoundingCheck.sum_filter; intros h Ih Co; apply F0, (Hc h Ih), negb_false_iff, Co. }
   (* every head *)
   assert (Hd : forall h, In h (kept m) -> content_free L h /\ length (shift_read m h) = dims m /\
     0 <= 1 - attention L G h (reads c sizes' X) q (add q (shift_read m h)) <= value (soft_leak m h ns)).
@@ -1049,17 +1067,18 @@ Proof.
   - assert (P := check_parts_channel u k Cc Hu Hk); cbv zeta in P; fold ns in P; fold E in P; rewrite <- Ej in P.
     eapply Rle_trans; [|exact P]; apply Rplus_le_compat; [apply Rplus_le_compat; [apply Rplus_le_compat|]|].
     + apply Rmult_le_compat_l; [lra|].
-      assert (N : number_of (-128 + head_scale m) (zsum (kept m) (fun h => run_leak m h (reach c sizes)
-        ns * entry_of (head_through h) u k)%Z)
-        = sum (kept m) (fun h => number_of (-128) (run_leak m h (reach c sizes) ns) * number_of (head_scale m)
-          (entry_of (head_through h) u k))).
+      assert (N : number_of (-128 + head_scale m)
+          (zsum (softs m) (fun h => run_leak m h (reach c sizes) ns * entry_of (head_through h) u k)%Z) =
+        sum (softs m) (fun h => number_of (-128) (run_leak m h (reach c sizes) ns) *
+          number_of (head_scale m) (entry_of (head_through h) u k))).
       { rewrite <- number_of_sum; apply sum_ext; intros h _; symmetry; apply number_of_times. }
-      rewrite N; apply sum_le; intros h Ih; cbn [heads with_heads L] in Ih; rewrite (Th h Ih).
+      cbn [heads with_heads L]; rewrite N, Part by (intros h Sh; unfold head_leak; rewrite Sh; ring).
+      apply sum_le; intros h Ih; apply filter_In in Ih; destruct Ih as [Ih _]; rewrite (Th h Ih).
       apply Rmult_le_compat_r.
       * rewrite <- (Th h Ih); apply sum_nonneg; intros; apply magnitude_nonneg.
       * eapply Rle_trans; [|apply (Rl h Ih)]; unfold head_leak; destruct (soft h).
         -- replace (2 * (value (score_shift m h (reach c sizes)) / 2)) with (value (score_shift m h (reach c sizes)))
-          by field; apply Rle_refl.
+             by field; apply Rle_refl.
         -- destruct (Hd h Ih) as (_ & _ & L0 & L1); apply Rmult_le_pos; [left; apply exp_pos|lra].
     + rewrite Ej; apply (taps_difference_sound c m B sizes' u k ok A Cb Hu Hk).
     + apply dot_bound_monotone.
@@ -1068,11 +1087,16 @@ Proof.
       * apply Rplus_le_compat_l, Rmult_le_compat_r; [exact Cb|]; rewrite Ej;
         apply (kernel_value c m ok u k Hu Hk sizes' A).
     + apply soft_figure_covers; try assumption.
-      * apply Rle_trans with (axes_error emin prec Ks η (value B)); assumption.
-      * intros h; unfold head_error; destruct (soft h); [split; assumption|split; [lra|]].
-        apply Rle_trans with (axes_error emin prec Ks η (value B)); assumption.
+      * apply E2.
+      * intros h Ih; unfold head_error; destruct (soft h) eqn:Sh; [split; [exact E0|apply (proj2 E2 h Ih Sh)]|].
+        split; [apply Rle_refl|apply E2].
       * rewrite Ej; apply (support_entries c m ok u k Hk).
       * rewrite entry_over_heads, <- number_of_sum; apply Req_le, sum_ext; intros h Ih; apply (Th h Ih).
+      * cbn [heads with_heads L]; rewrite Part by (intros h Sh; unfold head_error; rewrite Sh; ring).
+        rewrite entry_over_heads, <- number_of_sum, <- sum_scal_r; apply sum_le; intros h Ih.
+        apply filter_In in Ih; destruct Ih as [Ih _]; rewrite (Th h Ih), Rmult_comm; apply Rmult_le_compat_l.
+        -- rewrite <- (Th h Ih); apply sum_nonneg; intros; apply magnitude_nonneg.
+        -- unfold head_error; destruct (soft h) eqn:Sh; [apply (proj2 E2 h Ih Sh)|apply E2].
 Qed.
 
 End Sound.
