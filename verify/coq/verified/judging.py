@@ -71,7 +71,7 @@ def questions_of(pair: LayerPair, reals: bool = False) -> list[Question]:
             question = export.within(stated.input_bound, stated.within)
             return [Question(question, f"over the reals {what}")]
         question = export.soft(*form, stated.input_bound, stated.within, stated.grid)
-        return [Question(question, f"in {name} {what} up to {stated.grid}, {SOFT}")]
+        return [Question(question, f"in {name} {what} on inputs up to {stated.grid}, {SOFT}")]
     questions = [
         Question(export.SAME, "the same function in the limit α → ∞"),
         Question(export.sharp(*form), f"every head one-hot in {name}"),
