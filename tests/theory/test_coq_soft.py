@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from mpmath import mp
+from test_soft_floats import DIGITS, bounds
 from torch import nn
 
 from construct import MHSA, conv_to_mhsa
@@ -133,6 +135,19 @@ def test_heads_that_look_at_no_tap_are_judged_over_the_reals(vector: list[float]
 def test_no_bound_where_scores_round_by_much(alpha: float, asked: Asked) -> None:
     conv = seeded(lambda: nn.Conv1d(2, 3, 3)).double()
     assert not soft(asked, pair_of(conv, softened(conv, alpha), (8,), within=1e9), 1e300)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_all_rounding_is_counted_and_no_more(dtype: torch.dtype, asked: Asked) -> None:
+    """As by RoundingSoft.v, for heads that leak far less than they round."""
+    conv = seeded(lambda: nn.Conv2d(3, 4, 3, padding=1)).to(dtype)
+    layer = softened(conv, 90.0)
+    with mp.workdps(DIGITS):
+        proved = bounds(conv, layer, TokenGrid.of(layer.geometry, (5, 6)), mp.mpf(1))
+        most = float(max(proved.rounding + proved.leakage))
+    pair = pair_of(conv, layer, (5, 6), within=1e9)
+    assert soft(asked, pair, most * (1 + 2.0**-20))
+    assert not soft(asked, pair, most * (1 - 2.0**-20))
 
 
 def test_the_sizes_count(asked: Asked) -> None:
