@@ -87,4 +87,7 @@ class Asked(Judge):
 
     def text(self, pair: LayerPair, questions: list[str]) -> str:
         """The program's input text for these questions about a pair."""
-        return "".join(export.text(self.digests, questions, pair.stated.geometries, pair.weight, pair.bias, pair.a))
+        stated = pair.stated
+        return "".join(
+            export.text(self.digests, questions, stated.geometries, pair.weight, pair.bias, pair.a, stated.grid)
+        )

@@ -19,6 +19,11 @@ from torch import nn
 
 import construct
 from construct import MHSA, conv_to_mhsa
+from construct.encoding import encodings
+from construct.encoding.encodings import shifts_are_distinct
+from construct.heads import tap_shifts
+from construct.tokens import TokenGrid
+from construct.weights import MHSAWeights
 from fault_table import ALL, Fault, convolution_and_inputs
 from faults_code import FAULTS
 from truths import permuted, with_content_heads
@@ -31,6 +36,7 @@ from verify.experiment.sweep.exact_layers import exactly_differ
 from verify.experiment.sweep.faults import Inapplicable, with_heads
 from verify.recheck.exact import NoCentre, centre_of
 from verify.recheck.layer_pair import LayerPair
+from verify.recheck.stored_layers import TENSORS
 from verify.recheck.strict_input import Rejected
 from verify.strategies import DTYPES, convolutions, least_size
 
@@ -117,7 +123,7 @@ def test_a_planted_fault_is_rejected(name: str, asked: Asked):
         except (Inapplicable, ValueError, IndexError):  # the fault does not apply, or no checker would read the pair
             continue
         accepted = asked.answer(pair).accepted
-        assert not (accepted and (layer.radix is not None or exactly_differ(conv, layer, grid_of(conv)))), geometry
+        assert not (accepted and exactly_differ(conv, layer, grid_of(conv))), geometry
         rejected += not accepted
         if rejected:
             break
@@ -303,11 +309,14 @@ def test_the_default_execution_keeps_the_bound_of_its_order(name: str, seed: int
 
 
 @pytest.mark.parametrize("alpha", [4.0, 8.0, 20.0])
-def test_soft_heads_are_accepted_within_their_leak_and_not_below(alpha: float, asked: Asked):
+@pytest.mark.parametrize(("encoding", "neighbours"), [("quadratic", 4), ("parabola", 2)])
+def test_soft_heads_are_accepted_within_their_leak_and_not_below(
+    encoding: str, neighbours: int, alpha: float, asked: Asked
+):
     conv = nn.Conv2d(3, 4, 3, padding=1, bias=False)
-    layer = conv_to_mhsa(conv, alpha=alpha)
+    layer = conv_to_mhsa(conv, alpha=alpha, encoding=encoding)
     sums = conv.weight.detach().double().abs().sum(dim=(1, 2, 3)).max().item()
-    most = 2 * 4 * np.exp(-alpha) * sums
+    most = 2 * neighbours * np.exp(-alpha) * sums
     pair = pair_of(conv, layer, (5, 5), within=1.0)
     assert asked.answer(pair, export.within(1.0, most * (1 + 1e-9))).accepted
     assert not asked.answer(pair, export.within(1.0, most * (1 - 1e-9))).accepted
@@ -352,6 +361,68 @@ def test_a_shift_that_is_not_whole_costs_sharpness(name: str, asked: Asked):
         assert asked.answer(pair, export.floats(-149, 24, 1.0, 1.0, kind=5)).accepted == (f < 0.5)
         assert not asked.answer(pair, export.floats(-149, 24, 1.0, 2.0**-40, kind=5)).accepted
         assert ("in float32 a difference" in asked.answer(pair).sentence) == sharp
+
+
+# ---- the parabola ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_parabola_is_accepted_up_to_the_size_that_its_radix_carries(
+    name: str, asked: Asked, monkeypatch: pytest.MonkeyPatch
+):
+    """Both checkers draw the line at the same size, where the layer itself does."""
+    conv, _ = convolution_and_inputs(name, 0, integers=True)
+    layer, grid = conv_to_mhsa(conv, encoding="parabola"), grid_of(conv)
+    assert asked.answer(pair_of(conv, layer, grid)).sentence.count(f" on inputs up to {grid}") == 3
+    side = 2 * max(abs(x) for shift in tap_shifts(layer.geometry) for x in shift) + 7
+    radix = tuple(side**axis for axis in reversed(range(len(grid))))
+    monkeypatch.setattr(encodings, "balanced_radix", lambda geometry, alpha: radix)
+    layer, wrong = (conv_to_mhsa(conv, encoding="parabola") for _ in range(2))
+    wrong.b_out.data += 1
+    carried: list[bool] = []
+    for more in range(14):
+        grid = tuple(n + more for n in least_size(conv))
+        pair = pair_of(conv, layer, grid)
+        carried.append(shifts_are_distinct(radix, TokenGrid.of(layer.geometry, grid).box))
+        assert asked.answer(pair).accepted == proved(pair) == carried[-1]
+        assert asked.answer(pair, export.within(1.0, 1e9)).accepted == carried[-1]
+        assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted  # speaks of quadratic scores
+        question = export.refuted(grid, (0,) * (1 + len(grid)), {})
+        assert asked.answer(pair_of(conv, wrong, grid), question).accepted == carried[-1]
+    assert carried[0]
+    assert all(carried) == (len(grid) == 1)  # in one dimension, a number is a shift
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_fault_of_a_parabola_is_accepted(name: str, asked: Asked):
+    """Each fault is either rejected, or none by exact evaluation; our checker agrees."""
+    conv, _ = convolution_and_inputs(name, 0, integers=False)
+    rejected = 0
+    for turn, fault in enumerate(FAULTS.values()):
+        if fault.in_code:
+            continue
+        try:
+            layer = fault.plant(conv, conv_to_mhsa(conv, encoding="parabola"), np.random.default_rng(turn))
+            pair = pair_of(conv, layer, grid_of(conv))
+        except (Inapplicable, Rejected, ValueError, IndexError):
+            continue
+        accepted = asked.answer(pair).accepted
+        assert accepted == proved(pair)
+        assert not (accepted and exactly_differ(conv, layer, grid_of(conv)))
+        rejected += not accepted
+    assert rejected >= 10
+
+
+@pytest.mark.parametrize("radix", [(7, 0), (0, 1), (-7, 1), (6, 1), (1, 7), (7, 2)], ids=str)
+def test_a_radix_that_numbers_no_box_is_rejected(radix: tuple[int, int], asked: Asked):
+    """At a size for which (7, 1) is just large enough."""
+    conv = nn.Conv2d(1, 1, 3, padding=1).requires_grad_(False)
+    layer = conv_to_mhsa(conv, encoding="parabola").requires_grad_(False)
+    layer.v[:, 1] = torch.tensor([2048.0 * (7 * i + j) for i in (-1, 0, 1) for j in (-1, 0, 1)])
+    weights = MHSAWeights(**{name: getattr(layer, name).detach() for name in TENSORS})
+    for numbers in ((7, 1), radix):
+        pair = pair_of(conv, MHSA(layer.geometry, weights, radix=numbers), (3, 3))
+        assert asked.answer(pair).accepted == proved(pair) == (numbers == (7, 1))
 
 
 # ---- refutations -----------------------------------------------------------------------------------------------------------
@@ -399,7 +470,7 @@ def test_no_refutation_of_what_is_no_output(asked: Asked, tmp_path: Path):
 
 @pytest.mark.deep
 def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
-    """For faults that leave both layers' fields equal and every head at a kernel shift, without the parabola."""
+    """For faults that leave both layers' fields equal and every head at a kernel shift."""
     confirmed: list[str] = []
     for name in STORED:
         for turn, geometry in enumerate(ALL):
@@ -411,7 +482,7 @@ def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
                 continue
             if ours is None or ours.shapes is not None or pair.conv != pair.mhsa:
                 continue
-            if pair.radix is not None or elsewhere(pair)[1]:
+            if elsewhere(pair)[1]:
                 continue
             question = export.refuted(grid_of(conv), ours.output, ours.entries)
             assert asked.answer(pair, question).accepted, (name, geometry)
@@ -469,7 +540,7 @@ def elsewhere(pair: LayerPair) -> tuple[bool, bool]:
     shifts, off_lattice, off_taps = {*pair.conv.shifts()}, False, False
     for v, w_key_pos in zip(pair.a["v"][pair.carrying], pair.a["w_key_pos"][pair.carrying], strict=True):
         try:
-            centre = centre_of(v, w_key_pos, None, [8] * (w_key_pos.shape[1] - 1))
+            centre = centre_of(v, w_key_pos, pair.radix, [8] * len(pair.conv.kernel))
         except NoCentre:
             continue
         off_lattice |= any(centre.offset)
@@ -480,19 +551,25 @@ def elsewhere(pair: LayerPair) -> tuple[bool, bool]:
 def agreement(examples: int, fault: str | None = None) -> Counter:
     """Count the agreeing verdicts of both checkers on random layers, all with this fault, or three in four with any fault."""
     asked, counts = Asked(), Counter()
-    faults = {name: fault.options for name, fault in FAULTS.items() if not fault.in_code and "radix" not in name}
+    faults = {name: fault.options for name, fault in FAULTS.items() if not fault.in_code}
     names = [*[""] * (len(faults) // 3), *faults] if fault is None else [fault]
     cases = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), convolutions(**faults.get(name, {}))))
 
     unhealthy = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
     @settings(max_examples=examples, phases=[Phase.generate], suppress_health_check=unhealthy)
-    @given(cases, st.integers(0, 2**16), st.sampled_from(["same", "same", "twice the bound", "less than the taps"]))
-    def search(case: tuple[str, Any], seed: int, claim: str):
+    @given(
+        cases,
+        st.integers(0, 2**16),
+        st.sampled_from(["quadratic", "quadratic", "parabola"]),
+        st.sampled_from(["same", "same", "twice the bound", "less than the taps"]),
+    )
+    def search(case: tuple[str, Any], seed: int, encoding: str, claim: str):
         name, conv = case[0], case[1].requires_grad_(False)
         rng = np.random.default_rng(seed)
         try:
-            layer = FAULTS[name].plant(conv, conv_to_mhsa(conv), rng) if name else conv_to_mhsa(conv)
+            layer = conv_to_mhsa(conv, encoding=encoding)
+            layer = FAULTS[name].plant(conv, layer, rng) if name else layer
             pair = pair_of(conv, layer.requires_grad_(False), grid_of(conv))
             if claim != "same":
                 parts, _ = parts_of(pair)
@@ -504,14 +581,15 @@ def agreement(examples: int, fault: str | None = None) -> Counter:
         except (Inapplicable, StepFails, OverflowError, Rejected):
             counts["inapplicable, or no pair for either"] += 1
             return
-        off_lattice = pair.radix is None and elsewhere(pair)[0]
-        if pair.radix is not None:
-            counts["parabola"] += 1
+        off_lattice = elsewhere(pair)[0]
+        if claim == "twice the bound" and off_lattice and pair.radix is not None:
+            counts["a difference within a bound of a parabola's heads off the lattice"] += 1
             return
         ours, theirs = proved(pair), asked.answer(pair)
         assert ours == theirs.accepted, (name, conv, claim, theirs)
         counts["proved" if ours else "rejected"] += 1
         counts[claim] += 1
+        counts["parabola"] += pair.radix is not None
         counts["off the lattice"] += off_lattice
 
     search()
@@ -521,7 +599,7 @@ def agreement(examples: int, fault: str | None = None) -> Counter:
 @pytest.mark.parametrize(
     ("examples", "fault", "least"),
     [
-        (200, None, {"proved": 5, "rejected": 15}),
+        (200, None, {"proved": 5, "rejected": 15, "parabola": 5}),
         pytest.param(3300, None, {"proved": 300}, marks=pytest.mark.deep),
         pytest.param(100, "softly off the lattice", {"off the lattice": 20}, marks=pytest.mark.deep),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import construct
@@ -19,6 +20,7 @@ from rechecked import Files
 from verified import built
 from verify.argument.certification import certify
 from verify.coq import building
+from verify.experiment.sweep.faults import with_heads
 from verify.recheck.certificate_file import record_digest
 
 AXIOMS = (building.SOURCES / "axioms.txt").read_text().split()
@@ -176,6 +178,16 @@ def test_both_prove_a_layer(conv: Any, tmp_path: Path):
     )
 
 
+def test_a_parabola_is_judged_up_to_the_certified_size(conv: Any, tmp_path: Path, verify_command: Command):
+    built()
+    words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).words
+    answer = verify_command.prints(*words, "--verified").splitlines()[-1]
+    assert answer.startswith(
+        "the layer: ACCEPTED: the same function in the limit α → ∞ on inputs up to (7,); every head one-hot in float32 on in"
+    )
+    assert "for |x| ≤ 1 on inputs up to (7,), with W_val W_out first, as by default" in answer
+
+
 def test_a_difference_within_a_bound_is_one_of_floats(conv: Any, tmp_path: Path, verify_command: Command):
     built()
     words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).words
@@ -185,10 +197,13 @@ def test_a_difference_within_a_bound_is_one_of_floats(conv: Any, tmp_path: Path,
 
 def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path, verify_command: Command):
     built()
-    words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, encoding="parabola")).words
-    out = verify_command.prints(*words, "--verified", code=1)
+    dilated = nn.Conv1d(2, 3, 3, padding=2, dilation=2).requires_grad_(False)
+    layer = with_heads(construct.conv_to_mhsa(dilated), [0, 1, 2, 0, 0]).requires_grad_(False)
+    layer.v[3:] = torch.tensor([-1024.0, 2048.0])  # between two taps, where these two cancel
+    layer.w_val[4] *= -1
+    out = verify_command.prints(*Certified(tmp_path, dilated, layer).words, "--verified", code=1)
     assert out.startswith("PROVED")
-    assert "not accepted: its encoding is the parabola" in out
+    assert "not accepted: not shown: the same function in the limit α → ∞; every head one-hot in float32; in " in out
     layer = construct.conv_to_mhsa(conv)
     layer.w_out[0, 0, 0, 0] += 1
     out = verify_command.prints(*Certified(tmp_path, conv, layer).words, "--verified", code=1)

@@ -309,6 +309,8 @@ Print Assumptions float64_exponential.
 (** the verified checker *)
 (* Lemma 2 read backwards, in integers *)
 Print Assumptions CheckHeads.head_sharp.
+(* Theorem 1 with D_p = 2 of a given layer: the parabola's numbers differ for distinct tokens, up to the stated size *)
+Print Assumptions CheckRadix.tokens_distinct.
 (* Theorem 1 of a given pair: the same function in the limit *)
 Print Assumptions CheckSame.check_same_sound.
 (* e^−α from above, in integers *)

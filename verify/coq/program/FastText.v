@@ -71,17 +71,17 @@ Definition read_convolution_by : reader convolution :=
   return_ {| c_geometry := g; c_weight_scale := ws; c_weight := w; c_bias_scale := bs; c_bias := b |}.
 
 Definition read_attention_by : reader attention_layer :=
-  g <- read_geometry; n <- number; dk <- number; dh <- number;
+  g <- read_geometry; e <- read_encoding (dims g); n <- number; dk <- number; dh <- number;
   let h := Z.to_nat n in let d_k := Z.to_nat dk in let d_h := Z.to_nat dh in let d_in := (groups_n g * in_g g)%nat in
   sq <- number; q <- many h (many d_in (row d_k));
   sk <- number; k <- many h (many d_in (row d_k));
-  sp <- number; p <- many h (many d_k (row (S (dims g))));
+  sp <- number; p <- many h (many d_k (row (S (code_dims e (dims g)))));
   su <- number; us <- many h (row d_k);
   sv <- number; vs <- many h (row d_k);
   sa <- number; val <- many h (blocks_by (groups_n g) (in_g g) d_h);
   so <- number; out <- many h (blocks_by (groups_n g) d_h (out_g g));
   sb <- number; b <- row (groups_n g * out_g g);
-  return_ {| a_geometry := g; key_dim := dk; head_dim := dh;
+  return_ {| a_geometry := g; a_encoding := e; key_dim := dk; head_dim := dh;
              scale_of := {| s_qry := sq; s_key := sk; s_key_pos := sp; s_u := su; s_v := sv; s_val := sa; s_out := so;
                s_b := sb |};
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.

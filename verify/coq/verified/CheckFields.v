@@ -116,8 +116,13 @@ Record scales : Set := {
   s_qry : Z; s_key : Z; s_key_pos : Z; s_u : Z; s_v : Z; s_val : Z; s_out : Z; s_b : Z
 }.
 
+(** The relative encoding: the quadratic one, or the parabola of this radix, whose layer takes inputs of up to these
+    sizes. *)
+Inductive encoding : Set := quadratic | parabola (radix largest : list Z).
+
 Record attention_layer : Set := {
   a_geometry :> geometry;
+  a_encoding : encoding;
   key_dim : Z;
   head_dim : Z;
   scale_of : scales;
@@ -132,11 +137,24 @@ Definition blocks_of (e : Z) (rows columns : nat) (m : list (list (list Z))) : m
   if Nat.eqb (i / rows) (a / columns)
   then number_of e (nth (a mod columns) (nth (i mod rows) (nth (a / columns) m []) []) 0%Z) else 0.
 
-(** The layer of Eq. 3 and 6 with the quadratic encoding, D_p = d + 1. *)
+(** r_δ = (‖x‖², x) of x = δ, with D_p = d + 1, or of the number x = Σ radix_i δ_i, with D_p = 2. *)
+Definition coded (e : encoding) (δ : position) : position :=
+  match e with quadratic => δ | parabola radix _ => [dotZ radix δ] end.
+Definition code_dims (e : encoding) (d : nat) : nat := match e with quadratic => d | parabola _ _ => 1 end.
+
+(** The layer takes an input of these sizes: of any, but for the parabola. *)
+Fixpoint at_most (sizes largest : list Z) : bool :=
+  match sizes, largest with
+  | [], [] => true | n :: sizes', l :: largest' => Z.leb n l && at_most sizes' largest' | _, _ => false
+  end.
+Definition fits (m : attention_layer) (sizes : list Z) : bool :=
+  match a_encoding m with quadratic => true | parabola _ largest => at_most sizes largest end.
+
+(** The layer of Eq. 3 and 6. *)
 Definition layer_of (m : attention_layer) : layer raw_head := {|
   D_in := groups_n m * in_g m;
   D_k := Z.to_nat (key_dim m);
-  D_p := S (dims m);
+  D_p := S (code_dims (a_encoding m) (dims m));
   D_h := groups_n m * Z.to_nat (head_dim m);
   D_out := groups_n m * out_g m;
   heads := raw_heads m;
@@ -148,7 +166,7 @@ Definition layer_of (m : attention_layer) : layer raw_head := {|
     v := vector_of (s_v s) (h_v h);
     W_val := blocks_of (s_val s) (in_g m) (Z.to_nat (head_dim m)) (h_val h);
     W_out := blocks_of (s_out s) (Z.to_nat (head_dim m)) (out_g m) (h_out h) |};
-  r := r_quadratic;
+  r := fun δ => r_quadratic (coded (a_encoding m) δ);
   b_out := vector_of (s_b (scale_of m)) (raw_b_out m) |}.
 
 (** * The convolution on its tokens *)

@@ -62,9 +62,9 @@ Definition sharp_exponent : Z := match kept m with h :: _ => Z.log2 (sharpness_r
 (** α of every head, if they are equal. *)
 Definition alpha_exponent : Z := sharp_exponent + (s_v (scale_of m) + s_key_pos (scale_of m)).
 
-(** α = 2^alpha_exponent of every head, and τ is whole. *)
+(** The encoding is quadratic, α = 2^alpha_exponent of every head, and τ is whole. *)
 Definition check_floats : bool :=
-  Z.leb 0 sharp_exponent &&
+  match a_encoding m with quadratic => true | _ => false end && Z.leb 0 sharp_exponent &&
   forallb (fun h => Z.eqb (sharpness_read m h) (2 ^ sharp_exponent) && on_lattice m h) (kept m) &&
   Z.leb emin alpha_exponent && sharp_format emin prec && forallb (sharp_enough m emin) (kept m) && check_shifted.
 
@@ -98,7 +98,7 @@ Definition floats_within : Prop :=
 Definition shifted_within : Prop :=
   forall sizes X o j y z,
   let G := tokens c sizes in let q := query_of c sizes o in
-  accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
+  accepts c sizes -> fits m sizes = true -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
   (forall k i, In k G -> (i < groups_n c * in_g c)%nat ->
      float emin prec (reads c sizes X k i) /\ Rabs (reads c sizes X k i) <= value B) ->
   computes emin prec (conv_terms (groups_n c * in_g c) (kernel_shifts c) (kernel_at c) (bias_of c) (reads c sizes X) q
@@ -135,7 +135,7 @@ Qed.
 
 Theorem check_shifted_sound : check_same c m = true -> check_shifted = true -> shifted_within.
 Proof.
-  intros Cs E sizes X o j y z G q A Io Hj HX Cy Cz.
+  intros Cs E sizes X o j y z G q A _ Io Hj HX Cy Cz.
   assert (ok : comparable c m = true) by (unfold check_same in Cs; rewrite !andb_true_iff in Cs; tauto).
   split; [symmetry; apply (computes_conv_shifts c m ok sizes A X o j Hj Io)|].
   unfold check_shifted in E; rewrite !andb_true_iff in E; destruct E as [[Cp Cb] Cr]; apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb; assert (Pp : Prec_gt_0 prec) by exact Cp.
@@ -169,7 +169,8 @@ Proof.
     intros α L order expf sizes X o j scores P y z G q A Io Hj HX Ex Es Ev Cy Cz.
   assert (ok : comparable c m = true) by (unfold check_same in Cs; rewrite !andb_true_iff in Cs; tauto).
   unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
-  destruct E as (((((Ca & Ch) & Cn) & ((Cp & Ce) & _)) & _) & E0).
+  destruct E as ((((((Cq & Ca) & Ch) & Cn) & ((Cp & Ce) & _)) & _) & E0).
+  assert (Eq : a_encoding m = quadratic) by (destruct (a_encoding m); congruence).
   assert (E1 := E0); unfold check_shifted in E1; rewrite !andb_true_iff in E1; destruct E1 as [[_ Cb] Cr].
   apply Z.leb_le in Ca, Ce, Cn; apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd), (same_tensors c m sizes Cs A) as [Sb St].
@@ -178,7 +179,8 @@ Proof.
   assert (Ein : D_in L = (groups_n c * in_g c)%nat) by (cbn; rewrite Fg, Fi; reflexivity).
   split; [|split].
   - intros h Ih; specialize (Ch h Ih); apply andb_prop in Ch; destruct Ch as [Ch Cl]; apply Z.eqb_eq in Ch.
-    replace α with (alpha_of m h); [apply (kept_sharp c m ok h Ih), Cl|].
+    replace α with (alpha_of m h);
+      [assert (K := proj2 (proj2 (proj2 (kept_sharp c m ok h Ih))) Cl); rewrite Eq in K; exact K|].
     unfold alpha_of, number_of, value; cbn [mantissa exponent]; unfold α, alpha_exponent.
     rewrite Ch, (bpow_plus radix2 sharp_exponent); f_equal; change 2%Z with (radix_val radix2); apply IZR_Zpower, Ca.
   - symmetry; apply (computes_conv_shifts c m ok sizes A X o j Hj Io).
@@ -189,7 +191,7 @@ Proof.
     assert (Ej : j = (u * out_g c + k)%nat) by (unfold u, k; rewrite Nat.mul_comm; apply Nat.div_mod; lia).
     assert (Sh : forall h, In h (kept m) ->
       gap α G (scores h) (add q (shift_read m h)) /\ float_softmax emin prec expf G (scores h) (P h)).
-    { intros h Ih; destruct (Ev h Ih) as [Sc Sf], (kept_sharp c m ok h Ih) as (_ & _ & Lf & _); split; [|exact Sf].
+    { intros h Ih; destruct (Ev h Ih) as [Sc Sf]; assert (Lf := shift_dims c m ok sizes A h Ih); split; [|exact Sf].
       apply (RoundingScores.quadratic_gap emin prec alpha_exponent (dims c) Cn G q (shift_read m h) (scores h));
         try assumption.
       - apply (tokens_dims c m ok sizes A).
@@ -212,7 +214,7 @@ Proof.
       * apply (tokens_dims c m ok sizes A).
       * apply bpow_gt_0.
       * apply generic_format_FLT_bpow; assumption.
-    + apply (check_shifted_sound Cs E0 sizes X o j y z A Io Hj HX Cy).
+    + apply (check_shifted_sound Cs E0 sizes X o j y z A ltac:(unfold fits; rewrite Eq; reflexivity) Io Hj HX Cy).
       apply (shifted_sum emin prec L (shift_read m) G (reads c sizes X) q j (value B)) with (P := P); try assumption.
       * apply (tokens_dims c m ok sizes A).
       * rewrite Ein; exact HX.
@@ -228,7 +230,7 @@ Theorem floats_exponential expf : check_floats = true -> kept m <> [] -> correct
   sharp_exp emin prec (bpow radix2 alpha_exponent) expf.
 Proof.
   intros E K Ex; unfold check_floats, sharp_format in E; rewrite !andb_true_iff, !forallb_forall in E.
-  destruct E as (((((Ca & Ch) & _) & ((Cp & Ce) & _)) & Cq) & _); unfold alpha_exponent.
+  destruct E as ((((((_ & Ca) & Ch) & _) & ((Cp & Ce) & _)) & Cq) & _); unfold alpha_exponent.
   set (a := sharp_exponent) in *; clearbody a.
   apply Z.leb_le in Ca, Ce; apply Z.ltb_lt in Cp; assert (Pp : Prec_gt_0 prec) by exact Cp.
   destruct (kept m) as [|h hs]; [congruence|]; specialize (Ch h (or_introl eq_refl)); specialize (Cq h (or_introl eq_refl)).

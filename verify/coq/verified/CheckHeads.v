@@ -1,6 +1,7 @@
 (** The checker's heads and geometry: both layers have the same fields, and where each head looks.
 
-    Where a head looks is read from c = Ŵ_keyᵀ v alone: −c_0 is α, and c_i / 2α is the shift τ.  If τ is not an integer
+    Where a head looks is read from c = Ŵ_keyᵀ v alone: −c_0 is α, and c_i / 2α is the shift τ, or its number if the
+    encoding is the parabola, of which the same holds with the number as a vector of one entry.  If τ is not an integer
     vector, the head looks at the nearest one, n, and is as sharp as a head there with α(1 − 2 max|τ_i − n_i|).
     Statements:
       geometry_equal    the fields are compared verbatim
@@ -12,7 +13,7 @@ From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
 From Attention Require Import Definitions Sums Softmax Lemma2 Factorisation Leakage Layers OffLattice Geometry
   Transposed.
-From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps.
+From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps CheckRadix.
 Import ListNotations.
 Open Scope Z_scope.
 
@@ -72,10 +73,10 @@ Definition nearest_shift (a x : Z) : Z := (x + a) / (2 * a).
 Definition rest_of (a x : Z) : Z := x - 2 * a * nearest_shift a x.
 Definition largest_rest (a : Z) (c : list Z) : Z := fold_right Z.max 0 (map (fun x => Z.abs (rest_of a x)) c).
 
-(** Sharpness and shift, where c = −α(1, −2τ) and the content terms are zero: α minus the largest remainder, which
-    must be positive, as an integer times 2^(s_v + s_key_pos), and the integer shift nearest to τ. *)
+(** Sharpness and the shift's code, where c = −α(1, −2τ) and the content terms are zero: α minus the largest remainder,
+    which must be positive, as an integer times 2^(s_v + s_key_pos), and the integer vector nearest to τ. *)
 Definition looks (m : attention_layer) (h : raw_head) : option (Z * position) :=
-  match read_back_of (dims m) h with
+  match read_back_of (code_dims (a_encoding m) (dims m)) h with
   | [] => None
   | c0 :: c =>
       let a := (- c0 - largest_rest (- c0) c)%Z in
@@ -85,10 +86,10 @@ Definition looks (m : attention_layer) (h : raw_head) : option (Z * position) :=
 
 (** τ is an integer vector. *)
 Definition on_lattice (m : attention_layer) (h : raw_head) : bool :=
-  match read_back_of (dims m) h with [] => false | c0 :: c => largest_rest (- c0) c =? 0 end.
+  match read_back_of (code_dims (a_encoding m) (dims m)) h with
+  | [] => false | c0 :: c => largest_rest (- c0) c =? 0
+  end.
 
-Definition shift_read (m : attention_layer) (h : raw_head) : position :=
-  match looks m h with Some (_, τ) => τ | None => [] end.
 (** α·2^−(s_v + s_key_pos) *)
 Definition sharpness_read (m : attention_layer) (h : raw_head) : Z :=
   match looks m h with Some (a, _) => a | None => 0 end.
@@ -97,9 +98,12 @@ Definition sharpness_read (m : attention_layer) (h : raw_head) : Z :=
 Definition tap_read (m : attention_layer) (h : raw_head) : option position :=
   match looks m h with
   | Some (_, τ) =>
-      find (fun j => if same_position (shift_of m (units m) j) τ then true else false) (kernel_taps m (units m))
+      find (fun j => if same_position (coded (a_encoding m) (shift_of m (units m) j)) τ then true else false)
+        (kernel_taps m (units m))
   | None => None
   end.
+Definition shift_read (m : attention_layer) (h : raw_head) : position :=
+  match tap_read m h with Some j => shift_of m (units m) j | None => [] end.
 
 (** * Geometry *)
 
@@ -293,23 +297,25 @@ Proof. unfold largest_rest; induction c as [|y c IH]; cbn [map fold_right]; lia.
 
 Theorem head_sharp (m : attention_layer) h a τ : looks m h = Some (a, τ) ->
   let w := row_times (D_k (layer_of m)) (v (parameters (layer_of m) h)) (W_key_pos (parameters (layer_of m) h)) in
-  content_free (layer_of m) h /\ 0 < alpha_of m h /\ length τ = dims m /\ tilted (dims m) (alpha_of m h) τ w /\
-  (on_lattice m h = true -> forall i, (i < S (dims m))%nat -> w i = v_quadratic (alpha_of m h) τ i).
+  let d := code_dims (a_encoding m) (dims m) in
+  content_free (layer_of m) h /\ 0 < alpha_of m h /\ length τ = d /\ tilted d (alpha_of m h) τ w /\
+  (on_lattice m h = true -> forall i, (i < S d)%nat -> w i = v_quadratic (alpha_of m h) τ i).
 Proof.
   unfold alpha_of, sharpness_read, on_lattice; intros E; cbv zeta; rewrite E; unfold looks in E.
-  destruct (read_back_of (dims m) h) as [|c0 c] eqn:R; [discriminate|]; cbv zeta in E.
+  set (d := code_dims (a_encoding m) (dims m)) in *.
+  destruct (read_back_of d h) as [|c0 c] eqn:R; [discriminate|]; cbv zeta in E.
   destruct (_ && _)%bool eqn:B in E; [|discriminate]; injection E as <- <-.
   unfold no_content in B; rewrite !andb_true_iff, orb_true_iff in B; destruct B as ((B0 & B1 & B2) & B3).
   apply Z.ltb_lt in B0; apply Nat.eqb_eq in B3; set (e := (s_v (scale_of m) + s_key_pos (scale_of m))%Z).
-  assert (Lc : length (c0 :: c) = S (dims m)) by (rewrite <- R; unfold read_back_of; rewrite map_length;
+  assert (Lc : length (c0 :: c) = S d) by (rewrite <- R; unfold read_back_of; rewrite map_length;
     apply seq_length).
-  assert (C : forall i, (i < S (dims m))%nat ->
+  assert (C : forall i, (i < S d)%nat ->
     row_times (D_k (layer_of m)) (v (parameters (layer_of m) h)) (W_key_pos (parameters (layer_of m) h)) i =
     number_of e (nth i (c0 :: c) 0%Z)).
   { intros i Hi; rewrite <- R; unfold read_back_of; cbv zeta.
     set (p := row_product _ _); set (coefs_p := fun n => coef p (Z.of_nat n)).
-    assert (Ln : nth i (map coefs_p (seq 0 (S (dims m)))) 0%Z = coefs_p i).
-    { assert (Li : (i < length (map coefs_p (seq 0 (S (dims m)))))%nat) by (rewrite map_length, seq_length; exact Hi).
+    assert (Ln : nth i (map coefs_p (seq 0 (S d))) 0%Z = coefs_p i).
+    { assert (Li : (i < length (map coefs_p (seq 0 (S d))))%nat) by (rewrite map_length, seq_length; exact Hi).
       rewrite (nth_indep _ 0%Z (coefs_p 0%nat) Li), map_nth, seq_nth by exact Hi; reflexivity. }
     fold coefs_p; rewrite Ln; unfold coefs_p, p.
     unfold number_of at 1, value; simpl mantissa; simpl exponent; rewrite coef_row_product, B3.
@@ -318,13 +324,13 @@ Proof.
     rewrite mult_IZR; do 3 f_equal.
     change (@nil (Z * Z)) with (sparse_of []); rewrite map_nth, coef_sparse_of; reflexivity. }
   assert (P := largest_rest_nonneg (- c0) c).
-  assert (S0 : forall i, (i < dims m)%nat -> number_of e (nth i c 0%Z) =
+  assert (S0 : forall i, (i < d)%nat -> number_of e (nth i c 0%Z) =
     2 * number_of e (- c0) * coordinate (map (nearest_shift (- c0)) c) i + number_of e (rest_of (- c0) (nth i c 0%Z))).
   { intros i Hi; unfold coordinate; assert (Li : (i < length (map (nearest_shift (- c0)) c))%nat) by
       (rewrite map_length; simpl in Lc; lia).
     rewrite (nth_indep _ 0%Z (nearest_shift (- c0) 0%Z) Li), map_nth; unfold rest_of, number_of, value.
     cbn [mantissa exponent]; rewrite minus_IZR, !mult_IZR; ring. }
-  assert (In_c : forall i, (i < dims m)%nat -> In (nth i c 0%Z) c) by (intros i Hi; apply nth_In; simpl in Lc; lia).
+  assert (In_c : forall i, (i < d)%nat -> In (nth i c 0%Z) c) by (intros i Hi; apply nth_In; simpl in Lc; lia).
   split; [|split; [|split; [|split]]].
   - cbn [parameters layer_of W_qry W_key u]; unfold content_free; cbn [parameters layer_of W_qry W_key u];
       unfold matrix_of, vector_of; split; [|destruct B2 as [B2|B2]; [left|right]].

@@ -2,8 +2,8 @@
 
     It receives the sizes of an input, an output, a channel, and the nonzero pixels, as integers times one power of
     two.  Statement:
-      check_refuted_sound  if [check_refuted] accepts, torch takes these sizes, the output is one, and there the layer with
-                           its v multiplied by α → ∞ tends to another number than the convolution's *)
+      check_refuted_sound  if [check_refuted] accepts, torch and the layer take these sizes, the output is one, and
+                           there the layer with its v multiplied by α → ∞ tends to another number than the convolution's *)
 
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Lra Lia.
@@ -65,12 +65,12 @@ Definition gap_of_outputs : dyadic :=
     (Dyadic taps_gap (e + common_scale c m)).
 
 Definition check_refuted : bool :=
-  comparable c m && takes c sizes && existsb (fun p => if same_position p o then true else false) (outputs c sizes) &&
-  Nat.ltb j (groups_n c * out_g c) && negb (z_is_zero gap_of_outputs).
+  comparable c m && takes c sizes && fits m sizes &&
+  existsb (fun p => if same_position p o then true else false) (outputs c sizes) && Nat.ltb j (groups_n c * out_g c) && negb (z_is_zero gap_of_outputs).
 
 (** The meaning of an accepted check. *)
 Definition differ : Prop :=
-  accepts c sizes /\ In o (outputs c sizes) /\ (j < groups_n c * out_g c)%nat /\ exists y : R,
+  accepts c sizes /\ fits m sizes = true /\ In o (outputs c sizes) /\ (j < groups_n c * out_g c)%nat /\ exists y : R,
   is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes (image_of e l)) (query_of m sizes o) j)
     p_infty y /\ y <> computes_conv c sizes (image_of e l) o j.
 
@@ -124,7 +124,7 @@ Qed.
 Theorem check_refuted_sound : check_refuted = true -> differ.
 Proof.
   unfold check_refuted; rewrite !andb_true_iff, existsb_exists, Nat.ltb_lt, negb_true_iff.
-  intros [[[[ok Tk] (p & Io & Ep)] Hj] Z]; destruct (same_position p o) as [->|]; [|discriminate].
+  intros [[[[[ok Tk] Fit] (p & Io & Ep)] Hj] Z]; destruct (same_position p o) as [->|]; [|discriminate].
   assert (A := takes_accepts c Tk); destruct (comparable_facts c m ok) as (E & _); unfold differ; rewrite E.
   repeat (split; [assumption|]).
   exists (conv (D_in L) (kernel_shifts c) (tap L (shift_read m)) (b_out L) X q j); split.
@@ -135,7 +135,7 @@ Proof.
     + apply (targets_on_tokens c sizes A o Io).
     + apply (heads_on_shifts c m ok).
     + intros h Ih; apply (kept_sharp c m ok h Ih).
-    + intros h k; apply (kept_best c m ok sizes A h X o k Io).
+    + intros h k; apply (kept_best c m ok sizes A h X o k Fit Io).
   - intros D; apply value_nonzero in Z; rewrite <- gap_value in Z by assumption; lra.
 Qed.
 

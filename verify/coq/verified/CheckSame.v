@@ -11,7 +11,7 @@ From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
 From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers OffLattice Limits Same Geometry Transposed.
 From Attention Require RoundingCheck.
-From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps CheckHeads.
+From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps CheckRadix CheckHeads.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -47,9 +47,9 @@ Definition bias_differences : list dyadic :=
     (List.combine (raw_b_out m) (c_bias c)).
 
 (** Both layers have the same fields, their tensors have matching shapes, and every head that carries something
-    ignores the content and looks at a kernel position. *)
+    ignores the content and looks at a kernel position; a parabola's radix is large enough for its sizes. *)
 Definition comparable : bool :=
-  equal_geometries m c && well_formed c &&
+  numbered m && equal_geometries m c && well_formed c &&
   shaped4 (groups_n c) (if transposed c then in_g c else out_g c) (if transposed c then out_g c else in_g c)
     positions_of_kernel (c_weight c) &&
   Nat.ltb 0 (Z.to_nat (head_dim m)) &&
@@ -90,6 +90,7 @@ Hypothesis A : accepts c sizes.
 
 Notation L := (with_heads (layer_of m) (kept m)).
 Notation f := (shift_read m).
+Notation code := (coded (a_encoding m)).
 Notation ks := (kernel_size c).
 Notation T := (positions_of_kernel c).
 
@@ -103,7 +104,7 @@ Lemma comparable_facts : a_geometry m = c_geometry c /\ well_formed c = true /\
     shaped (groups_n c) (Z.to_nat (head_dim m)) (out_g c) (h_out h) = true /\ exists j, tap_read m h = Some j.
 Proof.
   revert ok; unfold comparable; rewrite !andb_true_iff, forallb_forall, Nat.ltb_lt, !Nat.eqb_eq.
-  intros ((((((A1 & A2) & A3) & A4) & A5) & A6) & A7); apply geometry_equal in A1; repeat (split; [assumption|]).
+  intros (((((((_ & A1) & A2) & A3) & A4) & A5) & A6) & A7); apply geometry_equal in A1; repeat (split; [assumption|]).
   intros h I; specialize (A7 h I); rewrite !andb_true_iff in A7; destruct A7 as [[B1 B2] B3]; do 2 (split; [assumption|]).
   destruct (tap_read m h) as [j|]; [exists j; reflexivity|discriminate].
 Qed.
@@ -112,13 +113,14 @@ Lemma same_fields : groups_n m = groups_n c /\ in_g m = in_g c /\ out_g m = out_
 Proof. destruct comparable_facts as (E & _); rewrite E; repeat split. Qed.
 
 (** A head that carries something looks at the shift of the kernel position that was read. *)
-Lemma head_looks h : In h (kept m) -> exists j a, tap_read m h = Some j /\ looks m h = Some (a, f h) /\
+Lemma head_looks h : In h (kept m) -> exists j a, tap_read m h = Some j /\ looks m h = Some (a, code (f h)) /\
   In j (kernel_taps c (units c)) /\ shift_of c (units c) j = f h.
 Proof.
   destruct comparable_facts as (E & _ & _ & _ & _ & _ & F); intros I; destruct (F h I) as (_ & _ & j & Ej); exists j.
-  assert (Ej' := Ej); unfold tap_read in Ej'; unfold shift_read; destruct (looks m h) as [[a τ]|]; [|discriminate].
-  exists a; repeat (split; [assumption || reflexivity|]); apply find_some in Ej'; destruct Ej' as [I' S].
-  rewrite E in I', S; split; [exact I'|]; destruct (same_position _ τ); [assumption|discriminate].
+  assert (Ej' := Ej); unfold tap_read in Ej'; unfold shift_read; rewrite Ej.
+  destruct (looks m h) as [[a τ]|]; [|discriminate]; exists a; split; [reflexivity|].
+  apply find_some in Ej'; destruct Ej' as [I' S]; rewrite E in I', S |- *; split; [|split; [exact I'|reflexivity]].
+  destruct (same_position _ τ) as [<-|]; [reflexivity|discriminate].
 Qed.
 
 Lemma number_taps j : In j (kernel_taps c (units c)) -> (0 <= number ks j < Z.of_nat T)%Z.
@@ -293,37 +295,67 @@ Proof.
   apply length_query_of, Io.
 Qed.
 
-(** Every head is free of content, and its score falls off quadratically. *)
-Lemma kept_sharp h : In h (heads L) -> content_free L h /\ 0 < alpha_of m h /\ length (f h) = dims c /\
+(** Every head is free of content, and its score falls off quadratically from its code. *)
+Lemma kept_sharp h : In h (heads L) -> content_free L h /\ 0 < alpha_of m h /\
   let w := row_times (D_k L) (v (parameters L h)) (W_key_pos (parameters L h)) in
-  tilted (dims c) (alpha_of m h) (f h) w /\
-  (on_lattice m h = true -> forall i, (i < S (dims c))%nat -> w i = v_quadratic (alpha_of m h) (f h) i).
+  let d := code_dims (a_encoding m) (dims c) in
+  tilted d (alpha_of m h) (code (f h)) w /\
+  (on_lattice m h = true -> forall i, (i < S d)%nat -> w i = v_quadratic (alpha_of m h) (code (f h)) i).
 Proof.
-  intros I; destruct (head_looks h I) as (j & a & _ & La & _); destruct same_fields as (_ & _ & _ & <-).
-  exact (head_sharp m h a (f h) La).
+  intros I; destruct (head_looks h I) as (j & a & _ & La & _); destruct same_fields as (_ & _ & _ & Fd).
+  destruct (head_sharp m h a _ La) as (Cf & Ha & _ & Ev); rewrite Fd in Ev; repeat (split; [assumption|]); exact Ev.
+Qed.
+
+Lemma shift_dims h : In h (heads L) -> length (f h) = dims c.
+Proof.
+  intros I; destruct kernel_shifts_positions as [_ P]; rewrite Forall_forall in P; apply P, heads_on_shifts, I.
 Qed.
 
 Lemma kept_falls h X o k : In h (heads L) -> In o (outputs c sizes) -> In k (tokens c sizes) ->
   score L h X (query_of c sizes o) k - score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <=
-  - alpha_of m h * IZR (norm2 (sub k (add (query_of c sizes o) (f h)))).
+  - alpha_of m h * IZR (norm2 (code (sub k (add (query_of c sizes o) (f h))))).
 Proof.
-  intros I Io Ik; destruct (kept_sharp h I) as (Cf & _ & Lf & Ev & _); apply (head_falls L h (dims c)); try assumption.
-  - cbn [D_p with_heads layer_of]; f_equal; apply same_fields.
-  - reflexivity.
-  - apply query_dims, Io.
-  - destruct tokens_dims as [_ F]; rewrite Forall_forall in F; apply F, Ik.
+  intros I Io Ik; destruct (kept_sharp h I) as (Cf & _ & Ev & _); set (q := query_of c sizes o) in *.
+  assert (Lq : length q = dims c) by apply (query_dims o Io); assert (Lf := shift_dims h I).
+  assert (Lt : length (add q (f h)) = dims c) by (rewrite length_add; congruence).
+  assert (Lk : length k = dims c) by (destruct tokens_dims as [_ F]; rewrite Forall_forall in F; apply F, Ik).
+  set (e := a_encoding m) in *; set (d := code_dims e (dims c)) in *.
+  (* the layer of the codes, with the quadratic encoding *)
+  set (L' := {| D_in := D_in L; D_k := D_k L; D_p := D_p L; D_h := D_h L; D_out := D_out L; heads := heads L;
+    parameters := parameters L; r := r_quadratic; b_out := b_out L |}).
+  assert (S : forall t, length t = dims c -> score L h X q t = score L' h X (coded e q) (coded e t)).
+  { intros t T; rewrite (read_back L h), (read_back L' h), <- coded_sub by (exact Cf || congruence); reflexivity. }
+  rewrite !S, coded_sub by congruence.
+  assert (Ca : coded e (add q (f h)) = add (coded e q) (coded e (f h))) by (apply coded_add; congruence).
+  rewrite Ca; apply (head_falls L' h d); try (apply length_coded; assumption); try assumption; [|reflexivity].
+  cbn [D_p L' with_heads layer_of]; unfold d; do 2 f_equal; apply same_fields.
 Qed.
 
-(** Every other token scores lower. *)
-Lemma kept_best h X o k : In o (outputs c sizes) -> In h (heads L) -> In k (tokens c sizes) ->
+(** Distinct tokens have distinct codes, on inputs that the layer takes. *)
+Lemma kept_distinct k t : fits m sizes = true -> In k (tokens c sizes) -> In t (tokens c sizes) -> k <> t ->
+  (1 <= norm2 (code (sub k t)))%Z.
+Proof.
+  intros Fit Ik It N; destruct comparable_facts as (E & _); apply (tokens_distinct m sizes); rewrite ?E; try assumption.
+  revert ok; unfold comparable; rewrite !andb_true_iff; tauto.
+Qed.
+
+(** Every other token scores lower, by α or more. *)
+Lemma kept_gap h X o k : fits m sizes = true -> In h (heads L) -> In o (outputs c sizes) -> In k (tokens c sizes) ->
+  k <> add (query_of c sizes o) (f h) ->
+  alpha_of m h <=
+  score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)) - score L h X (query_of c sizes o) k.
+Proof.
+  intros Fit Ih Io Ik N; assert (S := kept_falls h X o k Ih Io Ik); destruct (kept_sharp h Ih) as (_ & Ha & _).
+  assert (P : (1 <= norm2 (code (sub k (add (query_of c sizes o) (f h)))))%Z).
+  { apply kept_distinct; try assumption; apply (targets_on_tokens o Io), heads_on_shifts, Ih. }
+  apply IZR_le in P; nra.
+Qed.
+
+Lemma kept_best h X o k : fits m sizes = true -> In o (outputs c sizes) -> In h (heads L) -> In k (tokens c sizes) ->
   k <> add (query_of c sizes o) (f h) ->
   score L h X (query_of c sizes o) k < score L h X (query_of c sizes o) (add (query_of c sizes o) (f h)).
 Proof.
-  intros Io Ih Ik N; assert (S := kept_falls h X o k Ih Io Ik); destruct (kept_sharp h Ih) as (_ & Ha & Lf & _).
-  assert (P : (1 <= norm2 (sub k (add (query_of c sizes o) (f h))))%Z).
-  { apply norm2_sub_positive; [|exact N]; assert (Lq := query_dims o Io); rewrite length_add by congruence.
-    destruct tokens_dims as [_ F]; rewrite Forall_forall in F; rewrite (F _ Ik); congruence. }
-  apply IZR_le in P; nra.
+  intros Fit Io Ih Ik N; assert (S := kept_gap h X o k Fit Ih Io Ik N); destruct (kept_sharp h Ih) as (_ & Ha & _); lra.
 Qed.
 
 Lemma attend_L α G X q k : attend (sharpen α L) G X q k = attend (sharpen α (layer_of m)) G X q k.
@@ -372,14 +404,15 @@ Proof.
     intros l x I; apply Z.eqb_eq, (D (l, x) I).
 Qed.
 
-(** If [check_same] accepts, the layer's limit is the convolution: for inputs of every size that torch accepts, every
-    image X, every output o and channel k.  The layer reads the tokens of its own geometry. *)
+(** If [check_same] accepts, the layer's limit is the convolution: for inputs of every size that torch and the layer
+    take, every image X, every output o and channel k.  The layer reads the tokens of its own geometry. *)
 Theorem check_same_sound c m : check_same c m = true ->
-  forall sizes X o k, accepts c sizes -> In o (outputs c sizes) -> (k < groups_n c * out_g c)%nat ->
+  forall sizes X o k, accepts c sizes -> fits m sizes = true -> In o (outputs c sizes) ->
+  (k < groups_n c * out_g c)%nat ->
   is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k) p_infty
     (computes_conv c sizes X o k).
 Proof.
-  intros Ck sizes X o k A Io Hk; destruct (same_tensors c m sizes Ck A) as [Z0 Ts].
+  intros Ck sizes X o k A Fit Io Hk; destruct (same_tensors c m sizes Ck A) as [Z0 Ts].
   assert (ok : comparable c m = true) by (unfold check_same in Ck; rewrite !andb_true_iff in Ck; tauto).
   destruct (comparable_facts c m ok) as (E & _); rewrite E.
   rewrite (computes_conv_shifts c m ok sizes A X o k Hk Io).
@@ -394,6 +427,6 @@ Proof.
   - apply (targets_on_tokens c sizes A o Io).
   - apply (heads_on_shifts c m ok).
   - intros h Ih; apply (kept_sharp c m ok h Ih).
-  - intros h X' k'; apply (kept_best c m ok sizes A h X' o k'), Io.
+  - intros h X' k'; apply (kept_best c m ok sizes A h X' o k' Fit), Io.
   - split; [apply Z0, Hk|]; intros τ i Iτ Hi; rewrite Ein in Hi; apply Ts; assumption.
 Qed.

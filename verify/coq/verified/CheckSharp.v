@@ -3,7 +3,7 @@
     Statements:
       least_sharp_enough  e^−n < η/2 from the integer [least_sharp] on: 104, 746, 18 and 93 in float32, float64, float16
                           and bfloat16
-      check_sharp_sound   if [check_sharp] accepts a format, then for every size that torch accepts, every image and
+      check_sharp_sound   if [check_sharp] accepts a format, then for every size that is taken, every image and
                           every output, a float softmax of scores with errors of at most (α − n)/2 is exactly 1 at
                           q + τ and exactly 0 elsewhere, in every head that carries something.  Assumed of exp:
                           it is a nonzero float at 0, and 0 at every float ≤ −n ([sharp_exp]). *)
@@ -53,7 +53,8 @@ Qed.
 Definition one_hot_heads (c : convolution) (m : attention_layer) (emin prec : Z) : Prop :=
   forall expf sizes X o h (computed P : position -> R),
   let G := tokens m sizes in let q := query_of m sizes o in
-  accepts c sizes -> In o (outputs c sizes) -> In h (kept m) -> sharp_exp emin prec (IZR (least_sharp emin)) expf ->
+  accepts c sizes -> fits m sizes = true -> In o (outputs c sizes) -> In h (kept m) ->
+  sharp_exp emin prec (IZR (least_sharp emin)) expf ->
   (forall k, In k G ->
      Rabs (computed k - score (layer_of m) h X q k) <= (alpha_of m h - IZR (least_sharp emin)) / 2) ->
   float_softmax emin prec expf G computed P -> one_hot G P (add q (shift_read m h)).
@@ -62,15 +63,14 @@ Definition one_hot_heads (c : convolution) (m : attention_layer) (emin prec : Z)
 Theorem check_sharp_sound c m emin prec : check_sharp c m emin prec = true -> one_hot_heads c m emin prec.
 Proof.
   unfold check_sharp, sharp_format; rewrite !andb_true_iff, forallb_forall, Z.ltb_lt, Z.leb_le, Z.ltb_lt.
-  intros [[ok [[Hp He] Hn]] F] expf sizes X o h computed P G q A Io Ih Ex D S.
+  intros [[ok [[Hp He] Hn]] F] expf sizes X o h computed P G q A Fit Io Ih Ex D S.
   destruct (comparable_facts c m ok) as (E & _); subst G q; rewrite E in *.
   assert (Pp : Prec_gt_0 prec) by exact Hp; set (n := IZR (least_sharp emin)) in *.
   specialize (F h Ih); apply value_le in F; rewrite value_of in F; fold n in F; fold (alpha_of m h) in F.
-  destruct (tokens_dims c m ok sizes A) as [N G_d]; rewrite Forall_forall in G_d.
-  destruct (kept_sharp c m ok h Ih) as (_ & Ha & Lf & _).
   apply (softmax_one_hot_scores emin prec He expf (tokens c sizes) (score (layer_of m) h X (query_of c sizes o))
     computed
     (add (query_of c sizes o) (shift_read m h)) n ((alpha_of m h - n) / 2) P); try assumption.
+  - apply (tokens_dims c m ok sizes A).
   - apply (targets_on_tokens c sizes A o Io), (heads_on_shifts c m ok h Ih).
   - apply least_sharp_positive, He.
   - apply generic_format_FLT; exists (Float radix2 (least_sharp emin) 0); cbn [Fnum Fexp].
@@ -78,9 +78,6 @@ Proof.
     + assert (L := least_sharp_positive emin He); apply lt_IZR in L; rewrite Z.abs_eq by lia; exact Hn.
     + exact He.
   - intros k Ik Nk; replace (n + 2 * ((alpha_of m h - n) / 2)) with (alpha_of m h) by field.
-    assert (K := kept_falls c m ok sizes A h X o k Ih Io Ik).
-    assert (1 <= norm2 (sub k (add (query_of c sizes o) (shift_read m h))))%Z.
-    { apply norm2_sub_positive; [|exact Nk]; assert (Lq := query_dims c m ok sizes A o Io).
-      rewrite length_add by congruence; rewrite (G_d k Ik); congruence. }
-    apply IZR_le in H; change (score (with_heads (layer_of m) (kept m))) with (score (layer_of m)) in K; nra.
+    assert (K := kept_gap c m ok sizes A h X o k Fit Ih Io Ik Nk).
+    change (score (with_heads (layer_of m) (kept m))) with (score (layer_of m)) in K; lra.
 Qed.

@@ -640,13 +640,13 @@ Lemma length_axis_terms c q : length (axis_terms c q) = length q.
 Proof. revert c; induction q as [|x q IH]; intros c; simpl; [|rewrite IH]; reflexivity. Qed.
 
 (** What leaks. *)
-Lemma soft_leak_sound X q n ns ns' : content_free (layer_of m) h -> head_ok n = true ->
+Lemma soft_leak_sound X q n ns ns' : a_encoding m = quadratic -> content_free (layer_of m) h -> head_ok n = true ->
   length (shift_read m h) = dims m ->
   length ns = dims m -> length q = dims m -> Forall2 Z.le ns ns' -> Forall2 (fun x n => 0 <=
     x < n)%Z (add q (shift_read m h)) ns ->
   1 - attention (layer_of m) (box (map range ns)) h X q (add q (shift_read m h)) <= value (soft_leak ns').
 Proof.
-  intros Cf Ok Lτ Ln Lq Hn Hq; unfold head_ok in Ok; apply andb_prop in Ok; destruct Ok as [Ok _].
+  intros Eq Cf Ok Lτ Ln Lq Hn Hq; unfold head_ok in Ok; apply andb_prop in Ok; destruct Ok as [Ok _].
   set (τ := shift_read m h) in *; set (G := box (map range ns)).
   assert (It : In (add q τ) G).
   { unfold G; apply in_box; revert Hq; clear; generalize (add q τ); intros p; induction 1; simpl; constructor;
@@ -655,7 +655,8 @@ Proof.
   { unfold attention; rewrite (softmax_ext G _ (axis_sum (axis_terms w q)));
       [|intros k I; apply length_in_box in I; rewrite map_length in I|exact It].
     - apply factorisation; [|exact It]; rewrite map_length, length_axis_terms; congruence.
-    - rewrite read_back, axis_terms_score by (assumption || congruence); rewrite Lq; reflexivity. }
+    - rewrite read_back, axis_terms_score by (assumption || congruence); cbn [D_p r layer_of]; rewrite Eq, Lq;
+      reflexivity. }
   destruct (softmaxes_bound c_scale (- c_read 0) ns w q τ rests ns') as [P1 P2]; try assumption.
   - congruence.
   - congruence.
@@ -822,7 +823,8 @@ Definition check_parts : bool :=
 
 (** Some kernel position has the shift 0, so that queries are tokens; sizes that no input has would say nothing. *)
 Definition check_soft : bool :=
-  Nat.eqb (length sizes) (dims c) && forallb (Z.ltb 0) sizes && comparable c m && Z.ltb 0 prec &&
+  match a_encoding m with quadratic => true | _ => false end && Nat.eqb (length sizes) (dims c) && forallb (Z.ltb 0)
+    sizes && comparable c m && Z.ltb 0 prec &&
   z_le (z_of 0) B && existsb (forallb (Z.eqb 0)) (kernel_shifts c) &&
   forallb sum_ok (token_sizes c sizes) && forallb (fun h => head_ok m h reach) (kept m) && check_parts.
 
@@ -854,7 +856,8 @@ Lemma through_head h u k : comparable c m = true -> In h (kept m) -> (u < groups
   number_of (head_scale m) (entry_of (head_through h) u k).
 Proof.
   intros ok Ih Hu Hk L.
-  set (m1 := {| a_geometry := a_geometry m; key_dim := key_dim m; head_dim := head_dim m; scale_of := scale_of m;
+  set (m1 := {| a_geometry := a_geometry m; a_encoding := a_encoding m; key_dim := key_dim m; head_dim := head_dim m;
+    scale_of := scale_of m;
     raw_heads := [h]; raw_b_out := raw_b_out m |}).
   assert (K : kept m1 = [h]).
   { unfold kept in *; apply filter_In in Ih; destruct Ih as [_ Ih]; cbn [raw_heads m1 filter]; rewrite Ih;
@@ -958,10 +961,12 @@ Proof.
   intros Ck; cbv beta delta [soft_runs_within]; intros L expf sizes' X o j soft d ps y z G q Ks A Hs Io Hj HX Ex
     Hc Ev Cy Cz.
   unfold check_soft in Ck; rewrite !andb_true_iff, existsb_exists in Ck.
-  destruct Ck as (((((((_ & ok) & Cp) & Cb) & (τ0 & I0 & Z0)) & Cs) & Ch) & Cc); rewrite forallb_forall in Ch.
+  destruct Ck as (((((((((Cq & _) & _) & ok) & Cp) & Cb) & (τ0 & I0 & Z0)) & Cs) & Ch) & Cc);
+    rewrite forallb_forall in Ch.
   apply Z.ltb_lt in Cp; apply value_le in Cb; rewrite value_of in Cb; assert (Pp : Prec_gt_0 prec) by exact Cp.
   destruct (same_fields c m ok) as (Fg & Fi & Fo & Fd); destruct (comparable_facts c m ok) as (Eg & W & _).
-  destruct (channels_g c W) as (_ & _ & Hog).
+  destruct (channels_g c W) as (_ & _ & Hog); assert (Eq : a_encoding m = quadratic) by (destruct (a_encoding m);
+    congruence).
   split; [symmetry; apply (computes_conv_shifts c m ok sizes' A X o j Hj Io)|].
   set (ns := token_sizes c sizes) in *; set (ns' := token_sizes c sizes') in *.
   assert (Hn : Forall2 Z.le ns' ns) by (apply token_sizes_monotone; assumption).
@@ -1010,7 +1015,8 @@ Proof.
   (* every head *)
   assert (Hd : forall h, In h (kept m) -> content_free L h /\ length (shift_read m h) = dims m /\
     0 <= 1 - attention L G h (reads c sizes' X) q (add q (shift_read m h)) <= value (soft_leak m h ns)).
-  { intros h Ih; destruct (kept_sharp c m ok h Ih) as (Cf & _ & Lf & _); split; [exact Cf|]; split; [congruence|].
+  { intros h Ih; destruct (kept_sharp c m ok h Ih) as (Cf & _); assert (Lf := shift_dims c m ok sizes' A h Ih); split;
+    [exact Cf|]; split; [congruence|].
     assert (It : In (add q (shift_read m h)) G) by (apply Kg, (heads_on_shifts c m ok), Ih).
     split; [apply (leak_nonneg G (fun t => score L h (reads c sizes' X) q t) _ It)|].
     rewrite Eb; apply (soft_leak_sound m h (reads c sizes' X) q (reach c sizes) ns' ns); try assumption.
@@ -1061,8 +1067,8 @@ Proof.
         - destruct IH as (n' & I & H'); [assumption|]; exists n'; split; [right; exact I|exact H']. }
       destruct Q as (n & In_n & Hn'); rewrite forallb_forall in Cs; apply (z_softmax_error_sound (length K)
         n Hn' (Cs n In_n)).
-    + cbn [D_p with_heads layer_of L]; congruence.
-    + intros; reflexivity.
+    + cbn [D_p with_heads layer_of L]; rewrite Eq; cbn [code_dims]; congruence.
+    + intros; cbn [r with_heads layer_of L]; rewrite Eq; reflexivity.
     + unfold Ks; rewrite map_length; fold ns'; congruence.
   - assert (P := check_parts_channel u k Cc Hu Hk); cbv zeta in P; fold ns in P; fold E in P; rewrite <- Ej in P.
     eapply Rle_trans; [|exact P]; apply Rplus_le_compat; [apply Rplus_le_compat; [apply Rplus_le_compat|]|].

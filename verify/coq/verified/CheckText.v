@@ -12,13 +12,14 @@
                              5 shifted, as floats, of the sum that runs by default
                              6 soft, as floats, then d and the d sizes of an input
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
-      the attention layer  geometry; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos, u, v,
-                           w_val, w_out and b_out, one tensor after the other
+      the attention layer  geometry; encoding; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos,
+                           u, v, w_val, w_out and b_out, one tensor after the other
     Entries are integers, in torch's row-major order; the tensor is these times 2^exponent.  A geometry is
       in_channels out_channels d, kernel_size, stride, dilation (d numbers each),
       padding (0 and d numbers; 1 for 'same';
         2 for 'valid'), padding_mode (0 zeros, 1 reflect, 2 replicate, 3 circular),
       groups, transposed (0 or 1), output_padding (d numbers)
+    and an encoding 0, the quadratic one, or 1, the parabola, then its radix and the largest sizes (d numbers each)
 
     Statements:
       check_text_sound  if [check_text] returns Accepted, the text reads as two layers and questions that all hold of
@@ -148,18 +149,26 @@ Fixpoint heads_of (q k p : list (list (list Z))) (us vs : list (list Z)) (val ou
   | _, _, _, _, _, _, _ => []
   end.
 
+Definition read_encoding (d : nat) : reader encoding :=
+  kind <- number;
+  match kind with
+  | 0%Z => return_ quadratic
+  | 1%Z => radix <- many d number; largest <- many d number; return_ (parabola radix largest)
+  | _ => fail
+  end.
+
 Definition read_attention : reader attention_layer :=
-  g <- read_geometry; n <- number; dk <- number; dh <- number;
+  g <- read_geometry; e <- read_encoding (dims g); n <- number; dk <- number; dh <- number;
   let h := Z.to_nat n in let d_k := Z.to_nat dk in let d_h := Z.to_nat dh in let d_in := (groups_n g * in_g g)%nat in
   sq <- number; q <- many h (rows d_in d_k);
   sk <- number; k <- many h (rows d_in d_k);
-  sp <- number; p <- many h (rows d_k (S (dims g)));
+  sp <- number; p <- many h (rows d_k (S (code_dims e (dims g))));
   su <- number; us <- many h (row d_k);
   sv <- number; vs <- many h (row d_k);
   sa <- number; val <- many h (blocks (groups_n g) (in_g g) d_h);
   so <- number; out <- many h (blocks (groups_n g) d_h (out_g g));
   sb <- number; b <- row (groups_n g * out_g g);
-  return_ {| a_geometry := g; key_dim := dk; head_dim := dh;
+  return_ {| a_geometry := g; a_encoding := e; key_dim := dk; head_dim := dh;
              scale_of := {| s_qry := sq; s_key := sk; s_key_pos := sp; s_u := su; s_v := sv; s_val := sa; s_out := so;
                s_b := sb |};
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
@@ -238,17 +247,19 @@ Definition check_text (s : string) : verdict :=
 
 Open Scope R_scope.
 
-(** The meaning of an accepted question, for inputs of every size that torch accepts (soft: up to the question's),
-    every output o and channel j. *)
+(** The meaning of an accepted question, for inputs of every size that torch and the layer take, every output o and channel j:
+    with the parabola, up to the sizes of the text; soft, up to those of the question. *)
 Definition answered (q : question) (c : convolution) (m : attention_layer) : Prop :=
   match q with
   | the_same =>
-      forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
+      forall sizes X o j, accepts c sizes -> fits m sizes = true -> In o (outputs c sizes) ->
+      (j < groups_n c * out_g c)%nat ->
       is_lim (fun α => attend (sharpen α (layer_of m)) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j)
         p_infty
         (computes_conv c sizes X o j)
   | within B T =>
-      forall sizes X o j, accepts c sizes -> In o (outputs c sizes) -> (j < groups_n c * out_g c)%nat ->
+      forall sizes X o j, accepts c sizes -> fits m sizes = true -> In o (outputs c sizes) ->
+      (j < groups_n c * out_g c)%nat ->
       bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
       Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) j - computes_conv c sizes X o
         j) <= value T
@@ -262,8 +273,8 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
 Theorem check_sound same q c m : (same = true -> check_same c m = true) -> check same q c m = true -> answered q c m.
 Proof.
   intros S; destruct q as [|B T|e p B T|e p|e p B T|e p B T sizes|sizes o j e l]; intros E.
-  - intros sizes X o j A Io Hj; exact (check_same_sound c m (S E) sizes X o j A Io Hj).
-  - intros sizes X o j A Io Hj HX; exact (check_within_sound c m B T E sizes X o j A HX Io Hj).
+  - intros sizes X o j A Fit Io Hj; exact (check_same_sound c m (S E) sizes X o j A Fit Io Hj).
+  - intros sizes X o j A Fit Io Hj HX; exact (check_within_sound c m B T E sizes X o j A Fit HX Io Hj).
   - apply andb_prop in E; destruct E as [Es Ef]; split; [exact (check_floats_sound c m e p B T (S Es) Ef)|].
     apply (check_shifted_sound c m e p B T (S Es)); unfold check_floats in Ef; apply andb_prop in Ef; apply Ef.
   - exact (check_sharp_sound c m e p E).

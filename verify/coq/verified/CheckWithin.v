@@ -5,14 +5,14 @@
 
     Statements:
       exp_bound_sound     an upper bound on e^{−α}, in integers
-      check_within_sound  if [check_within] accepts B and T, then for every size that torch accepts, every image with
+      check_within_sound  if [check_within] accepts B and T, then for every size that is taken, every image with
                           |X| ≤ B and every output, |MHSA(X) − Conv(X)| ≤ T: bias + leakage + taps, over the reals *)
 
 From Coq Require Import Reals ZArith List Bool Lra Lia.
 From Flocq Require Import Core.
 From Attention Require Import Definitions Sums Softmax Lemma2 Leakage Layers Geometry Transposed.
 From Attention Require RoundingCheck.
-From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps CheckHeads CheckSame.
+From Attention Require Import RoundingTaps RoundingDyadic CheckSparse CheckFields CheckTaps CheckRadix CheckHeads CheckSame.
 Import ListNotations.
 Open Scope R_scope.
 
@@ -63,9 +63,9 @@ Definition singles_by (key : Z -> Z) (v : sparse) : sparse :=
 Definition head_sum (h : raw_head) : sparse := sums_by channel (vectors_of c m 1 h).
 Definition tap_sums : sparse := singles_by channel (difference c m).
 
-(** min(2 d e^{−α}, 1) of a head. *)
+(** min(2 d e^{−α}, 1) of a head; d is 1 for the parabola. *)
 Definition leak_sharp (h : raw_head) : dyadic :=
-  z_mul (z_of (2 * Z.of_nat (dims c)))
+  z_mul (z_of (2 * Z.of_nat (code_dims (a_encoding m) (dims c))))
     (exp_bound (Dyadic (sharpness_read m h) (s_v (scale_of m) + s_key_pos (scale_of m)))).
 Definition leak_bound (h : raw_head) : dyadic := let l := leak_sharp h in if z_le l (z_of 1) then l else z_of 1.
 
@@ -86,7 +86,7 @@ Variables (c : convolution) (m : attention_layer).
 (** Heads that carry nothing or look at a tap, and the layer of these; the others. *)
 Definition settles (h : raw_head) : bool := idle h || match tap_read m h with Some _ => true | None => false end.
 Definition settled : attention_layer := {|
-  a_geometry := a_geometry m; key_dim := key_dim m; head_dim := head_dim m; scale_of := scale_of m;
+  a_geometry := a_geometry m; a_encoding := a_encoding m; key_dim := key_dim m; head_dim := head_dim m; scale_of := scale_of m;
   raw_heads := filter settles (raw_heads m); raw_b_out := raw_b_out m |}.
 Definition strays : list raw_head := filter (fun h => negb (settles h)) (raw_heads m).
 
@@ -113,7 +113,7 @@ Section Sound.
 Variables (c : convolution) (m : attention_layer).
 Hypothesis ok : comparable c m = true.
 Variable sizes : list Z.
-Hypothesis A : accepts c sizes.
+Hypotheses (A : accepts c sizes) (Fit : fits m sizes = true).
 
 Notation L := (with_heads (layer_of m) (kept m)).
 Notation f := (shift_read m).
@@ -263,19 +263,34 @@ Proof.
       rewrite (taps_difference_read c m ok sizes A) by assumption; rewrite (proj2 (Nat.eqb_neq _ _) Ng); apply Rabs_R0.
 Qed.
 
-(** Every head that carries something leaks at most [leak_sharp]. *)
+(** Every head that carries something leaks at most [leak_sharp]: as much as on the grid of the codes. *)
 Lemma leak_sharp_sound h X o : In h (heads L) -> In o (outputs c sizes) ->
   1 - attention L (tokens c sizes) h X (query_of c sizes o) (add (query_of c sizes o) (f h)) <=
   value (leak_sharp c m h).
 Proof.
-  intros Ih Io; destruct (kept_sharp c m ok h Ih) as (Cf & Ha & Lf & _).
-  assert (Q := quadratic_closed (dims c) (tokens c sizes) (fun k => score L h X (query_of c sizes o) k)
-    (add (query_of c sizes o) (f h)) (alpha_of m h) (tokens_dims c m ok sizes A)
-    (targets_on_tokens c sizes A o Io _ (heads_on_shifts c m ok h Ih))
-    (fun k Ik => kept_falls c m ok sizes A h X o k Ih Io Ik) Ha).
-  unfold leak in Q; eapply Rle_trans; [exact Q|]; unfold leak_sharp;
-    rewrite value_mul, value_of, mult_IZR, <- INR_IZR_INZ.
-  apply Rmult_le_compat_l; [assert (P := pos_INR (dims c)); lra|]; apply exp_bound_sound; left; exact Ha.
+  intros Ih Io; destruct (kept_sharp c m ok h Ih) as (_ & Ha & _); assert (Fl := kept_falls c m ok sizes A h X o).
+  assert (It := targets_on_tokens c sizes A o Io _ (heads_on_shifts c m ok h Ih)).
+  destruct (tokens_dims c m ok sizes A) as [N P]; rewrite Forall_forall in P.
+  set (t := add (query_of c sizes o) (f h)) in *; set (G := tokens c sizes) in *; set (code := coded (a_encoding m)) in *.
+  set (d := code_dims (a_encoding m) (dims c)); set (s := fun k => score L h X (query_of c sizes o) k) in *.
+  set (s' := fun k => - alpha_of m h * IZR (norm2 (sub k (code t)))).
+  assert (Pd : positions d (map code G)).
+  { split; [apply NoDup_codes; [exact N|]|rewrite Forall_forall; intros x I; apply in_map_iff in I;
+      destruct I as (k & <- & Ik); apply length_coded, P, Ik].
+    intros k k' Ik Ik' E; destruct (position_eq_dec k k') as [|D]; [assumption|]; exfalso.
+    assert (B := kept_distinct c m ok sizes A k k' Fit Ik Ik' D); rewrite coded_sub in B by
+      (rewrite (P k Ik), (P k' Ik'); reflexivity); fold code in B; rewrite E, norm2_sub_diag in B; lia. }
+  assert (Q := quadratic_closed d (map code G) s' (code t) (alpha_of m h) Pd (in_map code _ _ It)).
+  eapply Rle_trans; [|eapply Rle_trans; [apply Q; [intros k _|exact Ha]|]].
+  - change (leak G s t <= leak (map code G) s' (code t)); unfold leak; rewrite !softmax_inverse, sum_map.
+    apply Rplus_le_compat_l, Ropp_le_contravar, Rinv_le_contravar.
+    + apply sum_positive; [intros E; rewrite E in It; destruct It|]; intros; apply exp_pos.
+    + apply sum_le; intros k Ik; apply exp_monotone; unfold s'; rewrite norm2_sub_diag.
+      specialize (Fl k Ih Io Ik); unfold code in Fl; rewrite coded_sub in Fl by (rewrite (P k Ik), (P t It); reflexivity).
+      fold code in Fl; unfold s in *; lra.
+  - unfold s'; rewrite norm2_sub_diag; lra.
+  - unfold leak_sharp; rewrite value_mul, value_of, mult_IZR, <- INR_IZR_INZ; fold d.
+    apply Rmult_le_compat_l; [assert (P0 := pos_INR d); lra|]; apply exp_bound_sound; left; exact Ha.
 Qed.
 
 (** And at most [leak_bound]. *)
@@ -354,20 +369,19 @@ Proof.
     rewrite !sum_cons, IH; ring.
 Qed.
 
-(** If [check_within] accepts, the two differ by T at most: for inputs of every size that torch accepts, every image
-  with
-    |X| ≤ B, every output o and channel k.  The layer reads the tokens of its own geometry. *)
+(** If [check_within] accepts, the two differ by T at most: for inputs of every size that torch and the layer take,
+    every image with |X| ≤ B, every output o and channel k.  The layer reads the tokens of its own geometry. *)
 Theorem check_within_sound c m B T : check_within c m B T = true ->
-  forall sizes X o k, accepts c sizes -> bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
+  forall sizes X o k, accepts c sizes -> fits m sizes = true -> bounded (groups_n c * in_g c) (value B) (pixels c sizes) X ->
   In o (outputs c sizes) -> (k < groups_n c * out_g c)%nat ->
   Rabs (attend (layer_of m) (tokens m sizes) (reads m sizes X) (query_of m sizes o) k - computes_conv c sizes X o k)
     <= value T.
 Proof.
-  unfold check_within; cbv zeta; rewrite !andb_true_iff, !forallb_forall; intros [[[ok HB] Sh] Hb] sizes X o k A HX Io Hk.
+  unfold check_within; cbv zeta; rewrite !andb_true_iff, !forallb_forall; intros [[[ok HB] Sh] Hb] sizes X o k A Fit HX Io Hk.
   apply value_le in HB; rewrite value_of in HB; set (s := settled m) in *.
   destruct (comparable_facts c s ok) as (E & W & _); assert (Em : a_geometry m = c_geometry c) by exact E; rewrite Em.
   set (carried := fun k => z_sum _ _) in Hb.
-  destruct (bounds_sound c s ok sizes A B carried X o k HB HX Io Hk) as (b & Ib & R).
+  destruct (bounds_sound c s ok sizes A Fit B carried X o k HB HX Io Hk) as (b & Ib & R).
   specialize (Hb b Ib); apply value_le in Hb; eapply Rle_trans; [|exact Hb]; eapply Rle_trans; [|exact R].
   set (G := tokens c sizes) in *; set (Y := reads c sizes X) in *; set (q := query_of c sizes o) in *.
   destruct (same_fields c s ok) as (Fg & Fi & Fo & Fd).

@@ -82,6 +82,7 @@ def text(
     weight: ndarray,
     bias: ndarray,
     tensors: Mapping[str, ndarray],
+    largest: Sequence[int],
 ) -> Iterator[str]:
     """The text for one pair of layers, in pieces.
 
@@ -93,6 +94,7 @@ def text(
         weight: the kernel in torch's layout.
         bias: (D_out,); zeros if there is none.
         tensors: the eight tensors of the attention layer, heads first.
+        largest: the sizes up to which a layer with a radix is judged.
 
     Raises:
         ValueError: a number is not finite, or a geometry is invalid.
@@ -101,7 +103,15 @@ def text(
     numbers = [int(digest, 16) for digest in digests]
     yield "\n".join(map(str, [*numbers, len(questions), *questions]))
     yield from (_geometry(geometries[0]), *_tensor(weight), *_tensor(bias))
-    yield from (_geometry(geometries[1]), f"\n{heads} {tensors['v'].shape[1]} {head_dim}")
+    radix = geometries[1].get("radix")
+    encoding = [0] if radix is None else [1, *radix, *largest]
+    sizes = [
+        *encoding,
+        heads,
+        tensors["v"].shape[1],
+        head_dim,
+    ]
+    yield from (_geometry(geometries[1]), "\n" + " ".join(map(str, sizes)))
     for name in TENSORS:
         yield from _tensor(tensors[name])
     yield "\n"

@@ -59,10 +59,14 @@ def questions_of(pair: LayerPair, reals: bool = False) -> list[Question]:
     as α → ∞; and at its own α every head is one-hot in floating point, so the layer is that limit.
     The certified bound gives a third, for every order of the products if ``_judged_in_floats``
     accepts the layer, else for the default one, which shifts tokens.  "A difference within T" is
-    asked of the floats that run by default, or over the ``reals``.
+    asked of the floats that run by default, or over the ``reals``.  With the parabola, all
+    questions concern inputs up to the certified size.
     """
     stated = pair.stated
-    inputs = f"for |x| ≤ {exactly(stated.input_bound)}"
+    up_to = ""
+    if pair.radix is not None:
+        up_to = f" on inputs up to {stated.grid}"
+    inputs = f"for |x| ≤ {exactly(stated.input_bound)}{up_to}"
     name = ARITHMETIC[stated.dtype]
     form = FORMATS[name]
     if stated.within is not None:
@@ -73,8 +77,8 @@ def questions_of(pair: LayerPair, reals: bool = False) -> list[Question]:
         question = export.soft(*form, stated.input_bound, stated.within, stated.grid)
         return [Question(question, f"in {name} {what} on inputs up to {stated.grid}, {SOFT}")]
     questions = [
-        Question(export.SAME, "the same function in the limit α → ∞"),
-        Question(export.sharp(*form), f"every head one-hot in {name}"),
+        Question(export.SAME, f"the same function in the limit α → ∞{up_to}"),
+        Question(export.sharp(*form), f"every head one-hot in {name}{up_to}"),
     ]
     most = float(stated.parts["bound"].max(initial=0.0))
     if stated.verdict == "PROVED":
@@ -86,11 +90,11 @@ def questions_of(pair: LayerPair, reals: bool = False) -> list[Question]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _judged_in_floats(pair: LayerPair) -> bool:
-    """Whether to ask for the floating-point bound in every order: every τ is an integer, and all
-    heads share one α, a power of two.
+    """Whether to ask for the floating-point bound in every order: the encoding is quadratic,
+    every τ is an integer, and all heads share one α, a power of two.
     """
     c = np.einsum("hk,hkp->hp", pair.a["v"], pair.a["w_key_pos"])[pair.carrying]  # −α(1, −2τ)
-    if not len(c):
+    if pair.radix is not None or not len(c):
         return False
     alike = (c[:, 0] == c[0, 0]).all() and np.frexp(c[0, 0])[0] == -0.5
     return bool(alike and not np.mod(c[:, 1:], 2 * c[0, 0]).any())
@@ -161,12 +165,6 @@ class Judge:
     def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
         stated = pair.stated
         name = stated.name
-        if pair.radix is not None:
-            return Answer(
-                name,
-                False,
-                "its encoding is the parabola, of which the verified checker knows nothing",
-            )
         pieces = export.text(
             self.digests,
             [q.numbers for q in questions],
@@ -174,6 +172,7 @@ class Judge:
             pair.weight,
             pair.bias,
             pair.a,
+            stated.grid,
         )
         with tempfile.TemporaryDirectory(prefix="verified-") as folder:
             path = Path(folder) / "layer.txt"

@@ -159,7 +159,7 @@ def two_components() -> Judgement:
     conv = small_convolution((2, 2), (3, 3), padding=1)
     layer = attention_for(conv, radix=proof_positions.radix_for((8, 8)))
     return proved(
-        by_coq("theorem1_parabola", "no_one_component_attention"),
+        by_coq("theorem1_parabola", "tokens_distinct", "no_one_component_attention"),
         by_proof(lambda: lemmas.prove_parabola(2)),
         Check(f"a layer with D_p = {layer.w_key_pos.shape[2]}", layer.w_key_pos.shape[2] == 2),
         certified(conv, layer, (6, 5), "it computes a 3×3 convolution"),
