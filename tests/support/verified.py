@@ -13,7 +13,7 @@ from construct import MHSA
 from verify.checker import StepFails, parts_of
 from verify.coq.building import NotBuilt, program
 from verify.coq.verified import export
-from verify.coq.verified.judging import Answer, Judge, Question, questions_of
+from verify.coq.verified.judging import Answer, Judge, Question
 from verify.layers.fields import digests, stated_geometry
 from verify.recheck.certificate_file import PARTS, LayerCertificate
 from verify.recheck.layer_pair import LayerPair
@@ -81,7 +81,10 @@ class Asked(Judge):
 
     def answer(self, pair: LayerPair, *numbers: str) -> Answer:
         """Its answer about a pair, by default to the certificate's questions."""
-        return self._answer(pair, [Question(text, text) for text in numbers] or questions_of(pair))
+        if numbers:
+            return self._answer(pair, [Question(text, text) for text in numbers])
+        self(pair)
+        return self.answers.pop()
 
     def text(self, pair: LayerPair, questions: list[str]) -> str:
         """The program's input text for these questions about a pair."""

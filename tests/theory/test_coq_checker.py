@@ -564,8 +564,8 @@ def agreement(examples: int, fault: str | None = None) -> Counter:
             counts["inapplicable, or no pair for either"] += 1
             return
         off_lattice = elsewhere(pair)[0]
-        if claim == "twice the bound" and off_lattice:
-            counts["a difference within a bound of heads off the lattice"] += 1
+        if claim == "twice the bound" and off_lattice and pair.radix is not None:
+            counts["a difference within a bound of a parabola's heads off the lattice"] += 1
             return
         ours, theirs = proved(pair), asked.answer(pair)
         assert ours == theirs.accepted, (name, conv, claim, theirs)

@@ -182,12 +182,11 @@ def test_a_parabola_is_judged_up_to_the_certified_size(conv: Any, tmp_path: Path
     assert "for |x| ≤ 1 on inputs up to (7,), with W_val W_out first, as by default" in answer
 
 
-def test_a_difference_within_a_bound_is_one_over_the_reals(conv: Any, tmp_path: Path, verify_command: Command):
+def test_a_difference_within_a_bound_is_one_of_floats(conv: Any, tmp_path: Path, verify_command: Command):
     built()
     words = Certified(tmp_path, conv, construct.conv_to_mhsa(conv, alpha=5.0), within=1.0).words
-    assert verify_command.prints(*words, "--verified").endswith(
-        "the layer: ACCEPTED: over the reals a difference of at most 1 for |x| ≤ 1\n"
-    )
+    shown = "in float32 a difference of at most 1 for |x| ≤ 1 on inputs up to (7,), as run by default, if "
+    assert f"the layer: ACCEPTED: {shown}" in verify_command.prints(*words, "--verified")
 
 
 def test_what_one_does_not_prove_is_no_success(conv: Any, tmp_path: Path, verify_command: Command):

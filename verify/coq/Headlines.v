@@ -6,7 +6,7 @@ From Attention Require Import Definitions Softmax Lemma2 Factorisation Leakage O
   Exactness Encodings HeadCount Same Geometry Patches Transposed Borders NullToken FloatThreshold RoundingDot RoundingHead RoundingTaps
   RoundingLayer RoundingWeights FloatSoftmax RoundingDyadic RoundingCheck RoundingScores RoundingSame FloatSoftmaxError
   RoundingSoft.
-From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckRefuted CheckText FastText.
+From Attention Require CheckHeads CheckSame CheckWithin CheckSharp CheckFloats CheckSoft CheckRefuted CheckText FastText.
 
 (** Lemma 2 *)
 (* Lemma 2: v_h·r_δ = −α(‖δ − τ_h‖² − ‖τ_h‖²) for v_h = −α(1, −2τ_h), r_δ = (‖δ‖², δ), in any dimension *)
@@ -325,6 +325,8 @@ Print Assumptions CheckFloats.check_floats_sound.
 Print Assumptions CheckFloats.check_shifted_sound.
 (* The assumption on exp holds of every correctly rounded one *)
 Print Assumptions CheckFloats.floats_exponential.
+(* Theorem 1 of a given pair at finite α in floating point, as soft heads are run by default *)
+Print Assumptions CheckSoft.check_soft_sound.
 (* A given pair is not the same function, in the limit: an exact counterexample *)
 Print Assumptions CheckRefuted.check_refuted_sound.
 (* Whatever is asked of a pair: accepted means that it holds *)

@@ -10,6 +10,7 @@
                              4 refuted, then d, the input's d sizes, an output (its place, d numbers, and its channel),
                                an exponent, the number of pixels, and each: channel, place, integer
                              5 shifted, as floats, of the sum that runs by default
+                             6 soft, as floats, then d and the d sizes of an input
       the convolution      geometry; exponent and entries of weight; exponent and entries of bias, zeros if none
       the attention layer  geometry; encoding; number of heads, D_k, D_h; exponent and entries of w_qry, w_key, w_key_pos,
                            u, v, w_val, w_out and b_out, one tensor after the other
@@ -29,7 +30,7 @@
 From Coquelicot Require Import Coquelicot.
 From Coq Require Import Reals ZArith List Bool Ascii String Lia.
 From Attention Require Import Definitions Layers Limits Geometry RoundingDyadic CheckFields CheckSame CheckWithin
-  CheckSharp CheckFloats CheckRefuted.
+  CheckSharp CheckFloats CheckSoft CheckRefuted.
 Import ListNotations.
 
 (** * From characters to integers *)
@@ -173,11 +174,11 @@ Definition read_attention : reader attention_layer :=
              raw_heads := heads_of q k p us vs val out; raw_b_out := b |}.
 
 (** The questions: the same function; a difference of at most T for |X| ≤ B, over the reals or in floating point, there in
-    every order or in that of the sum that runs by default; heads that are one-hot in floating point; an output that differs
-    on a given input, in the limit. *)
+    every order or in that of the sum that runs by default, of one-hot heads or, up to the given sizes, of any; heads that
+    are one-hot in floating point; an output that differs on a given input, in the limit. *)
 Inductive question : Set :=
 | the_same | within (B T : dyadic) | floats (emin prec : Z) (B T : dyadic) | sharp (emin prec : Z)
-| shifted (emin prec : Z) (B T : dyadic)
+| shifted (emin prec : Z) (B T : dyadic) | soft (emin prec : Z) (B T : dyadic) (sizes : list Z)
 | refuted (sizes : list Z) (o : position) (j : nat) (e : Z) (l : list pixel).
 
 Definition read_question : reader question :=
@@ -192,6 +193,9 @@ Definition read_question : reader question :=
   | 5%Z =>
       e <- number; p <- number; bm <- number; be <- number; tm <- number; te <- number;
       return_ (shifted e p (Dyadic bm be) (Dyadic tm te))
+  | 6%Z =>
+      e <- number; p <- number; bm <- number; be <- number; tm <- number; te <- number;
+      d <- number; sizes <- many (Z.to_nat d) number; return_ (soft e p (Dyadic bm be) (Dyadic tm te) sizes)
   | 4%Z =>
       d <- number; let d := Z.to_nat d in
       sizes <- many d number; o <- many d number; j <- number; e <- number; n <- number;
@@ -222,6 +226,7 @@ Definition check (same : bool) (q : question) (c : convolution) (m : attention_l
   | floats e p B T => same && check_floats c m e p B T
   | sharp e p => check_sharp c m e p
   | shifted e p B T => same && check_shifted c m e p B T
+  | soft e p B T sizes => check_soft c m e p sizes B T
   | refuted sizes o j e l => check_refuted c m sizes o j e l
   end.
 Definition asks_same (q : question) : bool := match q with the_same | floats _ _ _ _ | shifted _ _ _ _ => true | _ => false end.
@@ -243,7 +248,7 @@ Definition check_text (s : string) : verdict :=
 Open Scope R_scope.
 
 (** The meaning of an accepted question, for inputs of every size that torch and the layer take, every output o and channel j:
-    with the parabola, up to the sizes of the text. *)
+    with the parabola, up to the sizes of the text; soft, up to those of the question. *)
 Definition answered (q : question) (c : convolution) (m : attention_layer) : Prop :=
   match q with
   | the_same =>
@@ -261,18 +266,20 @@ Definition answered (q : question) (c : convolution) (m : attention_layer) : Pro
   | floats e p B T => floats_within c m e p B T /\ shifted_within c m e p B T
   | sharp e p => one_hot_heads c m e p
   | shifted e p B T => shifted_within c m e p B T
+  | soft e p B T sizes => soft_runs_within c m e p sizes B T
   | refuted sizes o j e l => differ c m sizes o j e l
   end.
 
 Theorem check_sound same q c m : (same = true -> check_same c m = true) -> check same q c m = true -> answered q c m.
 Proof.
-  intros S; destruct q as [|B T|e p B T|e p|e p B T|sizes o j e l]; intros E.
+  intros S; destruct q as [|B T|e p B T|e p|e p B T|e p B T sizes|sizes o j e l]; intros E.
   - intros sizes X o j A Fit Io Hj; exact (check_same_sound c m (S E) sizes X o j A Fit Io Hj).
   - intros sizes X o j A Fit Io Hj HX; exact (check_within_sound c m B T E sizes X o j A Fit HX Io Hj).
   - apply andb_prop in E; destruct E as [Es Ef]; split; [exact (check_floats_sound c m e p B T (S Es) Ef)|].
     apply (check_shifted_sound c m e p B T (S Es)); unfold check_floats in Ef; apply andb_prop in Ef; apply Ef.
   - exact (check_sharp_sound c m e p E).
   - apply andb_prop in E; exact (check_shifted_sound c m e p B T (S (proj1 E)) (proj2 E)).
+  - exact (check_soft_sound c m e p sizes B T E).
   - exact (check_refuted_sound c m sizes o j e l E).
 Qed.
 

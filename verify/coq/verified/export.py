@@ -36,6 +36,14 @@ def floats(emin: int, precision: int, bound: float, most: float, kind: int = 2) 
     return f"{kind} {emin} {precision} {_dyadic(bound)} {_dyadic(most)}"
 
 
+def soft(emin: int, precision: int, bound: float, most: float, grid: Sequence[int]) -> str:
+    """The question whether they differ by at most ``most`` in this format, for |X| ≤ ``bound`` on
+    inputs up to ``grid``, at any sharpness.
+    """
+    numbers = [floats(emin, precision, bound, most, 6), len(grid), *grid]
+    return " ".join(map(str, numbers))
+
+
 def sharp(emin: int, precision: int) -> str:
     """The question whether every head is one-hot in this format: floats m·2^e with
     |m| < 2^precision and e ≥ emin.

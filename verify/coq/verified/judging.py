@@ -26,6 +26,8 @@ ARITHMETIC = {
 FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
 """e_min and p: floats are m·2^e with |m| < 2^p and e ≥ e_min."""
 
+SOFT = "as run by default, if float64's exponential errs by two units in the last place at most"
+
 LONGEST = 3600
 """Time limit in seconds for one layer."""
 
@@ -50,25 +52,30 @@ class Answer(NamedTuple):
         return f"{shown}: {'REFUTED' if self.refuted else 'ACCEPTED' if self.accepted else 'not accepted'}: {self.sentence}"
 
 
-def questions_of(pair: LayerPair) -> list[Question]:
+def questions_of(pair: LayerPair, reals: bool = False) -> list[Question]:
     """The certificate's claim about a pair, as questions that Coq defines.
 
     "The same function" gives two: taps and biases are equal, so the layer tends to the convolution
     as α → ∞; and at its own α every head is one-hot in floating point, so the layer is that limit.
     The certified bound gives a third, for every order of the products if ``_judged_in_floats``
     accepts the layer, else for the default one, which shifts tokens.  "A difference within T" is
-    asked over the reals.  With the parabola, all questions concern inputs up to the certified size.
+    asked of the floats that run by default, or over the ``reals``.  With the parabola, all
+    questions concern inputs up to the certified size.
     """
     stated = pair.stated
     up_to = ""
     if pair.radix is not None:
         up_to = f" on inputs up to {stated.grid}"
     inputs = f"for |x| ≤ {exactly(stated.input_bound)}{up_to}"
-    if stated.within is not None:
-        what = f"over the reals a difference of at most {exactly(stated.within)} {inputs}"
-        return [Question(export.within(stated.input_bound, stated.within), what)]
     name = ARITHMETIC[stated.dtype]
     form = FORMATS[name]
+    if stated.within is not None:
+        what = f"a difference of at most {exactly(stated.within)} {inputs}"
+        if reals:
+            question = export.within(stated.input_bound, stated.within)
+            return [Question(question, f"over the reals {what}")]
+        question = export.soft(*form, stated.input_bound, stated.within, stated.grid)
+        return [Question(question, f"in {name} {what} on inputs up to {stated.grid}, {SOFT}")]
     questions = [
         Question(export.SAME, f"the same function in the limit α → ∞{up_to}"),
         Question(export.sharp(*form), f"every head one-hot in {name}{up_to}"),
@@ -139,6 +146,8 @@ class Judge:
         """Ask about one layer."""
         refutation = refutation_of(pair)
         answer = self._answer(pair, refutation or questions_of(pair))
+        if pair.stated.within is not None and not answer.accepted:
+            answer = self._answer(pair, questions_of(pair, reals=True))
         self.answers.append(
             answer._replace(accepted=False, refuted=answer.accepted) if refutation else answer
         )

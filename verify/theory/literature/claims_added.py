@@ -107,7 +107,7 @@ def rounding_alone() -> Judgement:
 soft_in_floats = added(
     "soft-in-floats",
     "Soft heads in floats (e/S or e·fl(1/S), no overflow) leave leakage, taps, a derived rounding, if exp errs by ≤ ε.",
-)(lambda: proved(by_coq("soft_within", "soft_runs", "rows_rounding")))
+)(lambda: proved(by_coq("soft_within", "soft_runs", "check_soft_sound", "rows_rounding")))
 
 
 @added(
