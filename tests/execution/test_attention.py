@@ -154,7 +154,7 @@ def test_accepts_what_torch_accepts_and_refuses_what_torch_refuses():
     refusals = {reason: sum(n for text, n in outcomes.items() if reason in text) for reason in reasons}
     assert min(refusals.values()) > 0, refusals
     assert sum(refusals.values()) + outcomes["accepted"] + outcomes["slip"] == outcomes.total()
-    assert outcomes["accepted"] > EXAMPLES
+    assert outcomes["accepted"] > EXAMPLES // 2
 
 
 def refusal(call: Callable[[], torch.Tensor]) -> str:
