@@ -20,8 +20,13 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
     """A network without the wrappers in it.
 
     Returns:
-        The network itself, or a copy if there are wrappers; and (path, class) of every wrapper removed.
+        The network itself, or what its outermost wrapper holds; a copy if there are wrappers
+        further in.  And (path, class) of every wrapper removed.
     """
+    removed: list[tuple[str, str]] = []
+    while (inner := wrapped_module(model)) is not None:
+        removed.append(("", type(model).__name__))
+        model = inner
     wrappers = [
         (path, module)
         for path, module in model.named_modules()
@@ -29,10 +34,11 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
     ]
     if wrappers:
         memo = deepcopy_memo(model)
-        for _, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
+        for path, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
+            removed.append((path, type(module).__name__))
             memo[id(module)] = deep_copy(wrapped_module(module), memo)  # type: ignore[arg-type]
         model = deep_copy(model, memo)
-    return model, [(path, type(module).__name__) for path, module in wrappers]
+    return model, removed
 
 
 def sharding_reason(module: nn.Module) -> str | None:

@@ -191,6 +191,15 @@ def test_an_empty_batch_is_no_error(from_conv: Command):
     from_conv.prints("m.pt", "--example-inputs", "x.pt")
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_examples_that_are_not_finite_are_refused(number: float, from_conv: Command):
+    torch.save([torch.full((1, 3, 8, 8), number)], "x.pt")
+    torch.save(with_odd(), "m.pt")
+    assert "x.pt: has numbers that are not finite (give others)" in from_conv.refuses(
+        "m.pt", "--example-inputs", "x.pt"
+    )
+
+
 def test_what_cannot_be_rechecked_is_said(nets: Any, from_conv: Command):
     torch.save(nn.Sequential(nets.Plain(3, 4, 3)), "m.pt")
     out = from_conv.prints("m.pt", "--allow", "own_nets.Plain")

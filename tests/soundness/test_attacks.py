@@ -656,7 +656,7 @@ def test_autocast_does_not_come_into_a_weight_that_is_worked_out():
         certificate = certify(conv, layer, grid=(4, 4))
     assert certificate.verdict.name == "PROVED"
     assert torch.equal(layer.weight, conv.weight)
-    assert certificate.record() == certify(conv, layer, grid=(4, 4)).record()
+    assert certificate.to_json() == certify(conv, layer, grid=(4, 4)).to_json()
 
 
 @pytest.mark.parametrize("name", ["w_out", "w_val"])
@@ -664,9 +664,9 @@ def test_numpy_that_raises_changes_nothing(name: str):
     conv, layer = pair()
     with torch.no_grad():
         getattr(layer, name).mul_(1 if name == "w_out" else 2)
-    expected = certify(conv, layer, grid=(4, 4)).record()
+    expected = certify(conv, layer, grid=(4, 4)).to_json()
     with np.errstate(all="raise"):
-        assert certify(conv, layer, grid=(4, 4)).record() == expected
+        assert certify(conv, layer, grid=(4, 4)).to_json() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

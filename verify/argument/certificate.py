@@ -2,6 +2,7 @@
 steps and assumptions.
 """
 
+import json
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 
@@ -188,6 +189,10 @@ class Certificate:
             "counterexample": self.counterexample and self.counterexample.record(),
             "overrun": self.overrun and self.overrun.record(),
         }
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(self.record(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _most(part: ndarray) -> str:

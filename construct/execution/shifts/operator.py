@@ -6,7 +6,7 @@ three maps are the other two, as each is linear in both of its tensors.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,33 +125,28 @@ def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
     )
 
 
-shifted_sum.register_autograd(_sum_backward, setup_context=_keep)
-shifted_weights.register_autograd(_weights_backward, setup_context=_keep)
+def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
+    """The function ``computed`` with derivatives; it is the operator for compilers, in transforms,
+    and for several gradients at once.
+    """
+    operator.register_autograd(gradients, setup_context=_keep)
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            _keep(ctx, inputs)
+            return computed(*inputs)
+
+        backward = staticmethod(gradients)
+
+    def call(*inputs: Any) -> Any:
+        batched = any(map(is_batched_by_autograd, inputs[:2]))
+        if torch.compiler.is_compiling() or not plain() or batched:
+            return operator(*inputs)
+        return Eager.apply(*inputs)
+
+    return call
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        _keep(ctx, inputs)
-        return _computed_sum(*inputs)
-
-    backward = staticmethod(_sum_backward)  # type: ignore[assignment]
-
-
-class _Weights(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        _keep(ctx, inputs)
-        return _computed_weights(*inputs)
-
-    backward = staticmethod(_weights_backward)  # type: ignore[assignment]
-
-
-def _called(function: Any, operator: Any, *inputs: Any) -> Any:
-    if torch.compiler.is_compiling() or not plain() or any(map(is_batched_by_autograd, inputs[:2])):
-        return operator(*inputs)
-    return function.apply(*inputs)
-
-
-_sum = partial(_called, _Sum, shifted_sum)
-_weights = partial(_called, _Weights, shifted_weights)
+_sum = _differentiated(shifted_sum, _computed_sum, _sum_backward)
+_weights = _differentiated(shifted_weights, _computed_weights, _weights_backward)
