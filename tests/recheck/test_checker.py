@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -33,6 +34,7 @@ from verify.layers.fields import digests, stated_geometry
 from verify.layers.reading import GridRefused
 from verify.recheck.certificate_file import read_document, record_digest
 from verify.recheck.exact import NoCentre, centre_of, exponential, product_gap, selected, tail
+from verify.recheck.grids import geometry_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.stored_layers import TENSORS, layers_in
 from verify.recheck.strict_input import Rejected
@@ -737,6 +739,18 @@ def test_a_head_is_read_back():
     for radix in ([6, 1], [7, 2], [5, 1], [0, 1], [-7, 1]):
         with pytest.raises(NoCentre, match="radix"):
             centre_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])
+
+
+@pytest.mark.parametrize(
+    "radix", ["71", ["7", 1], ["7 1 0", "1"], [7.0, 1], [7, True], [7], [7, 1, 1], [], None, {"7": 1}], ids=str
+)
+def test_a_radix_is_a_whole_number_an_axis(radix: Any):
+    """Else a certificate could put its own text before that of the weights."""
+    conv = nn.Conv2d(1, 1, 3)
+    stated = pair_of(conv, construct.conv_to_mhsa(conv, encoding="parabola"), (5, 5)).stated.geometries[1]
+    assert geometry_of(stated | {"radix": [7, 1]})
+    with pytest.raises(Rejected, match="must be the geometry of a convolution"):
+        geometry_of(stated | {"radix": radix})
 
 
 def test_documents_hold_no_infinity():

@@ -416,6 +416,18 @@ def test_a_radix_that_numbers_no_box_is_rejected(radix: tuple[int, int], asked: 
         assert asked.answer(pair).accepted == proved(pair) == (numbers == (7, 1))
 
 
+@pytest.mark.parametrize(("encoding", "alpha"), [("parabola", 1024.0), ("quadratic", 2.0)])
+def test_sizes_without_outputs_are_accepted_of_no_layer(encoding: str, alpha: float, asked: Asked):
+    """Up to such a size, every difference is as small as one likes."""
+    conv = nn.Conv2d(1, 1, 3)
+    within = None if encoding == "parabola" else 1e9
+    pair = pair_of(conv, conv_to_mhsa(conv, alpha=alpha, encoding=encoding), (5, 5), within=within)
+    assert asked.answer(pair).accepted
+    small = replace(pair, stated=pair.stated._replace(grid=(2, 2)))
+    assert "no input of size (2, 2)" in asked.answer(small).sentence
+    assert not asked.answer(small).accepted
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, tmp_path: Path):
     """On an image of integers, compared with exact evaluation of both layers; one entry of W_out is off in every head."""

@@ -115,6 +115,7 @@ def geometry_of(stated: Record) -> StatedGeometry:
         if (
             set(stated) - {"radix"} == GEOMETRY
             and _has_sizes(geometry)
+            and [*map(type, stated.get("radix", geometry.kernel))] == [int] * len(geometry.kernel)
             and _is_known(geometry, stated["padding"])
         ):
             return geometry

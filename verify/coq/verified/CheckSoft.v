@@ -821,7 +821,7 @@ Definition check_parts : bool :=
       z_le (z_add (z_add (z_add leak difference) theirs) ours) T)
     (seq 0 (out_g c))) (seq 0 (groups_n c)).
 
-(** Some kernel position has the shift 0, so that queries are tokens; sizes that no input has would say nothing. *)
+(** Some kernel position has the shift 0, so that queries are tokens; sizes of 0 or less would say nothing. *)
 Definition check_soft : bool :=
   match a_encoding m with quadratic => true | _ => false end && Nat.eqb (length sizes) (dims c) && forallb (Z.ltb 0)
     sizes && comparable c m && Z.ltb 0 prec &&

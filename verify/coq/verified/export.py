@@ -104,13 +104,8 @@ def text(
     yield "\n".join(map(str, [*numbers, len(questions), *questions]))
     yield from (_geometry(geometries[0]), *_tensor(weight), *_tensor(bias))
     radix = geometries[1].get("radix")
-    encoding = [0] if radix is None else [1, *radix, *largest]
-    sizes = [
-        *encoding,
-        heads,
-        tensors["v"].shape[1],
-        head_dim,
-    ]
+    encoding = [0] if radix is None else [1, *map(int, radix), *largest]
+    sizes = [*encoding, heads, tensors["v"].shape[1], head_dim]
     yield from (_geometry(geometries[1]), "\n" + " ".join(map(str, sizes)))
     for name in TENSORS:
         yield from _tensor(tensors[name])

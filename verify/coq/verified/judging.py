@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from verify.coq.verified import export
+from verify.recheck.grids import sizes_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.strict_input import sha256_of
 from verify.verdict import escaped, exactly, from_above
@@ -26,7 +27,7 @@ ARITHMETIC = {
 FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
 """e_min and p: floats are m·2^e with |m| < 2^p and e ≥ e_min."""
 
-SOFT = "as run by default, if float64's exponential errs by two units in the last place at most"
+SOFT = "as run by default, if nothing overflows and float64's exponential errs by two units in the last place at most"
 
 LONGEST = 3600
 """Time limit in seconds for one layer."""
@@ -144,9 +145,15 @@ class Judge:
 
     def __call__(self, pair: LayerPair) -> None:
         """Ask about one layer."""
+        stated = pair.stated
+        sized = pair.radix is not None or stated.within is not None
+        if sized and sizes_of(pair.conv, stated.grid) is None:
+            what = f"no input of size {stated.grid} has outputs"
+            self.answers.append(Answer(stated.name, False, what))
+            return
         refutation = refutation_of(pair)
         answer = self._answer(pair, refutation or questions_of(pair))
-        if pair.stated.within is not None and not answer.accepted:
+        if stated.within is not None and not answer.accepted:
             answer = self._answer(pair, questions_of(pair, reals=True))
         self.answers.append(
             answer._replace(accepted=False, refuted=answer.accepted) if refutation else answer
