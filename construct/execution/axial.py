@@ -19,7 +19,7 @@ from torch import Tensor
 
 from construct.errors import require
 from construct.execution import fused, soft_heads
-from construct.execution.cache import Call, keep
+from construct.execution.cache import Call, keep, known
 from construct.execution.dense import multiplications
 from construct.execution.head_matrices import heads_of, merged
 from construct.execution.plan import Plan, plan_for
@@ -38,11 +38,13 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         NotEnoughMemory: the call does not fit in memory.
     """
     what = f"axial attention of {layer.heads} heads over {grid.query_count} queries and {grid.token_count} keys"
-    plan = plan_for(layer, grid)
+    entry = known(layer, x)
+    on_grid = None if entry is None else entry.plan.on(grid)
+    plan = on_grid or plan_for(layer, grid)
     dtype = working_dtype(x.dtype)
     require(memory_of(layer, len(x), plan), x.device, what)
     b_out = layer.b_out.to(dtype)
-    w = merged(layer, dtype, plan.sharp)
+    w = getattr(layer, entry.whole) if entry and on_grid else merged(layer, dtype, plan.sharp)
     call = _sharp(plan, w, b_out, is_channels_last(x))
     y = call(x.to(dtype)) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft:
@@ -55,7 +57,7 @@ def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
         return y
     positioned = _with_positions(layer, y)
     if positioned is y:  # while positions are learned, a call that is kept is never taken
-        keep(layer, run, x, grid, w, call)
+        keep(entry, layer, run, x, plan, w, call)
     return positioned
 
 

@@ -18,6 +18,7 @@ from construct.encoding import quadratic
 from construct.execution import reads
 from construct.execution.blocks import most_queries
 from construct.execution.head_matrices import identity_parts
+from construct.execution.plan import Plan
 from construct.execution.transforms import plain, shared_array
 from construct.tokens import TokenGrid
 from construct.weights import NAMES
@@ -33,12 +34,13 @@ Call = Callable[[Tensor], Tensor]
 
 
 class PreparedCalls:
-    """The prepared calls of one layer: no content, all heads shifts, one factor ``whole``, the
-    other an identity.
+    """The prepared calls of one layer: no content, all heads shifts by a plan, one factor ``whole``,
+    the other an identity.
     """
 
-    def __init__(self, layer: Any, whole: str):
+    def __init__(self, layer: Any, plan: Plan, whole: str):
         held = tensors_held_by(layer)
+        self.plan = plan
         self.whole = whole
         self.layout = _layout(layer)
         self.tensors = list(held.values())
@@ -75,35 +77,39 @@ class PreparedCalls:
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 
 
-def keep(layer: Any, run: Run, x: Tensor, grid: TokenGrid, w: Tensor, call: Call) -> None:
-    """Cache a call of an execution's ``run`` in which all heads are shifts; w are their matrices
-    W_h.
-    """
-    whole = _factor_read_in_place(layer, w)
-    if (
-        not whole
-        or type(x) is not Tensor
-        or not _usual()
-        or grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:]))
-    ):
-        return
-    entry = ENTRIES.get(layer)
-    if entry is None or not entry.valid(layer):
-        entry = ENTRIES[layer] = PreparedCalls(layer, whole)
-    if len(entry.calls) >= MOST_CALLS:
-        entry.calls.clear()
-    entry.calls[_kind(run, x)] = call
-
-
-def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
-    """The prepared call for inputs like x; None if what it was prepared from changed or learns."""
+def known(layer: Any, x: Tensor) -> PreparedCalls | None:
+    """The prepared calls for inputs like x; None if what they were prepared from changed or learns."""
     entry = ENTRIES.get(layer)
     if entry is None or type(x) is not Tensor or not _usual() or entry.differs(x):
         return None
     if not entry.valid(layer):
         ENTRIES.pop(layer, None)  # another thread may already have removed it
         return None
-    return entry.calls.get(_kind(run, x))
+    return entry
+
+
+def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
+    """The prepared call for inputs of the shape and layout of x, if there is one."""
+    entry = known(layer, x)
+    return None if entry is None else entry.calls.get(_kind(run, x))
+
+
+def keep(
+    entry: PreparedCalls | None, layer: Any, run: Run, x: Tensor, plan: Plan, w: Tensor, call: Call
+) -> None:
+    """Cache a call of an execution's ``run`` in which all heads are shifts; w are their matrices
+    W_h.
+    """
+    if plan.grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+        return
+    if entry is None:
+        whole = _factor_read_in_place(layer, w)
+        if not whole or type(x) is not Tensor or not _usual():
+            return
+        entry = ENTRIES[layer] = PreparedCalls(layer, plan, whole)
+    if len(entry.calls) >= MOST_CALLS:
+        entry.calls.clear()
+    entry.calls[_kind(run, x)] = call
 
 
 def _kind(run: Run, x: Tensor) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain
 from math import prod
@@ -35,6 +35,9 @@ CERTAIN = 746.0
 MOST_PLANS = 256
 """The most plans that are kept; there is no end of input sizes."""
 
+Box = tuple[tuple[int, int], ...]
+"""The least and greatest shift along each axis."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,6 +49,7 @@ class Plan:
         deltas: their shifts δ.
         soft: other heads whose attention factorises over the axes.
         others: heads with content, and all else that does not factorise.
+        box: the least and greatest shift along each axis that the sharp heads were compared with.
     """
 
     grid: TokenGrid
@@ -53,6 +57,16 @@ class Plan:
     deltas: tuple[tuple[int, ...], ...]
     soft: tuple[int, ...]
     others: tuple[int, ...]
+    box: Box
+
+    def on(self, grid: TokenGrid) -> "Plan | None":
+        """The same heads on another grid, if all are certain to be shifts there too."""
+        if self.soft or self.others or not self.deltas:
+            return None
+        reached = [(min(axis), max(axis)) for axis in zip(*self.deltas, strict=True)]
+        pairs = [*zip(grid.box, self.box, strict=True), *zip(reached, grid.common_box, strict=True)]
+        inside = all(low <= least and most <= high for (least, most), (low, high) in pairs)
+        return replace(self, grid=grid) if inside else None
 
     @cached_property
     def starts(self) -> tuple[tuple[int, ...], ...]:
@@ -81,7 +95,7 @@ def shifts_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Shifts:
 
 
 PLANS: dict[tuple[Any, ...], Plan] = {}
-"""Plans by the numbers that say where heads look, and the grid."""
+"""Plans by the numbers that say where heads look, and the grid; by these numbers alone, the latest."""
 
 
 def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
@@ -93,21 +107,24 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
         layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None
     )
     if hidden or all(content) or type(encoding) not in (*CLASSICAL, *NAMED):
-        return Plan(grid, (), (), (), tuple(range(layer.heads)))
+        return Plan(grid, (), (), (), tuple(range(layer.heads)), grid.box)
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector
     numbers = (reads.once(layer, name, _numbers) for name in ("v", "w_key_pos", *layer.offsets))
     kind = encoding.name, encoding.taps_of, layer.radix
-    key = (*chain.from_iterable(numbers), content, *kind, grid, code)
-    plan = PLANS.get(key)
+    key = (*chain.from_iterable(numbers), content, *kind, code)
+    plan = PLANS.get((key, grid))
     if plan is None:
-        c = common(layer.position_vector())
-        assert c is not None
-        with eagerly():
-            plan = _plan(c.cpu().numpy(), np.array(content), encoding, grid)
-        if len(PLANS) >= MOST_PLANS:
+        on_another = PLANS.get(key)
+        plan = None if on_another is None else on_another.on(grid)
+        if plan is None:
+            c = common(layer.position_vector())
+            assert c is not None
+            with eagerly():
+                plan = _plan(c.cpu().numpy(), np.array(content), encoding, grid)
+        if len(PLANS) >= MOST_PLANS - 1:
             PLANS.clear()
-        PLANS[key] = plan
+        PLANS[key] = PLANS[key, grid] = plan
     return plan
 
 
@@ -120,26 +137,51 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
         return shared_array(bits).tobytes(), values.dtype, values.shape
 
 
-@np.errstate(
-    divide="ignore", over="ignore", invalid="ignore"
-)  # a head whose scores overflow is not a shift
+# a head whose scores overflow is not a shift
+@np.errstate(divide="ignore", over="ignore", invalid="ignore")
 def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
     (heads,) says whose scores depend on content.
     """
-    shifts = sum(grid.box_shape)
-    if not isinstance(encoding, Quadratic):
+    shifts, box = sum(grid.box_shape), grid.box
+    if isinstance(encoding, Quadratic):  # a larger box serves more grids
+        reach = [1 << max(-low, high, 0).bit_length() for low, high in box]
+        box = tuple((-n, n) for n in reach)
+    else:
         shifts = c.shape[1] * prod(grid.box_shape)
     require(16 * shifts, torch.device("cpu"), f"planning attention over {grid.token_count} keys")
-    least = np.array([low for low, _ in grid.box])
-    axes = [np.arange(low, high + 1.0) for low, high in grid.box]
+    low, high = np.array(grid.common_box).T
+
+    def shifts_in(box: Box) -> tuple[np.ndarray, np.ndarray]:
+        deltas, certain = _peaks(c, encoding, grid, box)
+        return deltas, certain & ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
+
+    deltas, certain = shifts_in(box)
+    if box != grid.box and not (certain | content).all():
+        box = grid.box
+        deltas, certain = shifts_in(box)
+    soft = ~certain & ~content & encoding.factorises
+    sharp, softer, others = (
+        tuple(np.flatnonzero(of).tolist()) for of in (certain, soft, ~certain & ~soft)
+    )
+    return Plan(grid, sharp, tuple(map(tuple, deltas[certain].tolist())), softer, others, box)
+
+
+def _peaks(
+    c: np.ndarray, encoding: Encoding, grid: TokenGrid, box: Box
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each head's shift with the greatest score in a box, which is the grid's unless scores are
+    quadratic, (heads, d); and whether all others are certain to get attention 0 in float64.
+    """
+    least = [low for low, _ in box]
+    axes = [np.arange(low, high + 1.0) for low, high in box]
     if isinstance(encoding, Quadratic):
         peaks = [
             _peak_of_parabola(c[:, 0], c[:, axis], along) for axis, along in enumerate(axes, 1)
         ]
         places, sure = zip(*peaks, strict=True)
         certain = np.logical_and.reduce(sure)
-    elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, grid.box):
+    elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, box):
         # its numbers may be too large for float64
         places = [np.zeros(len(c), dtype=np.int64)] * len(least)
         certain = np.zeros(len(c), dtype=bool)
@@ -153,14 +195,7 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
         doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53
         at, certain = _peak(np.arange(r.shape[1]), c @ r, doubt)
         places = np.unravel_index(at, grid.box_shape)
-    deltas = np.stack(places, axis=1) + least
-    low, high = np.array(grid.common_box).T
-    certain = certain & ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
-    soft = ~certain & ~content & encoding.factorises
-    sharp, softer, others = (
-        tuple(np.flatnonzero(of).tolist()) for of in (certain, soft, ~certain & ~soft)
-    )
-    return Plan(grid, sharp, tuple(map(tuple, deltas[certain].tolist())), softer, others)
+    return np.stack(places, axis=1) + least, certain
 
 
 def _peak_of_parabola(

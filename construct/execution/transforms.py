@@ -127,7 +127,7 @@ def nonzero_heads(t: Tensor) -> np.ndarray:
     values = numbers(t)
     mapped = values.dim() - t.dim()
     with nullcontext() if plain() else eagerly():
-        return np.array(values.movedim(mapped, 0).flatten(1).ne(0).any(1).tolist())
+        return np.array(values.movedim(mapped, 0).flatten(1).any(1).tolist())
 
 
 def common(t: Tensor) -> Tensor | None:

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -83,6 +83,33 @@ def test_a_few_shifts_tell_the_peak_of_all(alpha: float, tau: float, least: int,
         place, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
     assert certain == every[1]
     assert not certain or numbers[place] == every[0]
+
+
+@example([1024.0] * 3, [-1.0, 0.0, 3.0], [9, 1, 40, 2], 1)  # from one query, the last head looks at the border
+@example([1024.0] * 3, [-1.0, 0.0, 2.0], [8, 10, 8], 3)  # of 10, the last query has no key for the last head
+@example([1e304] * 3, [-1.0, 0.0, 1.0], [3, 120, 3], 1)  # scores overflow among more shifts
+@given(
+    st.lists(SHARPNESS, min_size=3, max_size=3),
+    st.lists(st.integers(-5, 5).map(float), min_size=3, max_size=3),
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_a_plan_of_another_size_serves_where_every_head_is_a_shift_here_too(
+    alpha: list[float], tau: list[float], sizes: list[int], stride: int
+):
+    layer = conv_to_mhsa(nn.Conv1d(1, 1, 3, stride, padding=1, dtype=torch.float64)).requires_grad_(False)
+    layer.v.copy_(torch.tensor([(-a, 2 * a * t) for a, t in zip(alpha, tau, strict=True)], dtype=torch.float64))
+    c = layer.position_vector().numpy()
+    for n in sizes:
+        grid = TokenGrid.of(layer.geometry, (n,))
+        ((least, most),), ((low, high),) = grid.box, grid.common_box
+        shifts = np.arange(least, most + 1.0)
+        with np.errstate(all="ignore"):
+            terms = c[:, :1] * shifts**2, c[:, 1:] * shifts
+            places, certain = _peak(shifts, terms[0] + terms[1], (abs(terms[0]) + abs(terms[1])) * 2.0**-51)
+        sharp = np.flatnonzero(certain & (low <= places) & (places <= high))
+        found = plan_for(layer, grid)
+        assert (found.sharp, found.deltas) == (tuple(sharp), tuple((place,) for place in places[sharp]))
 
 
 def test_a_shift_is_claimed_only_where_every_row_is_one_hot():
