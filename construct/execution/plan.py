@@ -143,7 +143,8 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
     (heads,) says whose scores depend on content.
     """
-    shifts, box = sum(grid.box_shape), grid.box
+    shifts = sum(grid.box_shape)
+    box = grid.box
     if isinstance(encoding, Quadratic):  # a larger box serves more grids
         reach = [1 << max(-low, high, 0).bit_length() for low, high in box]
         box = tuple((-n, n) for n in reach)
