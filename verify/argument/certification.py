@@ -177,7 +177,16 @@ def _certificate(
         **identity,
         torch_version=torch.__version__,
         observed=np.max([np.zeros_like(argument.total), *(p.observed for p in probes)], axis=0),
-        probes=tuple(probe.record() for probe in probes),
+        probes=tuple(
+            {
+                "execution": p.execution,
+                "inputs": p.inputs,
+                "grid": list(p.grid),
+                "ratio": p.worst,
+                "note": p.note,
+            }
+            for p in probes
+        ),
         counterexample=counterexample,
         overrun=_overrun(probes),
         positional=positional,

@@ -21,7 +21,6 @@ from verify.layers.fields import Attention
 from verify.layers.reading import GridRefused, output_size, tap_matrix, taps_at, token_count
 from verify.layers.torch_faults import may_crash
 from verify.oracle import Convolution, Geometry, Vector, by_channel, full_precision, greatest
-from verify.recheck.strict_input import Record
 from verify.rounding.elements import convolution_share, impulse_bound
 from verify.samples.comparison import ratios
 from verify.samples.reference import Deviation, deviation
@@ -80,16 +79,6 @@ class Probe:
         convolution.
         """
         return not self.worst <= 1 and (self.over is None or self.over.refutes)
-
-    def record(self) -> Record:
-        """As JSON types."""
-        return {
-            "execution": self.execution,
-            "inputs": self.inputs,
-            "grid": list(self.grid),
-            "ratio": self.worst,
-            "note": self.note,
-        }
 
 
 def run_step(argument: Argument) -> tuple[Step, list[Probe]]:
