@@ -158,22 +158,21 @@ class Report:
         written.
         """
         verdicts = {row.verdict.name for row in self.layers}
-        refused = self.conversion.survey.refused
-        network = self.network
-        strict = not self.options.partial
-        if self.other_bits:
-            return self.other_bits
+        left = bool(self.conversion.survey.refused)
         if "REFUTED" in verdicts:
             return "a layer is REFUTED"
-        if network is not None and not network.good:
-            return "the networks do not compare equal"
-        if strict and "UNDECIDED" in verdicts:
-            return "a layer is UNDECIDED (--partial writes it nevertheless)"
-        if strict and (refused or (network is not None and network.calls.left)):
-            return "a convolution is left unconverted (--partial allows that)"
+        if self.network is not None:
+            left |= bool(self.network.calls.left)
+            if not self.network.good:
+                return "the networks do not compare equal"
+        if not self.options.partial:
+            if "UNDECIDED" in verdicts:
+                return "a layer is UNDECIDED (--partial writes it nevertheless)"
+            if left:
+                return "a convolution is left unconverted (--partial allows that)"
         if not self.layers and not self.options.copy:
             return NOTHING_LEFT
-        return ""
+        return self.other_bits
 
     @property
     def exit_code(self) -> int:

@@ -123,16 +123,16 @@ def learn(
         learned += ("v",)
     for layer in chosen.values():
         kept = _widened(layer, key_dim)
-        if alpha is not None:
-            kept["v"] *= (alpha / layer.centres()[0]).to(kept["v"])[:, None]
+        added = _added(layer, heads, key_dim, position, generator)
         by_name: dict[str, nn.Module] = {name: AddedHeads(kept[name]) for name in learned}
         if alpha is not None:
+            kept["v"] *= (alpha / layer.centres()[0]).to(kept["v"])[:, None]
             by_name["v"] = MovingHeads(layer.heads, layer.geometry.dims, key_dim)
-        added = _added(layer, heads, key_dim, position, generator)
         layer.heads += heads
+        trained = {*by_name, "w_val", "w_out"}
         for name, rows in kept.items():
-            learns = name in by_name or name in ("w_val", "w_out")
-            setattr(layer, name, nn.Parameter(torch.cat([rows, added[name]]), learns))
+            tensor = torch.cat([rows, added[name]])
+            setattr(layer, name, nn.Parameter(tensor, name in trained))
         for name, parametrization in by_name.items():
             parametrize.register_parametrization(layer, name, parametrization)
         if alpha is not None:

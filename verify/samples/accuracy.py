@@ -73,14 +73,18 @@ def accuracy(
     ``leaking`` says that heads leak attention by choice; then only non-finite numbers refute.
     """
     compared = list[_Distances]()
-    other = agree = predictions = 0
+    apart = 0.0
+    unlike = other = agree = predictions = 0
     truth = original if reference is None else reference
     for a, b, c in zip(original, converted, truth, strict=True):
         if not (a.is_floating_point() or a.is_complex()):
             other += int((a != b).sum())
             continue
         if a.numel():
-            compared.append(_distances(a, b, c))
+            distances = _distances(a, b, c)
+            compared.append(distances)
+            apart = max(apart, distances.apart)
+            unlike += distances.unlike
         if not a.is_complex() and a.dim() == 2 and a.shape[1] > 1:
             agree += int((a.argmax(1) == b.argmax(1)).sum())
             predictions += len(a)
@@ -90,14 +94,11 @@ def accuracy(
         return Accuracy(Verdict("UNDECIDED", what), *known)
     nearest = max(compared, key=lambda tensor: tensor.off / max(tensor.limit, TINY))
     measured = (nearest.own, nearest.off, nearest.limit)
-    hindrance = ""
-    if leaking:
-        hindrance = "heads leak attention by choice, so that more than rounding differs"
+    hindrance = "heads leak attention by choice, so that more than rounding differs" * leaking
     if reference is None:
         hindrance = f"there is no float64 run to compare with: {no_float64}"
         measured = ()
-    verdict = _judged(nearest, sum(tensor.unlike for tensor in compared), hindrance)
-    apart = max(tensor.apart for tensor in compared)
+    verdict = _judged(nearest, unlike, hindrance)
     return Accuracy(verdict, *known, apart, nearest.size, *measured)
 
 
