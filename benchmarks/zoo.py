@@ -42,7 +42,7 @@ from construct.modules.traversal import every_module
 from construct.network import layers_from_rules, substitute, survey
 from verify.argument.verdicts import certify_layer
 from verify.samples.network import compare_numbers
-from verify.samples.sampling import call_with
+from verify.samples.sampling import called
 
 ROUNDS = 3
 Made = tuple[nn.Module, Any]
@@ -435,7 +435,7 @@ def row(name: str, certify: bool = False) -> Result:
         return result if result.left else Result(name, "it has no convolution")
     try:
         with torch.no_grad():
-            call_with(substitute(net, {}), x)
+            called(substitute(net, {}), x)
     except Exception as error:  # as above; failures of the converted network count
         return Result(
             name, f"it does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -479,7 +479,7 @@ def row(name: str, certify: bool = False) -> Result:
     result.verdicts = dict(verdicts)
     with torch.no_grad():
         original, attention = medians(
-            lambda: call_with(net, x), lambda: call_with(converted, x), rounds=ROUNDS
+            lambda: called(net, x), lambda: called(converted, x), rounds=ROUNDS
         )
     result.ratio = attention / original
     return result

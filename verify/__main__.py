@@ -21,42 +21,9 @@ from verify.plots import command as plot_command
 from verify.verdict import escaped
 
 COMMAND = "python -m verify"
-EXAMPLES = {
-    "": (
-        "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
-        "claims --why 3",
-        "audit layer.pt --grid 8 8",
-    ),
-    "check": (
-        "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt",
-        "check m.mhsa.json --conv m.pt --mhsa m.mhsa.pt --verified",
-        "check m.json --conv m.safetensors --mhsa m.mhsa.safetensors",
-    ),
-    "coq": ("coq build", "coq statements", "coq statements theorem1"),
-    "lemmas": ("lemmas", "lemmas --dims 2", "lemmas --full"),
-    "claims": ("claims", "claims --why 3", "claims --why lemma-1 alpha-46"),
-    "audit": (
-        "audit layer.pt --grid 8 8 --kernel 3",
-        "audit model.mhsa.pt --layer stem.conv",
-        "audit layer.pt --grid 8 8 --json",
-    ),
-    "conformance": (
-        "conformance package.module:make_layer",
-        "conformance construct:conv_to_mhsa --dims 2",
-        "conformance my_layers:make --rows stride padding",
-    ),
-    "sweep": (
-        "sweep --random 1000 --output db.sqlite",
-        "sweep 'nets/*.pt' --input-size 3 64 64 --output db.sqlite",
-        "sweep --report db.sqlite",
-    ),
-    "plot": (
-        "plot attention m.mhsa.pt --layer stem --alpha 1 -o heads.svg",
-        "plot errors m.mhsa.json -o errors.png",
-        "plot leakage -o leakage.svg",
-    ),
-}
-"""Three example command lines for each help page."""
+EXAMPLES = """check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt
+claims --why 3
+audit layer.pt --grid 8 8"""
 EXIT_CODES = """exit codes:
   0    everything is PROVED, and confirmed; an audited layer is a convolution,
        as far as experiments tell; every row of a contract is CHECKED; no
@@ -73,12 +40,14 @@ class Command:
 
     Attributes:
         summary: one line for the help.
+        examples: lines for its help, without the program.
         arguments: adds the command's arguments to a parser.
         run: runs it, prints, and returns the exit code; a ValueError or OSError becomes one line
             and exit code 2.
     """
 
     summary: str
+    examples: str
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
 
@@ -238,36 +207,60 @@ def _plot(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "check": Command(
-        "recheck a certificate from the tensors of two weight files", _check_arguments, _check
+        "recheck a certificate from the tensors of two weight files",
+        "check model.mhsa.json --conv model.pt --mhsa model.mhsa.pt\n"
+        "check m.mhsa.json --conv m.pt --mhsa m.mhsa.pt --verified\n"
+        "check m.json --conv m.safetensors --mhsa m.mhsa.safetensors",
+        _check_arguments,
+        _check,
     ),
     "coq": Command(
         "the theorem in Coq: build the verified checker, print the statements",
+        "coq build\ncoq statements\ncoq statements theorem1",
         coq_command.add_arguments,
         _coq,
     ),
-    "lemmas": Command("prove the lemmas symbolically, step by step", _lemmas_arguments, _lemmas),
+    "lemmas": Command(
+        "prove the lemmas symbolically, step by step",
+        "lemmas\nlemmas --dims 2\nlemmas --full",
+        _lemmas_arguments,
+        _lemmas,
+    ),
     "claims": Command(
         "judge the claims of the talk, the abstract, the slides, the blog and a review, and show what we add",
+        "claims\nclaims --why 3\nclaims --why lemma-1 alpha-46",
         _claims_arguments,
         _claims,
     ),
     "audit": Command(
         "find out by experiment how far an attention layer is from a convolution",
+        "audit layer.pt --grid 8 8 --kernel 3\n"
+        "audit model.mhsa.pt --layer stem.conv\n"
+        "audit layer.pt --grid 8 8 --json",
         audit_command.add_arguments,
         _audit,
     ),
     "conformance": Command(
         "try the contract of a convolution, row by row, on anybody's layer",
+        "conformance package.module:make_layer\n"
+        "conformance construct:conv_to_mhsa --dims 2\n"
+        "conformance my_layers:make --rows stride padding",
         _conformance_arguments,
         _conformance,
     ),
     "sweep": Command(
         "certify many networks, or search random layers for a false verdict, on a cluster",
+        "sweep --random 1000 --output db.sqlite\n"
+        "sweep 'nets/*.pt' --input-size 3 64 64 --output db.sqlite\n"
+        "sweep --report db.sqlite",
         sweep_command.add_arguments,
         _sweep,
     ),
     "plot": Command(
         "draw a figure of a layer, a certificate, the leakage or the cost",
+        "plot attention m.mhsa.pt --layer stem --alpha 1 -o heads.svg\n"
+        "plot errors m.mhsa.json -o errors.png\n"
+        "plot leakage -o leakage.svg",
         plot_command.add_arguments,
         _plot,
     ),
@@ -282,13 +275,13 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (--help lists the options)")
 
 
-def _help(program: str, name: str, summary: str) -> dict[str, Any]:
+def _help(program: str, examples: str, summary: str) -> dict[str, Any]:
     """Keyword arguments for a parser: its description, with three examples first, and its format,
     80 columns wide.
     """
-    examples = "".join(f"  {program} {example}\n" for example in EXAMPLES[name])
+    lines = "".join(f"  {program} {example}\n" for example in examples.splitlines())
     return {
-        "description": f"examples:\n{examples}\n{fill(f'{summary[0].upper()}{summary[1:]}.', 79)}",
+        "description": f"examples:\n{lines}\n{fill(f'{summary[0].upper()}{summary[1:]}.', 79)}",
         "formatter_class": partial(argparse.RawDescriptionHelpFormatter, width=80),
         "allow_abbrev": False,
     }
@@ -300,7 +293,7 @@ def parser_of_commands(program: str = COMMAND) -> argparse.ArgumentParser:
         prog=program,
         **_help(
             program,
-            "",
+            EXAMPLES,
             "recheck certificates, print proofs, judge the claims, audit layers, draw figures",
         ),
     )
@@ -311,7 +304,9 @@ def parser_of_commands(program: str = COMMAND) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
         command.arguments(
-            commands.add_parser(name, help=command.summary, **_help(program, name, command.summary))
+            commands.add_parser(
+                name, help=command.summary, **_help(program, command.examples, command.summary)
+            )
         )
     return parser
 

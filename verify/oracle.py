@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import prod
+from math import inf, prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,19 @@ def _pads(padding: Any, spans: Vector) -> Sides:
 def whole(value: Any) -> bool:
     """Whether this is a Python integer, and no truth value."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def whole_numbers(values: Any, least: float = -inf) -> Vector | None:
+    """A sequence of whole numbers of any type (numpy's, tensors of one), as ints; None for anything
+    else, or if one is below ``least``.
+    """
+    try:
+        numbers = tuple(values)
+        if any(isinstance(n, bool) or index(n) < least for n in numbers):
+            return None
+    except TypeError:
+        return None
+    return tuple(map(index, numbers))
 
 
 def _whole_numbers(value: Any, count: int, least: int) -> bool:

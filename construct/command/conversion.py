@@ -3,7 +3,6 @@ that are free.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -11,8 +10,8 @@ from torch import nn
 from construct.attention import MHSA
 from construct.command.checking import check_conversion
 from construct.command.html_report import write_page
-from construct.command.output import OtherBits, not_rechecked, prepare, write_outputs
-from construct.command.report import Conversion, Report, judged
+from construct.command.output import not_rechecked, write_outputs
+from construct.command.report import Conversion, Report
 from construct.command.terminal import Phases, phases
 from construct.errors import BadModelFile, printable
 from construct.files.command_line.load_network import (
@@ -33,35 +32,11 @@ def convert_file(options: Namespace) -> Report:
         if options.report is not None:
             require_jinja2()  # before the long work
         conversion = _conversion(options, progress)
-        layers, network = check_conversion(conversion, options, progress)
-        good, writable = judged(layers, network, conversion.survey.refused, options)
-        notes = conversion.notes
-        hindrance = ""
-        if writable:
-            progress.begin(f"writing {options.output.name}")
-            prepared = prepare(conversion, options)
-            notes += prepared.notes
-            try:
-                notes += write_outputs(prepared, conversion, layers, network, options)
-            except OtherBits as error:
-                good = False
-                writable = False
-                hindrance = str(error)
-        if not layers:
-            notes += tuple(_notes_without_layers(writable, options))
-        certified = writable and bool(layers) and not options.no_certify
-        report = Report(
-            options=options,
-            conversion=conversion,
-            layers=layers,
-            network=network,
-            notes=notes,
-            hindrance=hindrance,
-            output=options.output if writable else None,
-            document=options.document if certified else None,
-            page=options.report if layers else None,
-            exit_code=0 if good else 1,
-        )
+        checked = check_conversion(conversion, options, progress)
+        report = Report(options, conversion, *checked)
+        if report.output is not None:
+            progress.begin(f"writing {report.output.name}")
+            report = write_outputs(report)
         if report.page is not None:
             progress.begin(f"writing {report.page.name}")
             with torch.no_grad():
@@ -85,13 +60,4 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
     converted, changes = replaced(model, survey, dict(pairs.values()))
     unchecked = tuple(not_rechecked(survey, source, options))
     remarks = (*remarks_on(model, wrappers), *changes, *unchecked)
-    notes = tuple(source.notes)
-    return Conversion(source, model, survey, pairs, converted, notes, remarks, unchecked)
-
-
-def _notes_without_layers(written: bool, options: Namespace) -> Iterator[str]:
-    """Notes on a network in which nothing was converted."""
-    if written:
-        yield "no convolution is left to convert: the network is written as it is, without a certificate"
-    if options.report is not None:
-        yield "there is no layer to show, so no report was written"
+    return Conversion(source, model, survey, pairs, converted, remarks, unchecked)

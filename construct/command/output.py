@@ -2,13 +2,15 @@
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from construct.command.report import Conversion, LayerRow, NetworkRow, network_dict
+from construct.command.report import Conversion, LayerRow, Report, network_dict
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.command_line.bare_kernels import geometry_flags
 from construct.files.destination import not_written
@@ -147,58 +149,74 @@ def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list
     return remarks
 
 
-def write_outputs(
-    prepared: Prepared,
-    conversion: Conversion,
-    layers: Sequence[LayerRow],
-    network: NetworkRow | None,
-    options: Namespace,
-) -> tuple[str, ...]:
+def write_outputs(report: Report) -> Report:
     """Write network and certificate to temporary files, then rename both, so that no network has
-    another's certificate; without one, that of an earlier run is deleted.  Returns notes.
+    another's certificate; without one, that of an earlier run is deleted.
+
+    Returns:
+        The report with remarks; or with the tensor that would have other bits, and nothing was
+        changed.
 
     Raises:
-        OtherBits: other numbers would be written; nothing was changed.
         BadModelFile: they cannot be written; the message says what was changed, if anything.
     """
-    output = options.output
-    document = options.document
-    source = conversion.source
-    notes: tuple[str, ...] = ()
-    place = output
-    changed = "nothing was changed"
+    conversion = report.conversion
+    output = report.options.output
+    prepared = prepare(conversion, report.options)
+    notes = prepared.notes
+    name = printable(report.options.document)
+    certificate = ""
     try:
-        with staged(output, prepared.content, source.allowed) as written:
+        with staged(output, prepared.content, conversion.source.allowed) as written:
             tensors = prepared.tensors
             if tensors is None:  # safe: made just now of what this process holds
                 tensors = dict(
                     tensors_of(torch.load(written, map_location="cpu", weights_only=False))
                 )
             check_bits(tensors, conversion.model, conversion.converted)
-            place = document
-            if layers and not options.no_certify:
-                record = certificate_document(
-                    _certificates(conversion.model, layers),
-                    source.path,
-                    written,
-                    network and network_dict(network),
-                    mhsa_name=output.name,
-                    conv_sha256=source.sha256,
-                )
-                write(record, document)
-                changed = f"{printable(document)} is written"
-            elif document != output and document.is_file() and is_document(document):
-                document.unlink()
-                changed = f"{printable(document)} is deleted"
-                notes = (f"{printable(document)} was deleted: the certificate of an earlier run",)
-            place = output
+            certificate = _renew_certificate(report, written)
+    except OtherBits as error:
+        return replace(report, writing=notes, other_bits=str(error))
     except OSError as error:
-        raise not_written(place, error, changed) from error
+        changed = f"{name} is {certificate}" if certificate else "nothing was changed"
+        raise not_written(output, error, changed) from error
+    if certificate == "deleted":
+        notes += (f"{name} was deleted: the certificate of an earlier run",)
     if prepared.tensors is None and (names := unlisted_names_in(output)):
         notes += (
             f"the output still names {printable(', '.join(names))}: --allow that to read it back",
         )
-    return notes
+    return replace(report, writing=notes)
+
+
+def _renew_certificate(report: Report, written: Path) -> str:
+    """Write the certificate of a network, which is in a temporary file, or delete that of an earlier
+    run; returns "written" or "deleted", or an empty text if there is none.
+
+    Raises:
+        BadModelFile: the file cannot be changed.
+    """
+    source = report.conversion.source
+    output = report.options.output
+    document = report.options.document
+    try:
+        if report.document is not None:
+            record = certificate_document(
+                _certificates(report.conversion.model, report.layers),
+                source.path,
+                written,
+                report.network and network_dict(report.network),
+                mhsa_name=output.name,
+                conv_sha256=source.sha256,
+            )
+            write(record, document)
+            return "written"
+        if document != output and document.is_file() and is_document(document):
+            document.unlink()
+            return "deleted"
+    except OSError as error:
+        raise not_written(document, error, "nothing was changed") from error
+    return ""
 
 
 def _certificates(model: nn.Module, layers: Sequence[LayerRow]) -> list[tuple[str, Certificate]]:

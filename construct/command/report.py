@@ -3,7 +3,7 @@
 import json
 import math
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,7 +13,6 @@ from torch import nn
 
 from construct.attention import MHSA
 from construct.encoding.sharpness import alpha_for
-from construct.errors import Refusal
 from construct.files.reading import ModelFile
 from construct.geometry import ConvGeometry
 from construct.modules.folding import parametrization_names
@@ -40,7 +39,6 @@ class Conversion:
         model: the network, without wrappers.
         survey: its convolutions.
         pairs: path → the convolution in ``model``, and its attention layer in ``converted``.
-        notes: what was assumed or ignored in reading.
         remarks: (path, remark) on the conversion.
         unchecked: (path, remark) on why the output will not be rechecked; they are among the
             remarks.
@@ -51,7 +49,6 @@ class Conversion:
     survey: Survey
     pairs: Pairs
     converted: nn.Module
-    notes: tuple[str, ...]
     remarks: tuple[tuple[str, str], ...]
     unchecked: tuple[tuple[str, str], ...]
 
@@ -132,6 +129,10 @@ class NetworkRow:
         return self.calls.difference is None and not refuted
 
 
+NOTHING_LEFT = "there is no convolution left to convert (--format or -o writes it as it is)"
+"""Why the network of a conversion without layers is not written: no failure."""
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything that is printed.
@@ -139,39 +140,72 @@ class Report:
     Attributes:
         options: the command line's options.
         network: None if it was not run.
-        notes: what was assumed or ignored, in reading and in writing.
-        hindrance: why what was ready to be written was not; else empty.
-        output: ``output``, ``document`` (the certificate) and ``page`` (the report) are the files
-            that were written.
+        writing: remarks on what is written.
+        other_bits: which tensor would be written with other bits than it was certified with; empty
+            if none.
     """
 
     options: Namespace
     conversion: Conversion
     layers: tuple[LayerRow, ...]
     network: NetworkRow | None
-    notes: tuple[str, ...]
-    hindrance: str
-    output: Path | None
-    document: Path | None
-    page: Path | None
-    exit_code: int
+    writing: tuple[str, ...] = ()
+    other_bits: str = ""
 
+    @property
+    def hindrance(self) -> str:
+        """Why nothing is written, and the option that writes it all the same; empty if it is
+        written.
+        """
+        verdicts = {row.verdict.name for row in self.layers}
+        left = bool(self.conversion.survey.refused)
+        if "REFUTED" in verdicts:
+            return "a layer is REFUTED"
+        if self.network is not None:
+            left |= bool(self.network.calls.left)
+            if not self.network.good:
+                return "the networks do not compare equal"
+        if not self.options.partial:
+            if "UNDECIDED" in verdicts:
+                return "a layer is UNDECIDED (--partial writes it nevertheless)"
+            if left:
+                return "a convolution is left unconverted (--partial allows that)"
+        if not self.layers and not self.options.copy:
+            return NOTHING_LEFT
+        return self.other_bits
 
-def judged(
-    layers: Sequence[LayerRow],
-    network: NetworkRow | None,
-    refused: Sequence[Refusal],
-    options: Namespace,
-) -> tuple[bool, bool]:
-    """Whether a conversion is good (the exit code is 0), and whether it may be written."""
-    left = bool(refused)
-    equal = all(row.verdict.name != "REFUTED" for row in layers)
-    if network is not None:
-        left |= bool(network.calls.left)
-        equal &= network.good
-    good = equal and all(row.verdict.good for row in layers) and (options.partial or not left)
-    writable = good or (equal and options.partial)
-    return good, writable and (bool(layers) or options.copy)
+    @property
+    def exit_code(self) -> int:
+        """0 if every layer is good and nothing hinders that the network is written."""
+        good = all(row.verdict.good for row in self.layers)
+        return int(not good or self.hindrance not in ("", NOTHING_LEFT))
+
+    @property
+    def output(self) -> Path | None:
+        """The file of the network, if it is written."""
+        return None if self.hindrance else self.options.output
+
+    @property
+    def document(self) -> Path | None:
+        """The file of the certificate, if it is written."""
+        certified = self.layers and not self.options.no_certify
+        return self.options.document if certified and self.output else None
+
+    @property
+    def page(self) -> Path | None:
+        """The file of the page, if there is something to show."""
+        return self.options.report if self.layers else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed or ignored, in reading and in writing."""
+        notes = (*self.conversion.source.notes, *self.writing)
+        if not self.layers and self.output:
+            what = "the network is written as it is, without a certificate"
+            notes += (f"no convolution is left to convert: {what}",)
+        if not self.layers and self.options.report:
+            notes += ("there is no layer to show, so no report was written",)
+        return notes
 
 
 def percent(share: float) -> str:
@@ -234,7 +268,7 @@ def print_json(report: Report, out: TextIO) -> None:
         "checked": checked_layers(report),
         "samples": report.options.samples,
         "seed": report.options.seed,
-        "notes": [*report.notes, *filter(None, [report.hindrance])],
+        "notes": [*report.notes, *filter(None, [report.other_bits])],
         "output": report.output and str(report.output),
         "certificate": report.document and str(report.document),
         "report": report.page and str(report.page),

@@ -113,50 +113,45 @@ def run_both(
     where = f"the network's activations on {description}"
     if options.input_size:
         where += f" (seed {options.seed})"
-
-    def layers(network: nn.Module) -> dict[str, nn.Module]:
-        return {path: module for path, module in every_module(network) if path in pairs}
+    refused = _inputs_refused(options)
 
     def run(network: nn.Module, inputs: list[Any] = inputs) -> list[Run]:
-        return runs(network.eval(), inputs, layers(network), options.seed)
+        return runs(network.eval(), inputs, _modules_at(pairs, network), options.seed)
 
+    @_explained(*refused)
     def run_again() -> list[Run]:
-        with _explained(options):
-            return run(substitute(model, {}))
+        return run(substitute(model, {}))
 
     with evaluating(*chain(*pairs.values())):
         progress.begin("checking", len(pairs) * len(inputs))
         copied = substitute(model, {})
-        convolutions = layers(copied)
+        convolutions = _modules_at(pairs, copied)
         limits = {path: (conv, pairs[path][1]) for path, conv in convolutions.items()}
         with (
-            _explained(options),
+            _explained(*refused),
             refusing_large_outputs(limits),
             comparing(convolutions, pairs, where, progress.advance) as checks,
         ):
             original = run(copied)
-        changed = changed_parameter(model, copied, pairs)
+        changes = _changes(model, copied, pairs)
         progress.begin("running the converted network")
-        conversion = list[Run]()
-        standing_in = list[Run]()
-        failure = ""
+        standing_in = conversion = list[Run]()
         try:
-            with _explained(options, is_converted=True):
+            with _explained(f"{printable(options.model)}: {NOT_CONVERTED}", MORE_THAN_A_CALL):
                 copied = substitute(
                     converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()}
                 )
                 standing_in = run(copied)
                 copied = substitute(converted, {})
                 conversion = run(copied)
-            changed = changed or changed_parameter(converted, copied, pairs)
+            changes = changes or _changes(converted, copied, pairs)
         except BadModelFile as error:
-            if not changed:
+            if not changes:
                 raise
-            failure = f"; converted, it does not run: {describe(error.__cause__ or error)}"
+            changes += f"; converted, it does not run: {describe(error.__cause__ or error)}"
         calls = compare_calls(original, standing_in, conversion, run_again)
-        if changed:
-            what = f"its run changes {printable(changed)}, a parameter of its own (without --input-size, layers are checked alone)"
-            calls = replace(calls, difference=what + failure)
+        if changes:
+            calls = replace(calls, difference=changes)
         progress.begin("running in float64")
         reference = None
         no_float64 = ""
@@ -168,8 +163,16 @@ def run_both(
     return Runs(checks, calls, original, conversion, reference, no_float64, description)
 
 
+NOT_CONVERTED = "converted, the network does not run any more"
+MORE_THAN_A_CALL = "its forward may use more of a convolution than a call of it: change that"
+
+
+def _modules_at(paths: Container[str], network: nn.Module) -> dict[str, nn.Module]:
+    return {path: module for path, module in every_module(network) if path in paths}
+
+
 @contextlib.contextmanager
-def _explained(options: Namespace, is_converted: bool = False) -> Iterator[None]:
+def _explained(what: str, remedy: str) -> Iterator[None]:
     """Explain why a network does not run; it may raise anything on an input that it does not
     accept.
     """
@@ -179,12 +182,24 @@ def _explained(options: Namespace, is_converted: bool = False) -> Iterator[None]
         raise
     except (Exception, SystemExit) as error:
         memory = out_of_memory_error(error)
-        raise memory or _does_not_run(error, is_converted, options) from error
+        raise memory or BadModelFile(f"{what}: {describe(error)}", remedy) from error
 
 
-def changed_parameter(before: nn.Module, after: nn.Module, layers: Container[str]) -> str:
-    """The path of the first parameter, or buffer of one of the ``layers``, that has other bits
-    after a run; empty if none has.
+def _inputs_refused(options: Namespace) -> tuple[str, str]:
+    """That a network does not run on the inputs of the command line, and which others to give."""
+    what = "the example inputs"
+    hint = "a tensor, a tuple of arguments, or a dict of keyword arguments"
+    if options.example_inputs is None:
+        what = f"an input of size {' '.join(map(str, options.input_size))}"
+        hint = "another --input-size, or --example-inputs"
+        if options.format not in ("pt2", "onnx"):  # which take an example
+            hint += ", or neither: then every layer is checked alone"
+    return f"{printable(options.model)}: the network does not run on {what}", f"give {hint}"
+
+
+def _changes(before: nn.Module, after: nn.Module, layers: Container[str]) -> str:
+    """The first parameter, or buffer of one of the ``layers``, that has other bits after a run, in
+    one clause; empty if none has.
     """
 
     def tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -199,7 +214,8 @@ def changed_parameter(before: nn.Module, after: nn.Module, layers: Container[str
     now = tensors(after)
     for name, tensor in tensors(before).items():
         if name not in now or not same_bits(tensor, now[name]):
-            return name
+            alone = "without --input-size, layers are checked alone"
+            return f"its run changes {printable(name)}, a parameter of its own ({alone})"
     return ""
 
 
@@ -213,22 +229,3 @@ def _float64_copy(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(module, name, value.double())
     return copied
-
-
-def _does_not_run(error: BaseException, is_converted: bool, options: Namespace) -> BadModelFile:
-    name = printable(options.model)
-    if is_converted:
-        what = f"{name}: converted, the network does not run any more: {describe(error)}"
-        return BadModelFile(
-            what, "its forward may use more of a convolution than a call of it: change that"
-        )
-    what = "the example inputs"
-    hint = "a tensor, a tuple of arguments, or a dict of keyword arguments"
-    if options.example_inputs is None:
-        what = f"an input of size {' '.join(map(str, options.input_size))}"
-        hint = "another --input-size, or --example-inputs"
-        if options.format not in ("pt2", "onnx"):  # which take an example
-            hint += ", or neither: then every layer is checked alone"
-    return BadModelFile(
-        f"{name}: the network does not run on {what}: {describe(error)}", f"give {hint}"
-    )

@@ -169,29 +169,13 @@ def remark_lines(report: Report) -> Iterator[str]:
 def _written_lines(report: Report) -> Iterator[str]:
     """The files that were written."""
     if report.output is None:
-        yield f"written: nothing, because {_hindrance(report)}"
+        yield f"written: nothing, because {report.hindrance}"
     else:
         yield f"written: {printable(report.output)}"
     if report.document is not None:
         yield f"certificate: {printable(report.document)}"
     if report.page is not None:
         yield f"report: {printable(report.page)}"
-
-
-def _hindrance(report: Report) -> str:
-    """Why nothing was written, and the option that writes it all the same."""
-    verdicts = {row.verdict.name for row in report.layers}
-    if report.hindrance:
-        return report.hindrance
-    if "REFUTED" in verdicts:
-        return "a layer is REFUTED"
-    if not report.layers and report.exit_code == 0:
-        return "there is no convolution left to convert (--format or -o writes it as it is)"
-    if report.network is not None and not report.network.good:
-        return "the networks do not compare equal"
-    if "UNDECIDED" in verdicts:
-        return "a layer is UNDECIDED (--partial writes it nevertheless)"
-    return "a convolution is left unconverted (--partial allows that)"
 
 
 def label(path: str) -> str:

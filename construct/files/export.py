@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -61,8 +61,7 @@ def export_program(
     Raises:
         ValueError: a layer, or the network, cannot be traced.
     """
-    network = frozen_copy(model)
-    program = _exported(network, input_size, inputs)
+    program = _exported(_Example(frozen_copy(model), input_size, inputs))
     program.example_inputs = None  # they are the user's, and a file would hold them
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     if not output.all_input_nodes:
@@ -79,47 +78,52 @@ def export_program(
     return program, tuple(static)
 
 
-def _exported(
-    network: nn.Module, input_size: Sequence[int], inputs: Any
-) -> "torch.export.ExportedProgram":
+class _Example(NamedTuple):
+    """A network and what it is run on: the user's ``inputs``, or a random tensor of a size."""
+
+    network: nn.Module
+    input_size: Sequence[int]
+    inputs: Any
+
+    def arguments(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments; a random tensor has ``batch`` examples."""
+        if isinstance(self.inputs, Mapping):
+            return (), dict(self.inputs)
+        if isinstance(self.inputs, tuple):
+            return self.inputs, {}
+        if self.inputs is not None:
+            return (self.inputs,), {}
+        floats = (p.dtype for p in self.network.parameters() if p.is_floating_point())
+        generator = torch.Generator().manual_seed(0)
+        dtype = next(floats, torch.float32)
+        shape = (batch, *self.input_size)
+        return (torch.randn(shape, dtype=dtype, generator=generator, device="cpu"),), {}
+
+
+def _exported(example: _Example) -> "torch.export.ExportedProgram":
     """Export with every axis dynamic; if that fails, with the batch alone; then with none."""
     for dynamic in (None, 1):
         with contextlib.suppress(ValueError):
-            return _traced(network, input_size, inputs, dynamic, batch=2)
-    return _traced(network, input_size, inputs, 0, batch=1)
+            return _traced(example, dynamic, batch=2)
+    return _traced(example, 0, batch=1)
 
 
-def _traced(
-    network: nn.Module, input_size: Sequence[int], inputs: Any, dynamic: int | None, batch: int
-) -> "torch.export.ExportedProgram":
+def _traced(example: _Example, dynamic: int | None, batch: int) -> "torch.export.ExportedProgram":
     """Export with the first ``dynamic`` axes dynamic, but for the channels of an ``input_size``."""
 
     def free(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
-        axes = range(value.dim())[:dynamic]
-        return {axis: torch.export.Dim.AUTO for axis in axes if axis != 1 or inputs is not None}
+        axes = {*range(value.dim())[:dynamic]}
+        if example.inputs is None:
+            axes -= {1}
+        return dict.fromkeys(axes, torch.export.Dim.AUTO)
 
-    args, kwargs = _arguments(network, input_size, inputs, batch)
+    args, kwargs = example.arguments(batch)
     with torch.no_grad(), _quiet():
         return torch.export.export(
-            network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args)
+            example.network, args, kwargs, dynamic_shapes=tree_map(free, kwargs or args)
         )
-
-
-def _arguments(
-    network: nn.Module, input_size: Sequence[int], inputs: Any, batch: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of an example; without ``inputs`` a random tensor."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple):
-        return inputs, {}
-    if inputs is not None:
-        return (inputs,), {}
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    generator = torch.Generator().manual_seed(0)
-    return (torch.randn(batch, *input_size, dtype=dtype, generator=generator, device="cpu"),), {}
 
 
 def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int | None]]:
@@ -201,7 +205,7 @@ def to_pt2(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None)
     return Program(
         stream.getvalue(),
         static,
-        _difference(model, input_size, inputs, program, reloaded),
+        _difference(_Example(model, input_size, inputs), program, reloaded),
         program.state_dict,
     )
 
@@ -227,7 +231,8 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
     content = stream.getvalue()
     difference = None
     if find_spec("onnxruntime") is not None:
-        difference = _difference(model, input_size, inputs, program, partial(_run_onnx, content))
+        example = _Example(model, input_size, inputs)
+        difference = _difference(example, program, partial(_run_onnx, content))
     return Program(content, static, difference, program.state_dict)
 
 
@@ -246,16 +251,12 @@ def _run_onnx(content: bytes, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
 
 
 def _difference(
-    model: nn.Module,
-    input_size: Sequence[int],
-    inputs: Any,
-    program: "torch.export.ExportedProgram",
-    call: Callable[..., object],
+    example: _Example, program: "torch.export.ExportedProgram", call: Callable[..., object]
 ) -> float:
     """The greatest difference between the outputs of the network and of its reloaded program."""
-    network = deep_copy(model).eval()
+    network = deep_copy(example.network).eval()
     batch = next((shape[0] for shape in _input_shapes(program).values() if shape), None)
-    args, kwargs = _arguments(network, input_size, inputs, batch or 2)
+    args, kwargs = example.arguments(batch or 2)
     results = []
     with torch.no_grad():
         for run in (call, network):

@@ -118,28 +118,25 @@ def learn(
             _require_learnable(layer, key_dim, position, alpha)
         except ValueError as error:
             raise ValueError(f"{path}: {error}".removeprefix(": ")) from None
+    learned = ("w_qry", "w_key", "u")
+    if position == "free":
+        learned += ("v",)
     for layer in chosen.values():
         kept = _widened(layer, key_dim)
+        added = _added(layer, heads, key_dim, position, generator)
+        by_name: dict[str, nn.Module] = {name: AddedHeads(kept[name]) for name in learned}
         if alpha is not None:
             kept["v"] *= (alpha / layer.centres()[0]).to(kept["v"])[:, None]
-        added = _added_scores(layer, heads, key_dim, position, generator)
-        learned = ["w_qry", "w_key", "u"] + ["v"] * (position == "free")
-        for name, rows in kept.items():
-            setattr(layer, name, nn.Parameter(torch.cat([rows, added[name]]), name in learned))
-        own = layer.heads
+            by_name["v"] = MovingHeads(layer.heads, layer.geometry.dims, key_dim)
         layer.heads += heads
-        w_val = _drawn(layer.w_val, (heads, *layer.w_val.shape[1:]), generator)
-        w_out = layer.w_out.new_zeros(heads, *layer.w_out.shape[1:])
-        layer.w_val = nn.Parameter(torch.cat([layer.w_val, w_val]))
-        layer.w_out = nn.Parameter(torch.cat([layer.w_out, w_out]))
+        trained = {*by_name, "w_val", "w_out"}
+        for name, rows in kept.items():
+            tensor = torch.cat([rows, added[name]])
+            setattr(layer, name, nn.Parameter(tensor, name in trained))
+        for name, parametrization in by_name.items():
+            parametrize.register_parametrization(layer, name, parametrization)
         if alpha is not None:
-            layer.v.requires_grad_()
-            moving = MovingHeads(own, layer.geometry.dims, key_dim)
-            parametrize.register_parametrization(layer, "v", moving)
             layer.get_parameter("parametrizations.v.original2").requires_grad_("v" in learned)
-            learned = ["w_qry", "w_key", "u"]
-        for name in learned:
-            parametrize.register_parametrization(layer, name, AddedHeads(kept[name]))
     return chosen
 
 
@@ -194,18 +191,18 @@ def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | 
 
 
 def _widened(layer: MHSA, key_dim: int) -> dict[str, Tensor]:
-    """The score tensors of a layer with a larger D_k: those of Eq. 6 filled up with zeros."""
+    """The tensors of a layer's heads with a larger D_k: those of Eq. 6 filled up with zeros."""
     more = key_dim - layer.w_key_pos.shape[1]
-    names = ("w_qry", "w_key", "u", "v")
-    wider = {name: nn.functional.pad(getattr(layer, name).detach(), (0, more)) for name in names}
-    return wider | {"w_key_pos": nn.functional.pad(layer.w_key_pos.detach(), (0, 0, 0, more))}
+    ends = dict.fromkeys(("w_qry", "w_key", "u", "v"), (0, more))
+    ends |= {"w_key_pos": (0, 0, 0, more), "w_val": (), "w_out": ()}
+    return {name: nn.functional.pad(getattr(layer, name).detach(), n) for name, n in ends.items()}
 
 
-def _added_scores(
+def _added(
     layer: MHSA, heads: int, key_dim: int, position: str, generator: torch.Generator | None
 ) -> dict[str, Tensor]:
-    """The score tensors of added heads.  With free positions the first D_p of the D_k components
-    are for r_δ, and the content's matrices are zero there.
+    """The tensors of added heads.  With free positions the first D_p of the D_k components are for
+    r_δ, and the content's matrices are zero there.
 
     Scores of content have about the size 1 for inputs of the size 1, as if divided by √D_k.
     """
@@ -222,6 +219,8 @@ def _added_scores(
         "w_key_pos": w_key_pos,
         "u": layer.u.new_zeros(heads, key_dim),
         "v": layer.v.new_zeros(heads, key_dim),
+        "w_val": _drawn(layer.w_val, (heads, *layer.w_val.shape[1:]), generator),
+        "w_out": layer.w_out.new_zeros(heads, *layer.w_out.shape[1:]),
     }
 
 

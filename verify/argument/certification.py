@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf, isfinite, nan
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from verify.argument.runs import Probe, run_step
 from verify.argument.steps import Argument, Problem, Step, argue
 from verify.layers.fields import TENSORS, digests
 from verify.layers.overrides import require_plain_attention
-from verify.layers.patches import over_patches
+from verify.layers.patches import Judged, over_patches
 from verify.layers.reparametrized import folded_convolution
 from verify.layers.targets import named
 from verify.layers.torch_faults import KNOWN
@@ -34,6 +33,7 @@ from verify.oracle import (
     flushes_to_zero,
     greatest,
     stated_geometry,
+    whole_numbers,
     winograd_may_run,
 )
 from verify.verdict import Verdict, exactly, from_above
@@ -99,59 +99,84 @@ def certified(
     """:func:`certify`; with ``leaking`` and no ``within``, it claims the derived bound where heads
     leak.
     """
-    grid = _sizes(grid)
+    size = whole_numbers(grid)
+    if size is None:
+        raise TypeError(f"the grid {grid!r} must be a series of whole numbers")
     input_bound = _positive(input_bound, "the input bound")
     if within is not None:
         within = _positive(within, "within")
+    judged = _judged(conv, mhsa, size)
+    certificate = _certificate(judged, input_bound, within, leaking)
+    for name, value in _identity(_judged(conv, mhsa, size)).items():
+        if getattr(certificate, name) != value:
+            raise Unreadable("a layer's numbers changed while it was read and run")
+    if judged.attention is not mhsa and certificate.verdict.good:
+        plain, _ = folded_convolution(conv)
+        _run_once(plain, mhsa, size, input_bound, certificate.bound)
+    return certificate
+
+
+def _judged(conv: Any, layer: Any, size: Vector) -> Judged:
+    """The two plain layers that a certificate is about; raises as :func:`certify`."""
     plain, folded = folded_convolution(conv)
-    pair = (conv, mhsa)
-    size = grid
-    given, mhsa, grid, patches = over_patches(*pair, size)
-    if isinstance(mhsa, MHSA):  # no other class is run
-        require_plain_attention(mhsa, TENSORS)
-    conv = given if patches else plain
-    problem = Problem.read(conv, mhsa, grid, input_bound)
-    stated = _identity(conv, mhsa)
+    judged = over_patches(plain, layer, size)
+    if isinstance(judged.attention, MHSA):  # no other class is run
+        require_plain_attention(judged.attention, TENSORS)
+    if folded:
+        what = "the convolution's numbers are those of eval mode, worked out by"
+        notes = (f"eval mode: {what} {', '.join(folded)}", *judged.notes)
+        judged = judged._replace(notes=notes)
+    return judged
+
+
+def _identity(judged: Judged) -> dict[str, dict[str, Any]]:
+    """What a certificate says of which layers it is about: their geometries, and the digests of
+    their tensors.
+    """
+    return {
+        "conv_geometry": stated_geometry(judged.conv),
+        "mhsa_geometry": stated_geometry(judged.attention),
+        "conv_sha256": digests(judged.conv, ("weight", "bias")),
+        "mhsa_sha256": digests(judged.attention, TENSORS),
+    }
+
+
+def _certificate(
+    judged: Judged, input_bound: float, within: float | None, leaking: bool
+) -> Certificate:
+    """The certificate of layers that have been read."""
+    problem = Problem.read(judged.conv, judged.attention, judged.grid, input_bound)
+    identity = _identity(judged)
     _require_comparable(problem)
     argument = argue(problem, may_leak=leaking or within is not None, may_differ=within is not None)
-    total = _total(argument)
-    if leaking and within is None and argument.leakage.any() and np.isfinite(total).all():
-        derived = float(np.nextafter(argument.rounding + argument.leakage, np.inf).max())
-        within = min(float(from_above(derived)), float(np.finfo(np.float64).max))
+    if leaking and within is None:
+        within = _derived(argument)
     counterexample = None
     if within is None:
         counterexample = counterexample_of(argument)
-    positional = None
-    last = argument.steps[-1]
-    if (others := _by_position(argument)) is not None:
-        positional = certified(given, others, grid, input_bound, within, leaking)
+    positional = _by_position(judged, argument, within, leaking)
+    *steps, last = argument.steps
+    if positional is not None:
         alone = f"{named(~problem.attention.content)} alone, with b_out: {positional.verdict}"
         last = replace(last, sentence=f"{last.sentence}; {alone}")
-    runs, probes = run_step(argument, total)
-    again = over_patches(*pair, size)
-    if stated != _identity(folded_convolution(again.conv)[0], again.attention):
-        raise Unreadable("a layer's numbers changed while it was read and run")
-    steps = (*argument.steps[:-1], last, runs)
-    observed = np.max([np.zeros(len(total)), *(p.observed for p in probes)], axis=0)
-    verdict = _verdict(argument, steps, within, total, counterexample, probes)
-    if patches and verdict.good:
-        _run_once(plain, pair[1], size, input_bound, total)
+    runs, probes = run_step(argument)
+    steps = (*steps, last, runs)
     return Certificate(
-        verdict=verdict,
-        grid=grid,
+        verdict=_verdict(argument, steps, within, counterexample, probes),
+        grid=judged.grid,
         input_bound=input_bound,
         within=within,
-        bound=total,
+        bound=argument.total,
         rounding=argument.rounding,
         leakage=argument.leakage,
         taps=argument.taps,
         steps=steps,
-        assumptions=(*_assumptions(problem, probes, folded), *patches),
+        assumptions=(*_assumptions(problem, probes), *judged.notes),
         dtype=problem.fmt.name,
         heads=len(problem.attention.v),
-        **stated,
+        **identity,
         torch_version=torch.__version__,
-        observed=observed,
+        observed=np.max([np.zeros_like(argument.total), *(p.observed for p in probes)], axis=0),
         probes=tuple(
             {
                 "execution": p.execution,
@@ -166,6 +191,14 @@ def certified(
         overrun=_overrun(probes),
         positional=positional,
     )
+
+
+def _derived(argument: Argument) -> float | None:
+    """The difference that leaking heads explain, if some leak and the bound is finite."""
+    if not (argument.leakage.any() and np.isfinite(argument.total).all()):
+        return None
+    derived = float(np.nextafter(argument.rounding + argument.leakage, np.inf).max())
+    return min(float(from_above(derived)), float(np.finfo(np.float64).max))
 
 
 def _run_once(conv: Any, layer: Any, size: Vector, input_bound: float, total: np.ndarray) -> None:
@@ -184,9 +217,11 @@ def _run_once(conv: Any, layer: Any, size: Vector, input_bound: float, total: np
         raise Unreadable("the layer does not cut and join images as its attention takes them")
 
 
-def _by_position(argument: Argument) -> MHSA | None:
-    """Where step 1 fails, the attention layer without the heads that attend by content."""
-    mhsa = argument.problem.layer
+def _by_position(
+    judged: Judged, argument: Argument, within: float | None, leaking: bool
+) -> Certificate | None:
+    """Where step 1 fails, the certificate of the layer without the heads that attend by content."""
+    mhsa = judged.attention
     if argument.steps[-1].number != 1 or not isinstance(mhsa, MHSA):
         return None
     kept = torch.from_numpy(~argument.problem.attention.content)
@@ -194,19 +229,8 @@ def _by_position(argument: Argument) -> MHSA | None:
         return None
     tensors = {name: getattr(mhsa, name).detach()[kept] for name in TENSORS if name != "b_out"}
     weights = MHSAWeights(**tensors, b_out=mhsa.b_out.detach())
-    return MHSA(mhsa.geometry, weights, radix=mhsa.radix)
-
-
-def _identity(conv: Any, mhsa: Any) -> dict[str, dict[str, Any]]:
-    """What a certificate says of which layers it is about: their geometries, and the digests of
-    their tensors.
-    """
-    return {
-        "conv_geometry": stated_geometry(conv),
-        "mhsa_geometry": stated_geometry(mhsa),
-        "conv_sha256": digests(conv, ("weight", "bias")),
-        "mhsa_sha256": digests(mhsa, TENSORS),
-    }
+    others = judged._replace(attention=MHSA(mhsa.geometry, weights, radix=mhsa.radix))
+    return _certificate(others, argument.problem.bound, within, leaking)
 
 
 def _require_comparable(problem: Problem) -> None:
@@ -241,12 +265,6 @@ def _require_comparable(problem: Problem) -> None:
         )
 
 
-def _total(argument: Argument) -> np.ndarray:
-    """The bound, (D_out,): the sum of its parts, rounded up; infinite where a part is not finite."""
-    total = argument.rounding + argument.leakage + argument.taps
-    return np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
-
-
 def _overrun(probes: list[Probe]) -> Overrun | None:
     """The first run over the bound in which the attention is at fault, with the convolution's exact
     output there.
@@ -255,18 +273,6 @@ def _overrun(probes: list[Probe]) -> Overrun | None:
         if probe.refutes and (over := probe.over) is not None:
             return Overrun(probe.execution, over.input, over.index[1:], over.exact, over.attention)
     return None
-
-
-def _sizes(grid: Iterable[int]) -> Vector:
-    try:
-        sizes = tuple(grid)
-    except TypeError:
-        sizes = (None,)
-    if isinstance(grid, str) or any(
-        isinstance(n, bool) or not hasattr(n, "__index__") for n in sizes
-    ):
-        raise TypeError(f"the grid {grid!r} must be a series of whole numbers")
-    return tuple(index(n) for n in sizes)  # type: ignore[arg-type]
 
 
 def _positive(value: float, what: str) -> float:
@@ -296,7 +302,6 @@ def _verdict(
     argument: Argument,
     steps: tuple[Step, ...],
     within: float | None,
-    total: np.ndarray,
     counterexample: Counterexample | None,
     probes: list[Probe],
 ) -> Verdict:
@@ -307,10 +312,10 @@ def _verdict(
         return Verdict(
             "REFUTED", f"{over.execution}, on inputs of size {over.grid}: {over.sentence}"
         )
-    largest = greatest(total)
+    largest = greatest(argument.total)
     failed = next((step for step in steps if not step.holds), None)
     if failed is not None:
-        why = _why_undecided(argument, failed, largest, probes)
+        why = _why_undecided(argument, failed, probes)
         return Verdict("UNDECIDED", f"step {failed.number} ({failed.name}): {why}")
     if not isfinite(largest):
         return Verdict("UNDECIDED", "step 5 (rounding): the bound is not finite")
@@ -330,15 +335,15 @@ def _verdict(
     )
 
 
-def _why_undecided(argument: Argument, failed: Step, largest: float, probes: list[Probe]) -> str:
+def _why_undecided(argument: Argument, failed: Step, probes: list[Probe]) -> str:
     """Why a step fails, and, where heads leak, which claims would hold."""
     if failed.number == 6:
         return next(
             (f"on inputs of size {p.grid}, {p.over.sentence}" for p in probes if p.over),
             failed.sentence,
         )
-    if failed.number == 3 and argument.leaks is not None and isfinite(largest):
-        most = from_above(largest)
+    if failed.number == 3 and argument.leaks is not None and np.isfinite(argument.total).all():
+        most = from_above(greatest(argument.total))
         remedy = f"claim that with within={most}, or take α from {from_above(argument.leaks.sharp_from)} on"
         return f"{failed.sentence}: the layers differ by at most {most} ({remedy})"
     return failed.sentence
@@ -347,10 +352,8 @@ def _why_undecided(argument: Argument, failed: Step, largest: float, probes: lis
 # ---- the assumptions -----------------------------------------------------------------------------
 
 
-def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...]) -> tuple[str, ...]:
-    """What the certificate assumes, each as ``"name: sentence"``; ``folded`` names the
-    convolution's parametrizations.
-    """
+def _assumptions(problem: Problem, probes: list[Probe]) -> list[str]:
+    """What the certificate assumes of any layers, each as ``"name: sentence"``."""
     counts = Counter[str]()
     for probe in probes:
         counts[probe.execution] += probe.inputs
@@ -383,8 +386,4 @@ def _assumptions(problem: Problem, probes: list[Probe], folded: tuple[str, ...])
             f"float32 accumulation: {name} layers add up in float32, and the convolution rounds to {name} at most once a "
             f"tap{flushed}"
         )
-    if folded:
-        assumptions.append(
-            f"eval mode: the convolution's numbers are those of eval mode, worked out by {', '.join(folded)}"
-        )
-    return tuple(assumptions)
+    return assumptions

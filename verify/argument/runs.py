@@ -16,7 +16,7 @@ import torch
 from numpy import ndarray
 
 from construct.attention import EXECUTIONS, MHSA, smaller_blocks
-from verify.argument.steps import Argument, Problem, Step
+from verify.argument.steps import Argument, Step
 from verify.layers.fields import Attention
 from verify.layers.reading import GridRefused, output_size, tap_matrix, taps_at, token_count
 from verify.layers.torch_faults import may_crash
@@ -81,19 +81,17 @@ class Probe:
         return not self.worst <= 1 and (self.over is None or self.over.refutes)
 
 
-def run_step(argument: Argument, total: ndarray) -> tuple[Step, list[Probe]]:
-    """Step 6: run every execution and compare each run with the bound ``total``, (D_out,)."""
+def run_step(argument: Argument) -> tuple[Step, list[Probe]]:
+    """Step 6: run every execution and compare each run with the bound."""
     problem = argument.problem
     if not isinstance(problem.layer, MHSA):
         return Step(6, "runs", False, "the attention layer has no executions to run"), []
     small, other = probe_grids(problem.geometry, problem.grid, problem.attention)
-    if unsafe := next(
-        (size for size in (small, other) if may_crash(problem.conv_module, size)), None
-    ):
-        return Step(
-            6, "runs", False, f"on inputs of size {unsafe} nothing was run: {MAY_CRASH}"
-        ), []
-    probes = _probes(argument, total, small, other) + _narrow_probes(problem, total, small, other)
+    for size in (small, other):
+        if may_crash(problem.conv_module, size):
+            sentence = f"on inputs of size {size} nothing was run: {MAY_CRASH}"
+            return Step(6, "runs", False, sentence), []
+    probes = _probes(argument, small, other) + _narrow_probes(argument, small, other)
     ran = [
         f"{p.execution} {p.worst:.2g} on {p.inputs} of size {p.grid}" for p in probes if not p.note
     ]
@@ -106,7 +104,7 @@ def run_step(argument: Argument, total: ndarray) -> tuple[Step, list[Probe]]:
     return Step(6, "runs", within, sentence), probes
 
 
-def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) -> list[Probe]:
+def _probes(argument: Argument, small: Vector, other: Vector) -> list[Probe]:
     """Runs on adversarial inputs of the first size, and on random inputs and impulses of the other."""
     problem = argument.problem
     conv = problem.conv
@@ -114,20 +112,18 @@ def _probes(argument: Argument, total: ndarray, small: Vector, other: Vector) ->
     probes: list[Probe] = []
     if conv.weight.size < HEAVY:
         inputs = adversarial_inputs(conv, small, bound)
-        probes = run_executions(problem.conv_module, problem.layer, inputs, total)
+        probes = run_executions(problem.conv_module, problem.layer, inputs, argument.total)
         # On the other grid, random signs and magnitudes show which input each token copies.
-        inputs = np.stack(
-            random_inputs((problem.geometry.in_channels, *other), bound, np.random.default_rng(0))
-        )
+        inputs = bound * random_inputs(conv, other, np.random.default_rng(0))
     else:  # one size only; with a stride, the size that may leave inputs over
         if max(problem.geometry.stride) == 1:
             other = small
         inputs = adversarial_inputs(conv, other, bound)
     alone = impulses(conv, other, bound)  # these show what each head carries
-    allowed = total
+    allowed = argument.total
     local = _impulse_bound(argument, alone)
     if local is not None:
-        whole = by_channel(total, len(other))
+        whole = by_channel(argument.total, len(other))
         allowed = np.concatenate([np.broadcast_to(whole, (len(inputs), *local.shape[1:])), local])
     # In several blocks of unequal lengths, as on large inputs.
     queries = max(1, 2 * math.prod(output_size(problem.geometry, other)) // 5)
@@ -149,16 +145,16 @@ def _impulse_bound(argument: Argument, alone: ndarray) -> ndarray | None:
     return impulse_bound(problem.conv, problem.attention, alone, problem.fmt, problem.tokens)
 
 
-def _narrow_probes(problem: Problem, total: ndarray, small: Vector, other: Vector) -> list[Probe]:
+def _narrow_probes(argument: Argument, small: Vector, other: Vector) -> list[Probe]:
     """Runs where outputs are one wide, if that is another size."""
+    problem = argument.problem
     narrow = narrow_grid(problem.geometry, small)
     if narrow in (None, small, other):
         return []
     if may_crash(problem.conv_module, narrow):
-        return [Probe("convolution", 0, narrow, np.zeros(len(total)), 0.0, MAY_CRASH)]
-    shape = (problem.geometry.in_channels, *narrow)
-    inputs = np.stack(random_inputs(shape, problem.bound, np.random.default_rng(0)))
-    return run_executions(problem.conv_module, problem.layer, inputs, total)
+        return [Probe("convolution", 0, narrow, np.zeros(len(argument.total)), 0.0, MAY_CRASH)]
+    inputs = problem.bound * random_inputs(problem.conv, narrow, np.random.default_rng(0))
+    return run_executions(problem.conv_module, problem.layer, inputs, argument.total)
 
 
 def run_executions(
@@ -310,25 +306,24 @@ def adversarial_inputs(conv: Convolution, grid: Vector, bound: float) -> ndarray
     nearly cancelling neighbours.
     """
     rng = np.random.default_rng(0)
+    heaviest = np.argsort(conv.sizes)[::-1][:3]  # channels, by Σ|W|
+    signs, magnitudes = random_inputs(conv, grid, rng)
+    inputs = [signs, magnitudes]
+    if conv.weight.size >= HEAVY:
+        heaviest = heaviest[:1]
+        inputs = [magnitudes]
+    inputs += [UNEVEN * sign_pattern(conv, int(channel), grid) for channel in heaviest]
+    shape = signs.shape
+    inputs.append(rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
+    nearly = 1 - rng.integers(0, 2, shape) * 2.0**-20
+    inputs.append(nearly * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1))
+    return bound * np.stack(inputs)
+
+
+def random_inputs(conv: Convolution, grid: Vector, rng: np.random.Generator) -> ndarray:
+    """One input with random signs, and one with random magnitudes up to 1."""
     shape = (conv.geometry.in_channels, *grid)
-    heavy = conv.weight.size >= HEAVY
-    heaviest = np.argsort(conv.sizes)[::-1][: 3 - 2 * heavy]  # channels, by Σ|W|
-    inputs: list[Any] = [
-        bound * UNEVEN * sign_pattern(conv, int(channel), grid) for channel in heaviest
-    ]
-    inputs += random_inputs(shape, bound, rng)[heavy:]
-    inputs.append(bound * rng.choice([-1.0, 1.0], shape) * 2.0 ** -rng.integers(0, 60, shape))
-    inputs.append(
-        bound
-        * (1 - rng.integers(0, 2, shape) * 2.0**-20)
-        * np.where(np.indices(shape).sum(axis=0) % 2, 1, -1)
-    )
-    return np.stack(inputs)
-
-
-def random_inputs(shape: Vector, bound: float, rng: np.random.Generator) -> list[ndarray]:
-    """One input with random signs, and one with random magnitudes."""
-    return [bound * rng.choice([-1.0, 1.0], shape), bound * rng.uniform(-1, 1, shape)]
+    return np.stack([rng.choice([-1.0, 1.0], shape), rng.uniform(-1, 1, shape)])
 
 
 def impulses(conv: Convolution, grid: Vector, bound: float) -> ndarray:

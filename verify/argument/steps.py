@@ -11,6 +11,7 @@
 import math
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,14 @@ class Argument:
     targets: Targets | None = None
     leaks: Leaks | None = None
     kernel: Taps | None = None
+
+    @cached_property
+    def total(self) -> ndarray:
+        """The bound, (D_out,): the sum of its parts, rounded up; infinite where a part is not
+        finite.
+        """
+        total = self.rounding + self.leakage + self.taps
+        return np.where(np.isfinite(total), np.nextafter(total, np.inf), np.inf)
 
 
 def argue(problem: Problem, *, may_leak: bool, may_differ: bool) -> Argument:

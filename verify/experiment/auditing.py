@@ -26,12 +26,11 @@ from verify.experiment.black_box import (
     LinearMap,
     impulse_response,
     sizes_by_channel,
-    whole_numbers,
 )
 from verify.experiment.head_maps import summarise_heads
 from verify.experiment.least_squares import Fit, convolved, nearest_convolution, regression
 from verify.experiment.receptive_fields import MODES, ReceptiveField, Vector, half_of
-from verify.oracle import greatest
+from verify.oracle import greatest, whole_numbers
 
 
 def audit(
@@ -82,7 +81,7 @@ def audit(
     black_box = BlackBox(attention, grid, in_channels, dtype, budget, seed)
     most = _sizes(kernel_size, black_box.grid)
     if most_channels is not None:
-        channels = whole_numbers([most_channels])
+        channels = whole_numbers([most_channels], 1)
         if channels is None:
             raise ValueError(
                 f"most_channels is a whole number of channels, at least 1, and not {most_channels!r}"
@@ -144,7 +143,7 @@ def _sizes(kernel_size: Any, grid: Vector) -> Vector | None:
         return None
     if not isinstance(kernel_size, Sequence):
         kernel_size = [kernel_size] * len(grid)
-    sizes = whole_numbers(kernel_size)
+    sizes = whole_numbers(kernel_size, 1)
     if sizes is None or len(sizes) != len(grid):
         raise ValueError(
             f"kernel_size is a whole number, or one for each of {len(grid)} axes, and not {kernel_size!r}"

@@ -20,7 +20,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from verify.oracle import Vector, float64, greatest
+from verify.oracle import Vector, float64, greatest, whole_numbers
 
 BUDGET = 2**30
 """Default budget in bytes for a layer's linear map."""
@@ -33,19 +33,6 @@ FAR = 300
 """Outputs above 2^FAR or below 2^−FAR are rescaled to keep their squares in float64's range."""
 _AMPLITUDE = {torch.float64: 2.0**200, torch.float32: 2.0**40}
 _BATCH_BYTES = 2**24
-
-
-def whole_numbers(values: Any) -> Vector | None:
-    """A sequence of positive whole numbers of any type (numpy's, tensors of one), as ints; None for
-    anything else.
-    """
-    try:
-        numbers = tuple(values)
-        if any(isinstance(n, bool) or index(n) < 1 for n in numbers):
-            return None
-    except TypeError:
-        return None
-    return tuple(map(index, numbers))
 
 
 def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -63,7 +50,7 @@ def _channels_of(attention: Any, given: Any) -> int:
     if given is None:
         name = "embed_dim" if isinstance(attention, nn.MultiheadAttention) else "in_channels"
         given = getattr(attention, name, None)
-    channels = whole_numbers([given])
+    channels = whole_numbers([given], 1)
     if channels is None:
         raise ValueError(
             f"how many channels does the layer take? Give in_channels=, a number and not {given!r}"
@@ -107,7 +94,7 @@ class BlackBox:
             raise ValueError(
                 f"an audit needs a layer or a function, not {type(attention).__name__}"
             )
-        sizes = whole_numbers(grid)
+        sizes = whole_numbers(grid, 1)
         if not sizes:
             raise ValueError(
                 f"the grid is the input's spatial size, a tuple of whole numbers, and not {grid!r}"

@@ -112,69 +112,85 @@ def candidates(linear: LinearMap, most: Vector | None) -> Iterator[ReceptiveFiel
     other amounts give the same function.  Where there are too many, a wide kernel would never get
     its turn, so those that read most of the energy follow: under any padding, then under zeros.
     """
-    grid = linear.grid
-    output = linear.output
+    dims = len(linear.grid)
     energy = np.square(linear.matrix).sum(axis=(2, 3)) * linear.finite[:, None]
-    energy = energy.reshape(*output, *grid)
+    energy = energy.reshape(*linear.output, *linear.grid)
     floor = (linear.rounding * greatest(np.abs(linear.matrix))) ** 2
-    largest = half_of(grid) if most is None else tuple(map(min, most, grid))
-    # For each part: whether it cannot fit, and the energy that it leaves unread under any padding,
-    # and under zeros.
-    axes: list[dict[ReceptiveField, tuple[float, ...]]] = []
-    limits = most or (None,) * len(grid)
-    sides = zip(grid, output, limits, largest, strict=True)
-    for axis, (n, m, limit, k) in enumerate(sides):
-        others = tuple(a for a in range(2 * len(grid)) if a not in (axis, axis + len(grid)))
-        flat = energy.sum(axis=others)  # (m, n)
-        usual = _usual_stride(n, m)
-        strides = dict.fromkeys([*_strides(linear, axis), usual])
-        parts = {part for s in strides for part in _axis_candidates(flat, s, floor, limit)}
-        repeating = [part for part in parts if _repeats(flat, part, floor)]
-        parts = repeating or [_along_axis(-(k // 2), k, 1, usual, n, m)]
-        axes.append(
-            {
-                part: (
-                    not _may_fit(flat, part, floor),
-                    _unread(flat, part, MODES),
-                    _unread(flat, part, ("zeros",)),
-                )
-                for part in parts
-            }
-        )
-
-    def rank(parts: tuple[ReceptiveField, ...]) -> tuple[float | Vector, ...]:
-        field = _joined(parts)
-        unusual = sum(
-            abs(s - _usual_stride(n, m)) for s, n, m in zip(field.stride, grid, output, strict=True)
-        )
-        lopsided = sum(abs(before - after) for before, after in field.padding)
-        misfits = sum(own[part][0] for own, part in zip(axes, parts, strict=True))
-        return (
-            misfits,
-            field.taps,
-            -int(field.interior().sum()),
-            unusual,
-            field.dilation,
-            lopsided,
-            field.start,  # this and the next two break ties deterministically
-            field.kernel,
-            field.stride,
-        )
-
-    def left(parts: tuple[ReceptiveField, ...], paddings: int) -> float:
-        shares = (own[part][paddings] for own, part in zip(axes, parts, strict=True))
-        return round(sum(shares), 2)  # a little noise makes no difference
-
-    ranked = sorted(product(*axes), key=rank)
+    axes = []
+    for axis, limit in enumerate(most or (None,) * dims):
+        others = tuple({*range(2 * dims)} - {axis, axis + dims})
+        parts = _parts(energy.sum(axis=others), _strides(linear, axis), floor, limit)
+        axes.append(parts)
+    ranked = sorted(product(*axes), key=_rank)
     chosen = ranked[:MOST_CANDIDATES]
-    for paddings in (1, 2):
-        chosen += sorted(ranked, key=partial(left, paddings=paddings))[: MOST_CANDIDATES // 2]
-    yield from map(_joined, dict.fromkeys(chosen))
+    for padding in (0, 1):
+        chosen += sorted(ranked, key=partial(_left, padding=padding))[: MOST_CANDIDATES // 2]
+    yield from dict.fromkeys(map(_joined, chosen))
 
 
-def _joined(parts: tuple[ReceptiveField, ...]) -> ReceptiveField:
+class _Part(NamedTuple):
+    """A receptive field along one axis.
+
+    Attributes:
+        field: of that axis alone.
+        misfit: whether it cannot fit exactly.
+        unread: the share of the energy that it leaves unread under any padding, and under zeros.
+    """
+
+    field: ReceptiveField
+    misfit: bool
+    unread: tuple[float, ...]
+
+
+def _parts(energy: ndarray, strides: list[int], floor: float, limit: int | None) -> list[_Part]:
+    """Receptive fields along an axis with this energy (outputs, inputs); one of about half the grid,
+    if nothing repeats under any of them.
+    """
+    m, n = energy.shape
+    usual = _usual_stride(n, m)
+    fields = {f for s in (*strides, usual) for f in _axis_candidates(energy, s, floor, limit)}
+    fields = [field for field in fields if _repeats(energy, field, floor)]
+    if not fields:
+        k = min(n, limit or half_of((n,))[0])
+        fields = [_along_axis(-(k // 2), k, 1, usual, n, m)]
+    return [
+        _Part(
+            field,
+            not _may_fit(energy, field, floor),
+            tuple(_unread(energy, field, modes) for modes in (MODES, ("zeros",))),
+        )
+        for field in fields
+    ]
+
+
+def _joined(parts: tuple[_Part, ...]) -> ReceptiveField:
     """The receptive field with one of these along each axis."""
-    return ReceptiveField(*(sum(numbers, ()) for numbers in zip(*parts, strict=True)))
+    fields = (part.field for part in parts)
+    return ReceptiveField(*(sum(numbers, ()) for numbers in zip(*fields, strict=True)))
+
+
+def _rank(parts: tuple[_Part, ...]) -> tuple[float | Vector, ...]:
+    """The order of candidates, likeliest first."""
+    field = _joined(parts)
+    axes = zip(field.stride, field.grid, field.output, strict=True)
+    unusual = sum(abs(s - _usual_stride(n, m)) for s, n, m in axes)
+    lopsided = sum(abs(before - after) for before, after in field.padding)
+    return (
+        sum(part.misfit for part in parts),
+        field.taps,
+        -int(field.interior().sum()),
+        unusual,
+        field.dilation,
+        lopsided,
+        field.start,  # this and the next two break ties deterministically
+        field.kernel,
+        field.stride,
+    )
+
+
+def _left(parts: tuple[_Part, ...], padding: int) -> float:
+    """The energy left unread, as in ``_Part.unread``; a little noise makes no difference."""
+    return round(sum(part.unread[padding] for part in parts), 2)
 
 
 def _along_axis(

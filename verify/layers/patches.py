@@ -16,31 +16,31 @@ from construct.modules.patches import PatchAttention
 from verify.layers.fields import read_convolution
 from verify.layers.overrides import require_no_overrides
 from verify.layers.reading import output_size
-from verify.layers.reparametrized import CONVOLUTIONS, folded_convolution
+from verify.layers.reparametrized import CONVOLUTIONS
 from verify.oracle import Geometry, Unreadable, Vector, whole
 
 
-class OverPatches(NamedTuple):
-    """What is judged: the convolution, the attention and the grid; and a note if these are over
-    patches.
+class Judged(NamedTuple):
+    """The convolution, the attention and the grid that a certificate is about, and what it assumes
+    of these.
     """
 
     conv: Any
     attention: Any
     grid: Vector
-    note: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
-    """The convolution, the attention and the grid over patches, if the layer's tokens are patches;
-    else as given.
+def over_patches(conv: Any, layer: Any, grid: Vector) -> Judged:
+    """The convolution, which is plain, the attention and the grid over patches, if the layer's tokens
+    are patches; else as given.
 
     Raises:
         Unreadable: the attention's tokens cannot be the patches of this convolution's input.
         GridRefused: the convolution has no output for this grid.
     """
     if not isinstance(layer, PatchAttention):
-        return OverPatches(conv, layer, grid)
+        return Judged(conv, layer, grid)
     require_no_overrides(layer, PatchAttention, (), ("attention", "geometry", "patch"))
     g = read_convolution(conv).geometry
     tokens = Geometry.read(layer.attention)
@@ -54,7 +54,6 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
         raise Unreadable(f"patches of {patch} do not divide the grid {grid}")
     patches = tuple(n // p for n, p in zip(grid, patch, strict=True))
     _require_alike(g, tokens, patch)
-    conv, _ = folded_convolution(conv)
     weight = conv.weight.detach().double()
     for axis in range(g.dims):
         reads = _reads(g, tokens, axis, patch[axis], grid[axis])
@@ -63,7 +62,7 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> OverPatches:
         f"patches: judged are the convolution and the attention over patches of {patch}, of which the grid {grid} has "
         f"{patches}; images are cut and joined by the layer as by pixel_unshuffle"
     )
-    return OverPatches(_convolution(conv, tokens, weight), layer.attention, patches, (note,))
+    return Judged(_convolution(conv, tokens, weight), layer.attention, patches, (note,))
 
 
 def _require_alike(g: Geometry, tokens: Geometry, patch: Vector) -> None:

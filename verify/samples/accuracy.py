@@ -14,7 +14,7 @@ dimensions), none needed more than 4 for both.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,30 +35,29 @@ class Accuracy:
     Attributes:
         verdict: CHECKED or REFUTED; UNDECIDED if no float64 run can judge, or there is no tensor to
             compare.
-        original: the largest |original − float64|, in the tensor where the conversion is nearest to
-            its limit; None without a float64 run.
-        converted: the same for the conversion.
-        limit: the largest value allowed for ``converted``.
-        difference: the largest |converted − original| in any tensor; None if no floating-point
-            tensor is returned.
-        largest: the largest |output| of that tensor nearest to its limit.
         agree: how many predictions (the largest score of a row) agree; None if no output looks like
             scores.
         predictions: the number of predictions compared.
         other: how many numbers of other types (indices, masks) differ.
         no_float64: why there is no float64 run to compare with; empty if there is one.
+        difference: the largest |converted − original| in any tensor; None if no floating-point
+            tensor is returned.
+        largest: the largest |output| of the tensor where the conversion is nearest to its limit.
+        original: the largest |original − float64| in that tensor; None without a float64 run.
+        converted: the same for the conversion.
+        limit: the largest value allowed for ``converted``.
     """
 
     verdict: Verdict
-    original: float | None
-    converted: float | None
-    limit: float | None
-    difference: float | None
-    largest: float | None
     agree: int | None
     predictions: int
     other: int
     no_float64: str
+    difference: float | None = None
+    largest: float | None = None
+    original: float | None = None
+    converted: float | None = None
+    limit: float | None = None
 
 
 def accuracy(
@@ -73,77 +72,82 @@ def accuracy(
 
     ``leaking`` says that heads leak attention by choice; then only non-finite numbers refute.
     """
-    rows: list[tuple[float, ...]] = []
-    difference = 0.0
-    broken = other = agree = predictions = 0
+    compared = list[_Distances]()
+    apart = 0.0
+    unlike = other = agree = predictions = 0
     truth = original if reference is None else reference
     for a, b, c in zip(original, converted, truth, strict=True):
         if not (a.is_floating_point() or a.is_complex()):
             other += int((a != b).sum())
             continue
         if a.numel():
-            row, apart, unlike = _distances(a, b, c)
-            rows.append(row)
-            difference = max(difference, apart)
-            broken += unlike
+            distances = _distances(a, b, c)
+            compared.append(distances)
+            apart = max(apart, distances.apart)
+            unlike += distances.unlike
         if not a.is_complex() and a.dim() == 2 and a.shape[1] > 1:
             agree += int((a.argmax(1) == b.argmax(1)).sum())
             predictions += len(a)
-    counted = (agree if predictions else None, predictions, other)
-    if not rows:
-        verdict = Verdict("UNDECIDED", "the network returns no floating-point tensor to compare")
-        return Accuracy(verdict, None, None, None, None, None, *counted, no_float64)
-    _, own, off, limit, size = max(rows)
-    beyond = f"the converted network is {from_above(off)} from float64, beyond {FACTOR:g} times the original's own "
-    beyond += f"{from_above(own)} and {FLOOR:g} units in the last place of the largest output"
-    far = f"the original itself is {from_above(own)} from float64, so that any output would be near enough"
-    judged: tuple[tuple[bool, Any, str], ...] = (
-        (
-            broken > 0,
-            "REFUTED",
-            f"{broken} outputs are finite on one side only, or not finite in two ways",
-        ),
-        (reference is None, "UNDECIDED", f"there is no float64 run to compare with: {no_float64}"),
-        (
-            leaking,
-            "UNDECIDED",
-            "heads leak attention by choice, so that more than rounding differs",
-        ),
-        (not off <= limit, "REFUTED", beyond),
-        (limit > size, "UNDECIDED", far),
-        (
-            True,
-            "CHECKED",
-            "the converted network is as near to float64 as another order of summation",
-        ),
-    )
-    verdict = next(Verdict(name, sentence) for holds, name, sentence in judged if holds)
-    distances = (None, None, None) if reference is None else (own, off, limit)
-    return Accuracy(verdict, *distances, difference, size, *counted, no_float64)
+    known = (agree if predictions else None, predictions, other, no_float64)
+    if not compared:
+        what = "the network returns no floating-point tensor to compare"
+        return Accuracy(Verdict("UNDECIDED", what), *known)
+    nearest = max(compared, key=lambda tensor: tensor.off / max(tensor.limit, TINY))
+    measured = (nearest.own, nearest.off, nearest.limit)
+    hindrance = "heads leak attention by choice, so that more than rounding differs" * leaking
+    if reference is None:
+        hindrance = f"there is no float64 run to compare with: {no_float64}"
+        measured = ()
+    verdict = _judged(nearest, unlike, hindrance)
+    return Accuracy(verdict, *known, apart, nearest.size, *measured)
 
 
-def _distances(a: Tensor, b: Tensor, c: Tensor) -> tuple[tuple[float, ...], float, int]:
-    """How far two tensors a and b are from a third and from each other, and how many numbers are
-    not finite in two ways.
-
-    Of the first: the excess over the limit, both distances, the limit, and the largest number.
+class _Distances(NamedTuple):
+    """The largest distances between three tensors, where they are finite: an output of the
+    original, of the converted network, and in float64.
     """
+
+    own: float  # |original − float64|
+    off: float  # |converted − float64|
+    limit: float  # of ``off``
+    apart: float  # |converted − original|
+    size: float  # |float64|
+    unlike: int  # how many are finite on one side only, or not finite in two ways
+
+
+def _distances(a: Tensor, b: Tensor, c: Tensor) -> _Distances:
     x, y, z = map(_flat, (a, b, c))
     finite = x.isfinite() & y.isfinite()
     unlike = int((~finite & (x != y) & ~(x.isnan() & y.isnan())).sum())
     x, y, z = (tensor[finite & z.isfinite()] for tensor in (x, y, z))
     own = largest(x - z)
-    off = largest(y - z)
     size = largest(z)
     limit = FACTOR * own + FLOOR * torch.finfo(a.dtype).eps * size
-    return (off / max(limit, TINY), own, off, limit, size), largest(y - x), unlike
+    return _Distances(own, largest(y - z), limit, largest(y - x), size, unlike)
+
+
+def _judged(nearest: _Distances, unlike: int, hindrance: str) -> Verdict:
+    """The verdict by the tensor that is nearest to its limit; ``hindrance`` is why it judges nothing."""
+    own = from_above(nearest.own)
+    if unlike:
+        what = f"{unlike} outputs are finite on one side only, or not finite in two ways"
+        return Verdict("REFUTED", what)
+    if hindrance:
+        return Verdict("UNDECIDED", hindrance)
+    if not nearest.off <= nearest.limit:
+        off = f"the converted network is {from_above(nearest.off)} from float64"
+        limit = f"{FACTOR:g} times the original's own {own} and {FLOOR:g} units in the last place"
+        return Verdict("REFUTED", f"{off}, beyond {limit} of the largest output")
+    if nearest.limit > nearest.size:
+        far = f"the original itself is {own} from float64"
+        return Verdict("UNDECIDED", f"{far}, so that any output would be near enough")
+    near = "the converted network is as near to float64 as another order of summation"
+    return Verdict("CHECKED", near)
 
 
 def _flat(numbers: Tensor) -> Tensor:
     """All numbers in float64; a complex number gives both its parts."""
-    numbers = numbers.detach().cpu()
-    return (
-        (torch.view_as_real(numbers.resolve_conj()) if numbers.is_complex() else numbers)
-        .double()
-        .flatten()
-    )
+    numbers = numbers.detach().cpu().resolve_conj()
+    if numbers.is_complex():
+        numbers = torch.view_as_real(numbers)
+    return numbers.double().flatten()

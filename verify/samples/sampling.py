@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,59 +119,67 @@ def check_outputs(
     """:func:`check_call` for outputs that have been computed already."""
     x, a, b, error = subtracted(conv, x, expected, attended)
     difference = of_errors(conv, x, expected.dtype, a, b, error)
-    outputs = a.shape[2:]
-    judged = LayerCheck(
+    record = partial(
+        LayerCheck,
         discrepancy=difference,
         interior=difference.interior,
         border=difference.border,
-        bound=math.nan,
-        ratio=math.nan,
         calls=1,
         grid=tuple(x.shape[2:]),
         largest_input=largest(x),
-        verdict=Verdict(
-            "CHECKED", f"{difference.compared} outputs agree within rounding on {what}"
-        ),
         by_channel=error.max(axis=(0, *range(2, error.ndim)), initial=0.0),
         largest_output=greatest(np.abs(a)),
     )
-    soft = ""  # why the soft-heads bound is used, if it is
+    outputs = a.shape[2:]
+    try:
+        bound, soft = _allowed(conv, layer, x, outputs, error)
+    except Unreadable as unknown:
+        verdict = Verdict("UNDECIDED", str(unknown))
+        return record(bound=math.nan, ratio=math.nan, verdict=verdict)
+    relative = ratios(error, bound)
+    ratio = greatest(relative)
+    at_worst = float(bound[difference.worst]) if difference.worst else 0.0
+    off = False
+    name = "UNDECIDED"
+    if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
+        sentence = f"the outputs or the bound are not finite on {what}"
+    elif not ratio <= 1:  # written so that NaN fails
+        share = convolution_bound(conv, x, outputs)
+        worst = deviation(conv, x, a, b, bound, share, ~(relative <= 1))
+        given = f"the convolution gives {worst.convolution!r} and the attention {worst.attention!r}"
+        sentence = f"{soft}at {worst.index} {given} on {what}: "
+        sentence += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"
+        off = worst.convolution_off
+        if worst.refutes:
+            name = "REFUTED"
+    elif soft:
+        most = from_above(difference.max_abs)
+        sentence = f"{soft}the outputs differ by at most {most} on {what}, as rounding may"
+    else:
+        name = "CHECKED"
+        sentence = f"{difference.compared} outputs agree within rounding on {what}"
+    verdict = Verdict(name, sentence)
+    return record(bound=at_worst, ratio=ratio, verdict=verdict, convolution_off=off)
+
+
+def _allowed(
+    conv: Any, layer: Any, x: Tensor, outputs: Vector, error: ndarray
+) -> tuple[ndarray, str]:
+    """How far rounding may move each output; and why that is the wide bound of soft heads, if it is.
+
+    Raises:
+        Unreadable: the layer cannot be read.
+    """
     try:
         bound = difference_bound(conv, layer, x, outputs)
-    except OffTheKernel as off:  # only the sizes of its terms are known
-        bound = soft_heads_bound(layer, conv, x, outputs)
-        soft = f"{off}, and "
-    except Unreadable as unknown:
-        return replace(judged, verdict=Verdict("UNDECIDED", str(unknown)))
-    relative = ratios(error, bound)
-    if not soft and not greatest(relative) <= 1 and not one_hot(layer):
+    except OffTheKernel as reason:  # only the sizes of its terms are known
+        return soft_heads_bound(layer, conv, x, outputs), f"{reason}, and "
+    if not greatest(ratios(error, bound)) <= 1 and not one_hot(layer):
         # Soft attention also rounds in sums over all keys, which that bound does not cover.
         wide = soft_heads_bound(layer, conv, x, outputs)
         if greatest(ratios(error, wide)) <= 1:
-            bound = wide
-            soft = "attention is shared among keys, and "
-            relative = ratios(error, bound)
-    ratio = greatest(relative)
-    at_worst = float(bound[difference.worst]) if difference.worst else 0.0
-    judged = replace(judged, bound=at_worst, ratio=ratio)
-    if not np.isfinite(a).all() or not (soft or np.isfinite(bound).all()):
-        return replace(
-            judged,
-            verdict=Verdict("UNDECIDED", f"the outputs or the bound are not finite on {what}"),
-        )
-    if not ratio <= 1:  # written so that NaN fails
-        worst = deviation(
-            conv, x, a, b, bound, convolution_bound(conv, x, outputs), ~(relative <= 1)
-        )
-        at = f"{soft}at {worst.index} the convolution gives {worst.convolution!r} and the attention {worst.attention!r} on {what}: "
-        at += f"a difference of {error[worst.index]:.3g} where rounding explains {bound[worst.index]:.3g}; {worst.sentence}"
-        verdict = Verdict("REFUTED" if worst.refutes else "UNDECIDED", at)
-        return replace(judged, verdict=verdict, convolution_off=worst.convolution_off)
-    if soft:
-        most = from_above(difference.max_abs)
-        sentence = f"{soft}the outputs differ by at most {most} on {what}, as rounding may"
-        return replace(judged, verdict=Verdict("UNDECIDED", sentence))
-    return judged
+            return wide, "attention is shared among keys, and "
+    return bound, ""
 
 
 def generated_inputs(conv: Any, samples: int, seed: int, size: Vector = ()) -> Tensor:
@@ -201,18 +210,16 @@ def generated_shape(conv: Any, samples: int) -> Vector:
     return (samples, g.in_channels, *size)
 
 
-def call_with(model: nn.Module, x: Any) -> Any:
-    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+def called(model: nn.Module, x: Any) -> Any:
+    """Call a network with a tensor, a tuple of arguments, or a mapping of keyword arguments: copies
+    of the tensors, because it may change them.
+    """
+    x = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, x)
     if isinstance(x, tuple):
         return model(*x)
     if isinstance(x, Mapping):
         return model(**x)
     return model(x)
-
-
-def called(model: nn.Module, x: Any) -> Any:
-    """:func:`call_with` on copies of the tensors, because a network may change them."""
-    return call_with(model, tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, x))
 
 
 @contextmanager
