@@ -197,6 +197,11 @@ def stepped(tensor: Tensor, optimizer: str = "SGD", learned: bool = True) -> Non
     tensor.requires_grad_(False)
 
 
+def other(tensor: Tensor) -> Tensor:
+    """Numbers by which heads look elsewhere; a scaled v would not do."""
+    return tensor.detach().flip(0) * 0.5 + 0.25
+
+
 def in_place(layer: MHSA, part: str) -> None:
     with torch.no_grad():
         getattr(layer, part).mul_(0.5).add_(0.25)
@@ -207,7 +212,7 @@ def through_data_while_learned(layer: MHSA, part: str, x: Tensor) -> None:
     getattr(layer, part).requires_grad_()
     with torch.no_grad():
         layer(x)
-    getattr(layer, part).data.mul_(0.5)
+    getattr(layer, part).data.copy_(other(getattr(layer, part)))
 
 
 def through_data_and_frozen_again(layer: MHSA, part: str, x: Tensor) -> None:
@@ -216,7 +221,7 @@ def through_data_and_frozen_again(layer: MHSA, part: str, x: Tensor) -> None:
         getattr(layer, part).requires_grad_()
         layer(x)
     tensor = getattr(layer, part)
-    tensor.data.copy_(tensor.data.flip(0) * 0.5 + 0.25)
+    tensor.data.copy_(other(tensor))
     tensor.requires_grad_(False)
 
 
@@ -230,23 +235,24 @@ def replaced(layer: MHSA, part: str, x: Tensor) -> None:
 def other_memory(layer: MHSA, part: str, x: Tensor) -> None:
     """Freed and allocated again, perhaps at the same address."""
     tensor = getattr(layer, part)
-    kept = tensor.detach() * 0.5
+    kept = other(tensor)
     tensor.data = torch.empty(0, dtype=tensor.dtype)
     tensor.data = kept.clone()
 
 
 def moved(layer: MHSA, part: str, x: Tensor) -> None:
     layer.to(torch.float32)
-    getattr(layer, part).data.mul_(0.5)
+    getattr(layer, part).data.copy_(other(getattr(layer, part)))
     layer.to(torch.float64)
 
 
 def called_functionally(layer: MHSA, part: str, x: Tensor) -> None:
-    for other in (nn.Parameter(getattr(layer, part) * 0.5, requires_grad=False), getattr(layer, part) * 0.5):
+    values = other(getattr(layer, part))
+    for tensor in (nn.Parameter(values, requires_grad=False), values):
         for _ in range(2):
-            output = torch.func.functional_call(layer, {part: other}, (x,))
+            output = torch.func.functional_call(layer, {part: tensor}, (x,))
             changed = copy.deepcopy(layer)
-            getattr(changed, part).data.copy_(other)
+            getattr(changed, part).data.copy_(tensor)
             torch.testing.assert_close(output, by_dense(changed, x), rtol=1e-4, atol=1e-4)
 
 
@@ -270,17 +276,17 @@ EDITS: dict[str, Edit] = {
     "of one head": lambda layer, part, x: getattr(layer, part)[-1:].mul_(1e-3),
     "by a step": lambda layer, part, x: stepped(getattr(layer, part), "AdamW"),
     "loaded": lambda layer, part, x: layer.load_state_dict(
-        {name: tensor * (0.5 if name == part else 1) for name, tensor in layer.state_dict().items()}
+        {name: other(tensor) if name == part else tensor for name, tensor in layer.state_dict().items()}
     ),
     "swapped": lambda layer, part, x: torch.utils.swap_tensors(
-        getattr(layer, part), nn.Parameter(getattr(layer, part) * 0.5, requires_grad=False)
+        getattr(layer, part), nn.Parameter(other(getattr(layer, part)), requires_grad=False)
     ),
     **{edit.__name__: edit for edit in (through_data_while_learned, through_data_and_frozen_again, replaced)},
     **{edit.__name__: edit for edit in (other_memory, moved, called_functionally, other_geometry, through_the_kernel)},
 }
 WITHOUT_TRACE: dict[str, Edit] = {
     "through numpy": lambda layer, part, x: getattr(layer, part).detach().numpy().__imul__(0.5),
-    "through data": lambda layer, part, x: getattr(layer, part).data.mul_(0.5),
+    "through data": lambda layer, part, x: getattr(layer, part).data.copy_(other(getattr(layer, part))),
     "ones": lambda layer, part, x: getattr(layer, part).data.fill_(1.0),
     "one number": lambda layer, part, x: getattr(layer, part).data.view(-1)[-1:].add_(0.25),
 }
