@@ -105,9 +105,7 @@ def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[
 
 def largest_score(terms: list[list[Fraction]], encoded: list[int]) -> Fraction:
     """An upper bound on Σ|v||Ŵ_key||r_δ|."""
-    sizes = (
-        sum(map(abs, column), Fraction(0)) * r for column, r in zip(terms, encoded, strict=True)
-    )
+    sizes = (abs(x) * r for column, r in zip(terms, encoded, strict=True) for x in column)
     return sum(sizes, Fraction(0))
 
 
