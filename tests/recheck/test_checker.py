@@ -124,6 +124,16 @@ def files(tmp_path):
     return Tampered(tmp_path)
 
 
+def test_nothing_is_confirmed_where_subnormal_numbers_are_flushed_to_zero(files):
+    """There, taps of 2^−1060 and 2^−1050 are the same."""
+    files.write_case("2-D")
+    assert torch.set_flush_denormal(True)
+    try:
+        files.refused("flushed to zero")
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_was_proved_is_confirmed(name, files):
     files.write_case(name)
