@@ -74,8 +74,8 @@ def check(
     checkpoint of several.
 
     Raises:
-        Rejected: a file is malformed or has other tensors; `NotConfirmed` if the certificate states
-            something false.
+        Rejected: a file is malformed or has other tensors, or subnormal numbers are flushed to zero;
+            `NotConfirmed` if the certificate states something false.
 
     >>> import tempfile, construct, torch, verify, verify.argument.documents as documents
     >>> conv = torch.nn.Conv1d(1, 2, kernel_size=3)
@@ -86,6 +86,8 @@ def check(
     >>> verify.check(*paths).verdict.name
     'PROVED'
     """
+    if not 2.0**-1074 > 0:
+        raise Rejected("subnormal numbers are flushed to zero here (torch.set_flush_denormal)")
     try:
         certificates, digests = read_document(certificate_path)
         files = (layers_in(conv_path, digests[0], key), layers_in(mhsa_path, digests[1]))
@@ -241,9 +243,7 @@ def parts_of(pair: LayerPair) -> tuple[dict[str, ndarray], bool]:
     }
     parts["bound"] = above(parts["rounding"] + parts["leakage"] + parts["taps"], True)
     if not np.isfinite(parts["bound"]).all():
-        raise StepFails(
-            "step 5 (rounding): the bound is not finite, or sums more than is provided for here"
-        )
+        raise StepFails("step 5 (rounding): no finite bound, or more terms than provided for here")
     return parts, not (soft or gaps.any() or biases.any())
 
 

@@ -41,7 +41,10 @@ def frozen_rows(layer: Any, name: str) -> Tensor:
     # Another parametrization after it may change these rows, and so do old ones from torch's cache.
     alone = name in computed and len(computed[name]) == 1
     if alone and not parametrize._cache_enabled and hasattr(computed[name][0], "kept"):
-        return computed[name][0].kept
+        kept = computed[name][0].kept
+        # rows after those of w_qry belong to heads with content, of which nothing is read
+        if name == "w_qry" or len(kept) >= len(frozen_rows(layer, "w_qry")):
+            return kept
     return getattr(layer, name)
 
 

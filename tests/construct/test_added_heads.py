@@ -17,6 +17,7 @@ import construct
 import verify
 from construct import MHSA, conv_to_mhsa, tokens
 from construct.files.export import to_onnx, to_pt2
+from construct.modules.added_heads import AddedHeads
 from construct.modules.learning import settle
 from runs import normal
 from verify.oracle import Unreadable
@@ -307,3 +308,16 @@ def test_layers_that_cannot_learn_are_named():
     assert torch.equal(parabola(torch.ones(1, 1, 4, 4)), before)
     with pytest.raises(ValueError, match="MHSA: head 9 attends to content, so no kernel is what the heads do"):
         _ = parabola.weight
+
+
+@pytest.mark.parametrize("name", ["v", "w_key_pos"])
+def test_added_rows_of_heads_without_content_are_read(name: str):
+    """Where only these have added rows, a plan by the others' numbers would stay after they changed, certified or not."""
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)).requires_grad_(False)
+    parametrize.register_parametrization(layer, name, AddedHeads(getattr(layer, name)[:7].clone()))
+    rows, x = layer.get_parameter(f"parametrizations.{name}.original"), normal(1, 2, 6, 5).float()
+    before = layer(x)
+    rows.data.neg_()
+    assert not torch.allclose(layer(x), before)
+    rows.data.neg_()
+    assert torch.equal(layer(x), before)

@@ -33,7 +33,7 @@ from verify.coq.verified.judging import questions_of
 from verify.layers.fields import digests, stated_geometry
 from verify.layers.reading import GridRefused
 from verify.recheck.certificate_file import read_document, record_digest
-from verify.recheck.exact import NoCentre, centre_of, exponential, product_gap, selected, tail
+from verify.recheck.exact import NoCentre, centre_of, exponential, finite_scores, product_gap, selected, tail
 from verify.recheck.grids import geometry_of
 from verify.recheck.layer_pair import LayerPair
 from verify.recheck.stored_layers import TENSORS, layers_in
@@ -122,6 +122,16 @@ class Tampered(Files):
 @pytest.fixture
 def files(tmp_path):
     return Tampered(tmp_path)
+
+
+def test_nothing_is_confirmed_where_subnormal_numbers_are_flushed_to_zero(files):
+    """There, taps of 2^−1060 and 2^−1050 are the same."""
+    files.write_case("2-D")
+    assert torch.set_flush_denormal(True)
+    try:
+        files.refused("flushed to zero")
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -739,6 +749,14 @@ def test_a_head_is_read_back():
     for radix in ([6, 1], [7, 2], [5, 1], [0, 1], [-7, 1]):
         with pytest.raises(NoCentre, match="radix"):
             centre_of(np.array([-8.0, 16.0]), np.eye(2), radix, [5, 3])
+
+
+def test_the_only_key_of_a_head_may_not_be_zero_times_infinity():
+    """Where a grid has one token, r_δ is 0, but c = Ŵ_keyᵀ v may have overflowed, and every output is NaN."""
+    for read in (centre_of, finite_scores):
+        read(np.array([-1e150]), np.array([[1e150, 0.0]]), None, [0])
+        with pytest.raises(NoCentre, match="overflow"):
+            read(np.array([-1e200]), np.array([[1e200, 0.0]]), None, [0])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from broken import break_execution
 from construct import MHSA, MHSAWeights, conv_to_mhsa
 from construct.attention import EXECUTIONS
+from construct.encoding.encodings import Parabola
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Block
 from rechecked import Files
@@ -243,6 +244,9 @@ PLANTED: dict[str, Callable[[Any], Any]] = {
     "a tensor subclass": lambda layer: layer._parameters.update(w_val=layer.w_val.detach().as_subclass(OtherTensor)),
     "a shadowed tensor": lambda layer: vars(layer).update(b_out=layer.b_out.detach().clone()),
     "a property": _a_property,
+    "an encoding of its own": lambda layer: vars(layer).update(
+        own_encoding=Parabola((7, 1))
+    ),  # a call takes it before a radix
     "no heads": lambda layer: delattr(layer, "heads"),
     "no geometry": lambda layer: delattr(layer, "geometry"),
     "no execution": lambda layer: delattr(layer, "_execution"),

@@ -166,7 +166,7 @@ def test_both_prove_a_layer(conv: Any, tmp_path: Path):
     assert (done.returncode, done.stderr) == (0, "")
     first, *_, head, answer = done.stdout.splitlines()
     assert first.startswith("PROVED: 1 of 1 layers")
-    assert head == "verified checker (theorem check_text_sound): 1 of 1 layers accepted"
+    assert head == "verified checker (theorem check_text_sound, if no float overflows): 1 of 1 layers accepted"
     assert answer.startswith(
         "the layer: ACCEPTED: the same function in the limit α → ∞; every head one-hot in float32; in float32 a"
     )

@@ -213,7 +213,7 @@ def _run_once(conv: Any, layer: Any, size: Vector, input_bound: float, total: np
     with torch.no_grad():
         expected = conv(x).double()
         attended = layer(x, tokens=False).double()
-    if attended.shape != expected.shape or bool((attended - expected).abs().max() > total.max()):
+    if attended.shape != expected.shape or not (attended - expected).abs().max() <= total.max():
         raise Unreadable("the layer does not cut and join images as its attention takes them")
 
 

@@ -184,7 +184,9 @@ def require_known_encoding(layer: object) -> None:
     """Refuse a layer whose r_δ is neither (‖δ‖², δ) nor the parabola's (n², n): its scores are
     unknown.
     """
-    kind = getattr(layer, "_encoding", None)
+    kind = getattr(layer, "_encoding", None) or (
+        "its own" if hasattr(layer, "own_encoding") else None
+    )
     if kind is not None:
         raise Unreadable(
             f"its encoding is {kind}, and only the quadratic one and the parabola are known here"

@@ -63,10 +63,9 @@ def centre_of(
     # subtracted: γ_n and n underflows.
     n = sum(w_key_pos.shape) + 2
     slack = 2 * (size * Fraction(n, 2**53 - n) + n * Fraction(1 + sum(encoded), 2**1074))
-    if not gap > slack or max(encoded) > 2**53 or size >= 2**1022:
-        raise NoCentre(
-            f"has a gap of {float(gap):.3g}, scores round by {float(slack / 2):.3g}, or may overflow"
-        )
+    _require_finite(terms, encoded)
+    if not gap > slack:
+        raise NoCentre(f"has a gap of {float(gap):.3g}, scores round by {float(slack / 2):.3g}")
     return Centre(tuple(nearest), a, offset, gap, slack)
 
 
@@ -79,7 +78,12 @@ def finite_scores(
     encoded = encoded_at_most(radix, widest)
     if radix is not None:
         digits_of(0, radix, widest)
-    if max(encoded) > 2**53 or largest_score(terms_of(v, w_key_pos), encoded) >= 2**1022:
+    _require_finite(terms_of(v, w_key_pos), encoded)
+
+
+def _require_finite(terms: list[list[Fraction]], encoded: list[int]) -> None:
+    """Raise `NoCentre` if a score, or c itself, which 0 may multiply, may overflow."""
+    if max(encoded) > 2**53 or largest_score(terms, [r or 1 for r in encoded]) >= 2**1022:
         raise NoCentre("has scores that may overflow")
 
 
@@ -101,9 +105,7 @@ def encoded_at_most(radix: Sequence[int] | None, widest: Sequence[int]) -> list[
 
 def largest_score(terms: list[list[Fraction]], encoded: list[int]) -> Fraction:
     """An upper bound on Σ|v||Ŵ_key||r_δ|."""
-    sizes = (
-        sum(map(abs, column), Fraction(0)) * r for column, r in zip(terms, encoded, strict=True)
-    )
+    sizes = (abs(x) * r for column, r in zip(terms, encoded, strict=True) for x in column)
     return sum(sizes, Fraction(0))
 
 

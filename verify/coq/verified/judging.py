@@ -166,7 +166,8 @@ class Judge:
 
     def __str__(self) -> str:
         accepted = sum(answer.accepted for answer in self.answers)
-        head = f"verified checker (theorem check_text_sound): {accepted} of {len(self.answers)} layers accepted"
+        theorem = "theorem check_text_sound, if no float overflows"
+        head = f"verified checker ({theorem}): {accepted} of {len(self.answers)} layers accepted"
         return "\n".join([head, *map(str, self.answers)])
 
     def _answer(self, pair: LayerPair, questions: Sequence[Question]) -> Answer:
