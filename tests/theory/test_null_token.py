@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -56,7 +56,6 @@ def zero_padded(draw: st.DrawFn, integers: bool) -> tuple[Any, Tensor]:
 
 
 @given(zero_padded(integers=False), st.floats(1, 60))
-@settings(max_examples=150)
 def test_one_null_token_is_zero_padding_within_the_derived_bound(case: tuple[Any, Tensor], alpha: float) -> None:
     conv, x = case
     distances, matrices = scores(conv, tuple(x.shape[2:]))
@@ -84,7 +83,6 @@ def sparsemax(z: np.ndarray) -> np.ndarray:
 
 
 @given(zero_padded(integers=True), st.integers(1, 9))
-@settings(max_examples=100)
 def test_sparsemax_is_the_convolution_exactly_from_alpha_one(case: tuple[Any, Tensor], alpha: int) -> None:
     """In integers, bit for bit, on the grid with its padding tokens; at half the sharpness it is not one-hot."""
     conv, x = case

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from mpmath import mp
 from torch import nn
@@ -178,7 +178,6 @@ SOFT = {"alpha": st.sampled_from([0.01, 0.3, 1.0, 3.7, 12.0, 40.0]), "fraction":
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
-@settings(max_examples=50)
 def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, data: st.DataObject) -> None:
     x = drawn_input(conv, data)
     layer = softened(conv, *(data.draw(SOFT[name]) for name in ("alpha", "fraction")))
@@ -187,7 +186,6 @@ def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, da
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
-@settings(max_examples=30)
 def test_soft_heads_beside_sharp_ones_are_within_the_bound_of_the_convolution(conv: Any, data: st.DataObject) -> None:
     x = drawn_input(conv, data)
     size = tuple(x.shape[2:])
@@ -203,7 +201,6 @@ def test_soft_heads_beside_sharp_ones_are_within_the_bound_of_the_convolution(co
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
-@settings(max_examples=60)
 def test_certificates_and_samples_count_no_less_than_the_theorems(conv: Any, data: st.DataObject) -> None:
     size = data.draw(sizes_for(conv, tokens=60))
     assume(is_quick(conv, size) and conv.weight.numel() < 2000)
