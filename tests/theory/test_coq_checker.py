@@ -593,7 +593,7 @@ def agreement(examples: int, fault: str | None = None) -> Counter:
 @pytest.mark.parametrize(
     ("examples", "fault", "least"),
     [
-        (200, None, {"proved": 5, "rejected": 15, "parabola": 5}),
+        (120, None, {"proved": 5, "rejected": 15, "parabola": 5}),
         pytest.param(3300, None, {"proved": 300}, marks=pytest.mark.deep),
         pytest.param(100, "softly off the lattice", {"off the lattice": 20}, marks=pytest.mark.deep),
     ],
