@@ -161,33 +161,15 @@ def next_output(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Te
     return output
 
 
-def other_channel(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    return right(layer, x, grid)[:, [1, 0, *range(2, layer.out_channels)]]
-
-
-def in_bfloat16(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    return right(layer, x.bfloat16().to(x.dtype), grid)
-
-
-def in_tf32(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """Truncate the input to eleven bits first."""
-    return right(layer, (x.view(torch.int32) & -(2**13)).view(torch.float32), grid)
-
-
-def of_one_image(right: Any, layer: MHSA, x: torch.Tensor, grid: Any) -> torch.Tensor:
-    """Treat all images of a batch as the first."""
-    return right(layer, x[:1].expand_as(x), grid)
-
-
 FAULTS = {
     "a corner head": without_head(0),
     "the middle head": without_head(4),
     "the last head": without_head(8),
     "the last output": next_output,
-    "channels": other_channel,
-    "bfloat16": in_bfloat16,
-    "TF32": in_tf32,
-    "images": of_one_image,
+    "channels": lambda right, layer, x, grid: right(layer, x, grid)[:, [1, 0, *range(2, layer.out_channels)]],
+    "bfloat16": lambda right, layer, x, grid: right(layer, x.bfloat16().to(x.dtype), grid),
+    "TF32": lambda right, layer, x, grid: right(layer, (x.view(torch.int32) & -(2**13)).view(torch.float32), grid),
+    "images": lambda right, layer, x, grid: right(layer, x[:1].expand_as(x), grid),
 }
 
 

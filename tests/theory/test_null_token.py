@@ -15,10 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from verify.strategies import convolutions, inputs_for
 
 
-def theta(alpha: float) -> float:
-    return 1 + 2 * sum(exp(-alpha * n * n) for n in range(1, 30))
-
-
 def scores(conv: Any, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """−‖k − t‖² of pixels k and the targets t = q + τ of taps and outputs, (taps, outputs, pixels); the taps' matrices."""
     dims = len(size)
@@ -66,7 +62,8 @@ def test_one_null_token_is_zero_padding_within_the_derived_bound(case: tuple[Any
     values = torch.eye(keys, dtype=torch.float64).expand(heads, -1, -1)  # so that the answers are the weights
     weights = scaled_dot_product_attention(nothing[:, :outputs], nothing[:, :keys], values, attn_mask=bias)[..., 1:]
     error = (attended(conv, x, weights, matrices) - conv(x).detach().flatten(2)).abs()
-    leakage = exp(alpha / 2) * (theta(alpha) ** conv.weight[0, 0].dim() - 1) + exp(-alpha / 2)
+    theta = 1 + 2 * sum(exp(-alpha * n * n) for n in range(1, 30))
+    leakage = exp(alpha / 2) * (theta ** conv.weight[0, 0].dim() - 1) + exp(-alpha / 2)
     leakage = min(leakage, (keys - 1) * exp(-alpha / 2))
     size = float(x.abs().max()) if x.numel() else 0.0
     sums = conv.weight.detach().abs().flatten(1).sum(1)

@@ -1,5 +1,6 @@
 """Soft heads in floats: the bounds of ``RoundingSoft.v`` against the code that runs and the exact layer, by mpmath."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,14 +218,6 @@ def test_certificates_and_samples_count_no_less_than_the_theorems(conv: Any, dat
         assert (sampled >= np.maximum(proved.layer, rows).reshape(-1, *(1,) * len(size))).all()
 
 
-def moved(p: torch.Tensor) -> torch.Tensor:
-    return p * torch.where(torch.arange(p.shape[2]) % 2 == 0, 1, 1 + 2.0**-12)
-
-
-def dropped(p: torch.Tensor) -> torch.Tensor:
-    return p.masked_fill(p < 2.0**-8, 0)
-
-
 def test_the_exponential_is_as_accurate_as_is_assumed() -> None:
     x = torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3 * -746
     u, half = Rounded.of(torch.float64)
@@ -248,7 +241,13 @@ def test_torch_divides_by_the_sum_or_multiplies_by_its_reciprocal(dim: int, keys
     assert any((model == found).all(2).any(0).all() for model in models)
 
 
-@pytest.mark.parametrize("change", [None, moved, dropped, "scores in float32"])
+CHANGES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda p: p * torch.where(torch.arange(p.shape[2]) % 2 == 0, 1, 1 + 2.0**-12),
+    lambda p: p.masked_fill(p < 2.0**-8, 0),
+]
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES, "scores in float32"], ids=["none", "moved", "dropped", "float32"])
 def test_disturbed_weights_exceed_it(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     conv = seeded(lambda: nn.Conv1d(1, 1, 3, padding=40, dilation=40, stride=17))
     layer = softened(conv, 3.7, 0.25)
