@@ -50,17 +50,17 @@ def allowed(layer: MHSA, x: torch.Tensor, unit: float) -> float:
     return float(2 * torch.expm1(2 * rho) + 2 * products) * size
 
 
-@settings(max_examples=EXAMPLES // 3)
+@settings(max_examples=EXAMPLES // 2)
 @given(
     cases(tokens=80, dtypes=[torch.float32, torch.float64]),
     st.integers(0, 2**20),
-    st.sampled_from([0.01, 0.3, 3.0]),
+    st.sampled_from([0.0, 0.01, 0.3, 3.0]),
     st.sampled_from([1, 7, 10**9]),
 )
 def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(
     case: Case, seed: int, content: float, queries: int
 ):
-    """With sharp and soft heads together, off the lattice, off the grid, with negative α."""
+    """With sharp and soft heads together, off the lattice, off the grid, with negative α, and twice at one place."""
     layer = conv_to_mhsa(case.conv).requires_grad_(False)
     switch_content_on(layer, content, seed)
     aim_anywhere(layer, np.random.default_rng(seed))
