@@ -13,11 +13,10 @@ from torch import nn
 
 from construct import conv_to_mhsa
 from construct.encoding.encodings import Quadratic
-from construct.execution import axial, head_matrices
+from construct.execution import head_matrices
 from construct.execution.head_matrices import is_identity
 from construct.execution.plan import _peak, _peak_of_parabola, plan_for
 from construct.tokens import TokenGrid
-from runs import convolution_calls
 
 EXAMPLES = settings().max_examples
 
@@ -86,16 +85,6 @@ def test_learned_heads_that_are_sharper_than_float32_can_sum_are_right():
     frozen = layer(x)
     layer.v.requires_grad_()
     torch.testing.assert_close(layer(x), frozen)
-
-
-def test_it_needs_no_attention_map_and_no_convolution():
-    """For a 600 × 600 picture, dense attention would take about ten terabytes."""
-    conv = nn.Conv2d(3, 4, 5, padding=2)
-    layer, x = conv_to_mhsa(conv), torch.randn(1, 3, 600, 600)
-    with torch.no_grad():
-        assert not convolution_calls(lambda: layer(x))
-        torch.testing.assert_close(layer(x), conv(x), rtol=1e-4, atol=1e-5)
-        assert axial.memory(layer, 1, TokenGrid.of(layer.geometry, (600, 600))) < 2**26
 
 
 @given(

@@ -8,7 +8,6 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -409,17 +408,6 @@ def test_the_short_call_is_the_same_call(name: str) -> None:
             again = layer(way)
             assert torch.equal(again, first)
             assert again.stride() == first.stride()
-
-
-@pytest.mark.parametrize("name", ["auto", "axial"])
-def test_other_code_by_the_name_of_an_execution_is_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every time, before and after the layer was called."""
-    layer, x = called("3x3")
-    layer.execution = name
-    before, right = layer(x), EXECUTIONS[name]
-    monkeypatch.setitem(EXECUTIONS, name, replace(right, run=lambda *args: right.run(*args) + 1))
-    for _ in range(3):
-        assert torch.equal(layer(x), before + 1)
 
 
 def test_smaller_blocks_count_also_after_a_call_that_is_called() -> None:
