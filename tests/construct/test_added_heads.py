@@ -22,7 +22,6 @@ from runs import normal
 from verify.oracle import Unreadable
 from verify.strategies import Case, cases
 
-EXAMPLES = settings().max_examples
 SCORES = ("w_qry", "w_key", "u", "v")
 
 
@@ -53,7 +52,6 @@ def trained(net: nn.Module, *size: int) -> nn.Module:
     return net
 
 
-@settings(max_examples=EXAMPLES)
 @given(cases(tokens=60), st.integers(1, 3), st.sampled_from(("free", "none")), st.booleans(), st.integers(0, 99))
 def test_it_is_the_same_function_bit_for_bit(case: Case, heads: int, position: str, recorded: bool, seed: int):
     layer = conv_to_mhsa(case.conv)
@@ -69,7 +67,7 @@ def test_it_is_the_same_function_bit_for_bit(case: Case, heads: int, position: s
     assert layer.w_val[own:].any()
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=settings().max_examples // 2)
 @given(cases(tokens=60, dtypes=(torch.float64,), batches=(1, 2)), st.sampled_from(("free", "none")))
 def test_it_learns_and_the_kernels_heads_stay(case: Case, position: str):
     """W_out has gradients at the first step, all else at the second; weight decay leaves where the kernel looks."""

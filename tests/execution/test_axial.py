@@ -18,8 +18,6 @@ from construct.execution.head_matrices import is_identity
 from construct.execution.plan import _peak, _peak_of_parabola, plan_for
 from construct.tokens import TokenGrid
 
-EXAMPLES = settings().max_examples
-
 
 @pytest.mark.parametrize(
     "conv", [nn.Conv1d(2, 3, 3), nn.Conv2d(4, 6, 3, groups=2), nn.ConvTranspose3d(2, 2, 2)], ids=str
@@ -93,7 +91,7 @@ def test_learned_heads_that_are_sharper_than_float32_can_sum_are_right():
     st.sampled_from([0.0, -0.0, torch.nan, 0.5, 1.0, 2.0, 2.0**-149, 1 + 2.0**-23]),
     st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
 )
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=2 * settings().max_examples)
 def test_the_identity_is_known_number_by_number(n: int, data: st.DataObject, number: float, dtype: torch.dtype):
     """With one number overwritten, possibly by itself."""
     blocks = torch.eye(n, dtype=dtype).repeat(3, 2, 1, 1)

@@ -27,8 +27,6 @@ from runs import SMALL, channels_last, convolution_calls, normal, peak_bytes
 from truths import exact, excess, layer_of, paper, paper_attention, random_layer
 from verify.strategies import Case, cases
 
-EXAMPLES = settings().max_examples
-
 MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "2-D": (nn.Conv2d, (8, 8, 3, 1, 1), (4, 8, 16, 16)),
     "depthwise": (nn.Conv2d, (32, 32, 3, 1, 1, 1, 32), (4, 32, 12, 12)),
@@ -90,7 +88,7 @@ class TestContract:
     def test_it_computes_the_convolution(self, execution: str):
         """On every geometry, bit for bit on small integers, else within the attention's rounding."""
 
-        @settings(max_examples=EXAMPLES // 2)
+        @settings(max_examples=settings().max_examples // 2)
         @given(cases(tokens=80))
         def same_function(case: Case) -> None:
             layer = conv_to_mhsa(case.conv, execution=execution)

@@ -17,7 +17,6 @@ from runs import SMALL, Operators, aim_anywhere, axial_and_dense, normal, peak_b
 from truths import layer_of, random_layer
 from verify.strategies import Case, cases
 
-EXAMPLES = settings().max_examples
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -50,7 +49,7 @@ def allowed(layer: MHSA, x: torch.Tensor, unit: float) -> float:
     return float(2 * torch.expm1(2 * rho) + 2 * products) * size
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     cases(tokens=80, dtypes=[torch.float32, torch.float64]),
     st.integers(0, 2**20),
