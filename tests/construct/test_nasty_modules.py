@@ -67,7 +67,8 @@ def test_a_tap_beyond_the_precision_of_the_scores_is_refused(kind: Any) -> None:
 
 
 def test_row_23_hooks_elsewhere_in_the_network_are_kept_and_run() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), image()
+    model: Any = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+    x = image()
     model[1].register_forward_hook(lambda module, args, output: 2 * output)
     net = convert(model)
     torch.testing.assert_close(net(x), model(x))
