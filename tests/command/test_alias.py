@@ -38,16 +38,6 @@ def alias(request, tmp_path):
     return run, name, folder
 
 
-def test_it_is_ten_lines():
-    lines = [
-        line
-        for path in (ROOT / "conv_as_attention/__init__.py", ROOT / "conv_as_attention/__main__.py")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.strip() and not line.strip().startswith(('"""', "#"))
-    ]
-    assert len(lines) <= 10
-
-
 def test_it_converts_and_rechecks(alias):
     run, name, folder = alias
     torch.save(nn.Conv1d(1, 2, 3), folder / "m.pt")
