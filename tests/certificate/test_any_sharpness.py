@@ -22,7 +22,6 @@ from verify.argument.verdicts import certify_layer
 from verify.samples.sampling import check_call
 from verify.strategies import DTYPES, convolutions, sizes_for
 
-EXAMPLES = settings().max_examples
 ULPS = ["a tap one ulp off", "a bias one ulp off"]
 ALPHAS = [1e-3, 0.5, 1.0, 16.0, 45.96, 46.0, 104.0, 110.0, 746.0, 1024.0]
 GEOMETRIES = {
@@ -93,7 +92,7 @@ def test_a_derived_bound_excuses_no_other_fault(alpha: float, fault: str):
     assert judged(conv, layer, (6, 5), leaking=True)[1].name in ("UNDECIDED", "REFUTED")
 
 
-@settings(max_examples=EXAMPLES // 3)
+@settings(max_examples=settings().max_examples // 3)
 @given(convolutions(), st.data())
 def test_any_layer_of_any_sharpness(conv: Any, data: st.DataObject):
     grid = data.draw(sizes_for(conv, tokens=40))

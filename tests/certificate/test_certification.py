@@ -104,24 +104,6 @@ def test_symmetries_stay_proved(conv: Any, data: st.DataObject):
     proved(conv, altered(permuted(plain, first), w_val=plain.w_val[first] * share), grid)
 
 
-@settings(max_examples=EXAMPLES // 2)
-@given(convolutions(dtypes=[torch.float32]), st.data())
-def test_only_the_product_of_position_weights_counts(conv: Any, data: st.DataObject):
-    """Ŵ_key = M and v = M^{−T} v for a triangular M; and D_k above D_p, where the rest of v is multiplied only by zeros."""
-    grid = data.draw(sizes_for(conv, tokens=TOKENS))
-    assume(is_quick(conv, grid))
-    layer = conv_to_mhsa(conv)
-    d_p = layer.v.shape[1]
-    mixed = torch.eye(d_p).triu()
-    for i in range(d_p - 1):
-        mixed[i, i + 1] = data.draw(st.sampled_from([0.0, 1.0, -2.0, 0.5]))
-    v = torch.linalg.solve_triangular(mixed.T, layer.v.detach()[..., None], upper=False)[..., 0]
-    w_key_pos = mixed.expand(layer.heads, -1, -1)
-    pad = nn.functional.pad
-    wide = {name: pad(getattr(layer, name), (0, 2)) for name in ("w_qry", "w_key", "u")}
-    proved(conv, altered(layer, v=pad(v, (0, 2), value=7.0), w_key_pos=pad(w_key_pos, (0, 0, 0, 2)), **wide), grid)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_derived_sharpness_is_proved_and_a_little_less_is_undecided(dtype: torch.dtype):
     """For α from ``alpha_for``: half precision computes in single, and score rounding reduces every gap."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,7 +20,6 @@ from verify.oracle import Convolution, Geometry, stated_geometry
 from verify.recheck import grids
 from verify.strategies import convolutions, sizes_for
 
-EXAMPLES = settings().max_examples
 LONG = 2**31
 
 
@@ -54,7 +53,6 @@ def test_long_layers_get_a_verdict(conv: Any, grid: tuple[int, ...], tmp_path: P
     assert Files(tmp_path).rechecked(certificate, conv, layer) == "REFUTED"
 
 
-@settings(max_examples=EXAMPLES)
 @given(convolutions(dtypes=[torch.float32], channels=["one"]), st.data())
 def test_each_tap_reads_what_torch_reads(conv: Any, data: st.DataObject):
     """An impulse at every input confirms the certifier's and the checker's receptive fields."""

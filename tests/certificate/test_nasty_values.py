@@ -109,11 +109,9 @@ def test_row_49_a_certificate_names_its_largest_grid_and_stops_where_scores_roun
     assert "does not beat the rounding of the scores" in too_large.verdict.sentence
 
 
-def test_row_49_every_head_finds_its_pixel_across_a_long_image() -> None:
+@pytest.mark.parametrize("execution", ["dense", "axial"])
+def test_row_49_every_head_finds_its_pixel_across_a_long_image(execution: str) -> None:
     """At n = 4096 the logits reach α·n² = 1.7e10, where float32 could not distinguish neighbours."""
     conv = nn.Conv1d(1, 1, 3, padding=1)
-    layer = conv_to_mhsa(conv)
-    x = noise(1, 1, 4096)
-    for execution in ("dense", "axial"):
-        layer.execution = execution
-        assert check_call(conv, layer, x, "noise").verdict.name == "CHECKED"
+    layer = conv_to_mhsa(conv, execution=execution)
+    assert check_call(conv, layer, noise(1, 1, 4096), "noise").verdict.name == "CHECKED"

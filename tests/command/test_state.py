@@ -48,11 +48,6 @@ def add_one(net: Any) -> None:
     net.conv.bias.data.add_(1)
 
 
-def add_one_once_converted(net: Any) -> None:
-    if not isinstance(net.conv, nn.Conv2d):
-        net.linear.bias.data.add_(1)
-
-
 class Trains(One):
     def train(self, mode: bool = True) -> Any:
         self.conv.bias.data.zero_()  # type: ignore[union-attr]
@@ -105,7 +100,10 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "trains": (Trains, "conv.bias"),
     "every second": (lambda: Changes(lambda net: net.linear.weight.data.mul_(1 + net.calls % 2)), "linear.weight"),
     "replaces": (lambda: Changes(after=lambda net: setattr(net.linear, "bias", nn.Parameter(torch.ones(8)))), "linear.bias"),
-    "converted": (lambda: Changes(after=add_one_once_converted), "linear.bias"),
+    "converted": (
+        lambda: Changes(after=lambda net: isinstance(net.conv, nn.Conv2d) or net.linear.bias.data.add_(1)),
+        "linear.bias",
+    ),
     "buffered": (Buffered, "conv.weight"),
     "fuses": (Fuses, "conv.weight"),
     "sets": (lambda: Changes(lambda net: setattr(net.conv, "weight", nn.Parameter(2 * net.conv.weight.detach()))), "conv.weight"),
@@ -197,32 +195,10 @@ class Saves(One):
         return self.saved(self, super().state_dict(*args, **kwargs))
 
 
-def averaged(net: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for name in state:
-        state[name] = state[name] * 0.5
-    return state
-
-
-def halved(net: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Only what is no attention."""
-    state["linear.bias"] = state["linear.bias"] / 2
-    return state
-
-
-def rounded(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
-    for name, value in state.items():
-        state[name] = value.half().float()
-
-
 def with_hook(register: str, hook: Callable[..., Any]) -> nn.Module:
     net = One()
     getattr(net, register)(hook)
     return net
-
-
-def rounding(module: nn.Module, *_: Any) -> None:
-    for parameter in module.parameters():
-        parameter.data.round_()
 
 
 class Doubles(One):
@@ -242,11 +218,16 @@ class Exports(One):
 
 
 SAVING: dict[str, Callable[[], nn.Module]] = {
-    "rounds": lambda: with_hook("register_state_dict_post_hook", rounded),
-    "averages": lambda: Saves(averaged),
-    "quantises": lambda: with_hook("register_state_dict_pre_hook", rounding),
+    "rounds": lambda: with_hook(
+        "register_state_dict_post_hook",
+        lambda module, state, *_: state.update({name: value.half().float() for name, value in state.items()}),
+    ),
+    "averages": lambda: Saves(lambda net, state: {name: value * 0.5 for name, value in state.items()}),
+    "quantises": lambda: with_hook(
+        "register_state_dict_pre_hook", lambda module, *_: [p.data.round_() for p in module.parameters()]
+    ),
     "adds": lambda: Saves(lambda net, state: (add_one(net), state)[1]),
-    "halves": lambda: Saves(halved),
+    "halves": lambda: Saves(lambda net, state: state | {"linear.bias": state["linear.bias"] / 2}),  # no attention
     "nests": lambda: Saves(lambda net, state: {"model": state}),
     "doubles": Doubles,
     "exports": Exports,

@@ -147,10 +147,6 @@ def out_of(module):
     torch.add(ones, ones, out=module.weight.detach())
 
 
-def set_data(module):
-    module.weight.data = torch.arange(float(module.weight.numel())).view(module.weight.shape)
-
-
 def in_inference_mode(module):
     with torch.inference_mode():
         module.weight.normal_()
@@ -190,7 +186,10 @@ ACTS = {
     "data.copy_": of_data(lambda data: data.copy_(torch.arange(float(data.numel())).view_as(data))),
     "data.flatten": of_data(lambda data: data.flatten().fill_(1)),
     "detach": lambda module: module.weight.detach().clamp_(min=0),
-    **{edit.__name__: edit for edit in (by_element, in_place, through_views, out_of, set_data)},
+    **{edit.__name__: edit for edit in (by_element, in_place, through_views, out_of)},
+    "set_data": lambda module: setattr(
+        module.weight, "data", torch.arange(float(module.weight.numel())).view(module.weight.shape)
+    ),
     **{edit.__name__: edit for edit in (in_inference_mode, uninferred, foreach, apart)},
 }
 

@@ -26,7 +26,6 @@ from construct.modules.learning import gate_content, learned_covariance, learned
 from examples.learned.starting import ENCODINGS, attention_to_learn, convolution_to_learn
 from runs import SMALL, normal, peak_bytes
 from truths import layer_of
-from verify.oracle import Unreadable
 from verify.plots.stored_layer import layer_in
 from verify.recheck.stored_layers import layers_in
 from verify.strategies import Case, cases
@@ -139,17 +138,6 @@ def test_what_an_execution_says_it_takes_is_no_less_than_it_does(execution: str,
         line = next(line for line in layer.explain(x.shape).splitlines() if line.startswith(execution))
         stated = float(line.split("multiplications")[1].split("MiB")[0]) * 2**20
         assert peak_bytes(lambda layer=layer, x=x: layer(x)) <= stated * 1.001 + 2**12
-
-
-@pytest.mark.parametrize("kind", ["covariance", "relative"])
-def test_nothing_is_certified_of_an_encoding_that_is_not_the_theorems(kind: str):
-    conv = nn.Conv2d(1, 1, 1, padding=2, dtype=torch.float64)
-    with pytest.raises(Unreadable, match=f"^its encoding is {kind}, and only the quadratic one and the parabola"):
-        verify.certify(conv, sharpened(kind), grid=(5, 4))
-    # D_p = d + 1 in one dimension, so the shapes alone would pass.
-    line = layer_of("covariance", ConvGeometry(1, 1, (1,), (1,), (0,), "zeros", (1,), 1), content=False)
-    with pytest.raises(Unreadable, match="its encoding is covariance"):
-        verify.certify(nn.Conv1d(1, 1, 1, dtype=torch.float64), line, grid=(5,))
 
 
 @pytest.mark.parametrize("kind", ["covariance", "relative", "taps"])

@@ -66,13 +66,10 @@ def test_a_tap_beyond_the_precision_of_the_scores_is_refused(kind: Any) -> None:
         assert int((scores[:-1] >= scores[-1]).sum()) == tied
 
 
-def double(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    return 2 * output
-
-
 def test_row_23_hooks_elsewhere_in_the_network_are_kept_and_run() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), image()
-    model[1].register_forward_hook(double)
+    model: Any = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+    x = image()
+    model[1].register_forward_hook(lambda module, args, output: 2 * output)
     net = convert(model)
     torch.testing.assert_close(net(x), model(x))
     assert bool((net(x) - 2 * net[0](x).relu()).abs().max() == 0)

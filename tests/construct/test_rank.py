@@ -15,8 +15,6 @@ from construct.heads.rank import LARGEST_ELIMINATED
 from verify.argument.certification import certify
 from verify.strategies import Case, cases, convolutions, sizes_for
 
-EXAMPLES = settings().max_examples
-
 
 def of_rank_one(side: int, dtype: torch.dtype = torch.float64) -> nn.Conv1d:
     generator = torch.Generator().manual_seed(0)
@@ -63,7 +61,6 @@ def test_factors_beyond_every_number_are_made_of_the_rows_instead(dtype: torch.d
     assert torch.equal(layer.weight, conv.weight)
 
 
-@settings(max_examples=EXAMPLES)
 @given(cases(integers=[True]), st.integers(1, 4), st.sampled_from(["dense", "axial", "auto"]))
 def test_several_narrow_heads_at_a_shift_carry_any_kernel(case: Case, head_dim: int, execution: str):
     """For general D_h < D_out, Σ_h over ⌈min(D_in, D_out)/D_h⌉ heads per shift is exact on integers."""
@@ -74,7 +71,7 @@ def test_several_narrow_heads_at_a_shift_carry_any_kernel(case: Case, head_dim: 
         assert torch.equal(layer(case.x), case.conv(case.x))
 
 
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=settings().max_examples // 2)
 @given(convolutions(), st.integers(1, 3), st.data())
 def test_several_narrow_heads_at_a_shift_are_proved(conv: Any, head_dim: int, data: st.DataObject):
     layer = conv_to_mhsa(conv, head_dim=head_dim, heads_per_shift=None)

@@ -591,20 +591,6 @@ def test_groups_that_mix_are_found():
     is_no_kernel(module, "group 1 of 2 hears channels of another")
 
 
-def test_heads_that_look_alike_add_up_and_silent_ones_may_look_anywhere():
-    conv, _, module = small_stock()
-    a = module.attention
-    with torch.no_grad():
-        aims = a.in_proj_bias.view(3, 4, -1)[0]
-        aims[1] = aims[0]
-        a.out_proj.weight.view(a.embed_dim, 4, -1)[:, 2] = 0
-        aims[2] = torch.rand_like(aims[2])
-    expected = conv.weight.detach().double().flatten(2)
-    expected[..., 0] += expected[..., 1]
-    expected[..., 1:3] = 0
-    assert torch.equal(construct.from_torch_mha(module).weight, expected.float().view_as(conv.weight))
-
-
 @given(st.data())
 def test_whatever_is_read_is_what_the_module_computes(data: st.DataObject):
     """After changing any one entry of any tensor, reading refuses or gives the kernel and bias now computed."""

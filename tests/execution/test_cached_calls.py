@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -16,8 +16,6 @@ from construct.execution.call import EXECUTIONS
 from runs import FORCED, forced, whole_numbers
 from truths import exact
 from verify.strategies import Case, cases
-
-EXAMPLES = settings().max_examples
 
 
 def from_a_larger_one(x: Tensor) -> Tensor:
@@ -68,7 +66,6 @@ def edited(layer: MHSA) -> None:
 
 
 @pytest.mark.nasty(36)
-@settings(max_examples=EXAMPLES)
 @given(
     cases(tokens=80, integers=[True], batches=[1, 2]),
     st.sampled_from(BATCHED),
@@ -96,7 +93,6 @@ def test_a_prepared_call_is_the_convolution(
 
 @pytest.mark.nasty(36)
 @pytest.mark.parametrize("learned", [["x"], ["kernel"], ["bias"], ["x", "kernel", "bias"]], ids=" ".join)
-@settings(max_examples=EXAMPLES)
 @given(cases(tokens=80, integers=[True], batches=[1, 2]), st.sampled_from(LYING))
 def test_a_prepared_call_has_the_derivatives_of_the_convolution(
     learned: list[str], case: Case, lie: Callable[[Tensor], Tensor]

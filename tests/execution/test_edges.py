@@ -45,15 +45,6 @@ def test_a_call_under_fake_tensors_leaves_later_calls_alone() -> None:
     assert check_call(conv, layer, x, "a call after").verdict.name == "CHECKED"
 
 
-@pytest.mark.parametrize("wanted", [[11.5, 12.5], [11.0, 12.0]], ids=["halves", "floats"])
-def test_an_output_size_is_whole_numbers(wanted: Any) -> None:
-    conv = nn.ConvTranspose2d(3, 4, 3, stride=2)
-    x = torch.randn(1, 3, 5, 5)
-    for module in (conv, conv_to_mhsa(conv)):
-        with pytest.raises((TypeError, ValueError)):
-            module(x, output_size=wanted)
-
-
 @pytest.mark.parametrize("given", [None, "x", np.zeros((1, 3, 5, 5))], ids=["None", "text", "array"])
 def test_what_is_no_tensor(given: Any) -> None:
     with pytest.raises(TypeError, match="MHSA"):

@@ -27,8 +27,6 @@ from runs import SMALL, channels_last, convolution_calls, normal, peak_bytes
 from truths import exact, excess, layer_of, paper, paper_attention, random_layer
 from verify.strategies import Case, cases
 
-EXAMPLES = settings().max_examples
-
 MIDDLING: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     "2-D": (nn.Conv2d, (8, 8, 3, 1, 1), (4, 8, 16, 16)),
     "depthwise": (nn.Conv2d, (32, 32, 3, 1, 1, 1, 32), (4, 32, 12, 12)),
@@ -90,7 +88,7 @@ class TestContract:
     def test_it_computes_the_convolution(self, execution: str):
         """On every geometry, bit for bit on small integers, else within the attention's rounding."""
 
-        @settings(max_examples=EXAMPLES // 2)
+        @settings(max_examples=settings().max_examples // 2)
         @given(cases(tokens=80))
         def same_function(case: Case) -> None:
             layer = conv_to_mhsa(case.conv, execution=execution)
@@ -267,12 +265,9 @@ class TestContract:
         same(layer(x), conv(x), 1e-5)
 
 
-@pytest.fixture(
-    params=list(product(EXECUTIONS, ("quadratic", "covariance", "relative", "taps"))),
-    ids="-".join,
-)
-def execution_and_kind(request: pytest.FixtureRequest) -> tuple[str, str]:
-    return request.param
+KINDS = [*product(EXECUTIONS, ("quadratic", "covariance", "relative", "taps"))]
+every_kind = pytest.mark.parametrize("execution_and_kind", KINDS, ids="-".join)
+but_dense = pytest.mark.parametrize("execution_and_kind", [pair for pair in KINDS if pair[0] != "dense"], ids="-".join)
 
 
 @cache
@@ -287,6 +282,7 @@ def by_loops(kind: str, name: str, content: bool) -> np.ndarray:
 class TestEncodings:
     """Soft heads anywhere, with D_k > D_p, on the smallest grids."""
 
+    @every_kind
     @pytest.mark.usefixtures("blocks")
     def test_it_computes_equations_3_and_6(self, execution_and_kind: tuple[str, str], name: str, content: bool):
         """All score terms agree with the paper's formulas."""
@@ -303,6 +299,7 @@ class TestEncodings:
             shown = attention.expand(2, -1, -1, -1).numpy()
             np.testing.assert_allclose(shown, paper_attention(layer, x).reshape(shown.shape), rtol=1e-12, atol=1e-12)
 
+    @but_dense
     @pytest.mark.usefixtures("blocks")
     def test_its_gradients_are_those_of_dense(self, execution_and_kind: tuple[str, str], name: str, content: bool):
         """With respect to everything, also when the tensors are passed to the layer for this one call."""
@@ -319,6 +316,7 @@ class TestEncodings:
             assert gradient.abs().amax() > 1e-4, key
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
+    @every_kind
     def test_its_gradients_are_the_derivatives(self, execution_and_kind: tuple[str, str], name: str, content: bool):
         """Gradients agree with finite differences in float64."""
         (execution, kind), (geometry, size) = execution_and_kind, SMALL[name]

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 
-from construct import MHSA, MHSAWeights, conv_to_mhsa
+from construct import MHSA, conv_to_mhsa
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.tokens import TokenGrid
 from runs import SMALL, Operators, aim_anywhere, axial_and_dense, normal, peak_bytes
 from truths import layer_of, random_layer
 from verify.strategies import Case, cases
 
-EXAMPLES = settings().max_examples
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
@@ -50,17 +49,17 @@ def allowed(layer: MHSA, x: torch.Tensor, unit: float) -> float:
     return float(2 * torch.expm1(2 * rho) + 2 * products) * size
 
 
-@settings(max_examples=EXAMPLES // 3)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     cases(tokens=80, dtypes=[torch.float32, torch.float64]),
     st.integers(0, 2**20),
-    st.sampled_from([0.01, 0.3, 3.0]),
+    st.sampled_from([0.0, 0.01, 0.3, 3.0]),
     st.sampled_from([1, 7, 10**9]),
 )
 def test_it_equals_dense_wherever_the_heads_look_and_whatever_they_see(
     case: Case, seed: int, content: float, queries: int
 ):
-    """With sharp and soft heads together, off the lattice, off the grid, with negative α."""
+    """With sharp and soft heads together, off the lattice, off the grid, with negative α, and twice at one place."""
     layer = conv_to_mhsa(case.conv).requires_grad_(False)
     switch_content_on(layer, content, seed)
     aim_anywhere(layer, np.random.default_rng(seed))
@@ -98,22 +97,6 @@ def test_torchs_fused_kernel_runs_once_a_block(name: str, dtype: torch.dtype):
     assert whole.calls[FUSED] == 1
     assert blocks.calls[FUSED] == TokenGrid.of(geometry, size).query_count
     assert not [called for called in whole.calls if "softmax" in called or "_math" in called]
-
-
-def test_soft_attention_of_a_float32_layer_is_near_that_of_float64():
-    """Off the lattice, on a long grid, with content and with heads of a parabola, which do not factorise."""
-    for encoding, alpha in (("quadratic", 104.0), ("parabola", 0.7)):
-        layer = conv_to_mhsa(nn.Conv2d(3, 4, 3, padding=1), alpha=alpha, encoding=encoding).requires_grad_(False)
-        layer.v[:, 1:] *= 1.3
-        if encoding == "quadratic":
-            switch_content_on(layer, 0.1)
-        x = normal(1, 3, 40, 33).float()
-        weights = MHSAWeights(**{name: p.double() for name, p in layer.named_parameters()})
-        double = MHSA(layer.geometry, weights, execution="dense", radix=layer.radix)
-        layer.execution = "axial"
-        error = (layer(x) - double(x.double())).abs().amax()
-        assert error <= allowed(double, x.double(), 2.0**-23)
-        assert error <= 1e-5
 
 
 @pytest.mark.parametrize("aside", [0.0, 8.0])

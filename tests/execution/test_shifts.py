@@ -19,9 +19,6 @@ from construct.execution.shifts.windows import Shifts
 from construct.execution.shifts.workspace import workspace
 from runs import FORCED, channels_last, forced, kernel_gradient, whole_numbers
 
-EXAMPLES = settings().max_examples
-
-
 FIRST, LAST, OTHER = "channels first", "channels last", "other"
 """Memory layouts."""
 
@@ -47,7 +44,7 @@ def in_layout(images: torch.Tensor, layout: str) -> torch.Tensor:
     return images.repeat_interleave(2, -1)[..., ::2] if layout == OTHER else images.contiguous()
 
 
-@settings(max_examples=3 * EXAMPLES)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data())
 def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
     """On integers, against plain sums over queries, for every block size and layout, also as on a GPU."""

@@ -48,10 +48,6 @@ def replicating(conv: Any) -> Any:
     return conv
 
 
-def channels_mixed(conv: Any) -> Any:
-    return with_fields(conv, weight=lambda w: nn.Parameter(w.flip(0))) if conv.groups > 1 else conv
-
-
 def flipped(conv: Any) -> Any:
     return with_fields(conv, weight=lambda w: nn.Parameter(w.flip(-1))) if conv.transposed else conv
 
@@ -64,11 +60,6 @@ def narrow(conv: Any) -> Any:
     return conv
 
 
-def in_memory(conv: Any) -> Any:
-    """Takes the numbers as they lie in memory."""
-    return lambda x: conv(x.as_strided(x.shape, torch.empty(x.shape).stride()) if x.numel() else x)
-
-
 def in_place(conv: Any) -> Any:
     def layer(x: torch.Tensor) -> torch.Tensor:
         y = conv(x.clone())
@@ -78,10 +69,6 @@ def in_place(conv: Any) -> Any:
     return layer
 
 
-def with_a_batch(conv: Any) -> Any:
-    return lambda x: conv(x.view(len(x), conv.in_channels, *x.shape[2:]))
-
-
 FAULTS: dict[str, tuple[Any, set[str]]] = {
     "nothing": (lambda conv: conv, set()),
     "the bias dropped": (partial(with_fields, bias=lambda _: None), {"bias"}),
@@ -89,12 +76,18 @@ FAULTS: dict[str, tuple[Any, set[str]]] = {
     "the dilation ignored": (partial(with_fields, dilation=ones), {"dilation"}),
     "a border of copies": (replicating, {"padding"}),
     "a border of zeros": (partial(with_fields, padding_mode=lambda _: "zeros"), {"padding_mode"}),
-    "groups mixed": (channels_mixed, {"groups"}),
+    "groups mixed": (
+        lambda conv: with_fields(conv, weight=lambda w: nn.Parameter(w.flip(0))) if conv.groups > 1 else conv,
+        {"groups"},
+    ),
     "transposed as if it were flipped": (flipped, {"transposed"}),
     "digits lost": (narrow, {"dtype"}),
     "another type": (lambda conv: lambda x: conv(x).float(), {"dtype"}),
-    "memory for numbers": (in_memory, {"layout"}),
-    "a batch required": (with_a_batch, {"batch"}),
+    "memory for numbers": (
+        lambda conv: lambda x: conv(x.as_strided(x.shape, torch.empty(x.shape).stride()) if x.numel() else x),
+        {"layout"},
+    ),
+    "a batch required": (lambda conv: lambda x: conv(x.view(len(x), conv.in_channels, *x.shape[2:])), {"batch"}),
     "a wrong gradient": (lambda conv: lambda x: conv(Doubled.apply(x)), {"gradient"}),
     "no gradient": (lambda conv: lambda x: conv(x.detach()), {"gradient"}),
     "its input changed": (in_place, ALL),

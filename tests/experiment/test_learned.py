@@ -103,14 +103,13 @@ def test_cifar_is_read_as_its_format_says(cifar: Path):
     assert set(dataset.digests) == set(FILES)
 
 
-def relabelled(content: bytes) -> bytes:
-    return content[: RECORD_BYTES * 2] + b"\n" + content[RECORD_BYTES * 2 + 1 :]
-
-
 DAMAGED: dict[str, tuple[Any, str]] = {
     "truncated": (lambda content, other: content[:-1], "test_batch.bin: 12291 bytes, not 4 × 3073 = 12292: truncated"),
     "too long": (lambda content, other: content + b"\0", "test_batch.bin: 12293 bytes"),
-    "no label": (lambda content, other: relabelled(content), "test_batch.bin: record 2 has the label 10, not 0 to 9"),
+    "no label": (
+        lambda content, other: content[: 2 * RECORD_BYTES] + b"\n" + content[2 * RECORD_BYTES + 1 :],
+        "test_batch.bin: record 2 has the label 10, not 0 to 9",
+    ),
     "twice": (lambda content, other: other, "two of its files are the same, byte for byte"),
     "missing": (lambda content, other: None, "test_batch.bin: No such file"),
 }

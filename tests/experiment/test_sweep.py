@@ -127,7 +127,6 @@ def test_a_row_that_no_sweep_writes_is_told_in_a_line(edit: str, sweep: Command)
     results.add(Row(kind, "m", "l", kind=kind, verdict="PROVED", seconds=1.0) for kind in kinds)
     results.add_run("2026", "command", "versions", 1, 1.5, 2)
     results.close()
-    sweep.prints("--report", "r.db")
     with contextlib.closing(sqlite3.connect("r.db")) as file, file:
         file.execute(f"{query} WHERE rowid = 1" if what == "run" else f"{query} WHERE key = 'Conv1d'")
     for words in (("--report", "r.db"), ("--random", "1", *OUTPUT)):

@@ -103,7 +103,9 @@ def test_row_13_of_a_package_its_own_classes_alone_are_allowed(nets: Any, refusa
         Path("m.pt").write_bytes(with_pickle(program(called(named("mypkg.nets", name)))))
         with pytest.raises(BadModelFile, match=f"not allowed: mypkg.nets.{name}[ ,]"):
             construct.load("m.pt", allow=["mypkg"])
-    line = refusal(nn.Sequential(nn.Conv2d(1, 1, 3), holding(nets.act)), "--allow", "mypkg")
+    holding: Any = nn.ReLU()
+    holding.thing = nets.act
+    line = refusal(nn.Sequential(nn.Conv2d(1, 1, 3), holding), "--allow", "mypkg")
     assert line.endswith("m.pt --allow mypkg --allow mypkg.nets.act)")
 
 
@@ -115,12 +117,6 @@ def test_row_13_a_class_that_an_allowed_package_does_not_have(nets: Any, refusal
         BadModelFile, match=r"allowed: mypkg.nets.Kind, which mypkg does not define as a class \(give its network"
     ):
         construct.load("m.pt", allow=["mypkg"])
-
-
-def holding(thing: Any) -> nn.Module:
-    module = nn.ReLU()
-    module.thing = thing
-    return module
 
 
 def test_row_13_a_package_is_no_beginning_of_a_name(nets: Any, refusal: Any) -> None:

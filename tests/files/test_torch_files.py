@@ -167,10 +167,6 @@ class Renaming(nn.Module):
             state[f"{prefix}conv.{name.removeprefix(f'{prefix}net.body.')}"] = state.pop(name)
 
 
-def normed() -> nn.Module:
-    return nn.Sequential(weight_norm(nn.Conv2d(1, 2, 3)))
-
-
 def old_normed() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -180,7 +176,10 @@ def old_normed() -> nn.Module:
 BODY = {"net.body.weight": torch.rand(2, 1, 3, 3), "net.body.bias": torch.rand(2)}
 STATES: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]]] = {
     "no num_batches_tracked": (Net, lambda: {k: v for k, v in Net().state_dict().items() if "num_batches" not in k}),
-    "weight_g and weight_v": (normed, lambda: dict(old_normed().state_dict())),
+    "weight_g and weight_v": (
+        lambda: nn.Sequential(weight_norm(nn.Conv2d(1, 2, 3))),
+        lambda: dict(old_normed().state_dict()),
+    ),
     "a hook that renames": (Renaming, lambda: dict(BODY)),
     "a hook inside": (lambda: nn.Sequential(Renaming()), lambda: {f"0.{k}": v for k, v in BODY.items()}),
     "a hook and a wrapper": (Renaming, lambda: {f"module.{k}": v for k, v in BODY.items()}),

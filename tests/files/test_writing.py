@@ -55,14 +55,6 @@ def with_radix_of_other_types(layer: Any) -> None:
     layer.radix = ("a", 1.5)
 
 
-def with_radix_and_name(layer: Any) -> None:
-    layer.__dict__.update(vars(with_covariance(layer)), radix=(1, 9))
-
-
-def integers(tensor: Any) -> nn.Parameter:
-    return nn.Parameter(torch.ones(tensor.shape, dtype=torch.int64), requires_grad=False)
-
-
 SPOILT: dict[str, Callable[[Any], Any]] = {
     "heads": lambda layer: setattr(layer, "heads", 7),
     "execution": lambda layer: setattr(layer, "_execution", "nonsense"),
@@ -71,10 +63,10 @@ SPOILT: dict[str, Callable[[Any], Any]] = {
     "fields": lambda layer: layer.geometry.__dict__.clear(),
     "radix": lambda layer: setattr(layer, "radix", (1, 2)),
     "types in a radix": with_radix_of_other_types,
-    "a radix and a name": with_radix_and_name,
+    "a radix and a name": lambda layer: layer.__dict__.update(vars(with_covariance(layer)), radix=(1, 9)),
     "no geometry": lambda layer: setattr(layer, "geometry", 5),
     "a tensor missing": lambda layer: layer._parameters.pop("v"),
-    "type of a tensor": lambda layer: setattr(layer, "v", integers(layer.v)),
+    "type of a tensor": lambda layer: setattr(layer, "v", nn.Parameter(layer.v.long(), requires_grad=False)),
     "children": lambda layer: layer._modules.update(child=5),
 }
 

@@ -62,11 +62,10 @@ def written(path, content, **options):
 
 
 def read(path):
+    def bits_of(layer):
+        return {name: t.numbers() for name, t in layer.tensors.items() if t.dtype in BYTES}
+
     return {name: (layer, bits_of(layer)) for name, layer in layers_in(path).layers.items()}
-
-
-def bits_of(layer):
-    return {name: t.numbers() for name, t in layer.tensors.items() if t.dtype in BYTES}
 
 
 def refused(path, words):

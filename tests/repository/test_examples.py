@@ -34,10 +34,6 @@ def name(path):
     return path.stem
 
 
-def run(path, folder):
-    return python(path, *ARGUMENTS.get(path.stem, []), cwd=folder)
-
-
 def asserts_at_its_end(source):
     """Whether the script's last statement is an assertion or calls a function with one."""
     tree = ast.parse(source)
@@ -90,7 +86,7 @@ def test_an_example_runs_and_ends_in_an_assertion(path, tmp_path):
     if missing := [package for package in NEEDED.get(path.stem, ()) if find_spec(package) is None]:
         absent = pytest.fail if os.environ.get("DEMO_TESTS") == "required" else pytest.skip
         absent(f"there is no {', '.join(missing)} (its first lines say how to install it)")
-    done = run(path, tmp_path)
+    done = python(path, *ARGUMENTS.get(path.stem, []), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert [written.name for written in tmp_path.iterdir()] == ARGUMENTS.get(path.stem, [])[-1:]

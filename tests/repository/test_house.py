@@ -354,14 +354,12 @@ def test_no_utils():
     assert not [path for folder in (*PACKAGES, "tests", "examples") for path in (ROOT / folder).rglob("util*.py")]
 
 
-def lines_in(path):
-    return len(path.read_text(encoding="utf-8").splitlines())
-
-
 def test_files_of_experiments_stay_short():
     experiments = [path for name in ("learned", "taught") for path in (ROOT / "examples" / name).rglob("*.py")]
     assert experiments
-    assert not [ids(path) for path in experiments if lines_in(path) >= 360], "split it"
+    assert not [ids(path) for path in experiments if len(path.read_text(encoding="utf-8").splitlines()) >= 360], (
+        "split it"
+    )
 
 
 def named(tree: ast.AST) -> Iterator[str]:

@@ -212,10 +212,6 @@ def _own_scores(layer: MHSA) -> None:
     layer.position_vector = lambda: right() * 1
 
 
-def _prehook(layer: MHSA) -> None:
-    layer.register_forward_pre_hook(lambda module, args: (args[0].roll(1, -1) if len(args[0]) == 1 else args[0],))
-
-
 class OtherTensor(torch.Tensor):
     """A tensor subclass that might do anything."""
 
@@ -238,7 +234,9 @@ PLANTED: dict[str, Callable[[Any], Any]] = {
     "a forward of its own": _own_forward,
     "scores of its own": _own_scores,
     "a hook": lambda layer: layer.register_forward_hook(lambda module, args, y: y * (1 + (len(args[0]) == 1))),
-    "a pre-hook": _prehook,
+    "a pre-hook": lambda layer: layer.register_forward_pre_hook(
+        lambda module, args: (args[0].roll(1, -1) if len(args[0]) == 1 else args[0],)
+    ),
     "a head less": lambda layer: setattr(layer, "heads", 8),
     "another anchor": lambda layer: vars(layer.geometry).update(anchor=(0, 0)),
     "a tensor subclass": lambda layer: layer._parameters.update(w_val=layer.w_val.detach().as_subclass(OtherTensor)),

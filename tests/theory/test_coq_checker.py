@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import construct
 from construct import MHSA, conv_to_mhsa
 from construct.encoding import encodings
 from construct.encoding.encodings import shifts_are_distinct
@@ -64,17 +63,6 @@ def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, 
     assert answer.accepted, answer
     rejected = asked.answer(pair, export.floats(-149, 24, 1.0, 2.0**-40))
     assert not rejected.accepted  # the floating-point bound is really checked
-
-
-def test_every_layer_of_the_demo_network_is_accepted(asked: Asked):
-    network = torch.load(Path(construct.__file__).parent / "command/demo/digits_cnn.pt", weights_only=False)
-    convs = {name: module for name, module in network.named_modules() if isinstance(module, nn.Conv2d)}
-    assert len(convs) == 6
-    for name, conv in convs.items():
-        pair = pair_of(conv, conv_to_mhsa(conv), grid_of(conv))
-        answer = asked.answer(pair)
-        assert answer.accepted, (name, answer)
-        assert "in float32 a difference of at most" in answer.sentence
 
 
 @pytest.mark.parametrize("name", ["2-D", "depthwise", "transposed"])
@@ -384,26 +372,6 @@ def test_a_parabola_is_accepted_up_to_the_size_that_its_radix_carries(
     assert all(carried) == (len(grid) == 1)  # in one dimension, a number is a shift
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_no_fault_of_a_parabola_is_accepted(name: str, asked: Asked):
-    """Each fault is either rejected, or none by exact evaluation; our checker agrees."""
-    conv, _ = convolution_and_inputs(name, 0, integers=False)
-    rejected = 0
-    for turn, fault in enumerate(FAULTS.values()):
-        if fault.in_code:
-            continue
-        try:
-            layer = fault.plant(conv, conv_to_mhsa(conv, encoding="parabola"), np.random.default_rng(turn))
-            pair = pair_of(conv, layer, grid_of(conv))
-        except (Inapplicable, Rejected, ValueError, IndexError):
-            continue
-        accepted = asked.answer(pair).accepted
-        assert accepted == proved(pair)
-        assert not (accepted and exactly_differ(conv, layer, grid_of(conv)))
-        rejected += not accepted
-    assert rejected >= 10
-
-
 @pytest.mark.parametrize("radix", [(7, 0), (0, 1), (-7, 1), (6, 1), (1, 7), (7, 2)], ids=str)
 def test_a_radix_that_numbers_no_box_is_rejected(radix: tuple[int, int], asked: Asked):
     """At a size for which (7, 1) is just large enough."""
@@ -593,7 +561,7 @@ def agreement(examples: int, fault: str | None = None) -> Counter:
 @pytest.mark.parametrize(
     ("examples", "fault", "least"),
     [
-        (200, None, {"proved": 5, "rejected": 15, "parabola": 5}),
+        (120, None, {"proved": 5, "rejected": 15, "parabola": 5}),
         pytest.param(3300, None, {"proved": 300}, marks=pytest.mark.deep),
         pytest.param(100, "softly off the lattice", {"off the lattice": 20}, marks=pytest.mark.deep),
     ],

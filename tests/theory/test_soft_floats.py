@@ -1,11 +1,12 @@
 """Soft heads in floats: the bounds of ``RoundingSoft.v`` against the code that runs and the exact layer, by mpmath."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from mpmath import mp
 from torch import nn
@@ -178,7 +179,6 @@ SOFT = {"alpha": st.sampled_from([0.01, 0.3, 1.0, 3.7, 12.0, 40.0]), "fraction":
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
-@settings(max_examples=50)
 def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, data: st.DataObject) -> None:
     x = drawn_input(conv, data)
     layer = softened(conv, *(data.draw(SOFT[name]) for name in ("alpha", "fraction")))
@@ -187,7 +187,6 @@ def test_the_code_that_runs_is_within_the_bound_of_the_exact_layer(conv: Any, da
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
-@settings(max_examples=30)
 def test_soft_heads_beside_sharp_ones_are_within_the_bound_of_the_convolution(conv: Any, data: st.DataObject) -> None:
     x = drawn_input(conv, data)
     size = tuple(x.shape[2:])
@@ -203,7 +202,6 @@ def test_soft_heads_beside_sharp_ones_are_within_the_bound_of_the_convolution(co
 
 
 @given(convolutions(dtypes=[*FORMATS], integers=[False]), st.data())
-@settings(max_examples=60)
 def test_certificates_and_samples_count_no_less_than_the_theorems(conv: Any, data: st.DataObject) -> None:
     size = data.draw(sizes_for(conv, tokens=60))
     assume(is_quick(conv, size) and conv.weight.numel() < 2000)
@@ -218,14 +216,6 @@ def test_certificates_and_samples_count_no_less_than_the_theorems(conv: Any, dat
         sampled = exact(soft_heads_bound(layer, conv, x)) - exact(convolution_bound(conv, x))
         rows = row_bounds(layer, TokenGrid.of(layer.geometry, size), mp.mpf(float(x.max())))
         assert (sampled >= np.maximum(proved.layer, rows).reshape(-1, *(1,) * len(size))).all()
-
-
-def moved(p: torch.Tensor) -> torch.Tensor:
-    return p * torch.where(torch.arange(p.shape[2]) % 2 == 0, 1, 1 + 2.0**-12)
-
-
-def dropped(p: torch.Tensor) -> torch.Tensor:
-    return p.masked_fill(p < 2.0**-8, 0)
 
 
 def test_the_exponential_is_as_accurate_as_is_assumed() -> None:
@@ -251,7 +241,13 @@ def test_torch_divides_by_the_sum_or_multiplies_by_its_reciprocal(dim: int, keys
     assert any((model == found).all(2).any(0).all() for model in models)
 
 
-@pytest.mark.parametrize("change", [None, moved, dropped, "scores in float32"])
+CHANGES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda p: p * torch.where(torch.arange(p.shape[2]) % 2 == 0, 1, 1 + 2.0**-12),
+    lambda p: p.masked_fill(p < 2.0**-8, 0),
+]
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES, "scores in float32"], ids=["none", "moved", "dropped", "float32"])
 def test_disturbed_weights_exceed_it(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     conv = seeded(lambda: nn.Conv1d(1, 1, 3, padding=40, dilation=40, stride=17))
     layer = softened(conv, 3.7, 0.25)
