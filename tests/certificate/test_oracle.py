@@ -1,4 +1,4 @@
-"""Parts of the oracle; test_properties compares it with torch, and in four dimensions with attention."""
+"""Parts of the oracle; test_properties compares it with torch, and in four and five dimensions with attention."""
 
 from dataclasses import replace
 from typing import Any
