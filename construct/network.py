@@ -70,22 +70,14 @@ class Survey:
 
 
 def survey(
-    model: nn.Module,
-    filter_fn: Filter = _every_one,
-    *,
-    exempt: Container[nn.Module] = (),
-    closed: Container[int] = (),
+    model: nn.Module, filter_fn: Filter = _every_one, *, closed: Container[int] = ()
 ) -> Survey:
-    """List every convolution of a network that ``filter_fn`` accepts.
-
-    It is not asked of modules that are ``exempt``; modules whose ids are in ``closed`` are left
-    out, with all that is in them.
+    """List every convolution of a network that ``filter_fn`` accepts; modules whose ids are in
+    ``closed`` are left out, with all that is in them.
     """
 
-    def wanted(module: nn.Module, path: str, owner: nn.Module) -> bool:
-        if id(module) in closed or not is_convolution(module):
-            return False
-        return owner in exempt or filter_fn(module, path)
+    def wanted(module: nn.Module, path: str) -> bool:
+        return id(module) not in closed and is_convolution(module) and filter_fn(module, path)
 
     stored = {
         module: f"{path} is its method {name_of(method)}, which attention layers lack"
@@ -98,7 +90,7 @@ def survey(
     for path, module in every_module(model, closed):
         earlier += isinstance(module, MHSA)
         reason = sharding_reason(module)
-        if wanted(module, path, module):
+        if wanted(module, path):
             try:
                 geometry_of(module)
                 reason = stored.get(module)
@@ -108,8 +100,8 @@ def survey(
                 convertible[path] = module
         if reason is not None:
             refused.append(Refusal(path, type(module).__name__, reason))
-    for path, holder, module in hidden_modules(model, closed):
-        if wanted(module, path, holder):
+    for path, module in hidden_modules(model, closed):
+        if wanted(module, path):
             refused.append(Refusal(path, type(module).__name__, HIDDEN))
     return Survey(convertible, tuple(refused), earlier)
 
@@ -290,17 +282,17 @@ def convert(
         raise TypeError(
             f"convert takes an nn.Module, not {type(model).__name__} (construct.load reads a file)"
         )
-    filter_fn = filter_fn or _every_one
+    accepted = filter_fn or _every_one
     model, wrappers = unwrapped(model)
-    layers_of, failed = layers_from_rules(model, rules, filter_fn)
+    layers_of, failed = layers_from_rules(model, rules, accepted)
     memo: dict[int, object] = {}
     copies = {module: substitute(layers, {}, memo) for module, layers in layers_of.items()}
     if layers_of:
         model = substitute(model, copies, memo)
+    ruled = {part for layers in copies.values() for _, part in every_module(layers)}
     convolutions = survey(
         model,
-        filter_fn,
-        exempt={part for layers in copies.values() for _, part in every_module(layers)},
+        lambda module, path: module in ruled or accepted(module, path),
         closed={id(memo.get(id(module), module)) for module in failed},
     )
     refused = (*convolutions.refused, *chain(*failed.values()))

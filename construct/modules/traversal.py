@@ -185,11 +185,11 @@ def _not_copied(path: str, module: nn.Module) -> tuple[str, object]:
 
 def hidden_modules(
     model: nn.Module, closed: Container[int] = ()
-) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+) -> Iterator[tuple[str, nn.Module]]:
     """The modules that :func:`every_module` does not find but ``copy.deepcopy`` does, inside
     objects of any class.
 
-    Yields the path of an attribute, the module that has it, and the hidden module.
+    Yields the path of the attribute that reaches one, and the module.
     """
     walked = list(every_module(model, closed))
     known = [module for _, module in walked]
@@ -207,7 +207,7 @@ def hidden_modules(
                 copy.deepcopy(value, memo)
             for module in copied[before:]:
                 if isinstance(module, nn.Module):
-                    yield joined(path, name), holder, module
+                    yield joined(path, name), module
 
 
 def every_method(model: nn.Module) -> Iterator[tuple[str, nn.Module, MethodType]]:
