@@ -35,8 +35,8 @@ class TokenLayout:
     geometry: ConvGeometry
     padded: TokenGrid
     dtype: torch.dtype
-    bias: bool = True
-    null: bool = False
+    bias: bool
+    null: bool
 
     @classmethod
     def of(cls, attention: Any, geometry: ConvGeometry, grid: Any) -> "TokenLayout":
@@ -100,8 +100,9 @@ class TokenLayout:
         }
 
     def _positions(self) -> Tensor:
-        indices = np.indices(self.grid.shape).reshape(self.geometry.dims, -1)
-        square, *p = quadratic.absolute_key([*(indices - np.reshape(self.reach, (-1, 1)))])
+        centred = np.indices(self.grid.shape).reshape(self.geometry.dims, -1)
+        centred -= np.reshape(self.reach, (-1, 1))
+        square, *p = quadratic.absolute_key([*centred])
         one = [np.ones_like(square)] * (not self.bias)
         return torch.from_numpy(np.stack([*p, square, *one], axis=1)).to(self.dtype)
 
@@ -127,11 +128,9 @@ def padded_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
     except RuntimeError as error:
         raise ValueError(str(error)) from error
     # positions, sources, intermediate tensors
-    numbers = (
-        4 * sum(padded.shape + padded.query_shape) + (6 + 3 * geometry.dims) * padded.token_count
-    )
+    tokens = 8 * (6 + 3 * geometry.dims) * padded.token_count
     require(
-        8 * numbers,
+        32 * sum(padded.shape + padded.query_shape) + tokens,
         torch.device("cpu"),
         f"numbering the padded grid of an input of size {grid}",
     )

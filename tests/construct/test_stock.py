@@ -261,7 +261,7 @@ def layout_of(shape: Sequence[int], dtype: torch.dtype, null: bool = False) -> T
     """The tokens of a convolution without padding."""
     ones = (1,) * len(shape)
     geometry = ConvGeometry(1, 1, ones, ones, "valid", "zeros", ones, 1)
-    return TokenLayout(geometry, TokenGrid.of(geometry, tuple(shape)), dtype, null=null)
+    return TokenLayout(geometry, TokenGrid.of(geometry, tuple(shape)), dtype, True, null)
 
 
 @given(
