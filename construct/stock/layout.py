@@ -100,7 +100,7 @@ class TokenLayout:
         }
 
     def _positions(self) -> Tensor:
-        centred = np.indices(self.grid.shape).reshape(self.geometry.dims, -1)
+        centred = np.indices(self.grid.shape, float).reshape(self.geometry.dims, -1)
         centred -= np.reshape(self.reach, (-1, 1))
         square, *p = quadratic.absolute_key([*centred])
         one = [np.ones_like(square)] * (not self.bias)
