@@ -145,27 +145,28 @@ def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
         names, length, broken = _scan(data[: LARGEST_PICKLE + 1], pickles)
     if length > LARGEST_PICKLE:
         return Loaded(failure=too_large(length))
-    attempt = _Attempt(allowed, names, LARGEST_RATIO * size + SLACK)
+    learned: dict[str, type] = {}
+    loaded = Loaded()
     work = 0
     while True:
         work += length * (len(names) + _WORK_WITHOUT_NAMES)
+        if work > MOST_WORK:
+            what = f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read"
+            loaded.failure = BadModelFile(what, ALONE)
+            return loaded
+        attempt = _Attempt(allowed, names, learned, LARGEST_RATIO * size + SLACK)
+        loaded = attempt.loaded
         try:
-            if work > MOST_WORK:
-                raise BadModelFile(
-                    f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read",
-                    ALONE,
-                )
-            return attempt.load(file)
+            attempt.load(file)
         except MemoryError:
             raise
         except Exception as error:
             if broken is None and attempt.learns(error):
                 continue
-            failure = None
             if not _FOREIGN_BUILT.search(str(error)):
                 at_end = not archive and not file.read(1)
-                failure = _failure(error, broken, data, at_end)
-            return Loaded(failure=failure, foreign=tuple(sorted(attempt.foreign)))
+                loaded.failure = _failure(error, broken, data, at_end)
+        return loaded
 
 
 _PICKLES = 5
@@ -202,6 +203,7 @@ _GLOBAL = re.compile(
 )
 """What names a class in a pickle that torch does not read; for messages alone."""
 _FOREIGN_BUILT = re.compile(r"Can only build Tensor.*but got <class '(\w+\.[^']*)'>", re.DOTALL)
+_FILLED = re.compile(r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", re.DOTALL)
 
 
 def _failure(error: Exception, broken: Exception | None, data: Any, at_end: bool) -> BadModelFile:
@@ -248,38 +250,44 @@ def _or_trusted(what: str, advice: str) -> BadModelFile:
 
 
 class _Attempt:
-    """Calls of torch.load, with a value for each of the ``names`` in the file that torch does not
+    """One call of torch.load, with a value for each of the names in the file that torch does not
     allow by itself.
 
     torch adds items only to plain lists and dicts, and makes subclasses of tensors only of tensors.
-    Of a class that is not imported, only a failed call tells that: ``containers`` says for which
-    classes a list or a dict stands, ``subclasses`` which are of tensors.
+    Of a class that is not imported, only a failed call tells that.
+
+    Args:
+        allowed: what the user allows.
+        names: the names in the file; gains those that failed calls tell of.
+        learned: what an earlier call told that a class stands for: list, OrderedDict or
+            StandInTensor; gains what this one tells.
+        most_bytes: the most bytes of all storages together.
     """
 
-    def __init__(self, allowed: Allowed, names: set[str], most_bytes: int):
-        self.allowed = allowed
+    def __init__(
+        self, allowed: Allowed, names: set[str], learned: dict[str, type], most_bytes: int
+    ):
         self.names = names
-        self.most_bytes = most_bytes
-        self.containers = {}
-        self.subclasses = set()
-        self.foreign = set()
-
-    def load(self, file: BinaryIO) -> Loaded:
-        file.seek(0)
-        self.free = self.most_bytes
+        self.learned = learned
+        self.free = most_bytes
         self.things = []
-        self.replaced = {}
         self.kinds = {}
-        names = self.names - listed().keys()
-        named = self.allowed.of(names)
-        self.foreign = names - named.keys()
-        self.values = {**named}
-        for name in self.names - names:
+        unlisted = names - listed().keys()
+        named = allowed.of(unlisted)
+        foreign = tuple(sorted(unlisted - named.keys()))
+        self.loaded = Loaded(foreign=foreign, most_bytes=most_bytes)
+        self.values: dict[str, Any] = {**named}
+        for name in names - unlisted:
             self.values[name] = self._guarded(name, listed()[name])
-        for name in self.foreign:
+        for name in foreign:
             self.values[name] = self._stand_in(name)
-        for name, kind in self.containers.items():
-            self.values[name] = self._container(name, kind, named.get(name))
+        for name, kind in learned.items():
+            if kind is not StandInTensor:
+                self.values[name] = self._container(name, kind, named.get(name))
+
+    def load(self, file: BinaryIO) -> None:
+        """Call torch.load, and give the objects that it makes their own classes."""
+        file.seek(0)
         with _LOCK, warnings.catch_warnings(action="ignore"):  # about old protocols
             pairs: Any = {(value, name) for name, value in self.values.items()}
             pairs -= {*torch.serialization.get_safe_globals()}
@@ -288,32 +296,24 @@ class _Attempt:
         for thing in self.things:
             if type(thing) in self.kinds:
                 object.__setattr__(thing, "__class__", self.kinds[type(thing)])
-        modules = [thing for thing in self.things if isinstance(thing, nn.Module)]
-        foreign = tuple(sorted(self.foreign))
-        return Loaded(content, None, foreign, modules, self.replaced, self.most_bytes)
+        self.loaded.content = content
+        self.loaded.modules = [thing for thing in self.things if isinstance(thing, nn.Module)]
 
     def learns(self, error: Exception) -> bool:
         """Whether torch's error says something of a class that another attempt can heed."""
+        known = len(self.names) + len(self.learned)
         message = str(error)
-        match = _FOREIGN_BUILT.search(message)
-        if match:  # by a function that the user allows
-            known = match[1] in self.names
-            self.names.add(match[1])
-            return not known
-        match = re.search(
-            r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", message, re.DOTALL
-        )
-        if match:
-            known = match[2] in self.containers or match[2] not in self.values
-            self.containers[match[2]] = OrderedDict if match[1] == "SETITEM" else list
-            return not known
-        if "Creating a Tensor subclass" in message:
+        if built := _FOREIGN_BUILT.search(message):  # by a function that the user allows
+            self.names.add(built[1])
+        elif filled := _FILLED.search(message):
+            if filled[2] in self.values:
+                self.learned.setdefault(filled[2], OrderedDict if filled[1] == "SETITEM" else list)
+        elif "Creating a Tensor subclass" in message:
             (*_, (frame, _)) = walk_tb(error.__traceback__)
-            kind = frame.f_locals.get("new_type")
-            fresh = {n for n in self.foreign - self.subclasses if self.values[n] is kind}
-            self.subclasses |= fresh
-            return bool(fresh)
-        return False
+            for name in self.loaded.foreign:
+                if self.values[name] is frame.f_locals.get("new_type"):
+                    self.learned.setdefault(name, StandInTensor)
+        return len(self.names) + len(self.learned) > known
 
     def _placed(self, storage: Any, location: str) -> Any:
         """Leave a storage on the CPU; all storages together are no larger than the file says."""
@@ -336,7 +336,7 @@ class _Attempt:
             return self._kept(cls)
 
         if not isinstance(kind, type):
-            self.replaced[id(refuse)] = refuse, lambda: kind
+            self.loaded.replaced[id(refuse)] = refuse, lambda: kind
             return refuse
         guard: Any = _named(name, kind, __new__=new, __init__=refuse)
         if issubclass(kind, nn.RNNBase):
@@ -354,7 +354,7 @@ class _Attempt:
     def _stand_in(self, name: str) -> Any:
         if name == "builtins.getattr":  # of a class that is stood in for
             return lambda thing, *_: thing
-        if name in self.subclasses:
+        if name in self.learned:
             return _named(name, StandInTensor)
         return _named(name, StandIn, __new__=lambda cls, *_, **__: self._kept(cls))
 
@@ -382,7 +382,7 @@ class _Attempt:
                 return thing
 
             if kind is not None:
-                self.replaced[id(items)] = items, build
+                self.loaded.replaced[id(items)] = items, build
             return items
 
         return _named(name, __new__=new)

@@ -47,29 +47,22 @@ This assumes IEEE products.  If torch uses TF32 or bfloat16 for float32
 (``torch.set_float32_matmul_precision``, and some GPU kernels), coordinates are rounded.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from math import isqrt, prod
-from typing import Any
+from math import inf, isqrt
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from construct.encoding import quadratic
 from construct.encoding.sharpness import ALPHA, alpha_for
-from construct.errors import require
-from construct.geometry import ConvGeometry, whole_numbers
-from construct.tokens import TokenGrid
+from construct.stock.layout import NoStockForm, TokenLayout
 
 DTYPES = (torch.float32, torch.float64)
 """Half precision cannot hold ‖p‖² or scores: 11 bits end at a grid of side 36, and float16 at
 65504.
 """
-
-
-class NoStockForm(ValueError):
-    """Why scores have no stock form, or no kernel can be read from one."""
 
 
 @dataclass(frozen=True)
@@ -84,54 +77,53 @@ class HeadCentre:
     alpha: Fraction
     tau: tuple[Fraction, ...]
 
-    def is_sharp(self, dtype: torch.dtype) -> bool:
-        """Whether exact scores give weights of exactly 0 and 1 in this dtype."""
-        return all(t.denominator == 1 for t in self.tau) and self.alpha >= alpha_for(dtype)
+    def is_sharp(self, layout: TokenLayout) -> bool:
+        """Whether exact scores give weights of exactly 0 and 1 in the dtype."""
+        return all(t.denominator == 1 for t in self.tau) and self.alpha >= alpha_for(layout.dtype)
 
-    def sharpened(self, dtype: torch.dtype, null: bool = False) -> "HeadCentre":
+    def sharpened(self, layout: TokenLayout) -> "HeadCentre":
         """The default sharpness, twice that with a null token, for a sharp head, which computes the
         same at every sharpness; other heads unchanged.
         """
-        alpha = Fraction(ALPHA) * (1 + null)
-        return HeadCentre(alpha, self.tau) if self.is_sharp(dtype) else self
+        if not self.is_sharp(layout):
+            return self
+        return HeadCentre(Fraction(ALPHA) * (1 + layout.null), self.tau)
 
-    def factor(self, dtype: torch.dtype, head_dim: int) -> Fraction:
+    def factor(self, head_dim: int) -> Fraction:
         """√D·α as stored: exact if √D is a power of two, else (for a sharp head) the next power of
         two.
         """
-        root = isqrt(head_dim)
-        if root * root == head_dim and root & (root - 1) == 0:
-            return self.alpha * root
-        power = Fraction(1)
-        while power * power < self.alpha * self.alpha * head_dim:
-            power *= 2
-        return power
+        if head_dim == next_power(4, head_dim):
+            return self.alpha * isqrt(head_dim)
+        return Fraction(isqrt(next_power(4, self.alpha**2 * head_dim)))
 
-    def size(self, reach: Sequence[int], null: bool = False) -> Fraction:
-        """S, for the largest coordinates K; that of (null) with a null token."""
-        axes = [(k, abs(t)) for k, t in zip(reach, self.tau, strict=True)]
-        if null:
-            return sum(((2 * k + t) ** 2 for k, t in axes), Fraction(1, 2))
-        return sum((k * (3 * k + 2 * t) for k, t in axes), Fraction(0))
+    def size(self, layout: TokenLayout) -> Fraction:
+        """S of the module's docstring."""
+        axes = zip(layout.reach, map(abs, self.tau), strict=True)
+        if layout.null:
+            return Fraction(1, 2) + sum((2 * k + t) ** 2 for k, t in axes)
+        return Fraction(sum(k * (3 * k + 2 * t) for k, t in axes))
 
-    def is_one_hot(self, reach: Sequence[int], dtype: torch.dtype, null: bool = False) -> bool:
-        """The inequality (rounded) of the module's docstring, or (null)."""
-        if not self.is_sharp(dtype):
-            return False
-        n = (len(reach) + 6 + null) * Fraction(torch.finfo(dtype).eps) / 2
-        gap = 1 - 2 * n / (1 - n) * self.size(reach, null)
-        return self.alpha * gap / (1 + null) >= alpha_for(dtype)
-
-    def is_exact(self, reach: Sequence[int], dtype: torch.dtype, head_dim: int) -> bool:
-        """The condition (exact) of the module's docstring for D a power of 16, with no over- or
-        underflow in products with √D.
+    def is_one_hot(self, layout: TokenLayout, terms: int, largest: Fraction) -> bool:
+        """Whether weights are one-hot, though torch rounds scores of ``terms`` products, whose partial
+        sums reach ``largest``: (rounded) of the module's docstring, or (null).
         """
-        finfo = torch.finfo(dtype)
-        stored = [x for x in (self.alpha, *(2 * self.alpha * t for t in self.tau)) if x]
+        n = (terms + 5) * Fraction(torch.finfo(layout.dtype).eps) / 2
+        gap = self.alpha - 2 * n / (1 - n) * largest
+        return self.is_sharp(layout) and gap / (1 + layout.null) >= alpha_for(layout.dtype)
+
+    def is_exact(self, layout: TokenLayout, head_dim: int) -> bool:
+        """The condition (exact) of the module's docstring, with no over- or underflow in products
+        with √D.
+        """
+        if layout.null or head_dim != next_power(16, head_dim):
+            return False
+        finfo = torch.finfo(layout.dtype)
+        stored = [self.alpha, *(2 * self.alpha * t for t in self.tau)]
         if any(x.denominator & (x.denominator - 1) for x in stored):
             return False
-        place = min(Fraction(x.numerator & -x.numerator, x.denominator) for x in stored)
-        largest = abs(self.alpha) * max(self.size(reach), Fraction(1)) + max(map(abs, stored))
+        place = last_place(stored)
+        largest = abs(self.alpha) * max(self.size(layout), 1) + max(map(abs, stored))
         return (
             largest * Fraction(finfo.eps) / 2 < place
             and place >= Fraction(finfo.tiny) * head_dim
@@ -139,129 +131,82 @@ class HeadCentre:
         )
 
 
-def query_rows(beta: Fraction, tau: Sequence[Fraction]) -> list[list[Fraction]]:
-    """What multiplies p_1, …, p_d, ‖p‖² and 1 of a key, each as numbers that multiply those of the
-    query; the 1 of a key counts only beside a null token.
+def last_place(numbers: Iterable[float | Fraction]) -> Fraction | float:
+    """The last binary place of numbers, the least power of two in any of them; ∞ if all are 0."""
+    parts = [Fraction(x) for x in numbers if x]
+    return min((Fraction(x.numerator & -x.numerator, x.denominator) for x in parts), default=inf)
+
+
+def next_power(base: int, least: Fraction | int) -> int:
+    """The least power of a whole number that is not less than ``least``."""
+    power = 1
+    while power < least:
+        power *= base
+    return power
+
+
+def score_matrix(beta: Fraction, tau: Sequence[Fraction]) -> np.ndarray:
+    """The scores as a bilinear form, (d + 2, d + 2): what multiplies p_1, …, p_d, ‖p‖² and 1 of a key,
+    each as numbers that multiply those of the query; the 1 of a key counts only beside a null token.
     """
-    zeros = [Fraction(0)] * (len(tau) + 1)
-    square, *linear = quadratic.absolute_query(zeros[1:], tau, beta)
-    rows = [[*zeros, constant] for constant in (*linear, square)]
-    for axis in range(len(tau)):
-        rows[axis][axis] = 2 * beta
-    rest = beta * (Fraction(1, 2) - sum(t * t for t in tau))
-    return [*rows, [*(-2 * beta * t for t in tau), -beta, rest]]
+    *p, square, one = np.eye(len(tau) + 2, dtype=object)
+    sign, *linear = quadratic.absolute_query(p, [t * one for t in tau], beta)
+    distance = square + sum(t * (2 * x + t * one) for x, t in zip(p, tau, strict=True))  # ‖p + τ‖²
+    return np.array([*linear, sign * one, beta * (Fraction(1, 2) * one - distance)])
 
 
-def reach(grid: TokenGrid) -> tuple[int, ...]:
-    """K, the largest centred coordinate of a token on each axis."""
-    return tuple(n // 2 for n in grid.shape)
+def position_columns(
+    centres: Sequence[HeadCentre], layout: TokenLayout, head_dim: int
+) -> np.ndarray:
+    """What multiplies (p, ‖p‖², 1) in queries, keys and values, (3, heads, D, d + 2)."""
+    dims = layout.geometry.dims
+    order = [dims, *range(dims), dims + 1][: layout.terms]  # ‖p‖², p and 1 of the key
+    columns = np.zeros((3, len(centres), head_dim, dims + 2))
+    for head, centre in enumerate(centres):
+        query = score_matrix(centre.factor(head_dim), centre.tau)
+        columns[:2, head, : len(order)] = query[order], np.eye(dims + 2)[order]
+    return columns
 
 
-def without_padding(grid: TokenGrid) -> TokenGrid:
-    """The same queries among the tokens of the image alone.
+def scores_hold(centres: Sequence[HeadCentre], layout: TokenLayout, head_dim: int) -> bool:
+    """Whether (rounded) holds for all heads, or (exact) does; or (null), beside a null token."""
+    return all(
+        centre.is_one_hot(layout, layout.terms, centre.alpha * centre.size(layout))
+        for centre in centres
+    ) or all(centre.is_exact(layout, head_dim) for centre in centres)
+
+
+def head_size(centres: Sequence[HeadCentre], layout: TokenLayout, least: int) -> int:
+    """The least head size ≥ ``least`` with which :func:`scores_hold`.
 
     Raises:
-        NoStockForm: tokens are copies, or zeros between inputs, or a query is a padding token.
+        NoStockForm: there is none, or no such layout.
     """
-    if grid.affine is None or set(grid.stuffing) != {1} or min(map(min, grid.pads)) < 0:
-        raise NoStockForm("a null token stands for zeros around the input, and for nothing else")
-    first = tuple(q - before for q, (before, _) in zip(grid.first, grid.pads, strict=True))
-    bare = replace(grid, pads=((0, 0),) * len(first), mode="zeros", first=first)
-    if not stays_on(bare, (0,) * len(first)):
-        raise NoStockForm(
-            "the query of some output is a padding token, and without these it has none"
-        )
-    return bare
+    for size in (least, next_power(16, least)):
+        if scores_hold(centres, layout, size):
+            return size
+    raise NoStockForm(too_large(centres, layout))
 
 
-def stays_on(grid: TokenGrid, tau: Sequence[Any]) -> bool:
-    """Whether every query has a key at the shift τ."""
-    axes = zip(tau, grid.common_box, strict=True)
-    return all(least <= t <= most for t, (least, most) in axes)
-
-
-def positions(grid: TokenGrid, constant: bool) -> Tensor:
-    """The position channels (p, ‖p‖²) or (p, ‖p‖², 1), float64 (T, d + 1 or d + 2)."""
-    axes = [torch.arange(n, dtype=torch.float64, device="cpu") - n // 2 for n in grid.shape]
-    square, *p = quadratic.absolute_key(
-        [axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")]
-    )
-    return torch.stack([*p, square, *[torch.ones_like(square)] * constant], dim=1)
-
-
-def sources(grid: TokenGrid) -> Tensor:
-    """The source of each token, int64 (T,): 0 for zeros, i + 1 for a copy of input position i
-    (row-major).
-    """
-    numbers = torch.arange(1, prod(grid.size) + 1, device="cpu")
-    return grid.gather(numbers.view(1, 1, *grid.size)).flatten()
-
-
-def head_size(
-    centres: Sequence[HeadCentre],
-    grid: TokenGrid,
-    dtype: torch.dtype,
-    least: int,
-    null: bool = False,
-) -> int | None:
-    """The least head size ≥ ``least`` with which (rounded) or (exact) holds for all heads, or (null)
-    with a null token; None if there is none.
-    """
-    if all(centre.is_one_hot(reach(grid), dtype, null) for centre in centres):
-        return least
-    if null:
-        return None
-    size = 1
-    while size < least:
-        size *= 16
-    return size if all(centre.is_exact(reach(grid), dtype, size) for centre in centres) else None
-
-
-def too_large(
-    centres: Sequence[HeadCentre], grid: TokenGrid, dtype: torch.dtype, null: bool = False
-) -> str:
-    """Why :func:`head_size` is None, in one clause with the figures."""
+def too_large(centres: Sequence[HeadCentre], layout: TokenLayout) -> str:
+    """Why not even a larger head size can hold the scores, in one clause with the figures."""
+    dtype = layout.dtype
     limit = int(2 / torch.finfo(dtype).eps)
-    sizes = [centre.size(reach(grid), null) for centre in centres]
+    sizes = [centre.size(layout) for centre in centres]
     size = max(sizes)
     head = sizes.index(size)
-    soft = [head for head, centre in enumerate(centres) if not centre.is_sharp(dtype)]
-    if soft and null:
+    soft = [head for head, centre in enumerate(centres) if not centre.is_sharp(layout)]
+    if soft and layout.null:
         return f"head {soft[0]} is not one-hot, and only one-hot heads have a null token in place of padding"
+    reached = f"on a padded grid of {layout.grid.shape}"
     if soft and size < limit:
-        centre = centres[soft[0]]
+        alpha = float(centres[soft[0]].alpha)
         return (
-            f"head {soft[0]} is not one-hot (α = {float(centre.alpha):.4g}), and its scores are not exact in {dtype}: on a padded "
-            f"grid of {grid.shape} they reach {float(size):.4g}·α; a power of two for α needs the fewest bits"
+            f"head {soft[0]} is not one-hot (α = {alpha:.4g}), and its scores are not exact in {dtype}: {reached} "
+            f"they reach {float(size):.4g}·α; a power of two for α needs the fewest bits"
         )
     larger = "" if dtype == torch.float64 else "; .double() has room for more"
     return (
-        f"{dtype} cannot hold the scores: on a padded grid of {grid.shape} head {head}'s reach {float(size):.4g}·α, "
+        f"{dtype} cannot hold the scores: {reached} head {head}'s reach {float(size):.4g}·α, "
         f"and whole numbers end at {limit}{larger}"
     )
-
-
-def token_grid(geometry: ConvGeometry, grid: Any, null: bool = False) -> TokenGrid:
-    """The tokens of an input of spatial size ``grid``, without padding beside a null token.
-
-    Raises:
-        NoStockForm: see :func:`without_padding`.
-        ValueError: this geometry accepts no input of size ``grid``.
-        NotEnoughMemory: even the token numbers would not fit.
-    """
-    size = whole_numbers(grid)
-    if size is None or len(size) != geometry.dims or not isinstance(grid, tuple):
-        raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
-    lengths = [*map(abs, geometry.token_shape(size)), *map(abs, geometry.output_size(size))]
-    # positions, sources, intermediate tensors
-    tokens = 8 * (6 + 3 * geometry.dims) * prod(lengths[: geometry.dims])
-    require(
-        32 * sum(lengths) + tokens,
-        torch.device("cpu"),
-        f"numbering the padded grid of an input of size {grid}",
-    )
-    try:
-        padded = TokenGrid.of(geometry, size)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
-    return without_padding(padded) if null else padded

@@ -11,6 +11,7 @@ and with a null token one more column, β(½ − ‖p + τ_h‖²) of q and 1 of
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction
 from math import isfinite
 from typing import Any
@@ -33,18 +34,13 @@ from construct.modules.patches import PatchAttention, Patching
 from construct.stock.dot_products import (
     DTYPES,
     HeadCentre,
-    NoStockForm,
     head_size,
-    positions,
-    query_rows,
-    sources,
-    stays_on,
-    token_grid,
+    position_columns,
+    scores_hold,
     too_large,
-    without_padding,
 )
+from construct.stock.layout import NoStockForm, TokenLayout, padded_grid, stays_on
 from construct.stock.projections import has_hooks, read_kernel
-from construct.tokens import TokenGrid
 
 
 class StockAttention(nn.Module):
@@ -84,10 +80,8 @@ class StockAttention(nn.Module):
         self.grid = grid
         self.attention = attention
         self._centres = centres  # checked again on casts
-        weight = attention.out_proj.weight
-        for name, tensor in _layout(geometry, grid, attention).items():
-            self.register_buffer(name, tensor.to(weight.device), persistent=False)
-        self.positions = self.positions.to(weight.dtype)
+        for name, tensor in _layout(self).buffers().items():
+            self.register_buffer(name, tensor.to(attention.out_proj.weight.device), False)
 
     def tokens(self, x: Tensor) -> Tensor:
         """The input tokens of ``attention``: ``(B, D_in, *grid)`` → (B, T, embed_dim)."""
@@ -115,21 +109,21 @@ class StockAttention(nn.Module):
             return self._attended(input, output_size)
         return self.patching.applied(self._attended, input)
 
-    def _attended(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        kind = input.device.type
-        if not input.is_meta and torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
+    def _attended(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        kind = x.device.type
+        if not x.is_meta and torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
             with torch.autocast(kind, enabled=False):  # half precision cannot hold the coordinates
-                y = self._attended(input.to(self.positions.dtype), output_size)
+                y = self._attended(x.to(self.positions.dtype), output_size)
             return y.to(torch.get_autocast_dtype(kind))
-        g = self.geometry
-        batched = self._check_input(input, output_size)
-        if torch.compiler.is_dynamo_compiling() or input.is_neg():
-            input = input.resolve_neg()  # as MHSA does
-        x = input if batched else input[None]
+        if not self._check_input(x, output_size):
+            return self._attended(x[None])[0]
+        if torch.compiler.is_dynamo_compiling() or x.is_neg():
+            x = x.resolve_neg()  # as MHSA does
         learning = is_recorded(x, *self.parameters()) or (
             not torch.compiler.is_compiling() and transformed()
         )
         self._require_memory(x, learning)
+        g = self.geometry
         shape = g.output_size(self.grid)
         if len(x) == 0:  # nn.MultiheadAttention cannot reshape an empty batch
             return x.new_zeros(0, g.out_channels, *shape)
@@ -138,8 +132,7 @@ class StockAttention(nn.Module):
         # scores, no longer 0 and 1.  It has no forward-mode derivatives.
         with sdpa_kernel(SDPBackend.MATH) if learning else nullcontext():
             y, _ = self.attention(tokens[:, self.query_tokens], tokens, tokens, need_weights=False)
-        y = y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
-        return y if batched else y[0]
+        return y[..., : g.out_channels].transpose(1, 2).unflatten(2, shape).contiguous()
 
     def _check_input(self, x: Tensor, output_size: Sequence[int] | None) -> bool:
         """Check an input and a wanted output size, and say whether the input has a batch axis."""
@@ -178,11 +171,9 @@ class StockAttention(nn.Module):
         dtype = fn(self.positions[:0]).dtype
         if dtype != self.positions.dtype:
             _check_dtype(self, dtype)
-            null = self.attention.add_zero_attn
-            grid = token_grid(self.geometry, self.grid, null)
-            size = self.attention.head_dim
-            if head_size(self._centres, grid, dtype, size, null) != size:
-                refuse(self, too_large(self._centres, grid, dtype, null))
+            layout = replace(_layout(self), dtype=dtype)
+            if not scores_hold(self._centres, layout, self.attention.head_dim):
+                refuse(self, too_large(self._centres, layout))
         return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
@@ -242,64 +233,42 @@ def to_torch_mha(
         stock = to_torch_mha(layer.attention, patches, bias=bias, null_token=null_token)
         stock.patching = layer.patching
         return stock
-    tokens = _checked(layer, grid)
+    _check_layer(layer)
     g = layer.geometry
-    dtype = layer.w_val.dtype
-    device = layer.w_val.device
-    centres = tuple(centre.sharpened(dtype, null_token) for centre in _centres(layer, tokens))
+    layout = TokenLayout(g, padded_grid(g, grid), layer.w_val.dtype, bias, null_token)
+    centres = tuple(centre.sharpened(layout) for centre in _centres(layer, layout))
+    carries_bias = not bias and bool(layer.b_out.any())
     if null_token:
-        tokens = _bare(layer, tokens, centres, bias)
+        _check_null_token(layer, layout, centres, carries_bias)
     heads, groups, _, d_h = layer.w_val.shape
     # one value of head 0 is the constant 1, times b_out
-    carries_bias = not bias and bool(layer.b_out.any())
-    channels = g.in_channels + g.dims + 2 - bias
-    scored = g.dims + 1 + null_token
-    least = max(groups * d_h + carries_bias, scored, -(-max(channels, g.out_channels) // heads))
-    head_dim = head_size(centres, tokens, dtype, least, null_token)
-    if head_dim is None:
-        refuse(layer, too_large(centres, tokens, dtype, null_token))
-    width = heads * head_dim
-    require(
-        (4 * width + 8) * width * dtype.itemsize,
-        device,
-        f"a stock attention of {heads} heads of size {head_dim}",
-    )
-    # skip_init leaves the global random state alone.
-    attention: Any = nn.utils.skip_init(
-        nn.MultiheadAttention,
-        width,
-        heads,
-        bias=bias,
-        add_zero_attn=null_token,
-        batch_first=True,
-        device=device,
-        dtype=dtype,
-    )
-    for tensor in attention.parameters():
-        tensor.zero_()
-    in_proj = attention.in_proj_weight.view(3, heads, head_dim, width)
-    square = g.in_channels + g.dims
-    if bias:
-        constants = attention.in_proj_bias.view(3, heads, head_dim)
-    else:
-        constants = in_proj[..., square + 1]
-    _write_scores(in_proj, constants, centres, slice(g.in_channels, square + 1), null_token)
-    out_proj = attention.out_proj.weight.view(width, heads, head_dim)
+    values = groups * d_h + carries_bias
+    least = max(values, layout.terms, -(-max(layout.channels, g.out_channels) // heads))
+    try:
+        head_dim = head_size(centres, layout, least)
+    except NoStockForm as error:
+        refuse(layer, str(error))
+    attention = _zero_attention(layer, layout, head_dim)
+    in_proj = attention.in_proj_weight.unflatten(0, (3, heads, head_dim))
+    out_proj = attention.out_proj.weight[: g.out_channels].unflatten(1, (heads, head_dim))
     _write_values(in_proj[2], out_proj, layer)
+    columns = layer.w_val.new_tensor(position_columns(centres, layout, head_dim))
+    if carries_bias:
+        columns[2, 0, groups * d_h, -1] = 1
+        out_proj[:, 0, groups * d_h] = layer.b_out
+    in_proj[..., g.in_channels : layout.channels] = columns[..., : g.dims + 2 - bias]
     if bias:
+        attention.in_proj_bias.copy_(columns[..., -1].flatten())
         attention.out_proj.bias[: g.out_channels] = layer.b_out
         attention.in_proj_bias.requires_grad_(layer.v.requires_grad)
         attention.out_proj.bias.requires_grad_(layer.b_out.requires_grad)
-    elif carries_bias:
-        in_proj[2, 0, groups * d_h, square + 1] = 1
-        out_proj[: g.out_channels, 0, groups * d_h] = layer.b_out
     attention.in_proj_weight.requires_grad_(layer.w_val.requires_grad)
     attention.out_proj.weight.requires_grad_(layer.w_out.requires_grad)
-    return StockAttention(g, tokens.size, attention, centres).train(layer.training)
+    return StockAttention(g, layout.padded.size, attention, centres).train(layer.training)
 
 
-def _checked(layer: Any, grid: tuple[int, ...]) -> TokenGrid:
-    """The tokens of a layer that has a stock form."""
+def _check_layer(layer: Any) -> None:
+    """Refuse what has no stock form on any grid."""
     if not isinstance(layer, MHSA):
         refuse(
             layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution"
@@ -312,58 +281,52 @@ def _checked(layer: Any, grid: tuple[int, ...]) -> TokenGrid:
             layer,
             "its scores depend on the content, and only scores of positions are plain dot products here",
         )
-    return token_grid(layer.geometry, grid)
 
 
-def _bare(layer: MHSA, grid: TokenGrid, centres: Sequence[HeadCentre], bias: bool) -> TokenGrid:
-    """The grid without its padding tokens, where a null token has the same effect."""
-    if not bias and bool(layer.b_out.any()):
+def _check_null_token(
+    layer: MHSA, layout: TokenLayout, centres: Sequence[HeadCentre], carries_bias: bool
+) -> None:
+    """Refuse a layer in which a null token has another effect than its padding."""
+    if carries_bias:
         refuse(
             layer, "without biases a value carries b_out, and the null token's is 0; take bias=True"
         )
     for head, centre in enumerate(centres):
-        if not stays_on(grid, centre.tau):
+        if not stays_on(layout.padded, centre.tau):
             refuse(layer, f"head {head} looks off the padded grid for some query, not at a zero")
-    try:
-        return without_padding(grid)
-    except NoStockForm as error:
-        refuse(layer, str(error))
 
 
-def _write_scores(
-    in_proj: Tensor,
-    constants: Tensor,
-    centres: Sequence[HeadCentre],
-    places: slice,
-    null: bool,
-) -> None:
-    """Write queries and keys, (3, heads, D, width); ``constants`` (3, heads, D) multiply the 1,
-    ``places`` are the channels of p and ‖p‖².
-    """
-    dims = places.stop - places.start - 1
-    order = [dims, *range(dims), dims + 1][: dims + 1 + null]  # ‖p‖², p and 1 of the key
-    rows = slice(len(order))
-    key = in_proj.new_ones(dims + 2).diag()
-    for head, centre in enumerate(centres):
-        numbers = query_rows(centre.factor(in_proj.dtype, in_proj.shape[2]), centre.tau)
-        query = in_proj.new_tensor([list(map(float, row)) for row in numbers])
-        for part, matrix in enumerate((query, key)):
-            in_proj[part, head, rows, places] = matrix[order, :-1]
-            constants[part, head, rows] = matrix[order, -1]
+def _zero_attention(layer: MHSA, layout: TokenLayout, head_dim: int) -> Any:
+    width = layer.heads * head_dim
+    require(
+        (4 * width + 8) * width * layout.dtype.itemsize,
+        layer.w_val.device,
+        f"a stock attention of {layer.heads} heads of size {head_dim}",
+    )
+    # skip_init leaves the global random state alone.
+    attention = nn.utils.skip_init(
+        nn.MultiheadAttention,
+        width,
+        layer.heads,
+        bias=layout.bias,
+        add_zero_attn=layout.null,
+        batch_first=True,
+        device=layer.w_val.device,
+        dtype=layout.dtype,
+    )
+    for tensor in attention.parameters():
+        tensor.zero_()
+    return attention
 
 
 def _write_values(value: Tensor, out_proj: Tensor, layer: MHSA) -> None:
-    """Write W_val into (heads, D, width), and W_out into (width, heads, D), each group beside the
+    """Write W_val into (heads, D, width), and W_out into (D_out, heads, D), each group beside the
     others.
     """
-    _, groups, d_in, d_h = layer.w_val.shape
-    d_out = layer.w_out.shape[3]
-    for group in range(groups):
-        rows = slice(group * d_h, (group + 1) * d_h)
-        value[:, rows, group * d_in : (group + 1) * d_in] = layer.w_val[:, group].mT
-        out_proj[group * d_out : (group + 1) * d_out, :, rows] = layer.w_out[:, group].permute(
-            2, 0, 1
-        )
+    for head, blocks in enumerate(zip(layer.w_val, layer.w_out, strict=True)):
+        w_val, w_out = (torch.block_diag(*block) for block in blocks)
+        value[head, : len(w_out), : len(w_val)] = w_val.T
+        out_proj[:, head, : len(w_out)] = w_out.T
 
 
 @torch.no_grad()
@@ -426,7 +389,7 @@ def from_torch_mha(
             "MHSA: a bare nn.MultiheadAttention needs geometry=ConvGeometry(…) and grid=(…) to be read"
         )
     try:
-        weight, bias = read_kernel(attention, geometry, token_grid(geometry, grid))
+        weight, bias = read_kernel(attention, geometry, grid)
     except NoStockForm as error:
         refuse(attention, f"no kernel can be read: {error}")
     own = attention.out_proj.bias
@@ -443,10 +406,8 @@ def _check_stock(module: StockAttention) -> None:
         refuse(
             module, "its attention is not batch_first, so it would take the batch for the tokens"
         )
-    expected = _layout(module.geometry, module.grid, module.attention)
-    same = all(
-        torch.equal(getattr(module, name).cpu().to(t.dtype), t) for name, t in expected.items()
-    )
+    buffers = _layout(module).buffers()
+    same = all(torch.equal(getattr(module, name).to(own), own) for name, own in buffers.items())
     if type(module) is not StockAttention or not same:
         refuse(
             module,
@@ -456,16 +417,8 @@ def _check_stock(module: StockAttention) -> None:
         refuse(module, "it has hooks, or a forward of its own, which may change what it computes")
 
 
-def _layout(
-    geometry: ConvGeometry, size: tuple[int, ...], attention: nn.MultiheadAttention
-) -> dict[str, Tensor]:
-    """The buffers of a :class:`StockAttention`."""
-    grid = token_grid(geometry, size, attention.add_zero_attn)
-    return {
-        "positions": positions(grid, constant=attention.in_proj_bias is None),
-        "sources": sources(grid),
-        "query_tokens": grid.query_tokens,
-    }
+def _layout(module: StockAttention) -> TokenLayout:
+    return TokenLayout.of(module.attention, module.geometry, module.grid)
 
 
 def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
@@ -476,43 +429,41 @@ def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
         )
 
 
-def _centres(layer: MHSA, grid: TokenGrid) -> list[HeadCentre]:
-    """The exact centre of every head, from v and Ŵ_key alone: c = −α(1, −2τ)."""
+def _centres(layer: MHSA, layout: TokenLayout) -> list[HeadCentre]:
+    """The centre of every head, from v and Ŵ_key alone."""
     if type(layer.encoding) not in CLASSICAL:
         refuse(layer, f"a stock attention has no form of the {layer.encoding.name} encoding")
-    if not all(bool(tensor.isfinite().all()) for tensor in tensors_of(layer)):
+    if not all(tensor.isfinite().all() for tensor in tensors_of(layer)):
         refuse(layer, "it has entries that are not finite")
-    centres = []
-    for head, c in enumerate(layer.position_vector().tolist()):
-        if c[0] == 0 or not all(map(isfinite, c)):
-            refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
-        square, *linear = map(Fraction, c)
-        centre = HeadCentre(-square, tuple(x / (-2 * square) for x in linear))
-        if layer.radix is not None:
-            centre = _parabola_centre(layer, grid, head, centre)
-        centres.append(centre)
-    return centres
+    vectors = layer.position_vector().tolist()
+    return [_centre(layer, layout, head, c) for head, c in enumerate(vectors)]
 
 
-def _parabola_centre(layer: MHSA, grid: TokenGrid, head: int, centre: HeadCentre) -> HeadCentre:
-    """The centre of a head of the parabola encoding, which must be one-hot with its key on the grid
-    for every query.
+def _centre(layer: MHSA, layout: TokenLayout, head: int, c: Sequence[float]) -> HeadCentre:
+    """The exact centre of a head: c = −α(1, −2τ), or the number of τ for the parabola encoding.
 
-    Otherwise the nearest key by number is not the nearest by distance.
+    A head of the parabola must be one-hot with its key on the grid for every query; otherwise the
+    nearest key by number is not the nearest by distance.
     """
-    assert layer.radix is not None
-    if not centre.is_sharp(layer.w_val.dtype):
+    if c[0] == 0 or not all(map(isfinite, c)):
+        refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
+    square, *linear = map(Fraction, c)
+    centre = HeadCentre(-square, tuple(x / (-2 * square) for x in linear))
+    if layer.radix is None:
+        return centre
+    if not centre.is_sharp(layout):
         refuse(
             layer, f"head {head} of the parabola is not one-hot, and its numbers have no other form"
         )
-    if not shifts_are_distinct(layer.radix, grid.box):
+    box = layout.padded.box
+    if not shifts_are_distinct(layer.radix, box):
         refuse(
             layer,
-            f"its parabola of radix {layer.radix} cannot number the shifts {grid.box} of this grid",
+            f"its parabola of radix {layer.radix} cannot number the shifts {box} of this grid",
         )
     tau = shift_of_number(int(centre.tau[0]), layer.radix)
-    if not stays_on(grid, tau):
+    if not stays_on(layout.padded, tau):
         refuse(
             layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query"
         )
-    return HeadCentre(centre.alpha, tuple(map(Fraction, tau)))
+    return replace(centre, tau=tuple(map(Fraction, tau)))

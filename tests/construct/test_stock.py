@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -20,6 +20,7 @@ from construct import errors as room
 from construct.errors import NotEnoughMemory
 from construct.stock import layer as stock
 from construct.stock.dot_products import HeadCentre
+from construct.stock.layout import TokenLayout
 from construct.tokens import TokenGrid
 from runs import convolution_calls, peak_bytes
 from truths import exact, excess, paper, random_layer
@@ -118,11 +119,7 @@ NO_NULL: dict[str, tuple[Callable[[], MHSA], dict[str, Any], str]] = {
     "cropped": (lambda: conv_to_mhsa(nn.ConvTranspose2d(1, 1, 1, padding=1)), {}, "nothing else"),
     "soft": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1), alpha=2.0), {}, "only one-hot heads"),
     "no biases": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1)), {"bias": False}, "take bias=True"),
-    "off the padded grid": (
-        lambda: edited(lambda layer: layer.v[:, 1].fill_(2**13)),
-        {},
-        "head 0 looks off the padded",
-    ),
+    "off the grid": (lambda: edited(lambda layer: layer.v[:, 1].fill_(2**13)), {}, "head 0 looks off the padded"),
 }
 
 
@@ -203,8 +200,7 @@ def test_gradients_do_not_feel_the_size_of_scores(grid: tuple[int, ...], dtype: 
     assert torch.equal(out_bias[:3], ways.sum(tuple(range(2, ways.dim())))[0])
     weights = stock.attention.in_proj_weight.grad
     assert weights is not None
-    queries_and_keys = weights[: 2 * stock.attention.embed_dim]
-    assert not queries_and_keys.any()
+    assert not weights[: 2 * stock.attention.embed_dim].any()  # of queries and keys
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch calls it for forward derivatives
@@ -228,14 +224,12 @@ def line(length: int, dtype: torch.dtype = torch.float32) -> tuple[Any, MHSA, to
 @pytest.mark.parametrize(("length", "head_dim"), [(1190, 2), (1210, 16), (4725, 16), (960, 3)])
 def test_up_to_the_limit_it_is_one_hot_on_every_path(length: int, head_dim: int):
     conv, layer, x = line(length)
-    null = length == 960
-    module = construct.to_torch_mha(layer, (length,), null_token=null).eval()
+    module = construct.to_torch_mha(layer, (length,), null_token=length == 960).eval()
     assert module.attention.head_dim == head_dim
     tokens = module.tokens(x)
-    queries = tokens[:, module.query_tokens]
     with torch.no_grad():
         assert excess(conv, layer, x, module(x)) <= 1
-        y, weights = module.attention(queries, tokens, tokens, average_attn_weights=False)
+        y, weights = module.attention(tokens[:, module.query_tokens], tokens, tokens, average_attn_weights=False)
         assert set(weights.unique().tolist()) == {0, 1}
         assert torch.equal(weights[..., :length].double(), layer.attention_probabilities(x))
         assert excess(conv, layer, x, y[..., :1].transpose(1, 2)) <= 1
@@ -257,10 +251,17 @@ def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.M
         with refused("float32 cannot hold"):
             double.float()
         assert {t.dtype for t in double.parameters()} == {torch.float64}  # nothing was changed
-        monkeypatch.setattr(stock, "head_size", lambda aims, grid, dtype, least, null: least)
+        monkeypatch.setattr(stock, "head_size", lambda centres, layout, least: least)
         wrong = construct.to_torch_mha(layer, (20000,))
         assert excess(conv, layer, x, wrong(x)) > 1
     is_no_kernel(wrong.attention, "not surely one-hot", layer.geometry, (20000,))
+
+
+def layout_of(shape: Sequence[int], dtype: torch.dtype, null: bool = False) -> TokenLayout:
+    """The tokens of a convolution without padding."""
+    ones = (1,) * len(shape)
+    geometry = ConvGeometry(1, 1, ones, ones, "valid", "zeros", ones, 1)
+    return TokenLayout(geometry, TokenGrid.of(geometry, tuple(shape)), dtype, True, null)
 
 
 @given(
@@ -273,10 +274,9 @@ def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dt
     """Scores as torch evaluates them are within the allowed error, in float32 where the bound is largest."""
     tau = [(-1) ** i * (i + 1) for i in range(len(shape))]
     aim = HeadCentre(Fraction(1024), tuple(map(Fraction, tau)))
-    widest = tuple(n // 2 for n in shape)
     axes = [sorted({-(n // 2), 0, (n - 1) // 2, -(n // 3)}) for n in shape]
     points = torch.cartesian_prod(*(torch.tensor(a) for a in axes)).reshape(-1, len(shape))
-    beta = float(aim.factor(dtype, head_dim))
+    beta = float(aim.factor(head_dim))
     key = torch.cat([(points**2).sum(1, keepdim=True), points], 1).to(dtype)
     query = torch.cat([-torch.ones(len(points), 1), 2 * (points + torch.tensor(tau))], 1).to(dtype) * beta
     if null:
@@ -285,7 +285,7 @@ def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dt
         query = torch.cat([query, rest.to(dtype) * beta], 1)
     alpha = beta / head_dim**0.5
     assert 1024 * (1 - 1e-15) <= alpha < 2048
-    allowed = (len(shape) + 6 + null) * torch.finfo(dtype).eps / 2 * alpha * float(aim.size(widest, null))
+    allowed = (len(shape) + 6 + null) * torch.finfo(dtype).eps / 2 * alpha * aim.size(layout_of(shape, dtype, null))
     truth = (query.double() @ key.double().T) / head_dim**0.5  # integers times β: exact until the division
     for scores in (
         (query * head_dim**-0.5) @ key.T,
@@ -298,10 +298,11 @@ def test_the_bounds_hold_in_exact_arithmetic(shape: list[int], head_dim: int, dt
 
 def test_scores_that_would_overflow_are_not_exact():
     half = (Fraction(1, 2),)
-    assert HeadCentre(Fraction(2**110), half).is_exact((2**8,), torch.float64, 16)
-    assert not HeadCentre(Fraction(2**110), half).is_exact((2**8,), torch.float32, 16)
-    assert HeadCentre(Fraction(2**90), half).is_exact((2**8,), torch.float32, 16)
-    assert not HeadCentre(Fraction(2**90, 3), half).is_exact((2**8,), torch.float32, 16)
+    double, single = (layout_of([2**9], dtype) for dtype in (torch.float64, torch.float32))
+    assert HeadCentre(Fraction(2**110), half).is_exact(double, 16)
+    assert not HeadCentre(Fraction(2**110), half).is_exact(single, 16)
+    assert HeadCentre(Fraction(2**90), half).is_exact(single, 16)
+    assert not HeadCentre(Fraction(2**90, 3), half).is_exact(single, 16)
 
 
 def edited(edit: Callable[[Any], Any]) -> MHSA:
@@ -584,8 +585,7 @@ def test_scores_that_floating_point_cannot_hold_are_found(name: str, null: bool)
 
 
 def test_groups_that_mix_are_found():
-    layer = conv_to_mhsa(nn.Conv1d(4, 4, 1, groups=2))
-    module = construct.to_torch_mha(layer, (4,))
+    module = construct.to_torch_mha(conv_to_mhsa(nn.Conv1d(4, 4, 1, groups=2)), (4,))
     with torch.no_grad():
         module.attention.out_proj.weight[3, 0] = 1e-30
     is_no_kernel(module, "group 1 of 2 hears channels of another")
