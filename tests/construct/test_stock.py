@@ -516,9 +516,10 @@ def test_what_computes_something_else_is_refused():
     is_no_kernel(a, "hooks", layer.geometry, (4, 4))
     doubled = fresh()
     doubled.register_forward_hook(lambda *_: torch.zeros(()))
-    shadowed: Any = fresh()
-    shadowed.forward = lambda x: x
-    for module in (doubled, shadowed):
+    shadowed = [fresh() for _ in range(4)]
+    for module, method in zip(shadowed, ("forward", "tokens", "_attended", "_check_input"), strict=True):
+        setattr(module, method, lambda x, *_: x)
+    for module in (doubled, *shadowed):
         is_no_kernel(module, "it has hooks, or a forward of its own")
     for name in ("positions", "sources", "query_tokens"):
         moved = fresh()
