@@ -147,7 +147,7 @@ def _by_head(attention: Any, geometry: ConvGeometry) -> Projections:
     heads = attention.num_heads
     biased = attention.in_proj_bias is not None
     weights = (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight)
-    if attention.in_proj_weight is not None:
+    if attention._qkv_same_embed_dim:
         weights = attention.in_proj_weight.chunk(3)
     used = geometry.in_channels + geometry.dims + 2 - biased
     narrowest = min(weight.shape[1] for weight in weights)
