@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrize, prune
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from broken import break_execution
 from construct import MHSA, MHSAWeights, conv_to_mhsa
@@ -382,6 +384,30 @@ def test_what_no_reading_of_attributes_shows_is_refused(hide: Any):
     with pytest.raises(Unreadable) as caught:
         certify(conv, layer, grid=(4, 4))
     assert "\n" not in str(caught.value)
+
+
+class Negating(TorchFunctionMode):
+    """Tells other numbers than are in memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return -result if func is torch.Tensor.detach else result
+
+
+class Watching(TorchDispatchMode):
+    """May change the result of any operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Negating, Watching])
+def test_what_is_read_within_a_mode_of_torch_is_refused(mode: Any):
+    conv, layer = pair()
+    with mode(), pytest.raises(Unreadable, match="a mode of torch is active"):
+        certify(conv, layer, grid=(4, 4))
+    with torch.device("cpu"):  # a mode too, but torch's own
+        assert certify(conv, layer, grid=(4, 4)).verdict.name == "PROVED"
 
 
 def test_global_hooks_are_refused():

@@ -23,6 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from construct.attention import MHSA, ConvGeometry
 from construct.modules.added_heads import AddedHeads
@@ -69,6 +72,9 @@ def require_no_overrides(
         raise Unreadable(
             "global forward hooks are registered, which may change what any module computes"
         )
+    active = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    if any(type(mode) is not DeviceContext for mode in active):
+        raise Unreadable("a mode of torch is active, which may change what any operator computes")
     fields = own_fields(layer)
     if layer._forward_hooks or any(
         all(hook is not own for own in known_hooks) for hook in layer._forward_pre_hooks.values()
