@@ -346,6 +346,12 @@ def _lying_norm(conv: Any) -> None:
     hook.__dict__ = Lying(vars(hook))
 
 
+def _odd_norm(conv: Any) -> None:
+    nn.utils.spectral_norm(conv)
+    (hook,) = conv._forward_pre_hooks.values()
+    hook.dim = Index(0)
+
+
 UNSEEN: dict[str, Callable[[Any, Any], Any]] = {
     "a property for all attributes": lambda conv, layer: _derived(conv, __dict__=property(lambda self: {})),
     "another dict of attributes": lambda conv, layer: setattr(conv, "__dict__", Lying(vars(conv))),
@@ -359,6 +365,7 @@ UNSEEN: dict[str, Callable[[Any, Any], Any]] = {
     "torch's property, derived": lambda conv, layer: _forged(conv, type("Derived", (property,), {})),
     "another dict of a tensor": lambda conv, layer: setattr(conv.weight, "__dict__", Lying(detach=print)),
     "another dict of a hook": lambda conv, layer: _lying_norm(conv),
+    "a hook that turns by the day": lambda conv, layer: _odd_norm(conv),
     "a mask of another class": lambda conv, layer: _own_mask(conv),
     "an odd dilation": lambda conv, layer: setattr(conv, "dilation", (1, Index(1))),
     "an odd stride": lambda conv, layer: setattr(conv, "stride", Pair((1, 1))),
@@ -377,7 +384,7 @@ def _with_fields(geometry: Any, fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("hide", UNSEEN.values(), ids=UNSEEN)
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*_norm:FutureWarning")
 def test_what_no_reading_of_attributes_shows_is_refused(hide: Any):
     conv, layer = pair()
     hide(conv, layer)

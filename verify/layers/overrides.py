@@ -190,11 +190,15 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
     if getattr(layer, "v", None) is None:
         raise Unreadable("the attention layer has no tensor v")
-    geometry = layer.geometry
     if type(layer.heads) is not int or layer.heads != len(layer.v):
         raise Unreadable(
             f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}"
         )
+    require_plain_geometry(name, layer.geometry)
+
+
+def require_plain_geometry(name: str, geometry: object) -> None:
+    """Refuse a geometry of another class, or with attributes that its fields do not imply."""
     if type(geometry) is not ConvGeometry:
         raise Unreadable(f"the geometry of {name} is a {type(geometry).__name__}")
     stated = own_fields(geometry)

@@ -46,7 +46,8 @@ def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
     if number in conv._forward_pre_hooks_with_kwargs:
         return False
     kind = type(hook)
-    if kind not in (WeightNorm, SpectralNorm):
+    torchs = kind in (WeightNorm, SpectralNorm)
+    if not torchs:
         # A pruning method decides which entries to keep; only torch's own code applies its masks.
         code = ("__call__", "apply_mask", "__getattribute__")
         if not issubclass(kind, BasePruningMethod) or hasattr(kind, "__getattr__"):
@@ -54,6 +55,8 @@ def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
         if any(getattr(kind, name) is not getattr(BasePruningMethod, name) for name in code):
             return False
     fields = own_fields(hook)
+    if torchs and any(type(value) not in (str, int, float) for value in fields.values()):
+        return False
     if any(hasattr(kind, own) for own in fields):  # an overridden method
         return False
     # a property may tell any
