@@ -37,6 +37,8 @@ def frozen_rows(layer: Any, name: str) -> Tensor:
     """The layer's tensor of this name, but without heads that were added to learn, which come last
     (:class:`construct.modules.added_heads.AddedHeads`).
     """
+    if not hasattr(type(layer), name):  # a plain tensor, whatever stands beside it
+        return getattr(layer, name)
     computed: Any = layer._modules.get("parametrizations", ())
     # Another parametrization may change these rows, and so do old ones from torch's cache.
     kinds = [type(by).__name__ for by in computed[name]] if name in computed else []

@@ -348,6 +348,16 @@ def test_what_another_parametrization_keeps_is_no_head():
     assert not torch.allclose(layer(x), before)
 
 
+def test_added_heads_beside_a_plain_tensor_are_not_read():
+    layer, other = (conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)).requires_grad_(False) for _ in range(2))
+    parametrize.register_parametrization(other, "v", AddedHeads(other.v.clone()))
+    layer.register_module("parametrizations", other.get_submodule("parametrizations"))
+    x = normal(1, 2, 6, 5).float()
+    before = layer(x)
+    layer.v.data.neg_()
+    assert not torch.allclose(layer(x), before)
+
+
 def test_one_tensor_alone_may_be_settled():
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1))
     construct.learn(layer, heads=2, key_dim=8, generator=generator())
