@@ -239,7 +239,7 @@ class MHSA(HasGeometry, nn.Module):
             return (True,) * self.heads
         kept = len(rows[0])
         added = (True,) * (self.heads - len(rows[0]))
-        q, u = (reads.once(self, name, nonzero_heads) for name in ("w_qry", "u"))
+        q, u = (reads.once(self, name, nonzero_heads)[:kept] for name in ("w_qry", "u"))
         if not q.any() and not u.any():
             return (False,) * kept + added
         k, p = (reads.once(self, name, nonzero_heads)[:kept] for name in ("w_key", "w_key_pos"))

@@ -298,21 +298,25 @@ def stated_geometry(layer: Any) -> Record:
     for name in GEOMETRY:
         if not hasattr(layer, name):
             raise Unreadable(f"{type(layer).__name__} has no {name}")
-        stated[name] = _plain(getattr(layer, name))
+        stated[name] = plain(getattr(layer, name))
     dims = len(stated["kernel_size"]) if isinstance(stated["kernel_size"], list) else 0
     for name in ("stride", "dilation", "padding", "output_padding"):
         value = [stated[name]] if whole(stated[name]) else stated[name]
         # torch takes a single number, even in a list, for all axes.
         stated[name] = value * dims if isinstance(value, list) and len(value) == 1 else value
     if getattr(layer, "radix", None) is not None:
-        stated["radix"] = list(layer.radix)
+        stated["radix"] = plain(layer.radix)
     return stated
 
 
-def _plain(value: Any) -> Any:
-    """numpy's whole numbers, which torch takes, as Python's, and tuples as lists."""
-    if isinstance(value, tuple | list):
-        return list(map(_plain, value))
+def plain(value: Any) -> Any:
+    """numpy's whole numbers, which torch takes, as Python's, and tuples as lists; another class, which
+    may tell any, by its name.
+    """
+    if type(value) in (tuple, list, torch.Size):
+        return list(map(plain, value))
+    if type(value) not in np.ScalarType:
+        return f"a {type(value).__name__}"
     return int(value) if isinstance(value, np.integer) else value
 
 
@@ -348,7 +352,7 @@ def _pads(padding: Any, spans: Vector) -> Sides:
 
 def whole(value: Any) -> bool:
     """Whether this is a Python integer, and no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    return type(value) is int
 
 
 def whole_numbers(values: Any, least: float = -inf) -> Vector | None:

@@ -118,7 +118,7 @@ def _kind(run: Run, x: Tensor) -> tuple[Any, ...]:
 
 def tensors_held_by(layer: Any) -> dict[str, Any]:
     """The tensors of a layer by name; ``b_out`` of a layer without a bias is a buffer."""
-    return {**layer._parameters, **layer._buffers}
+    return {**layer._buffers, **layer._parameters}
 
 
 def _usual() -> bool:
@@ -131,7 +131,7 @@ def _factor_read_in_place(layer: Any, w: Tensor) -> str:
     other, is computed from them.
     """
     held = tensors_held_by(layer)
-    if len(held) != len(NAMES) or not all(map(_plain, held.values())):
+    if held.keys() != {*NAMES} or not all(map(_plain, held.values())):
         return ""
     if any(type(p) is not Parameter for p in layer._parameters.values()):
         return ""  # put there for this call by functional_call
@@ -152,6 +152,8 @@ def _layout(layer: Any) -> list[Any]:
     memory = [
         (name, id(t), t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for name, t in held
     ]
-    code = type(layer), type(layer).position_vector, quadratic.r, quadratic.number
+    # a call takes it before a radix
+    own = "own_encoding" in vars(layer) or "own_encoding" in layer._modules
+    code = own, type(layer), type(layer).position_vector, quadratic.r, quadratic.number
     # An object that was changed in place would still equal itself.
     return [memory, tuple(vars(layer.geometry).values()), layer.radix, layer._encoding, *code]

@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from construct.encoding import quadratic
-from construct.encoding.encodings import (
-    CLASSICAL,
-    NAMED,
-    Encoding,
-    Parabola,
-    Quadratic,
-    shifts_are_distinct,
-)
+from construct.encoding.encodings import Encoding, Parabola, Quadratic, shifts_are_distinct
 from construct.errors import require
 from construct.execution import reads
 from construct.execution.protocol import Layer
@@ -106,7 +99,7 @@ def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
     hidden = transformed() and (
         layer.offsets or common(layer.v) is None or common(layer.w_key_pos) is None
     )
-    if hidden or all(content) or type(encoding) not in (*CLASSICAL, *NAMED):
+    if hidden or all(content) or encoding is getattr(layer, "own_encoding", None):
         return Plan(grid, (), (), (), tuple(range(layer.heads)), grid.box)
     # A plan is valid only for this very code.
     code = quadratic.r, quadratic.r_covariance, quadratic.number, type(layer).position_vector

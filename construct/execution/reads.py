@@ -37,10 +37,12 @@ def frozen_rows(layer: Any, name: str) -> Tensor:
     """The layer's tensor of this name, but without heads that were added to learn, which come last
     (:class:`construct.modules.added_heads.AddedHeads`).
     """
+    if not hasattr(type(layer), name):  # a plain tensor, whatever stands beside it
+        return getattr(layer, name)
     computed: Any = layer._modules.get("parametrizations", ())
-    # Another parametrization after it may change these rows, and so do old ones from torch's cache.
-    alone = name in computed and len(computed[name]) == 1
-    if alone and not parametrize._cache_enabled and hasattr(computed[name][0], "kept"):
+    # Another parametrization may change these rows, and so do old ones from torch's cache.
+    kinds = [type(by).__name__ for by in computed[name]] if name in computed else []
+    if kinds == ["AddedHeads"] and not parametrize._cache_enabled:
         kept = computed[name][0].kept
         # rows after those of w_qry belong to heads with content, of which nothing is read
         if name == "w_qry" or len(kept) >= len(frozen_rows(layer, "w_qry")):

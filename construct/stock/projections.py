@@ -103,7 +103,7 @@ def _by_head(attention: Any, layout: TokenLayout) -> tuple[Tensor, Tensor, Tenso
     """
     g = layout.geometry
     weights = (attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight)
-    if attention.in_proj_weight is not None:
+    if attention._qkv_same_embed_dim:
         weights = attention.in_proj_weight.chunk(3)
     used = layout.channels
     narrowest = min(weight.shape[1] for weight in weights)

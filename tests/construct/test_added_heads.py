@@ -320,3 +320,48 @@ def test_added_rows_of_heads_without_content_are_read(name: str):
     assert not torch.allclose(layer(x), before)
     rows.data.neg_()
     assert torch.equal(layer(x), before)
+
+
+class Masked(nn.Module):
+    """What a parametrization of one's own keeps may be no rows."""
+
+    kept: torch.Tensor
+
+    def __init__(self, like: torch.Tensor):
+        super().__init__()
+        self.register_buffer("kept", torch.ones_like(like))
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * self.kept
+
+    def right_inverse(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def test_what_another_parametrization_keeps_is_no_head():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)).requires_grad_(False)
+    parametrize.register_parametrization(layer, "v", Masked(layer.v))
+    x = normal(1, 2, 6, 5).float()
+    before = layer(x)
+    layer.get_parameter("parametrizations.v.original").data.neg_()
+    assert not torch.allclose(layer(x), before)
+
+
+def test_added_heads_beside_a_plain_tensor_are_not_read():
+    layer, other = (conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)).requires_grad_(False) for _ in range(2))
+    parametrize.register_parametrization(other, "v", AddedHeads(other.v.clone()))
+    layer.register_module("parametrizations", other.get_submodule("parametrizations"))
+    x = normal(1, 2, 6, 5).float()
+    before = layer(x)
+    layer.v.data.neg_()
+    assert not torch.allclose(layer(x), before)
+
+
+def test_one_tensor_alone_may_be_settled():
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1))
+    construct.learn(layer, heads=2, key_dim=8, generator=generator())
+    layer.requires_grad_(False).get_parameter("parametrizations.u.0.kept").fill_(0.5)
+    x = normal(1, 2, 6, 5).float()
+    before = layer(x)
+    parametrize.remove_parametrizations(layer, "u")
+    assert torch.equal(layer.requires_grad_(False)(x), before)

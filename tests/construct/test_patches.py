@@ -292,6 +292,10 @@ def test_a_layer_that_is_not_over_these_patches_is_not_read() -> None:
         other.geometry = replace(other.geometry, **lie)
         with pytest.raises(Unreadable, match="the layer cuts images by"):
             certified(conv, other, (8, 8))
+    other = construct.conv_to_mhsa(conv, patch=4)
+    vars(other.geometry).update(output_size=lambda size: size)  # as it is, but on some smaller image
+    with pytest.raises(Unreadable, match="the geometry of PatchAttention has a output_size of its own"):
+        certified(conv, other, (8, 8))
     for short in (nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(2, 3, 2)):
         other = construct.conv_to_mhsa(short, patch=2)
         other.attention.geometry = replace(other.attention.geometry, padding=(0, 0))

@@ -512,12 +512,17 @@ def test_what_computes_something_else_is_refused():
     other = Other(a.embed_dim, a.num_heads, batch_first=True)
     other.load_state_dict(a.state_dict())
     is_no_kernel(other, "its forward is not torch's", layer.geometry, (4, 4))
+    apart = fresh()
+    apart.attention._qkv_same_embed_dim = False  # a call takes these, and not the three in one
+    for name, rows in zip("qkv", a.in_proj_weight.chunk(3), strict=True):
+        apart.attention.register_parameter(f"{name}_proj_weight", nn.Parameter(rows.flip(0).detach()))
+    is_no_kernel(apart, "head 0 ")
     a.register_forward_hook(lambda module, args, out: None)
     is_no_kernel(a, "hooks", layer.geometry, (4, 4))
     doubled = fresh()
     doubled.register_forward_hook(lambda *_: torch.zeros(()))
     shadowed = [fresh() for _ in range(4)]
-    for module, method in zip(shadowed, ("forward", "tokens", "_attended", "_check_input"), strict=True):
+    for module, method in zip(shadowed, ("forward", "tokens", "_attended", "_call_impl"), strict=True):
         setattr(module, method, lambda x, *_: x)
     for module in (doubled, *shadowed):
         is_no_kernel(module, "it has hooks, or a forward of its own")

@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from construct import MHSA, conv_to_mhsa
+from construct import MHSA, MHSAWeights, conv_to_mhsa
+from construct.encoding.encodings import Parabola, Relative
 from construct.execution import cache
 from construct.execution.call import EXECUTIONS
+from construct.modules.learning import gate_content
 from runs import FORCED, forced, whole_numbers
 from truths import exact
 from verify.strategies import Case, cases
@@ -190,3 +193,40 @@ def test_threads_can_call_one_layer_at_once(conv: nn.Conv2d) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def _own_encoding(layer: Any) -> None:
+    layer.own_encoding = Parabola((15, 1))
+
+
+def _parameter(layer: Any) -> None:
+    layer.v.data.copy_(layer.v.data.roll(1, 0))
+
+
+@pytest.mark.parametrize("edit", [_own_encoding, _parameter])
+def test_what_a_call_takes_before_what_was_prepared_counts(edit: Callable[[Any], None]) -> None:
+    """An encoding of one's own comes before a radix, and a parameter before a buffer of its name."""
+    layer = conv_to_mhsa(nn.Conv2d(2, 3, 3), encoding="parabola").requires_grad_(False)
+    layer._buffers["v"] = layer.v.clone()
+    inputs = [torch.rand(1, 2, n, n) for n in (5, 6, 7)]
+    for x in inputs:
+        layer(x)
+    edit(layer)
+    got = [layer(x) for x in inputs]
+    layer.execution = "dense"
+    for x, y in zip(inputs, got, strict=True):
+        torch.testing.assert_close(y, layer(x))
+
+
+def test_a_layer_of_eight_other_tensors_is_not_prepared() -> None:
+    """Of one axis, a table in the place of one that is worked out."""
+    table = 4096 * torch.eye(9)
+    conv = conv_to_mhsa(nn.Conv1d(2, 3, 1))
+    zeros, rows = torch.zeros(1, 2, 9), torch.eye(9)[None]
+    positions = {"w_qry": zeros, "w_key": zeros, "w_key_pos": rows, "u": zeros[:, 0], "v": rows[:, 4]}
+    weights = MHSAWeights(**positions, w_val=conv.w_val.data, w_out=conv.w_out.data, b_out=conv.b_out.data)
+    layer = MHSA(conv.geometry, weights, encoding=Relative((table,))).requires_grad_(False)
+    x = torch.rand(1, 2, 5)
+    before = layer(x)
+    gate_content(layer).requires_grad_(False)
+    assert torch.equal(layer(x), before)

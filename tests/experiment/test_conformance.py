@@ -128,7 +128,7 @@ def test_the_command_ends_in_1_where_a_row_does_not_hold(verify_command, tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
     words = ("conformance", "their_layers:make", "--examples", "5", "--rows", "kernel", "bias")
     kernel, bias = verify_command.prints(*words, code=1).splitlines()
-    assert kernel == "kernel       CHECKED: equal bit for bit on 5 convolutions"
+    assert kernel == "kernel       CHECKED: equal bit for bit in 5 calls"
     assert bias.startswith("bias         REFUTED: Conv1d(1, 1, kernel_size=(1,), stride=(1,)) in torch.float32 ")
     assert bias.endswith(r"NotImplementedError: no \x1b[31m")
 

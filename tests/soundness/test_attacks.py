@@ -1,9 +1,11 @@
 """Attacks that once obtained a false PROVED or broke the certifier are all refused."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from broken import break_execution
 from construct import MHSA, MHSAWeights, conv_to_mhsa
@@ -169,14 +173,14 @@ def _other_bias(conv: Any, **bias: Any) -> None:
 METHODS, NO_BIAS, GEOMETRY = (
     "has methods of its own",
     "Conv2d has no tensor for a bias, nor None",
-    "padding is .*, transposed is ",
+    "padding is ",
 )
 OTHER_FIELDS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a method of the weight": (lambda conv, layer: _own_detach(conv, "weight"), f"weight of .* {METHODS}"),
     "a method of w_out": (lambda conv, layer: _own_detach(layer, "w_out"), f"w_out of .* {METHODS}"),
     "no bias": (lambda conv, layer: _other_bias(conv), NO_BIAS),
-    "a number as bias": (lambda conv, layer: _other_bias(conv, bias=3.0), NO_BIAS),
-    "an array as bias": (lambda conv, layer: _other_bias(conv, bias=np.zeros(3)), NO_BIAS),
+    "a number as bias": (lambda conv, layer: _other_bias(conv, bias=3.0), "bias of Conv2d is a float"),
+    "an array as bias": (lambda conv, layer: _other_bias(conv, bias=np.zeros(3)), "bias of Conv2d is a ndarray"),
     "an array as padding": (lambda conv, layer: vars(conv).update(padding=np.array([1, 1])), GEOMETRY),
     "a tensor as transposed": (lambda conv, layer: vars(conv).update(transposed=torch.tensor([0, 0])), GEOMETRY),
     "a number as transposed": (lambda conv, layer: vars(conv).update(transposed=0), GEOMETRY),
@@ -259,6 +263,156 @@ def test_an_attention_layer_that_may_run_anything_else_is_refused(plant: Any):
     with pytest.raises(Unreadable) as caught:
         certify(conv, layer, grid=(4, 4))
     assert "\n" not in str(caught.value)
+
+
+class Lying(OrderedDict[Any, Any]):
+    """Python's own look-up, and torch's call, find more than it tells."""
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def values(self) -> Any:
+        return ()
+
+
+class Reticent(type):
+    """Its classes do not tell all classes that they derive from."""
+
+    __mro__ = property(lambda cls: nn.Conv2d.__mro__)  # type: ignore[assignment]
+
+
+class Key(str):
+    """Is another name whenever it likes."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = str.__hash__
+
+
+class Index(int):
+    """May be another number to each who asks."""
+
+
+class Text(str):
+    """As :class:`Index`."""
+
+
+class Pair(tuple[int, int]):
+    """As :class:`Index`."""
+
+
+class Shy:
+    """A property that only the interpreter sees."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__set__", "__delete__"):
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
+    def __get__(self, conv: Any, kind: Any = None) -> tuple[int, int]:
+        return (1, 1)
+
+    def __set__(self, conv: Any, value: Any) -> None: ...
+
+
+def _derived(conv: Any, kind: type = type, **own: Any) -> None:
+    conv.__class__ = kind("Derived", (nn.Conv2d,), own)
+
+
+def _forged(conv: Any, kind: type = property) -> None:
+    parametrize.register_parametrization(conv, "weight", nn.Identity())
+    code = (lambda self: self.parametrizations.weight.original).__code__
+    forged = FunctionType(code, vars(parametrize))  # type: ignore[arg-type]
+    type(conv).weight = kind(forged if kind is property else vars(type(conv))["weight"].fget)
+
+
+def _lying_prehooks(conv: Any) -> None:
+    conv._forward_pre_hooks[0] = lambda module, args: (args[0] * 2,)
+    conv._forward_pre_hooks.values = lambda: ()
+
+
+def _own_mask(conv: Any) -> None:
+    prune.identity(conv, "weight")
+    kind: Any = type("Mask", (torch.Tensor,), {"to": lambda self, **_: torch.ones(3, 2, 3, 3)})
+    conv._buffers["weight_mask"] = conv.weight_mask.as_subclass(kind)
+
+
+def _lying_norm(conv: Any) -> None:
+    nn.utils.weight_norm(conv)
+    (hook,) = conv._forward_pre_hooks.values()
+    hook.__dict__ = Lying(vars(hook))
+
+
+def _odd_norm(conv: Any) -> None:
+    nn.utils.spectral_norm(conv)
+    (hook,) = conv._forward_pre_hooks.values()
+    hook.dim = Index(0)
+
+
+UNSEEN: dict[str, Callable[[Any, Any], Any]] = {
+    "a property for all attributes": lambda conv, layer: _derived(conv, __dict__=property(lambda self: {})),
+    "another dict of attributes": lambda conv, layer: setattr(conv, "__dict__", Lying(vars(conv))),
+    "another dict of parameters": lambda conv, layer: vars(conv).update(_parameters=Lying(conv._parameters)),
+    "another dict of hooks": lambda conv, layer: vars(conv).update(_forward_pre_hooks=Lying({0: print})),
+    "hooks with methods of their own": lambda conv, layer: _lying_prehooks(conv),
+    "a name that is none": lambda conv, layer: conv._parameters.update({Key("weight"): conv.bias}),
+    "a metaclass": lambda conv, layer: _derived(conv, Reticent, forward=lambda self, x: x),
+    "a shy property": lambda conv, layer: _derived(conv, padding=Shy()),
+    "torch's property, forged": lambda conv, layer: _forged(conv),
+    "torch's property, derived": lambda conv, layer: _forged(conv, type("Derived", (property,), {})),
+    "another dict of a tensor": lambda conv, layer: setattr(conv.weight, "__dict__", Lying(detach=print)),
+    "another dict of a hook": lambda conv, layer: _lying_norm(conv),
+    "a hook that turns by the day": lambda conv, layer: _odd_norm(conv),
+    "a mask of another class": lambda conv, layer: _own_mask(conv),
+    "an odd dilation": lambda conv, layer: setattr(conv, "dilation", (1, Index(1))),
+    "an odd stride": lambda conv, layer: setattr(conv, "stride", Pair((1, 1))),
+    "an odd mode": lambda conv, layer: setattr(conv, "padding_mode", Text("zeros")),
+    "odd pads": lambda conv, layer: vars(layer.geometry).update(stride=Pair((1, 1))),
+    "another dict of the geometry": lambda conv, layer: vars(layer).update(
+        geometry=_with_fields(layer.geometry, Lying(vars(layer.geometry)))
+    ),
+    "odd heads": lambda conv, layer: setattr(layer, "heads", Index(9)),
+}
+
+
+def _with_fields(geometry: Any, fields: Any) -> Any:
+    object.__setattr__(geometry, "__dict__", fields)
+    return geometry
+
+
+@pytest.mark.parametrize("hide", UNSEEN.values(), ids=UNSEEN)
+@pytest.mark.filterwarnings("ignore:.*_norm:FutureWarning")
+def test_what_no_reading_of_attributes_shows_is_refused(hide: Any):
+    conv, layer = pair()
+    hide(conv, layer)
+    with pytest.raises(Unreadable) as caught:
+        certify(conv, layer, grid=(4, 4))
+    assert "\n" not in str(caught.value)
+
+
+class Negating(TorchFunctionMode):
+    """Tells other numbers than are in memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return -result if func is torch.Tensor.detach else result
+
+
+class Watching(TorchDispatchMode):
+    """May change the result of any operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Negating, Watching])
+def test_what_is_read_within_a_mode_of_torch_is_refused(mode: Any):
+    conv, layer = pair()
+    with mode(), pytest.raises(Unreadable, match="a mode of torch is active"):
+        certify(conv, layer, grid=(4, 4))
+    with torch.device("cpu"):  # a mode too, but torch's own
+        assert certify(conv, layer, grid=(4, 4)).verdict.name == "PROVED"
 
 
 def test_global_hooks_are_refused():

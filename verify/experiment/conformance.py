@@ -68,7 +68,7 @@ def conformance(
             that is called like it.
         row: a name in `ROWS`.
         dims: numbers of spatial dimensions.
-        examples: how many convolutions.
+        examples: how many calls, each of a generated convolution, which may repeat.
 
     Returns:
         CHECKED, or REFUTED with the simplest convolution that shows it.
@@ -88,7 +88,7 @@ def conformance(
     try:
         case = find(strategy, lambda c: bool(fault(c)), settings=options, random=Random(0))
     except errors.NoSuchExample:
-        return Verdict("CHECKED", f"equal bit for bit on {examples} convolutions")
+        return Verdict("CHECKED", f"equal bit for bit in {examples} calls")
     return Verdict("REFUTED", f"{case}: {fault(case)}")
 
 

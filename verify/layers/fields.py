@@ -19,7 +19,7 @@ from torch import Tensor
 
 from verify.layers.overrides import exact_array, require_known_encoding
 from verify.layers.reparametrized import CONVOLUTIONS, base_of, folded_convolution
-from verify.oracle import Convolution, Geometry, Unreadable, Vector, stated_geometry, whole
+from verify.oracle import Convolution, Geometry, Unreadable, Vector, plain, stated_geometry, whole
 
 TENSORS = ("w_qry", "w_key", "w_key_pos", "u", "v", "w_val", "w_out", "b_out")
 
@@ -71,7 +71,7 @@ class Attention:
         radix = getattr(layer, "radix", None)
         if radix is not None:
             if not (
-                isinstance(radix, tuple | list)
+                type(radix) in (tuple, list)
                 and len(radix) == geometry.dims
                 and all(map(whole, radix))
             ):
@@ -163,7 +163,7 @@ def _require_described(conv: Any, g: Geometry) -> None:
         raise Unreadable(f"{base.__name__} with {g.dims} axes and transposed={g.transposed}")
     if g.padding_mode != "zeros":
         # torch pads by this private list, last axis first, and ignores ``padding``.
-        listed = list(getattr(conv, "_reversed_padding_repeated_twice", []))
+        listed = plain(getattr(conv, "_reversed_padding_repeated_twice", []))
         if listed != [n for pads in reversed(g.pads) for n in pads]:
             raise Unreadable(
                 f"the convolution pads by {listed}, which contradicts its padding {conv.padding!r}"

@@ -8,16 +8,24 @@ evaluates both.  An attention layer must have plain parameters, or those that ``
 puts rows of added heads below.
 """
 
-import inspect
 import math
+from abc import ABCMeta
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import cache
+from inspect import getattr_static, isgetsetdescriptor
+from types import CodeType, FunctionType, NoneType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from construct.attention import MHSA, ConvGeometry
 from construct.modules.added_heads import AddedHeads
@@ -34,6 +42,8 @@ OF_MODULES = frozenset(vars(nn.Module()))
 """The attributes of every torch module, which its call reads."""
 ATTRIBUTES = ("geometry", "heads", "radix", "_execution")
 """The attributes of an attention layer other than its tensors, which its call reads."""
+METACLASSES = (type, ABCMeta, type(Tensor), type(nn.Parameter))
+"""Those that look up attributes as Python does."""
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
@@ -50,7 +60,7 @@ def require_no_overrides(
     Args:
         layer: an instance of ``base``.
         base: the class whose code is known.
-        tensors: the names of its tensors; parametrized ones are skipped.
+        tensors: the names of its tensors, which it may lack; parametrized ones are skipped.
         attributes: what else that code reads of an instance.
         known_hooks: forward pre-hooks that change nothing but these tensors.
 
@@ -62,20 +72,50 @@ def require_no_overrides(
         raise Unreadable(
             "global forward hooks are registered, which may change what any module computes"
         )
+    active = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    if any(type(mode) is not DeviceContext for mode in active):
+        raise Unreadable("a mode of torch is active, which may change what any operator computes")
+    fields = own_fields(layer)
     if layer._forward_hooks or any(
         all(hook is not own for own in known_hooks) for hook in layer._forward_pre_hooks.values()
     ):
         raise Unreadable(f"{name} has hooks, which may change what it computes")
     _require_no_fields_of_its_own(layer, base)
+    tensors = {*tensors, *fields["_parameters"], *fields["_buffers"]}
     _require_no_class_of_its_own(layer, base, {*tensors, *attributes})
-    for own in tensors:
+    for own in sorted(tensors):
         tensor = None if is_parametrized(layer, own) else getattr(layer, own, None)
-        if isinstance(tensor, Tensor) and type(tensor) not in (Tensor, nn.Parameter):
+        if tensor is None:
+            continue
+        if type(tensor) not in (Tensor, nn.Parameter):
             raise Unreadable(f"{own} of {name} is a {type(tensor).__name__}, not a plain tensor")
-        if isinstance(tensor, Tensor) and any(hasattr(Tensor, method) for method in vars(tensor)):
+        if any(hasattr(Tensor, method) for method in own_fields(tensor)):
             raise Unreadable(
                 f"{own} of {name} has methods of its own, which may not tell its numbers"
             )
+
+
+def own_fields(holder: object) -> dict[str, Any]:
+    """The attributes of an instance, where Python's own look-up finds the same.
+
+    Raises:
+        Unreadable: its class, or what holds them, may tell others.
+    """
+    kind = type(holder)
+    fields: Any = None
+    if type(kind) in METACLASSES and isgetsetdescriptor(getattr_static(kind, "__dict__")):
+        fields = vars(holder)
+    registries = [held for own, held in (fields or {}).items() if own in OF_MODULES]
+    for held in (fields, *registries):
+        if type(held) in (bool, int, NoneType) and held is not fields:
+            continue
+        if (
+            type(held) not in (dict, OrderedDict, set)
+            or getattr(held, "__dict__", None)
+            or any(type(key) not in (str, int) for key in held)
+        ):
+            raise Unreadable(f"{kind.__name__} holds its attributes in other than plain dicts")
+    return fields
 
 
 def _require_no_fields_of_its_own(layer: nn.Module, base: type[nn.Module]) -> None:
@@ -106,7 +146,7 @@ def _require_no_class_of_its_own(layer: nn.Module, base: type[nn.Module], read: 
             # The instance's attribute is found first, unless the class holds a property or another
             # data descriptor.
             is_property = any(
-                hasattr(vars(cls)[own], method) for method in ("__set__", "__delete__")
+                getattr_static(vars(cls)[own], method, None) for method in ("__set__", "__delete__")
             )
             met = own not in fields or hasattr(base, own) or is_property
             if not met or is_parametrized(layer, own):
@@ -117,11 +157,23 @@ def _require_no_class_of_its_own(layer: nn.Module, base: type[nn.Module], read: 
 
 def is_parametrized(layer: nn.Module, name: str) -> bool:
     """Whether this tensor is a property that ``torch.nn.utils.parametrize`` put into the class."""
-    attribute = inspect.getattr_static(type(layer), name, None)
-    by_torch = isinstance(attribute, property) and getattr(
-        attribute.fget, "__globals__", None
-    ) is vars(parametrize)
-    return by_torch and parametrize.is_parametrized(layer, name)
+    attribute = getattr_static(type(layer), name, None)
+    read = attribute.fget if type(attribute) is property else None
+    return (
+        type(read) is FunctionType
+        and read.__globals__ is vars(parametrize)
+        and read.__code__ == _code_of_torch()
+        and name in [cell.cell_contents for cell in read.__closure__ or ()]
+        and parametrize.is_parametrized(layer, name)
+    )
+
+
+@cache
+def _code_of_torch() -> CodeType:
+    module = nn.Module()
+    module.register_buffer("of", torch.zeros((), device="cpu"))
+    parametrize.register_parametrization(module, "of", nn.Identity())
+    return vars(type(module))["of"].fget.__code__
 
 
 def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
@@ -136,16 +188,20 @@ def require_plain_attention(layer: MHSA, tensors: Iterable[str]) -> None:
     if parametrize.is_parametrized(layer):
         _require_added_heads(layer, layer.parametrizations)  # type: ignore[arg-type]
     require_no_overrides(layer, MHSA, tensors, ATTRIBUTES)
-    if not isinstance(getattr(layer, "v", None), Tensor):
+    if getattr(layer, "v", None) is None:
         raise Unreadable("the attention layer has no tensor v")
-    geometry = layer.geometry
-    if isinstance(layer.heads, bool) or layer.heads != len(layer.v):
+    if type(layer.heads) is not int or layer.heads != len(layer.v):
         raise Unreadable(
             f"{name} says that it has {layer.heads!r} heads, but v is of {len(layer.v)}"
         )
+    require_plain_geometry(name, layer.geometry)
+
+
+def require_plain_geometry(name: str, geometry: object) -> None:
+    """Refuse a geometry of another class, or with attributes that its fields do not imply."""
     if type(geometry) is not ConvGeometry:
         raise Unreadable(f"the geometry of {name} is a {type(geometry).__name__}")
-    stated = vars(geometry)
+    stated = own_fields(geometry)
     expected = vars(replace(geometry))
     for own, value in expected.items():
         if stated.get(own) != value:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from construct.attention import ConvGeometry
 from construct.modules.patches import PatchAttention
 from verify.layers.fields import read_convolution
-from verify.layers.overrides import require_no_overrides
+from verify.layers.overrides import require_no_overrides, require_plain_geometry
 from verify.layers.reading import output_size
 from verify.layers.reparametrized import CONVOLUTIONS
 from verify.oracle import Geometry, Unreadable, Vector, whole
@@ -42,10 +41,11 @@ def over_patches(conv: Any, layer: Any, grid: Vector) -> Judged:
     if not isinstance(layer, PatchAttention):
         return Judged(conv, layer, grid)
     require_no_overrides(layer, PatchAttention, (), ("attention", "geometry", "patch"))
+    require_plain_geometry(type(layer).__name__, layer.geometry)
     g = read_convolution(conv).geometry
     tokens = Geometry.read(layer.attention)
     patch = layer.patch
-    if type(layer.geometry) is not ConvGeometry or Geometry.read(layer.geometry) != g:
+    if Geometry.read(layer.geometry) != g:
         raise Unreadable(f"the layer cuts images by {layer.geometry!r}, the convolution is another")
     if type(patch) is not tuple or not len(patch) == len(grid) == tokens.dims == g.dims:
         raise Unreadable(f"patches of {patch!r} on a grid {grid} are not of {g.dims} axes")

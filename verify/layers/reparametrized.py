@@ -17,7 +17,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from verify.layers.overrides import is_parametrized, require_no_overrides
+from verify.layers.overrides import is_parametrized, own_fields, require_no_overrides
 from verify.oracle import GEOMETRY, Unreadable
 
 CONVOLUTIONS: dict[type, tuple[int, bool]] = {
@@ -31,6 +31,8 @@ CONVOLUTIONS: dict[type, tuple[int, bool]] = {
 """torch's convolutions: (spatial dimensions, transposed)."""
 COPIED = (*GEOMETRY, "_reversed_padding_repeated_twice")
 """The attributes of a convolution other than its tensors."""
+PARTS = ("g", "v", "u", "orig", "mask")
+"""How torch's hooks name the tensors that they recompute another from."""
 
 
 def recomputing_hooks(conv: nn.Module) -> list[Any]:
@@ -44,18 +46,22 @@ def _recomputes(conv: nn.Module, number: int, hook: Any) -> bool:
     if number in conv._forward_pre_hooks_with_kwargs:
         return False
     kind = type(hook)
-    if kind not in (WeightNorm, SpectralNorm):
+    torchs = kind in (WeightNorm, SpectralNorm)
+    if not torchs:
         # A pruning method decides which entries to keep; only torch's own code applies its masks.
         code = ("__call__", "apply_mask", "__getattribute__")
         if not issubclass(kind, BasePruningMethod) or hasattr(kind, "__getattr__"):
             return False
         if any(getattr(kind, name) is not getattr(BasePruningMethod, name) for name in code):
             return False
-    if any(hasattr(kind, own) for own in vars(hook)):  # an overridden method
+    fields = own_fields(hook)
+    if torchs and any(type(value) not in (str, int, float) for value in fields.values()):
+        return False
+    if any(hasattr(kind, own) for own in fields):  # an overridden method
         return False
     # a property may tell any
-    name = vars(hook).get("_tensor_name" if issubclass(kind, BasePruningMethod) else "name")
-    return isinstance(name, str) and name not in COPIED and not hasattr(type(conv), name)
+    name = fields.get("_tensor_name" if issubclass(kind, BasePruningMethod) else "name")
+    return type(name) is str and name not in COPIED and not hasattr(type(conv), name)
 
 
 def _tensor_name(hook: Any) -> str:
@@ -83,8 +89,9 @@ def folded_convolution(conv: Any) -> tuple[Any, tuple[str, ...]]:
             between two evaluations.
     """
     base = base_of(conv)
-    require_no_overrides(conv, base, ("weight", "bias"), COPIED, recomputing_hooks(conv))
     hooks = recomputing_hooks(conv)
+    parts = [f"{_tensor_name(hook)}_{part}" for hook in hooks for part in PARTS]
+    require_no_overrides(conv, base, ("weight", "bias", *parts), COPIED, hooks)
     chains = _chains(conv)
     if not hooks and not chains:
         return conv, ()
