@@ -52,10 +52,8 @@ def test_the_page_is_what_the_committed_results_say():
 
 def test_the_readme_cites_the_committed_results():
     newer = {what: row.cells[1] for what, row in page.rows_on("AMD EPYC (family 26").items()}
-    pairs = [
-        f"{newer[f'{name}, forward']} ({newer[f'{name}, forward and backward']})"
-        for name in ("ResNet-50", "MobileNetV2", "ConvNeXt-T")
-    ]
+    networks = "ResNet-50", "MobileNetV2", "ConvNeXt-T"
+    pairs = [f"{newer[f'{name}, forward']} ({newer[f'{name}, forward and backward']})" for name in networks]
     figures = {what: row.cells[1] for what, row in page.rows_on(EPYC).items()}
     forward = {name: figures[f"{name}, forward"] for name in layers.GOALS}
     both = {name: figures[f"{name}, forward and backward"] for name in layers.GOALS}
