@@ -22,6 +22,9 @@ import construct.tokens as tokens
 
 T = TypeVar("T")
 
+ADDED_HEADS = "construct.modules.added_heads.AddedHeads"
+"""The parametrization that tells which rows are frozen; its module imports this one."""
+
 _RESULTS: WeakKeyDictionary[Any, dict[Any, tuple[Any, Tensor, Any]]] = WeakKeyDictionary()
 """For each layer, by name and function: the tensor's state, the tensor
 (so that its id is not reused) and what was read.
@@ -41,8 +44,9 @@ def frozen_rows(layer: Any, name: str) -> Tensor:
         return getattr(layer, name)
     computed: Any = layer._modules.get("parametrizations", ())
     # Another parametrization may change these rows, and so do old ones from torch's cache.
-    kinds = [type(by).__name__ for by in computed[name]] if name in computed else []
-    if kinds == ["AddedHeads"] and not parametrize._cache_enabled:
+    kinds = [type(by) for by in computed[name]] if name in computed else []
+    named = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+    if named == [ADDED_HEADS] and not parametrize._cache_enabled:
         kept = computed[name][0].kept
         # rows after those of w_qry belong to heads with content, of which nothing is read
         if name == "w_qry" or len(kept) >= len(frozen_rows(layer, "w_qry")):

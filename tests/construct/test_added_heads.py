@@ -338,9 +338,10 @@ class Masked(nn.Module):
         return tensor
 
 
-def test_what_another_parametrization_keeps_is_no_head():
+@pytest.mark.parametrize("kind", [Masked, type("AddedHeads", (Masked,), {})])
+def test_what_another_parametrization_keeps_is_no_head(kind: type[Masked]):
     layer = conv_to_mhsa(nn.Conv2d(2, 3, 3, padding=1)).requires_grad_(False)
-    parametrize.register_parametrization(layer, "v", Masked(layer.v))
+    parametrize.register_parametrization(layer, "v", kind(layer.v))
     x = normal(1, 2, 6, 5).float()
     before = layer(x)
     layer.get_parameter("parametrizations.v.original").data.neg_()
