@@ -391,8 +391,9 @@ UNJUDGED: dict[str, tuple[Any, Any, str]] = {
 @pytest.mark.parametrize("name", UNJUDGED)
 def test_what_cannot_be_judged_is_refused(name: str) -> None:
     module, rule, reason = UNJUDGED[name]
-    (row,) = reasons(nn.Sequential(module), {type(module): rule}).values()
+    ((path, row),) = reasons(nn.Sequential(module), {type(module): rule}).items()
     assert reason in row
+    assert path == ("0.1" if name == "around itself" else "0")
     assert name != "runs nowhere" or "cannot be judged, " in row
 
 
