@@ -551,6 +551,14 @@ def test_row_23_methods_and_functions_that_hold_modules_follow_the_conversion(ma
         assert net.plain is model.plain
 
 
+def test_row_23_functions_inside_a_wrapper_follow_too() -> None:
+    model, x = nn.Sequential(nn.DataParallel(InClosures())), image()
+    net: Any = convert(model)
+    with torch.no_grad():
+        net[0].conv.b_out.fill_(7.0)
+        assert (net(x) - model(x)).abs().max() > 1
+
+
 def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:
     first, second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
     model: Any = nn.Sequential(first, second)
