@@ -87,7 +87,7 @@ class ConvGeometry:
             raise ValueError("padding='same' does not go with a stride")
 
     def _check_channels(self) -> None:
-        for name in ("in_channels", "out_channels", "groups"):
+        for name in ("groups", "in_channels", "out_channels"):
             number = positive_number(getattr(self, name))
             if number is None:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, not a positive whole number")
