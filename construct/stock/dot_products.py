@@ -176,13 +176,16 @@ def scores_hold(centres: Sequence[HeadCentre], layout: TokenLayout, head_dim: in
     ) or all(centre.is_exact(layout, head_dim) for centre in centres)
 
 
-def head_size(centres: Sequence[HeadCentre], layout: TokenLayout, least: int) -> int:
-    """The least head size ≥ ``least`` with which :func:`scores_hold`.
+def head_size(centres: Sequence[HeadCentre], layout: TokenLayout, *sizes: int) -> int:
+    """The first of these head sizes with which :func:`scores_hold`.
 
     Raises:
         NoStockForm: there is none, or no such layout.
     """
-    for size in (least, next_power(16, least)):
+    if layout.dtype not in DTYPES:
+        what = f"{layout.dtype} cannot hold coordinates and scores"
+        raise NoStockForm(f"{what}; a stock attention is float32 or float64")
+    for size in sizes:
         if scores_hold(centres, layout, size):
             return size
     raise NoStockForm(too_large(centres, layout))

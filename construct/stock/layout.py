@@ -12,7 +12,7 @@ from torch import Tensor
 
 from construct.encoding import quadratic
 from construct.errors import require
-from construct.geometry import ConvGeometry, whole_numbers
+from construct.geometry import ConvGeometry, vector
 from construct.tokens import TokenGrid
 
 
@@ -120,9 +120,7 @@ def padded_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
         ValueError: this geometry accepts no input of size ``grid``.
         NotEnoughMemory: even the token numbers would not fit.
     """
-    size = whole_numbers(grid)
-    if size is None or len(size) != geometry.dims or not isinstance(grid, tuple):
-        raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
+    size = vector("MHSA: grid", grid, geometry.dims, least=1)
     try:
         padded = TokenGrid.of(geometry, size)
     except RuntimeError as error:
