@@ -60,11 +60,7 @@ def effective_weight(conv: nn.Module, calls: int = 1) -> tuple[Any, Any]:
     with eval_mode(conv), torch.enable_grad(), torch.autocast(device, enabled=False):
         if hooks:  # which write to a shallow copy
             called = type(conv).__new__(type(conv))
-            registers = {
-                name: dict(value) if isinstance(value, dict) else value
-                for name, value in vars(conv).items()
-            }
-            vars(called).update(registers)
+            vars(called).update(vars(conv), _buffers=dict(conv._buffers))
         for hook in hooks * calls:
             hook(called, None)
         return called.weight, called.bias

@@ -257,28 +257,26 @@ class PatchAttention(HasGeometry, nn.Module):
             ValueError: P does not divide the size, or tokens make no grid, or what they give is
                 not whole patches; or its shape does not say whether the input is an image.
         """
-        if tokens is None:
-            tokens = grid is not None or self._looks_like_tokens(input)
-        if tokens:
-            return self._of_tokens(input, grid)
-        return self.patching.applied(self.attention, input)
-
-    def _looks_like_tokens(self, x: Tensor) -> bool:
+        patching = self.patching
         dims = self.geometry.dims
-        if x.dim() != 3 or x.shape[2] != self.patching.tokens.in_channels:
-            return False
-        if dims <= 2 and x.shape[2 - dims] == self.geometry.in_channels:
-            raise ValueError(
-                f"PatchAttention: {tuple(x.shape)} may be an image or tokens; say tokens=True or tokens=False"
+        channels = patching.tokens.in_channels
+        fits = input.dim() == 3 and input.shape[2] == channels
+        if tokens is None:
+            as_image = dims <= 2 and input.shape[2 - dims] == self.geometry.in_channels
+            if fits and grid is None and as_image:
+                raise ValueError(
+                    f"PatchAttention: {tuple(input.shape)} may be an image or tokens; say tokens=True or tokens=False"
+                )
+            tokens = fits or grid is not None
+        if not tokens:
+            return patching.applied(self.attention, input)
+        if not fits:
+            raise RuntimeError(
+                f"PatchAttention: expected tokens (B, T, {channels}), got {tuple(input.shape)}"
             )
-        return True
+        return self._of_tokens(input, grid)
 
     def _of_tokens(self, x: Tensor, grid: Any) -> Tensor:
-        channels = self.patching.tokens.in_channels
-        if x.dim() != 3 or x.shape[2] != channels:
-            raise RuntimeError(
-                f"PatchAttention: expected tokens (B, T, {channels}), got {tuple(x.shape)}"
-            )
         if grid is None:
             side = round(x.shape[1] ** (1 / self.geometry.dims))
             grid = tuple(side * p for p in self.patch)

@@ -56,7 +56,7 @@ import numpy as np
 import torch
 
 from construct.encoding import quadratic
-from construct.encoding.sharpness import ALPHA, alpha_for
+from construct.encoding.sharpness import alpha_for
 from construct.stock.layout import NoStockForm, TokenLayout
 
 DTYPES = (torch.float32, torch.float64)
@@ -80,14 +80,6 @@ class HeadCentre:
     def is_sharp(self, layout: TokenLayout) -> bool:
         """Whether exact scores give weights of exactly 0 and 1 in the dtype."""
         return all(t.denominator == 1 for t in self.tau) and self.alpha >= alpha_for(layout.dtype)
-
-    def sharpened(self, layout: TokenLayout) -> "HeadCentre":
-        """The default sharpness, twice that with a null token, for a sharp head, which computes the
-        same at every sharpness; other heads unchanged.
-        """
-        if not self.is_sharp(layout):
-            return self
-        return HeadCentre(Fraction(ALPHA) * (1 + layout.null), self.tau)
 
     def factor(self, head_dim: int) -> Fraction:
         """√D·α as stored: exact if √D is a power of two, else (for a sharp head) the next power of

@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
 from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_distinct
+from construct.encoding.sharpness import ALPHA
 from construct.errors import refuse, require
 from construct.execution.call import geometry_for, has_batch_axis
 from construct.execution.protocol import tensors_of
@@ -434,7 +435,9 @@ def _centres(layer: MHSA, layout: TokenLayout) -> tuple[HeadCentre, ...]:
         if c[0] == 0 or not all(map(isfinite, c)):
             raise NoStockForm(f"head {head} has no centre: its α is {-c[0]}")
         square, *linear = map(Fraction, c)
-        centre = HeadCentre(-square, tuple(x / (-2 * square) for x in linear)).sharpened(layout)
+        centre = HeadCentre(-square, tuple(x / (-2 * square) for x in linear))
+        if centre.is_sharp(layout):  # and computes the same at every sharpness
+            centre = replace(centre, alpha=Fraction(ALPHA) * (1 + layout.null))
         if radix is not None:
             if not centre.is_sharp(layout):
                 what = f"head {head} of the parabola is not one-hot"

@@ -119,7 +119,7 @@ NO_NULL: dict[str, tuple[Callable[[], MHSA], dict[str, Any], str]] = {
     "cropped": (lambda: conv_to_mhsa(nn.ConvTranspose2d(1, 1, 1, padding=1)), {}, "nothing else"),
     "soft": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1), alpha=2.0), {}, "only one-hot heads"),
     "no biases": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1)), {"bias": False}, "take bias=True"),
-    "off the grid": (lambda: edited(lambda layer: layer.v[:, 1].fill_(2**13)), {}, r"head 0 looks at \(4, 0\), off the"),
+    "off the grid": (lambda: edited(lambda layer: layer.v[:, 1].fill_(2**13)), {}, r"head 0 looks at \(4, 0\), off"),
 }
 
 
