@@ -57,10 +57,8 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
         dtype, device = more.pop()
         what = f"weights that are {dtype} on {device}, and the module has none of these"
         raise ValueError(f"the layers of its rule have {what}")
-    own = {id(part) for part in module.modules()}
-    for part in layers.modules():
-        if id(part) not in own:
-            part.training = module.training
+    for part in {*layers.modules()} - {*module.modules()}:
+        part.training = module.training
     return layers
 
 

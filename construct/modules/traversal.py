@@ -120,12 +120,11 @@ def deepcopy_memo(model: nn.Module) -> dict[int, object]:
     """
     memo: dict[int, object] = {}
     for _, module in every_module(model):
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
+        for value in (*vars(module).values(), *module._buffers.values()):
+            if isinstance(value, UninitializedBuffer):
+                memo[id(value)] = UninitializedBuffer(device=value.device, dtype=value.dtype)  # type: ignore[call-arg]
+            elif isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-        for buffer in module._buffers.values():
-            if isinstance(buffer, UninitializedBuffer):
-                memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)  # type: ignore[call-arg]
     return memo
 
 
@@ -268,11 +267,10 @@ def _attributes(path: str, module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``);
-    then what the functions reach.
+    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``),
+    and what the functions reach.
     """
     stack = values[::-1]
-    inside_functions = list[tuple[str, Any]]()
     visited = set[int]()
     while stack:  # no recursion, and each container once: it may be deep, or hold itself
         path, value = stack.pop()
@@ -282,12 +280,7 @@ def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             visited.add(id(value))
             if isinstance(value, MethodType | FunctionType):
                 yield path, value
-                inside_functions += _items(path, value)
-            else:
-                stack += reversed(_items(path, value))
-        if not stack:
-            stack = inside_functions[::-1]
-            inside_functions = []
+            stack += reversed(_items(path, value))
 
 
 def _items(path: str, value: Any) -> list[tuple[str, Any]]:
