@@ -245,8 +245,7 @@ def convert(
         for conv in convolutions.convertible.values()
     }
     converted, remarks = replaced(model, convolutions, replacements)
-    removed = [(path, f"{kind} removed") for path, kind in wrappers]
-    for path, remark in (*removed, *remarks):
+    for path, remark in (*wrappers, *remarks):
         log.warning("%s", ": ".join(filter(None, (path, remark))))
     return converted
 
@@ -262,19 +261,10 @@ def replaced(
     return substitute(model, layers), remarks
 
 
-def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(path, remark) pairs about the network: removed wrappers, and the mode in which it is
-    compared.
-    """
-    remarks = [
-        (path, f"{kind} removed; wrap the converted network again") for path, kind in wrappers
-    ]
+def remarks_on(model: nn.Module) -> list[tuple[str, str]]:
+    """(path, remark) on the mode in which a network is compared."""
     random = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
-    if any(isinstance(module, random) and module.training for module in model.modules()):
-        remarks.append(
-            (
-                "",
-                "in training mode: compared in eval mode; batch normalisation and dropout are as they were",
-            )
-        )
-    return remarks
+    if not any(isinstance(module, random) and module.training for module in model.modules()):
+        return []
+    what = "in training mode: compared in eval mode"
+    return [("", f"{what}; batch normalisation and dropout are as they were")]

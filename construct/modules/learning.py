@@ -158,8 +158,7 @@ def with_covariance(layer: MHSA) -> MHSA:
     Raises:
         ValueError: another encoding, or content.
     """
-    if type(layer.encoding) is not Quadratic:
-        raise ValueError(f"MHSA: takes the quadratic encoding, not the {layer.encoding.name} one")
+    _require_encoding(layer, Quadratic)
     if any(bool(t.any()) for t in (layer.w_qry, layer.w_key, layer.u)):
         raise ValueError("MHSA: takes a layer without content: W_qry, W_key and u zero")
     # c = −α(1, −2τ) = (c_0, 2ατ), so Σ⁻¹ = −2c_0·1 and Σ⁻¹τ = 2ατ: no number is rounded.
@@ -255,10 +254,7 @@ def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector
     """Parametrize v by trainable parameters; the layer must have this encoding and Ŵ_key = [1; 0],
     so that v is c itself.
     """
-    if type(layer.encoding) is not encoding:
-        raise ValueError(
-            f"MHSA: takes the {encoding.name} encoding, not the {layer.encoding.name} one"
-        )
+    _require_encoding(layer, encoding)
     if parametrize.is_parametrized(layer, "v"):
         raise ValueError("MHSA: v is parametrized already")
     if not has_identity_keys(layer):
@@ -267,6 +263,12 @@ def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector
     parametrize.register_parametrization(layer, "v", parametrization)
     layer.get_submodule("parametrizations.v").requires_grad_()
     return layer
+
+
+def _require_encoding(layer: MHSA, encoding: type[Encoding]) -> None:
+    if type(layer.encoding) is not encoding:
+        own = layer.encoding.name
+        raise ValueError(f"MHSA: takes the {encoding.name} encoding, not the {own} one")
 
 
 def has_identity_keys(layer: MHSA) -> bool:

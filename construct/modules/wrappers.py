@@ -24,11 +24,11 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
 
     Returns:
         The network itself, or what its outermost wrapper holds; a copy if there are wrappers
-        further in.  And (path, class) of every wrapper removed.
+        further in.  And (path, remark) on every wrapper removed.
     """
-    removed: list[tuple[str, str]] = []
+    removed: list[tuple[str, nn.Module]] = []
     while (inner := wrapped_module(model)) is not None:
-        removed.append(("", type(model).__name__))
+        removed.append(("", model))
         model = inner
     wrappers = [
         (path, module)
@@ -37,11 +37,13 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
     ]
     if wrappers:
         memo = dict[int, Any]()
-        for path, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
-            removed.append((path, type(module).__name__))
+        for _, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
             memo[id(module)] = substitute(wrapped_module(module), {}, memo)  # type: ignore[arg-type]
         model = substitute(model, {}, memo)
-    return model, removed
+    return model, [
+        (path, f"{type(module).__name__} removed; wrap the converted network again")
+        for path, module in (*removed, *wrappers)
+    ]
 
 
 def require_whole(module: nn.Module) -> None:
