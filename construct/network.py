@@ -3,7 +3,7 @@ layer.
 """
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType, MethodType
@@ -73,11 +73,7 @@ def survey(
     def wanted(module: nn.Module, path: str) -> bool:
         return id(module) not in closed and is_convolution(module) and filter_fn(module, path)
 
-    stored = {
-        id(holder): f"{path} is its method {name}, which attention layers lack"
-        for path, holder, name in held_methods(model)
-        if not hasattr(MHSA, name)
-    }
+    methods = held_methods(model)
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
     earlier = 0
@@ -87,8 +83,7 @@ def survey(
             require_whole(module)
             if wanted(module, path):
                 geometry_of(module)
-                if id(module) in stored:
-                    refuse(module, stored[id(module)])
+                _require_methods(module, methods, MHSA, "attention layers")
                 convertible[path] = module
         except UnsupportedLayer as error:
             refused += [replace(row, path=path) for row in error.rows]
@@ -98,13 +93,24 @@ def survey(
     return Survey(convertible, tuple(refused), earlier)
 
 
-def held_methods(model: nn.Module) -> list[tuple[str, object, str]]:
-    """(path, object, name) of every bound method that the network stores."""
+Methods = list[tuple[str, object, str]]
+"""Bound methods that a network stores: (path, object, name)."""
+
+
+def held_methods(model: nn.Module) -> Methods:
+    """Every bound method that the network stores."""
     return [
         (path, held.__self__, name_of(held))
         for path, held in every_function(model)
         if isinstance(held, MethodType)
     ]
+
+
+def _require_methods(module: nn.Module, methods: Methods, replacement: object, what: str) -> None:
+    """Refuse a module of which the network stores a method that its replacement lacks."""
+    for path, holder, name in methods:
+        if holder is module and not hasattr(replacement, name):
+            refuse(module, f"{path} is its method {name}, which {what} lack")
 
 
 def layers_from_rules(
@@ -137,9 +143,7 @@ def layers_from_rules(
     return layers_of, refused
 
 
-def _layers_from_rule(
-    module: nn.Module, rule: Rule, methods: Iterable[tuple[str, object, str]]
-) -> nn.Module:
+def _layers_from_rule(module: nn.Module, rule: Rule, methods: Methods) -> nn.Module:
     """The layers of a module's rule, judged; ``methods`` are all that the network stores.
 
     Raises:
@@ -152,10 +156,7 @@ def _layers_from_rule(
         raise UnsupportedLayer(inner.refused)
     if not inner.convertible:
         raise ValueError("the layers of its rule hold no convolution")
-    for _, holder, name in methods:
-        if holder is module and not hasattr(layers, name):
-            what = f"the network holds its method {name}"
-            raise ValueError(f"{what}, which the layers of its rule lack")
+    _require_methods(module, methods, layers, "the layers of its rule")
     require_agreement(module, rule, layers)
     return layers
 

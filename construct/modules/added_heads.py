@@ -164,8 +164,9 @@ def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | 
         raise ValueError(
             "MHSA: heads that move must have the quadratic encoding, Ŵ_key = [1; 0] and no content"
         )
-    if not bool((layer.centres()[0] > 0).all()):
-        raise ValueError("MHSA: a head without a centre cannot move: its α is not positive")
+    IsotropicGaussian(layer.geometry.dims, own).right_inverse(
+        layer.v
+    )  # refuses heads without a centre
 
 
 def _widened(layer: MHSA, key_dim: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.prune import BasePruningMethod, PruningContainer
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -20,8 +20,7 @@ def is_weight_hook(hook: object) -> bool:
     """Whether a forward pre-hook is torch's own, and only recomputes the weight (or bias)."""
     if type(hook) in (WeightNorm, SpectralNorm):
         return True
-    own = (PruningContainer, BasePruningMethod)
-    return isinstance(hook, own) and all(
+    return isinstance(hook, BasePruningMethod) and all(
         getattr(type(hook), name) is getattr(BasePruningMethod, name)
         for name in ("__call__", "apply_mask")
     )

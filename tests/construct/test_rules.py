@@ -287,7 +287,7 @@ def test_methods_that_are_held_follow() -> None:
     rule = {CausalCrop: lambda m: causal(m)[1]}
     assert convert(CausalCrop(1, 2, 1), rules=rule)
     model.step = model.conv.fan_out = model.conv._conv_forward  # type: ignore[assignment]
-    assert "holds its method _conv_forward, which the layers" in reasons(model, {CausalCrop: causal})["conv"]
+    assert "step is its method _conv_forward, which the layers" in reasons(model, {CausalCrop: causal})["conv"]
 
 
 def wrong_weight(module: Any) -> nn.Module:
