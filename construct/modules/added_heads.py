@@ -18,8 +18,8 @@ from construct.attention import MHSA
 from construct.encoding.encoding import Quadratic
 from construct.modules.learning import IsotropicGaussian, has_identity_keys
 
-POSITIONS = ("free", "none")
-"""What added heads may learn of positions."""
+POSITIONS = {"free": ("w_qry", "w_key", "u", "v"), "none": ("w_qry", "w_key", "u")}
+"""What added heads may learn of positions, and the scores' tensors that they then learn."""
 
 
 class AddedHeads(nn.Module):
@@ -99,9 +99,7 @@ def learn(
             _require_learnable(layer, key_dim, position, alpha)
         except ValueError as error:
             raise ValueError(f"{path}: {error}".removeprefix(": ")) from None
-    learned = ("w_qry", "w_key", "u")
-    if position == "free":
-        learned += ("v",)
+    learned = POSITIONS[position]
     for layer in chosen.values():
         kept = _widened(layer, key_dim)
         added = _added(kept, heads, position, generator)

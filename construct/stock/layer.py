@@ -243,6 +243,11 @@ def _stock(layer: MHSA, grid: tuple[int, ...], bias: bool, null_token: bool) -> 
     _check_layer(layer)
     g = layer.geometry
     layout = TokenLayout(g, padded_grid(g, grid), layer.w_val.dtype, bias, null_token)
+    box = layout.padded.box
+    if layer.radix is not None and not shifts_are_distinct(layer.radix, box):
+        raise NoStockForm(
+            f"its parabola of radix {layer.radix} cannot number the shifts {box} of this grid"
+        )
     centres = _centres(layer, layout)
     carries_bias = not bias and bool(layer.b_out.any())
     if null_token and carries_bias:
@@ -425,11 +430,6 @@ def _centres(layer: MHSA, layout: TokenLayout) -> tuple[HeadCentre, ...]:
     is no zero.
     """
     radix = layer.radix
-    box = layout.padded.box
-    if radix is not None and not shifts_are_distinct(radix, box):
-        raise NoStockForm(
-            f"its parabola of radix {radix} cannot number the shifts {box} of this grid"
-        )
     centres = []
     for head, c in enumerate(layer.position_vector().tolist()):
         if c[0] == 0 or not all(map(isfinite, c)):
