@@ -72,9 +72,9 @@ class Patching:
 
     def cut(self, x: Tensor) -> Tensor:
         """The patches of an image, as ``pixel_unshuffle``: (B, D_in, *n) → (B, D_in·Π P_i, *n/P)."""
-        for axis, p in enumerate(self.patch, start=2):
-            x = x.unflatten(axis, (-1, p)).movedim(axis + 1, 2).flatten(1, 2)
-        return x
+        for i, p in enumerate(self.patch):
+            x = x.unflatten(2 + 2 * i, (-1, p)).movedim(3 + 2 * i, 2 + i)
+        return x.flatten(1, 1 + len(self.patch))
 
     def patches_along(self, grid: Any) -> tuple[int, ...]:
         """How many patches an image of spatial size ``grid`` has along each axis.
@@ -123,8 +123,12 @@ class Patching:
 
     def join(self, y: Tensor) -> Tensor:
         """The image of patches of outputs, as ``pixel_shuffle``: the inverse of :meth:`cut`."""
-        for axis, q in reversed([*enumerate(self.out_patch, start=2)]):
-            y = y.unflatten(1, (-1, q)).movedim(2, axis + 1).flatten(axis, axis + 1)
+        d = self.pixels.dims
+        y = y.unflatten(1, (-1, *self.out_patch))
+        for i in range(d):
+            y = y.movedim(2, 2 + d + i)
+        for i in range(d):
+            y = y.flatten(2 + i, 3 + i)
         return y
 
 
