@@ -38,8 +38,8 @@ from construct.command.runs import run_both
 from construct.command.terminal import phases
 from construct.errors import BadModelFile
 from construct.files.isolation import isolated
-from construct.modules.traversal import every_module
-from construct.network import layers_from_rules, substitute, survey
+from construct.modules.traversal import every_module, substitute
+from construct.network import layers_from_rules, survey
 from verify.argument.verdicts import certify_layer
 from verify.samples.network import compare_numbers
 from verify.samples.sampling import called
