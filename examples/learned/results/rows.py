@@ -160,14 +160,24 @@ def compared(all_rows: Sequence[Row]) -> list[str]:
 
 
 def _against_chance(row: Row, layer: int) -> str:
+    word, chance = verdict(row.runs, layer)
+    return {"nearer": "**nearer** ({})", "further": "further ({})", "": "{}"}[word].format(
+        f"{chance:.2g}"
+    )
+
+
+def verdict(runs: Sequence[dict[str, Any]], layer: int) -> tuple[str, float]:
+    """Whether a layer, from 0, is called "nearer" or "further" than random centres, or neither, "";
+    and the chance of that, or of being as near.
+    """
     near, far = (
-        nulls.pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in row.runs])
+        nulls.pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in runs])
         for side in SIDES
     )
     most = CERTAIN / len(LAYERS) / len(SIDES)
     if near <= most:
-        return f"**nearer** ({near:.2g})"
-    return f"further ({far:.2g})" if far <= most else f"{near:.2g}"
+        return SIDES[0], near
+    return (SIDES[1], far) if far <= most else ("", near)
 
 
 def lattice(all_rows: Sequence[Row]) -> list[str]:
