@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -189,20 +188,14 @@ def test_heads_on_the_page_look_where_the_trained_ones_looked():
     variants = json.loads(published.DRAWN.read_text())["variants"]
     measured = [layer["mean"] for start in page.STARTS for layer in variants[start]["looks"]["layers"]]
     for (name, layer), mean in zip(page.learned_layers(), measured, strict=True):
-        alpha, tau = (x.detach() for x in layer.centres())
+        alpha, tau = (x.detach().double().numpy() for x in layer.centres())
 
-        def mean_at(alpha: torch.Tensor, tau: torch.Tensor) -> np.ndarray:
-            delta = torch.cartesian_prod(*[torch.arange(-8.0, 8.0).double()] * 2)  # from token (8, 8) of 16 × 16
-            away = (delta[None] - tau[:, None]).square().sum(-1)
-            return (torch.softmax(-alpha[:, None] * away, dim=1) @ delta).numpy()
+        def mean_at(a: int, t: tuple[int, ...], alpha: np.ndarray = alpha, tau: np.ndarray = tau) -> np.ndarray:
+            heads = Gaussians((alpha + 5e-5 * a)[:, None, None] * np.eye(2), tau + 5e-5 * np.array(t))
+            return centres_of(gaussian_attention(heads, (16, 16)).reshape(len(tau), -1, 16, 16))[0]
 
-        shown = layer.attention_probabilities(torch.zeros(1, 1, 16, 16)).detach()[0].unflatten(2, (16, 16)).numpy()
-        here = centres_of(shown)[0]
-        corners = [
-            mean_at(alpha + 5e-5 * a, tau + 5e-5 * torch.tensor(t))
-            for a in (-1, 1)
-            for t in product((-1.0, 1.0), repeat=2)
-        ]
+        here = mean_at(0, (0, 0))
+        corners = [mean_at(a, t) for a in (-1, 1) for t in product((-1, 1), repeat=2)]
         slack = np.abs(np.array(corners) - here).max(0) + 1e-4  # and its own four decimals, and float32
         assert (np.abs(here - mean) <= slack).all(), name
 
@@ -245,32 +238,34 @@ def test_the_answer_is_not_written_once_it_is_no_longer_so():
     assert wrong == {*sentences.of_the_papers_start(starts), *sentences.of_controls(starts)}
 
 
+def a_result(folder: Path, variant: str, seed: int, ruler: int = RULER) -> Path:
+    """The path of a run's result."""
+    path = folder / variant / f"seed-{seed}" / RESULT
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = dict.fromkeys(table.KEYS, 0) | {"layers": [{"anywhere": 0.123456789}], "settings": {}}
+    path.write_text(json.dumps(result | {"variant": variant, "seed": seed, "ruler": ruler}), encoding="utf-8")
+    return path
+
+
 def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run that is collected later stands beside the others, or in place of itself."""
     monkeypatch.setattr(published, "FOLDER", tmp_path / "results")
     for variant, seed in (("local", 1), ("local", 0), ("quadratic", 2), ("frozen", 7)):
-        path = tmp_path / variant / f"seed-{seed}" / RESULT
-        path.parent.mkdir(parents=True)
-        result = {key: 0 for key in table.KEYS} | {"layers": [{"anywhere": 0.123456789}], "settings": {}}
-        result |= {"command": "c", "variant": variant, "seed": seed, "ruler": RULER}
-        path.write_text(json.dumps(result), encoding="utf-8")
-    assert published.main(["collect", str(tmp_path), "name"]) == 0
-    assert published.main(["collect", str(tmp_path), "few", "--seeds", "7"]) == 0
-    assert [*published.committed("few")] == ["frozen"]
-    results = published.committed("name")
-    assert {variant: [run["seed"] for run in runs] for variant, runs in results.items()} == {
-        "quadratic": [2],
-        "local": [0, 1],
-        "frozen": [7],
-    }
-    assert results["local"][0]["layers"] == [{"anywhere": 0.1235}]
-    assert "settings" not in results["local"][0]
-    # a run that is collected later stands beside the others, or in place of itself
-    assert published.main(["collect", str(tmp_path / "frozen"), "few"]) == 0
-    assert published.main(["collect", str(tmp_path / "local"), "few"]) == 0
-    assert {variant: len(runs) for variant, runs in published.committed("few").items()} == {"local": 2, "frozen": 1}
-    older = [{**run, "ruler": RULER - 1} for run in published.committed("few")["local"]]
-    published.commit("few", older)
-    assert published.main(["collect", str(tmp_path / "frozen"), "few"]) == 2
+        a_result(tmp_path, variant, seed)
+
+    def collected(folder: str, *words: str) -> list[tuple[str, list[int]]]:
+        assert published.main(["collect", str(tmp_path / folder), "name", *words]) == 0
+        return [(variant, [run["seed"] for run in runs]) for variant, runs in published.committed("name").items()]
+
+    assert collected(".", "--seeds", "7") == [("frozen", [7])]
+    assert collected("frozen") == [("frozen", [7])]
+    assert collected("local") == [("local", [0, 1]), ("frozen", [7])]
+    assert collected(".") == [("quadratic", [2]), ("local", [0, 1]), ("frozen", [7])]
+    (run,) = published.committed("name")["frozen"]
+    assert run["layers"] == [{"anywhere": 0.1235}]
+    assert "settings" not in run
+    published.commit("name", [run | {"ruler": RULER - 1}])
+    assert published.main(["collect", str(tmp_path), "name"]) == 2
 
 
 def test_figures_of_later_runs_stand_beside_the_others():
@@ -283,90 +278,33 @@ def test_figures_of_later_runs_stand_beside_the_others():
 
 
 def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folders, result = (tmp_path, tmp_path / "b", tmp_path / "none"), dict.fromkeys(table.KEYS, 0)
-    result |= {"variant": "local", "ruler": RULER}
-    paths = [tmp_path / part / "local" / "seed-0" / RESULT for part in ("a", "b")]
-    for path in paths:
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(result), encoding="utf-8")
-    path = paths[-1]
-    twice, old, none = (lambda place=place: published.main(["collect", str(place), "name"]) for place in folders)
-    ends_in_one_line(twice, 2, f"error: {path}: a second run of local, seed 0", capsys)
-    path.write_text(json.dumps(result | {"ruler": 2}), encoding="utf-8")
-    ends_in_one_line(old, 2, f"error: {path}: measured by an older", capsys)
-    ends_in_one_line(none, 2, f"error: {tmp_path / 'none'}: no finished run", capsys)
-
-
-def run_of(
-    seed: int, before: float, after: float, null: float | None = None, chance: float = 0.5, **more: Any
-) -> dict[str, Any]:
-    """A result of six like layers, nearer than all but ``chance`` of the draws of their null."""
-    layer: dict[str, Any] = {"anywhere": after, "moved": 0.5, "log_alpha_moved": 0.25, "width": 3.0}
-    first: dict[str, Any] = {"anywhere": before, "width": 2.0, "near": 1 / 3, "heads": 9}
-    if null is not None:
-        layer |= {"anywhere_sharp": null, "anywhere_sharp_deviation": 0.02, "anywhere_first_centres": null + 0.1}
-        layer |= {"anywhere_sharp_nearer": chance, "anywhere_sharp_further": 1 - chance}
-        layer |= {"near": 8 / 9, "heads": 9, "sharp": 5, "sharp_near": 4}
-    result = dict(seed=seed, test_accuracy=0.5, budget=6.3, accuracy=[0.25, 0.5], parameters=10, seconds=1.0)
-    return result | {"layers": [layer] * 6, "untrained": [first] * 6} | more
-
-
-def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
-    results = {
-        "quadratic": [run_of(0, 0.6, 0.2, 0.4), run_of(1, 0.6, 0.1, 0.2)],
-        "relative": [run_of(0, 0.8, 0.3)],
-        "frozen": [run_of(0, 0.6, 0.6, 0.4)],
-        "local-padded": [run_of(0, 0.1, 0.2, 0.3)],
-        "resnet18": [run_of(0, 0, 0, layers=[], untrained=[])],
-    }
-    shown = rows.rows({25: results})
-    lines = {line.split(" | ")[0].removeprefix("| "): line for line in rows.by_layer(shown)[2:]}
-    assert (
-        "| × 25 | 6.3 | 0.50, 0.25 | 0, 1 | 50.00 ± 0.00 | 0.60 → 0.15 (0.30 ± 0.02) |"
-        in lines[VARIANTS["quadratic"].label]
-    )
-    assert "| 0.80 → 0.30 |" in lines[VARIANTS["relative"].label]
-    assert "| – | – | – | 0 | 50.00 | 0.60 → 0.60 (0.40 ± 0.02) |" in lines[VARIANTS["frozen"].label]
-    assert "| 0.10 → 0.20 (0.30 ± 0.02) |" in lines[VARIANTS["local-padded"].label]
-    assert lines["ResNet-18"].endswith("| – | – | – | – | – | – |")
-    assert len(rows.by_layer(rows.by_seed(shown))) == 2 + 6
-    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:3] for line in rows.looks(shown)}
-    assert cells[VARIANTS["quadratic"].label] == ["0, 1", "–, 2.00 → 3.00, –"]
-    assert VARIANTS["frozen"].label not in cells
-    assert [line.split(" | ")[2] for line in rows.sharpening(shown)[2:]] == [
-        "0.60 → 0.40 → 0.15",
-        "0.10 → 0.40 → 0.20",
-    ]
+    a_result(tmp_path / "a", "local", 0)
+    twice, old = a_result(tmp_path / "b", "local", 0), a_result(tmp_path / "c", "local", 0, ruler=2)
+    for folder, error in (
+        ("a b", f"{twice}: a second run of local, seed 0"),
+        ("c", f"{old}: measured by an older"),
+        ("none", f"{tmp_path / 'none'}: no finished run"),
+    ):
+        words = ["collect", *(str(tmp_path / name) for name in folder.split()), "name"]
+        ends_in_one_line(lambda words=words: published.main(words), 2, f"error: {error}", capsys)
 
 
 @pytest.mark.parametrize(
     ("chances", "said"),
     [
-        ([0.004], "**nearer** (0.004)"),
-        ([0.005], "0.005"),
-        ([0.1, 0.03, 0.01], "**nearer** (0.002)"),
-        ([0.5, 0.5], "0.6"),
-        ([0.996], "further (0.004)"),
+        ([0.004], ("nearer", 0.004)),
+        ([0.005], ("", 0.005)),
+        ([0.1, 0.03, 0.01], ("nearer", 0.0019)),
+        ([0.5, 0.5], ("", 0.597)),
+        ([0.996], ("further", 0.004)),
     ],
 )
-def test_a_layer_is_called_nearer_if_chance_seldom_gives_any_of_six_a_label(chances: list[float], said: str):
-    runs = [run_of(seed, 0.6, 0.2, 0.4, chance) for seed, chance in enumerate(chances)]
-    results = {"quadratic": runs, "relative": [run_of(0, 0.8, 0.3)]}
-    (line,) = rows.compared(rows.rows({25: results}))[2:]
-    assert line.endswith(f" | × 25 | {rows.seeds(runs)} |" + f" {said} |" * 6)
-
-
-def test_heads_near_the_lattice_are_counted_over_seeds():
-    results = {"quadratic": [run_of(0, 0.6, 0.2, 0.4), run_of(1, 0.6, 0.1, 0.4)], "frozen": [run_of(0, 0.6, 0.6, 0.4)]}
-    (line,) = rows.lattice(rows.rows({25: results}))[2:]
-    assert line.endswith("| × 25 | 0, 1 | 48 of 60 |" + " 6 → 16 of 18 |" * 6)
-
-
-def test_intervals_are_of_every_variant():
-    results = {"quadratic": [run_of(n, 0.6, 0.1 * n, test_accuracy=0.5 + n / 10) for n in range(3)]}
-    text = "\n".join(rows.intervals(results))
-    assert "0, 1, 2 | 60.00 [50.00, 70.00]" in text
-    assert "0.60 → 0.10 [0.00, 0.20]" in text
+def test_a_layer_is_called_nearer_if_chance_seldom_gives_any_of_six_a_label(
+    chances: list[float], said: tuple[str, float]
+):
+    runs = [{"layers": [{"anywhere_sharp_nearer": p, "anywhere_sharp_further": 1 - p}]} for p in chances]
+    word, chance = rows.verdict(runs, 0)
+    assert (word, chance) == (said[0], pytest.approx(said[1], rel=0.05))
 
 
 def test_the_rate_is_chosen_by_finished_runs_measured_or_not(
@@ -386,22 +324,6 @@ def test_the_rate_is_chosen_by_finished_runs_measured_or_not(
     assert published.main(["tuning", str(tmp_path / "half")]) == 0
     assert published.committed("learned_tuning")["quadratic"][0]["rate"] == 100
     ends_in_one_line(lambda: published.main(["tuning", str(tmp_path / "no")]), 2, f"error: {tmp_path / 'no'}: ", capsys)
-
-
-def test_the_rate_that_was_best_on_validation_is_named():
-    scores = {"quadratic": [0.3, 0.4, 0.75, 0.5], "local": [0.3, 0.4, 0.5, 0.625]}
-    tuned = {
-        variant: [
-            {"rate": float(rate), "budget": 0.25 * rate, "accuracy": [0.1, score]}
-            for rate, score in zip(rows.RATES, shares, strict=True)
-        ]
-        for variant, shares in scores.items()
-    }
-    lines = rows.tuning(tuned)
-    assert lines[4] == "| × 25 | 6.2 | 75.00 | 50.00 |"
-    assert lines[-1].startswith("Highest at × 25 (quadratic, learned α and τ (isotropic)) and × 100 (quadratic, local")
-    del tuned["local"][0]
-    assert rows.tuning(tuned)[2::3] == ["| × 1 | 0.25 | 30.00 | not run yet |", "| × 100 | 25 | 50.00 | 62.50 |"]
 
 
 def test_what_has_not_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

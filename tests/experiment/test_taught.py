@@ -331,41 +331,6 @@ def test_a_command_writes_metrics_a_summary_a_table_and_pictures(
         assert "| shifted | attention, added heads | mix |" in text
 
 
-BAD_INPUT = {
-    "teacher --heads 0": (2, "--heads is 0, not a positive number"),
-    "teacher --kernel 2": (2, "--kernel is 2, and Δ_K has a middle for odd K alone"),
-    "teacher --kernel 7": (2, "--side is 7: a patch has to be larger than the kernel of 7"),
-    "teacher --alphas 1 inf": (2, "--alphas is inf, not a positive number"),
-    "teacher --rates nan": (2, "--rates is nan, not a positive number"),
-    "teacher --seeds -1": (2, "--seeds is -1, not a whole number from 0 on"),
-    "teacher --heads 5 --starts local": (2, "5 heads are no kernel"),
-    "teacher --side 400 --data images": (2, "--side is 400, and a held-out part is"),
-    "teacher --value-rate 1e30 --steps 9 --jobs 1": (1, "4 heads, paper start"),
-    "cnn --train 1438": (2, "--train is 1438, and there are 1437 train pictures"),
-    "cnn --alpha 0": (2, "--alpha is 0.0, not a positive number"),
-    "cnn --epochs 0": (2, "--epochs is 0, not a positive number"),
-    "cnn --out taken": (2, "--out taken: File exists"),
-    "teacher --jobs 0": (2, "--jobs is 0, not a positive number"),
-    "teacher --threads 99999999999": (2, "--threads is 99999999999, more than 1024"),
-    "teacher --sharpen 1e38": (2, "--sharpen is 1e+38, more than 1048576"),
-    "teacher --rates 1e38 --steps 3 --seeds 0 --jobs 1": (1, "4 heads, paper start"),
-    "cnn --rates 1e38 --train 9 --seeds 0 --pretrained 1 --jobs 1": (1, "seed 0, same, cnn, rate 1e+38: a step"),
-    "cnn --tasks apart": (2, "--tasks apart needs pictures of 3 × 24 × 24 or more, not 1 × 8 × 8"),
-    "cnn --key-dim 3": (2, "--key-dim is 3, and positions have three numbers (try 4)"),
-}
-
-
-@pytest.mark.parametrize("words", BAD_INPUT)
-def test_bad_input_is_one_line(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").touch()
-    code, reason = BAD_INPUT[words]
-    ends_in_one_line(lambda: main(words.split()), code, f"error: {reason}", capsys)
-    assert code == 1 or [path.name for path in tmp_path.iterdir()] == ["taken"]  # refused before anything starts
-
-
 @pytest.mark.parametrize("picture", [(3, 8, 12), (1, 28, 28)])
 def test_a_converted_cnn_predicts_as_it_did(
     picture: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -401,15 +366,6 @@ def test_a_cnn_of_other_pictures_goes_on_too(
 def test_pictures_that_cannot_be_halved_are_refused():
     with pytest.raises(BadInput, match="6 × 8 cannot be halved twice"):
         networks.cnn_for(1, (6, 8), 10, 4)
-
-
-def test_a_stopped_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("examples.taught.teacher.taught", stop)
-    assert main(["teacher", "--jobs", "1", "--out", str(tmp_path)]) == 130
-    assert "stopped; the same command does what is left" in capsys.readouterr().err
 
 
 def found_in(folder: Path) -> tuple[object, object]:
