@@ -36,14 +36,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     variants = ["--variants", "quadratic", "covariance", "relative", "conv3", "from-conv", "--seeds", "0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("examples.learned.command.digits", pictures)
+        patch.setattr("examples.learned.results.nulls.DRAWS", 9)
         assert main([*variants, "--out", str(folder), *SIZES]) == 0
     return folder
 
 
 @pytest.fixture(autouse=True)
 def noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise in place of the digits."""
+    """Noise in place of the digits, and few draws of nulls."""
     monkeypatch.setattr("examples.learned.command.digits", pictures)
+    monkeypatch.setattr("examples.learned.results.nulls.DRAWS", 9)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(4, 50))
