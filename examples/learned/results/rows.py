@@ -147,11 +147,6 @@ def seeds(runs: Sequence[dict[str, Any]]) -> str:
     return f"{every[0]} to {every[-1]}" if whole else ", ".join(map(str, every))
 
 
-CERTAIN = 0.05
-"""The probability that random centres give any layer of a row a label, of either side."""
-SIDES = ("nearer", "further")
-
-
 def compared(all_rows: Sequence[Row]) -> list[str]:
     """For each start whose heads have centres, and each layer, the chance that random centres are as
     near, or if it is called further, as far; over its seeds together.
@@ -160,24 +155,10 @@ def compared(all_rows: Sequence[Row]) -> list[str]:
 
 
 def _against_chance(row: Row, layer: int) -> str:
-    word, chance = verdict(row.runs, layer)
+    word, chance = nulls.verdict(row.runs, layer)
     return {"nearer": "**nearer** ({})", "further": "further ({})", "": "{}"}[word].format(
         f"{chance:.2g}"
     )
-
-
-def verdict(runs: Sequence[dict[str, Any]], layer: int) -> tuple[str, float]:
-    """Whether a layer, from 0, is called "nearer" or "further" than random centres, or neither, "";
-    and the chance of that, or of being as near.
-    """
-    near, far = (
-        nulls.pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in runs])
-        for side in SIDES
-    )
-    most = CERTAIN / len(LAYERS) / len(SIDES)
-    if near <= most:
-        return SIDES[0], near
-    return (SIDES[1], far) if far <= most else ("", near)
 
 
 def lattice(all_rows: Sequence[Row]) -> list[str]:

@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 import verify
-from examples.learned.results import rows, table
+from examples.learned.results import nulls, rows, table
 from examples.learned.variants import VARIANTS
 
 ANSWER = """\
@@ -130,12 +130,12 @@ class Layers:
     @property
     def chance(self) -> float:
         """The chance that random centres are as near as the first of the layers in all seeds."""
-        return rows.verdict(self.runs, self.layers[0] - 1)[1]
+        return nulls.verdict(self.runs, self.layers[0] - 1)[1]
 
     @property
     def words(self) -> list[str]:
         """What each layer is called beside random heads: "nearer", "further" or ""."""
-        return [rows.verdict(self.runs, n - 1)[0] for n in self.layers]
+        return [nulls.verdict(self.runs, n - 1)[0] for n in self.layers]
 
     def change(self, since: str) -> list[float]:
         """How much further than that each layer ends from nine taps, in each run."""
