@@ -1,11 +1,11 @@
-"""``python -m examples.learned.results.published``: the tables of docs/learned.md and
+"""``python -m examples.learned.results.published``: the answer and the tables of docs/learned.md and
 docs/learned_details.md.
 
 They are made from the results that are committed with them.  When runs have ended:
 
     python -m examples.learned.results.published collect RUNS learned_cifar    # into docs/results, in few digits
     python -m examples.learned.results.published figures RUNS --data DIR       # into docs/figures/learned_cifar.json
-    python -m examples.learned.results.published write                         # tables into the pages, quotations into claims
+    python -m examples.learned.results.published write                         # both into the pages, quotations into claims
     python docs/figures.py --write
 
 A table without results says so, and a test names numbers in the text around the tables that are in

@@ -208,18 +208,14 @@ def of_controls(of: Mapping[str, Layers]) -> dict[str, bool]:
     }
 
 
-def refuted(of: Mapping[str, Layers]) -> list[str]:
-    """The conclusions that do not hold."""
-    return [one for one, holds in (of_the_papers_start(of) | of_controls(of)).items() if not holds]
-
-
 def answer(of: Mapping[str, Layers]) -> list[str]:
     """The answer, in lines as long as those of its page.
 
     Raises:
         ValueError: a conclusion no longer holds.
     """
-    if wrong := refuted(of):
+    concluded = of_the_papers_start(of) | of_controls(of)
+    if wrong := [sentence for sentence, holds in concluded.items() if not holds]:
         raise ValueError(f"the results no longer say: {'; '.join(wrong)}")
     lines = []
     for part in re.split(r"\n(?=- |\n)", ANSWER.format_map(of)):
