@@ -21,20 +21,7 @@ PACKAGES = ("construct", "verify")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 README = ROOT / "README.md"
 
-EVALUATION = (
-    *(
-        "blocks",
-        "shifts",
-        "head_matrices",
-        "plan",
-        "fused",
-        "soft_heads",
-        "cache",
-        "axial",
-        "traced",
-        "call",
-    ),
-)
+EVALUATION = "blocks shifts head_matrices plan fused soft_heads cache axial traced call".split()
 """The files of fast evaluation."""
 
 RINGS = {
