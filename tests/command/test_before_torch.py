@@ -25,6 +25,9 @@ WITHOUT_TORCH = {
     "a page in the way": ("model.pt --report foreign.pt", 2, "foreign.pt: exists and is not our own output"),
     "the input": ("model.pt -o model.pt", 2, "model.pt: is an input itself"),
     "nowhere to write": ("model.pt -o /proc/o.pt", 2, "/proc/o.pt: cannot be written"),
+    "a loop": ("model.pt -o loop.pt", 2, "loop.pt: cannot be written"),
+    "a file as a folder": ("model.pt -o foreign.pt/o.pt", 2, "there is no folder foreign.pt"),
+    "a name too long": (f"model.pt -o {'x' * 300}.pt", 2, "xxx.pt: cannot be written"),
 }
 
 
@@ -47,9 +50,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "folder").mkdir()
     for name in ("model.pt", "foreign.pt"):
         (folder / name).write_bytes(b"PK")
+    (folder / "loop.pt").symlink_to("loop.pt")
+    before = sorted(folder.iterdir())
     lines = [words for words, _, _ in WITHOUT_TORCH.values()]
     done = python("-c", IN_TURN, *lines, cwd=folder, PYTHONPATH=f"{folder / 'elsewhere'}:{ROOT}")
-    assert done.stderr == ""
+    assert (done.stderr, sorted(folder.iterdir())) == ("", before)  # asking creates nothing
     return dict(zip(WITHOUT_TORCH, map(json.loads, done.stdout.splitlines()), strict=True))
 
 

@@ -16,7 +16,6 @@ from torch import nn
 import construct
 from construct.errors import BadModelFile
 from construct.files.allowed import allowed_classes
-from construct.files.destination import check_destination
 from construct.modules.learning import with_covariance
 
 
@@ -144,32 +143,6 @@ def test_two_at_once_leave_one_whole_file(small: nn.Module, tmp_path: Path) -> N
     x = torch.ones(1, 2, 4, 4)
     assert torch.equal(construct.load(tmp_path / "out.pt")(x), small(x))
     assert [p.name for p in tmp_path.iterdir()] == ["out.pt"]
-
-
-def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
-    def why(path: Path, force: bool = False) -> str:
-        with pytest.raises(BadModelFile) as info:
-            check_destination(path, [saved], force, lambda path: False, "not so")
-        return str(info.value)
-
-    (tmp_path / "foreign.txt").write_text("precious")
-    (tmp_path / "link.pt").symlink_to(saved)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    before = sorted(tmp_path.iterdir())
-    assert "is an input itself" in why(saved, force=True)
-    assert "is an input itself" in why(tmp_path / "link.pt", force=True)
-    assert "exists and is not our own output: not so" in why(tmp_path / "foreign.txt")
-    assert "there is no folder" in why(tmp_path / "none" / "out.pt")
-    assert "is not a file" in why(tmp_path, force=True)
-    assert "is not a file" in why(tmp_path / "pipe", force=True)
-    assert "loop: cannot be written" in why(tmp_path / "loop")
-    inside_a_file = why(tmp_path / "foreign.txt" / "out.pt")
-    assert "cannot be written" in inside_a_file or "no folder" in inside_a_file
-    assert "cannot be written" in why(tmp_path / ("x" * 300 + ".pt"))
-    for name, force, ours in (("foreign.txt", True, False), ("foreign.txt", False, True), ("new.pt", False, False)):
-        assert check_destination(tmp_path / name, [saved], force, lambda path, ours=ours: ours, "") == tmp_path / name
-    assert sorted(tmp_path.iterdir()) == before  # asking creates nothing
 
 
 def test_a_network_that_is_too_large_to_be_read_back_is_not_saved(small: nn.Module, tmp_path: Path) -> None:
