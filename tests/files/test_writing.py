@@ -1,8 +1,5 @@
 """Model files are read without running them, and written entirely or not at all."""
 
-import errno
-import io
-import os
 import stat
 import threading
 from collections.abc import Callable
@@ -94,34 +91,6 @@ def test_saving_what_could_not_be_read_back(small: nn.Module, tmp_path: Path) ->
         construct.save(small.state_dict(), tmp_path / "a.pt")  # type: ignore[arg-type]
     assert (tmp_path / "a.pt").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
-
-
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("place", ["write", "fsync", "replace"])
-def test_a_failure_on_the_way_leaves_what_was_there(
-    failure: BaseException, place: str, small: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "out.pt"
-    target.write_bytes(b"what was there")
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise failure
-
-    class Full(io.FileIO):
-        def write(self, data: Any) -> int:
-            return super().write(data[:1000]) and fail()
-
-    if place == "write":
-        monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode))
-    elif place == "fsync":
-        monkeypatch.setattr(os, "fsync", fail)
-    else:
-        monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(type(failure)):
-        construct.save(small, target)
-    monkeypatch.undo()
-    assert target.read_bytes() == b"what was there"
-    assert [p.name for p in tmp_path.iterdir()] == ["out.pt"]
 
 
 def test_a_link_stays_a_link_and_rights_stay(small: nn.Module, tmp_path: Path) -> None:
