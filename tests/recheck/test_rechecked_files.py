@@ -317,13 +317,3 @@ def test_other_networks_in_a_checkpoint_do_not_matter() -> None:
     assert main(["m.pt", "-o", "o.pt"]) == 0
     for key in (None, "model"):
         assert verify.check("o.json", "m.pt", "o.pt", key=key).verdict.name == "PROVED"
-
-
-def test_a_header_with_a_name_twice_is_refused() -> None:
-    data = save({"weight": torch.ones(1, 1, 3)})
-    length = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + length].rstrip()
-    twice = header[:-1] + b"," + header[1:]
-    Path("m.safetensors").write_bytes(len(twice).to_bytes(8, "little") + twice + data[8 + length :])
-    with pytest.raises(Rejected, match="stands twice"):
-        layers_in("m.safetensors")
