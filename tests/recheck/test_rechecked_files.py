@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from safetensors.torch import save, save_file
@@ -195,18 +194,6 @@ def test_the_same_tensors_are_rechecked_in_any_file_and_format() -> None:
     torch.save(under("other.", state), "m.pt")
     with pytest.raises(Rejected, match=r"layer '0' is missing in .*, and no other names there fit its tensors"):
         verify.check("o.json", "m.pt", "o.pt")
-
-
-def test_exported_programs_are_refused_in_one_line() -> None:
-    """Only their own loaders read them, and one of them may run code: the tensors are in other formats, too."""
-    torch.save(built("bare"), "m.pt")
-    assert main(["m.pt", "-o", "o.pt"]) == 0
-    torch.export.save(torch.export.export(nn.ReLU(), (torch.ones(1),)), "o.pt2")
-    graph = onnx.helper.make_graph([], "nothing", [], [])
-    onnx.save(onnx.helper.make_model(graph, producer_name="pytorch"), "o.onnx")
-    for end in ("pt2", "onnx"):
-        with pytest.raises(Rejected, match=f"o.{end}: .*any .pt or .safetensors file with the same"):
-            verify.check("o.json", "m.pt", f"o.{end}")
 
 
 def test_names_are_not_exchanged(files: Files) -> None:

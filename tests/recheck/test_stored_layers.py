@@ -173,12 +173,17 @@ def test_convolutions_of_other_classes_are_shown_as_unknown(tmp_path):
     assert sorted(kinds) == ["Conv2d", "unknown"]  # the one in the list is not passed over
 
 
+REMEDY = "any .pt or .safetensors file with the same"
+
+
 def test_what_is_no_model_is_refused(tmp_path):
     for content in (b"", b"not a model at all, but some text", b"PK\3\4" + b"\0" * 40, b"\x80\2]."):
         (path := tmp_path / "f.pt").write_bytes(content)
         refused(path, "f.pt")
     torch.export.save(torch.export.export(nn.ReLU(), (torch.ones(1),)), path := tmp_path / "f.pt2")
-    refused(path, "a program of torch.export")
+    refused(path, f"a program of torch.export.*{REMEDY}")
+    (path := tmp_path / "f.onnx").write_bytes(b"\x08\x08\x12\x07pytorch")
+    refused(path, f"ONNX.*{REMEDY}")
 
 
 def safetensors_file(path, header, data=b""):
