@@ -272,12 +272,6 @@ def test_importing_construct_loads_little_more_than_torch():
     assert not more & heavy
 
 
-def test_the_command_line_starts_without_a_warning():
-    """``python -m`` would warn about a module that its own package has already imported."""
-    run = "runpy.run_module('construct.from_conv', run_name='__main__')"
-    assert "usage" in fresh(f"import runpy, sys; sys.argv = ['from_conv', '--help']; {run}")
-
-
 # A call of every public function, for a process that has `conv`, `layer`, `path` and `torch`.
 CALLS = {
     "construct.conv_to_mhsa": "construct.conv_to_mhsa(conv)",
