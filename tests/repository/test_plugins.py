@@ -49,6 +49,7 @@ def test_where_torch_is_imported_first_they_are_registered_at_once(monkeypatch: 
         (getattr(nn, name) for name in hypothesis_plugin.KINDS), hypothesis_plugin.strategy_for
     )
     assert sys.meta_path == finders
+    assert hypothesis_plugin.strategy_for(nn.modules.conv._ConvNd) is NotImplemented  # as it was
 
 
 def test_who_does_not_use_them_loads_nothing_and_a_name_of_their_own_stays_theirs(installed):
@@ -78,7 +79,8 @@ import torch
 assert "verify.strategies" not in sys.modules
 assert not [finder for finder in sys.meta_path if "conv_as_attention" in type(finder).__module__]
 
-hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("ci"), max_examples=30)
+few = {"max_examples": 30, "phases": [hypothesis.Phase.generate, hypothesis.Phase.shrink]}
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("ci"), **few)
 hypothesis.settings.load_profile("few")
 calls = []
 KINDS = [getattr(torch.nn, f"Conv{form}{dims}d") for form in ("", "Transpose") for dims in (1, 2, 3)]
@@ -94,9 +96,6 @@ def test_types(kind, monkeypatch):
         strides.add(conv.stride)
     collect()
     assert len(strides) > 1
-
-def test_other_types():
-    assert "builds" in repr(hypothesis.strategies.from_type(torch.nn.modules.conv._ConvNd))
 
 def exact(case):
     return torch.equal(case.conv(case.x), case.conv(case.x.clone()))
@@ -127,7 +126,7 @@ def test_count(request):
 
 def test_a_test_that_takes_conv_case_is_run_on_generated_ones_and_hypothesis_knows_convolutions(installed):
     done = installed(*PYTEST, "-W", "ignore:Using padding", test=TESTS)
-    assert "1 failed, 12 passed" in done.stdout, done.stdout
+    assert "1 failed, 11 passed" in done.stdout, done.stdout
     assert "Conv1d(1, 1, kernel_size=(1,), stride=(2,), bias=False) in torch.float32 on (1, 1, 1)" in done.stdout
     assert "Failing test case: test_stride(" in done.stdout
 
@@ -135,7 +134,7 @@ def test_a_test_that_takes_conv_case_is_run_on_generated_ones_and_hypothesis_kno
 def test_the_options_say_how_many_and_which(installed):
     words = (*PYTEST, "-rs", "-W", "ignore:Using padding", *"--conv-examples 9 --conv-dims 2 --conv-dims 3".split())
     done = installed(*words, test=TESTS)
-    assert "1 failed, 10 passed, 2 skipped" in done.stdout, done.stdout
+    assert "1 failed, 9 passed, 2 skipped" in done.stdout, done.stdout
     assert "Conv2d(1, 1, kernel_size=(1, 1), stride=(2, " in done.stdout
     assert "it has none of the dimensions [2, 3]" in done.stdout
     shown = installed("-c", "import pytest; pytest.main(['--help']); pytest.main(['--markers'])").stdout
