@@ -4,7 +4,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-import hypothesis
+import hypothesis.strategies
 import pytest
 from torch import nn
 
