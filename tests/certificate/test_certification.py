@@ -23,7 +23,7 @@ from truths import permuted
 from verify.argument.certification import certify
 from verify.layers.fields import TENSORS, digest
 from verify.layers.fields import digests as tensor_digests
-from verify.layers.reading import GridRefused, output_size, tokens_along
+from verify.layers.reading import GridRefused, output_size
 from verify.oracle import Geometry
 from verify.strategies import DTYPES, PADDING_MODES, Case, convolutions, least_size, sizes_for
 from verify.verdict import from_above
@@ -152,15 +152,6 @@ def test_a_grid_is_refused_exactly_where_torch_raises_or_returns_nothing(conv: A
         return
     with pytest.raises(GridRefused):
         certify(conv, conv_to_mhsa(conv), grid=grid)
-
-
-@settings(max_examples=2 * EXAMPLES)
-@given(convolutions(dtypes=[torch.float32]), st.data())
-def test_the_tokens_are_counted_without_making_them(conv: Any, data: st.DataObject):
-    g = Geometry.read(conv)
-    grid = data.draw(sizes_for(conv))
-    for axis, n in enumerate(grid):
-        assert g.padded(grid)[axis] == len(tokens_along(g, axis, n))
 
 
 def test_an_execution_that_would_take_minutes_is_not_run_and_noted():

@@ -12,125 +12,142 @@ from torch import nn
 
 from commands import ROOT, python
 from construct.command.startup import VERSION
+from conv_as_attention import main
 
 SCRIPT = "import sys; from conv_as_attention import main; sys.exit(main())"
 """What pip writes into the script, but for its first line."""
-
-
-BOTH = pytest.mark.parametrize("alias", ["conv-as-attention", "python -m conv_as_attention"], indirect=True)
+NAMES = ("conv-as-attention", "python -m conv_as_attention")
 
 
 @pytest.fixture
-def alias(request, tmp_path):
-    """A function that runs the command in a folder of its own, the name under which it was called, and the folder."""
-    how = ["-m", "conv_as_attention"]
-    name = getattr(request, "param", "conv-as-attention")
-    if name == "conv-as-attention":
-        (tmp_path / "bin").mkdir()
-        how = [tmp_path / "bin/conv-as-attention"]
-        how[0].write_text(SCRIPT)
-    folder = tmp_path / "folder"
-    folder.mkdir()
-
-    def run(*words, **variables):
-        return python(*how, *words, cwd=folder, **variables)
-
-    return run, name, folder
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    return tmp_path / "folder"
 
 
-def test_it_converts_and_rechecks(alias):
-    run, name, folder = alias
-    torch.save(nn.Conv1d(1, 2, 3), folder / "m.pt")
-    done = run("m.pt", "--report", "page.html")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "PROVED" in done.stdout
-    page = (folder / "page.html").read_text(encoding="utf-8")
+@pytest.fixture
+def typed(folder, tmp_path):
+    """A function that starts the command in the folder as one of NAMES does."""
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin/conv-as-attention"
+    script.write_text(SCRIPT)
+    starts = dict(zip(NAMES, ([script], ["-m", "conv_as_attention"]), strict=True))
+
+    def run(name, *words, **variables):
+        return python(*starts[name], *words, cwd=folder, **variables)
+
+    return run
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    """A function that runs the command in this process, in the folder, and returns its exit code, stdout and stderr."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(*words, name=NAMES[0]):
+        monkeypatch.setattr(sys, "argv", ["", *words])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        capsys.readouterr()
+        try:
+            code = main(name)
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_it_converts_and_rechecks(run, folder):
+    torch.save(nn.Conv1d(1, 2, 3), "m.pt")
+    code, out, err = run("m.pt", "--report", "page.html")
+    assert (code, err, "PROVED" in out) == (0, "", True)
     recheck = "verify check m.mhsa.json --conv m.pt --mhsa m.mhsa.pt"
-    assert f"{name} {recheck}" in page
-    done = run(*recheck.split())
-    assert (done.returncode, done.stderr, "PROVED" in done.stdout) == (0, "", True)
+    assert f"{NAMES[0]} {recheck}" in (folder / "page.html").read_text(encoding="utf-8")
+    code, out, err = run(*recheck.split())
+    assert (code, err, "PROVED" in out) == (0, "", True)
 
 
-@BOTH
-def test_what_it_prints_names_what_was_typed(alias):
-    run, name, _ = alias
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_prints_names_what_was_typed(name, run):
     for words, usage in (
         ([], f"{name} [MODEL]"),
         (["verify"], f"{name} verify ["),
         (["verify", "coq"], f"{name} verify coq"),
     ):
-        done = run(*words, "--help")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"usage: {usage}")
-        examples = done.stdout.split("\n\n")[1].splitlines()
+        code, out, err = run(*words, "--help", name=name)
+        assert (code, err) == (0, "")
+        assert out.startswith(f"usage: {usage}")
+        examples = out.split("\n\n")[1].splitlines()
         assert len(examples) == 4
         assert all(line.startswith(f"  {name}") for line in examples[1:])
-        assert "python -m construct" not in done.stdout
-        assert "python -m verify" not in done.stdout
+        assert "python -m construct" not in out
+        assert "python -m verify" not in out
     for words in ([], ["verify"]):
-        assert run(*words, "--version").stdout == f"{VERSION}\n"
-        done = run(*words, "--wrong")
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert done.stderr.startswith("error: ")
+        assert run(*words, "--version", name=name)[1] == f"{VERSION}\n"
+        code, out, err = run(*words, "--wrong", name=name)
+        assert (code, out, err.count("\n"), err[:7]) == (2, "", 1, "error: ")
 
 
 class Mine(nn.Conv1d):
     """A class of the user's own."""
 
 
-def test_remedies_name_what_was_typed(alias):
-    run, name, folder = alias
-    torch.save(Mine(1, 1, 1), folder / "m.pt")
-    done = run("m.pt")
-    assert done.returncode == 2
-    assert f"{name} m.pt --allow test_alias)" in done.stderr
+def test_remedies_name_what_was_typed(run, folder, monkeypatch):
+    torch.save(Mine(1, 1, 1), "m.pt")
+    code, _, err = run("m.pt")
+    assert (code, f"{NAMES[0]} m.pt --allow test_alias)" in err) == (2, True)
     (folder / "c.json").write_text("{}")
-    done = run(
-        "verify", "check", "c.json", "--conv", "m.pt", "--mhsa", "m.pt", "--verified", XDG_CACHE_HOME=str(folder)
-    )
-    assert done.returncode == 2
-    assert f"({name} verify coq build)" in done.stderr
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    code, _, err = run("verify", "check", "c.json", "--conv", "m.pt", "--mhsa", "m.pt", "--verified")
+    assert (code, f"({NAMES[0]} verify coq build)" in err) == (2, True)
 
 
 @pytest.mark.nasty(69)
-@BOTH
-@pytest.mark.parametrize("hidden", ["construct", "verify"])
-def test_ours_run_where_others_have_their_names(alias, hidden):
-    """A module of the user's, which hides ours from ``python -m construct.from_conv``."""
-    run, _, folder = alias
-    (folder / f"{hidden}.py").write_text("raise SystemExit('theirs')")
-    for words in (["--help"], ["verify", "--help"], ["none.pt"]):
-        done = run(*words, PYTHONPATH=f"{folder}:{ROOT}")
-        assert "theirs" not in done.stderr
-        assert done.returncode == 2 * (words == ["none.pt"])
+@pytest.mark.parametrize("name", NAMES)
+def test_ours_run_where_others_have_their_names(name, typed, folder):
+    """Modules of the user's, which hide ours from ``python -m construct.from_conv``."""
+    for hidden in ("construct", "verify"):
+        (folder / f"{hidden}.py").write_text("raise SystemExit('theirs')")
+    for words, usage in ((["--help"], f"{name} [MODEL]"), (["verify", "--help"], f"{name} verify [")):
+        done = typed(name, *words, PYTHONPATH=f"{folder}:{ROOT}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"usage: {usage}")
+    done = typed(name, "none.pt", PYTHONPATH=f"{folder}:{ROOT}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: none.pt: no such file")
 
 
-@BOTH
-def test_the_user_s_own_code_comes_from_the_folder_first(alias):
-    """As with ``python -m construct.from_conv``; not from where our own files are."""
-    run, _, folder = alias
-    (folder / "tests.py").write_text("def net():\n    raise ValueError('theirs')\n")
-    torch.save({"weight": torch.ones(1, 1, 1)}, folder / "m.pt")
-    assert "theirs" in run("m.pt", "--arch", "tests:net").stderr
-    done = run("m.pt", "--arch", "tests:net", PYTHONSAFEPATH="1")
-    assert (done.returncode, "theirs" in done.stderr) == (2, False)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_user_s_own_code_comes_from_the_folder_first(name, typed, folder, tmp_path):
+    """As with ``python -m construct.from_conv``; not from where our own files are.  Ours too have ``benchmarks``."""
+    (folder / "m.pt").write_bytes(b"PK")
+    for place, text in (("folder", "theirs"), ("elsewhere", "another")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "benchmarks.py").write_text(f"NAME = '{text}'")
+    (tmp_path / "elsewhere/torch.py").write_text("import benchmarks\nprint(benchmarks.NAME)\nraise ImportError")
+    for safe, first in (("", "theirs\n"), ("1", "another\n")):
+        done = typed(name, "m.pt", PYTHONPATH=f"{tmp_path / 'elsewhere'}:{ROOT}", PYTHONSAFEPATH=safe)
+        assert (done.returncode, done.stdout) == (2, first), done.stderr
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_ctrl_c_ends_it_in_one_line(verify, tmp_path):
+def test_ctrl_c_ends_it_in_one_line(verify, folder):
     """Also while torch is imported."""
-    (tmp_path / "torch.py").write_text("import time, pathlib\npathlib.Path('running').touch()\ntime.sleep(60)\n")
-    torch.save({}, tmp_path / "m.pt")
+    (folder / "torch.py").write_text("import time, pathlib\npathlib.Path('running').touch()\ntime.sleep(60)\n")
+    torch.save({}, "m.pt")
     words = ["verify", "audit", "m.pt"] if verify else ["m.pt"]
     process = subprocess.Popen(
         [sys.executable, "-m", "conv_as_attention", *words],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not (tmp_path / "running").exists():
+    while not (folder / "running").exists():
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)

@@ -1,5 +1,6 @@
 """What needs no torch comes before torch, which takes seconds to import."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,21 +25,45 @@ WITHOUT_TORCH = {
     "a page in the way": ("model.pt --report foreign.pt", 2, "foreign.pt: exists and is not our own output"),
     "the input": ("model.pt -o model.pt", 2, "model.pt: is an input itself"),
     "nowhere to write": ("model.pt -o /proc/o.pt", 2, "/proc/o.pt: cannot be written"),
+    "a loop": ("model.pt -o loop.pt", 2, "loop.pt: cannot be written"),
+    "a file as a folder": ("model.pt -o foreign.pt/o.pt", 2, "there is no folder foreign.pt"),
+    "a name too long": (f"model.pt -o {'x' * 300}.pt", 2, "xxx.pt: cannot be written"),
 }
 
 
+IN_TURN = """
+import contextlib, io, json, sys
+from construct.from_conv import main
+for words in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(words.split())
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """How each of them ends: exit code, stdout and stderr, all in one process."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "elsewhere/torch").mkdir(parents=True)
+    (folder / "elsewhere/torch/__init__.py").write_text("raise SystemError('torch is imported')")
+    (folder / "folder").mkdir()
+    for name in ("model.pt", "foreign.pt"):
+        (folder / name).write_bytes(b"PK")
+    (folder / "loop.pt").symlink_to("loop.pt")
+    before = sorted(folder.iterdir())
+    lines = [words for words, _, _ in WITHOUT_TORCH.values()]
+    done = python("-c", IN_TURN, *lines, cwd=folder, PYTHONPATH=f"{folder / 'elsewhere'}:{ROOT}")
+    assert (done.stderr, sorted(folder.iterdir())) == ("", before)  # asking creates nothing
+    return dict(zip(WITHOUT_TORCH, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
-def test_it_is_said_without_torch(name: str, tmp_path: Path) -> None:
-    words, code, text = WITHOUT_TORCH[name]
-    Path(tmp_path, "elsewhere", "torch").mkdir(parents=True)
-    Path(tmp_path, "elsewhere", "torch", "__init__.py").write_text("raise SystemError('torch is imported')")
-    Path(tmp_path, "folder").mkdir()
-    Path(tmp_path, "model.pt").write_bytes(b"PK")
-    Path(tmp_path, "foreign.pt").write_bytes(b"PK")
-    command = ("-m", "construct.from_conv", *words.split())
-    done = python(*command, cwd=tmp_path, PYTHONPATH=f"{tmp_path / 'elsewhere'}:{ROOT}")
-    assert (done.returncode, text in done.stdout + done.stderr) == (code, True), done.stderr
-    assert done.stderr.count("\n") == (code == 2)
+def test_it_is_said_without_torch(name: str, ended: dict[str, tuple[int, str, str]]) -> None:
+    _, code, text = WITHOUT_TORCH[name]
+    exit_code, out, err = ended[name]
+    assert (exit_code, text in out + err) == (code, True), err
+    assert err.count("\n") == (code == 2)
 
 
 def test_an_old_torch_is_one_line(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrizations, prune
@@ -19,6 +20,7 @@ from construct import MHSA, UnsupportedLayer
 from networks import NETWORKS
 from runs import convolution_calls
 from verify.samples.sampling import check_on_activations
+from verify.strategies import convolutions
 
 HERE = Path(__file__).parent
 
@@ -392,13 +394,7 @@ INSPECTED = (
 )
 
 
-@pytest.mark.parametrize("conv", [
-    nn.Conv1d(4, 6, 3, 2, 1, 2, groups=2, padding_mode="circular"),
-    nn.Conv2d(3, 8, (3, 2), (2, 1), (1, 0), bias=False),
-    nn.Conv3d(2, 2, 2, padding="same"),
-    nn.ConvTranspose1d(4, 6, 4, 3, 1, 2, groups=2),
-    nn.ConvTranspose2d(6, 4, (3, 2), 2, 1, output_padding=1, groups=2),
-], ids=str)  # fmt: skip
+@given(convolutions())
 def test_code_that_inspects_convolutions_can_read_the_layer(conv):
     layer = convert(conv)
     for name in INSPECTED:

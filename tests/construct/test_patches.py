@@ -50,8 +50,8 @@ def cut_cases(draw: st.DrawFn) -> tuple[Case, tuple[int, ...]]:
     return Case(conv, x, True, f"{conv}, patch {patch}, {size}"), patch
 
 
+@settings(max_examples=4 * settings().max_examples)
 @given(cut_cases())
-@settings(max_examples=200)
 def test_attention_over_patches_is_the_convolution(cut: tuple[Case, tuple[int, ...]]) -> None:
     case, patch = cut
     layer = construct.conv_to_mhsa(case.conv, patch=patch)
@@ -63,8 +63,8 @@ def test_attention_over_patches_is_the_convolution(cut: tuple[Case, tuple[int, .
     assert torch.equal(layer(case.x[0], tokens=False), expected[0])
 
 
+@settings(max_examples=2 * settings().max_examples)
 @given(cut_cases())
-@settings(max_examples=50)
 def test_the_verifier_derives_the_same_convolution(cut: tuple[Case, tuple[int, ...]]) -> None:
     """By an own derivation, the definition of ``patch_weight`` in Coq; it is a convolution of torch's."""
     case, patch = cut

@@ -413,11 +413,3 @@ def test_a_radix_of_tensors_is_refused(tmp_path: Path) -> None:
     torch.save(layer, tmp_path / "layer.pt")
     with pytest.raises(BadModelFile, match="not whole numbers"):
         construct.load(tmp_path / "layer.pt")
-
-
-def test_a_method_of_the_model_replaced_by_a_function_is_refused(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3))
-    model.__dict__["named_modules"] = nn.functional.relu
-    torch.save(model, tmp_path / "model.pt")
-    with pytest.raises(BadModelFile):
-        construct.load(tmp_path / "model.pt")

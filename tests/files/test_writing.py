@@ -1,8 +1,5 @@
 """Model files are read without running them, and written entirely or not at all."""
 
-import errno
-import io
-import os
 import stat
 import threading
 from collections.abc import Callable
@@ -16,7 +13,6 @@ from torch import nn
 import construct
 from construct.errors import BadModelFile
 from construct.files.allowed import allowed_classes
-from construct.files.destination import check_destination
 from construct.modules.learning import with_covariance
 
 
@@ -97,34 +93,6 @@ def test_saving_what_could_not_be_read_back(small: nn.Module, tmp_path: Path) ->
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("place", ["write", "fsync", "replace"])
-def test_a_failure_on_the_way_leaves_what_was_there(
-    failure: BaseException, place: str, small: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "out.pt"
-    target.write_bytes(b"what was there")
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise failure
-
-    class Full(io.FileIO):
-        def write(self, data: Any) -> int:
-            return super().write(data[:1000]) and fail()
-
-    if place == "write":
-        monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode))
-    elif place == "fsync":
-        monkeypatch.setattr(os, "fsync", fail)
-    else:
-        monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(type(failure)):
-        construct.save(small, target)
-    monkeypatch.undo()
-    assert target.read_bytes() == b"what was there"
-    assert [p.name for p in tmp_path.iterdir()] == ["out.pt"]
-
-
 def test_a_link_stays_a_link_and_rights_stay(small: nn.Module, tmp_path: Path) -> None:
     construct.save(small, tmp_path / "real.pt")
     (tmp_path / "real.pt").chmod(0o600)
@@ -146,34 +114,8 @@ def test_two_at_once_leave_one_whole_file(small: nn.Module, tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["out.pt"]
 
 
-def test_destinations(small: nn.Module, saved: Path, tmp_path: Path) -> None:
-    def why(path: Path, force: bool = False) -> str:
-        with pytest.raises(BadModelFile) as info:
-            check_destination(path, [saved], force, lambda path: False, "not so")
-        return str(info.value)
-
-    (tmp_path / "foreign.txt").write_text("precious")
-    (tmp_path / "link.pt").symlink_to(saved)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    before = sorted(tmp_path.iterdir())
-    assert "is an input itself" in why(saved, force=True)
-    assert "is an input itself" in why(tmp_path / "link.pt", force=True)
-    assert "exists and is not our own output: not so" in why(tmp_path / "foreign.txt")
-    assert "there is no folder" in why(tmp_path / "none" / "out.pt")
-    assert "is not a file" in why(tmp_path, force=True)
-    assert "is not a file" in why(tmp_path / "pipe", force=True)
-    assert "loop: cannot be written" in why(tmp_path / "loop")
-    inside_a_file = why(tmp_path / "foreign.txt" / "out.pt")
-    assert "cannot be written" in inside_a_file or "no folder" in inside_a_file
-    assert "cannot be written" in why(tmp_path / ("x" * 300 + ".pt"))
-    for name, force, ours in (("foreign.txt", True, False), ("foreign.txt", False, True), ("new.pt", False, False)):
-        assert check_destination(tmp_path / name, [saved], force, lambda path, ours=ours: ours, "") == tmp_path / name
-    assert sorted(tmp_path.iterdir()) == before  # asking creates nothing
-
-
 def test_a_network_that_is_too_large_to_be_read_back_is_not_saved(small: nn.Module, tmp_path: Path) -> None:
-    small.history = [*range(5_000_000)]  # type: ignore[assignment]
+    small.history = "x" * 2**24  # type: ignore[assignment]
     with pytest.raises(BadModelFile, match="at most 16777216 are read"):
         construct.save(small, tmp_path / "a.pt")
     assert not [*tmp_path.iterdir()]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from safetensors.torch import save, save_file
@@ -19,7 +18,7 @@ import verify
 from commands import Command
 from construct.files import reading as construct_reading
 from construct.from_conv import main
-from verify.argument.documents import write_document
+from rechecked import Files
 from verify.recheck.stored_layers import layers_in
 from verify.recheck.strict_input import Rejected
 
@@ -99,6 +98,19 @@ FORMS: dict[str, Callable[[nn.Module], Any]] = {
 def _networks(from_conv: Command) -> None:
     """Write the file above to the current folder."""
     Path("nets.py").write_text(NETWORKS)
+
+
+@pytest.fixture
+def files() -> Files:
+    """``m.pt`` and ``o.pt`` in the current folder, and their certificate."""
+    files = Files(Path())
+    files.certificate, files.conv, files.mhsa = map(Path, ("o.json", "m.pt", "o.pt"))
+    return files
+
+
+def proofs_of(net: Any, mhsa: Any, size: int, names: str) -> list[tuple[str, Any]]:
+    """Certificates of the layers with these names."""
+    return [(name, verify.certify(net[int(name)], mhsa[int(name)], grid=(size, size))) for name in names]
 
 
 def built(name: str) -> nn.Module:
@@ -184,41 +196,22 @@ def test_the_same_tensors_are_rechecked_in_any_file_and_format() -> None:
         verify.check("o.json", "m.pt", "o.pt")
 
 
-def test_exported_programs_are_refused_in_one_line() -> None:
-    """Only their own loaders read them, and one of them may run code: the tensors are in other formats, too."""
-    torch.save(built("bare"), "m.pt")
-    assert main(["m.pt", "-o", "o.pt"]) == 0
-    torch.export.save(torch.export.export(nn.ReLU(), (torch.ones(1),)), "o.pt2")
-    graph = onnx.helper.make_graph([], "nothing", [], [])
-    onnx.save(onnx.helper.make_model(graph, producer_name="pytorch"), "o.onnx")
-    for end in ("pt2", "onnx"):
-        with pytest.raises(Rejected, match=f"o.{end}: .*any .pt or .safetensors file with the same"):
-            verify.check("o.json", "m.pt", f"o.{end}")
-
-
-def test_names_are_not_exchanged() -> None:
+def test_names_are_not_exchanged(files: Files) -> None:
     """Below another path, too, each layer is looked for under its own name, even where a layer has the same tensors."""
     a, b = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, stride=2)
     net: Any = nn.Sequential(a, b).eval()
     mhsa: Any = construct.convert(net)
-    proofs = [(name, verify.certify(net[int(name)], mhsa[int(name)], grid=(9, 9))) for name in "01"]
-    torch.save(net, "m.pt")
-    torch.save(mhsa, "o.pt")
-    write_document("o.json", proofs, "m.pt", "o.pt")
-    state = {f"p.{name}": value for name, value in mhsa.state_dict().items()}
-    torch.save(state, "o.pt")
-    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"
-    swapped = {f"p.{1 - int(name[2])}{name[3:]}": value for name, value in state.items()}
-    torch.save(swapped, "o.pt")
+    files.write(proofs_of(net, mhsa, 9, "01"), net, mhsa)
+    state = under("p.", mhsa.state_dict())
+    files.save(net, state)
+    assert files.check().verdict.name == "PROVED"
+    files.save(net, {f"p.{1 - int(name[2])}{name[3:]}": value for name, value in state.items()})
     with pytest.raises(Rejected, match="no other names there fit"):
-        verify.check("o.json", "m.pt", "o.pt")
+        files.check()
     twins: Any = nn.Sequential(a, copy.deepcopy(a))
-    converted_twins: Any = construct.convert(twins)
-    proofs = [(name, verify.certify(twins[int(name)], converted_twins[int(name)], grid=(9, 9))) for name in "01"]
-    torch.save(under("enc.", twins.state_dict()), "m.pt")
-    torch.save(converted_twins, "o.pt")
-    write_document("o.json", proofs, "m.pt", "o.pt")
-    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"
+    mhsa = construct.convert(twins)
+    files.write(proofs_of(twins, mhsa, 9, "01"), under("enc.", twins.state_dict()), mhsa)
+    assert files.check().verdict.name == "PROVED"
 
 
 def test_a_file_that_two_libraries_could_read_is_read_by_one() -> None:
@@ -248,54 +241,44 @@ class Box:
         self.conv = conv
 
 
-def test_every_layer_of_a_file_is_covered_or_named() -> None:
+def test_every_layer_of_a_file_is_covered_or_named(files: Files) -> None:
     net: Any = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm([2, 4, 4]), nn.Flatten(), nn.Linear(32, 1))
     mhsa: Any = construct.convert(net)
-    proofs = [("0", verify.certify(net[0], mhsa[0], grid=(6, 6)))]
-    torch.save(net, "m.pt")
-    torch.save(mhsa, "o.pt")
-    write_document("o.json", proofs, "m.pt", "o.pt")
-    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"  # torch's LayerNorm is no convolution
-    torch.save(net.state_dict(), "m.pt")
-    torch.save(mhsa.state_dict(), "o.pt")
-    assert verify.check("o.json", "m.pt", "o.pt").verdict.name == "PROVED"
+    files.write(proofs_of(net, mhsa, 6, "0"), net, mhsa)
+    assert files.check().verdict.name == "PROVED"  # torch's LayerNorm is no convolution
+    files.save(net.state_dict(), mhsa.state_dict())
+    assert files.check().verdict.name == "PROVED"
     for box in (Box(nn.Conv2d(1, 1, 3)), [nn.Conv2d(1, 1, 3)]):
         net.box = box
         torch.save(net, "m.pt")
-        try:
-            result = verify.check("o.json", "m.pt", "o.pt")
-        except Rejected:
-            continue
-        assert (result.verdict.name, len(result.uncovered)) == ("UNDECIDED", 1)
+        with contextlib.suppress(Rejected):
+            result = files.check()
+            assert (result.verdict.name, len(result.uncovered)) == ("UNDECIDED", 1)
     net._modules["box[0]"] = nn.Conv2d(1, 2, 3)  # the path of another one
     torch.save(net, "m.pt")
     with pytest.raises(Rejected, match="two modules have the path"):
-        verify.check("o.json", "m.pt", "o.pt")
+        files.check()
 
 
-def test_below_another_path_the_geometry_decides_too() -> None:
+def test_below_another_path_the_geometry_decides_too(files: Files) -> None:
     """A twin with the same tensors, another padding and a shorter path is not taken for the layer."""
     conv, twin = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 2, 3, padding=1)
     twin.load_state_dict(conv.state_dict())
-    mhsa: Any = construct.convert(nn.Sequential(conv))
-    torch.save(mhsa, "o.pt")
-    torch.save(nn.ModuleDict({"a": nn.Sequential(twin), "bb": nn.Sequential(conv)}), "m.pt")
-    write_document("o.json", [("0", verify.certify(conv, mhsa[0], grid=(6, 6)))], "m.pt", "o.pt")
-    result = verify.check("o.json", "m.pt", "o.pt")
+    net = nn.Sequential(conv)
+    mhsa: Any = construct.convert(net)
+    both = nn.ModuleDict({"a": nn.Sequential(twin), "bb": net})
+    result = files.write(proofs_of(net, mhsa, 6, "0"), both, mhsa).check()
     assert (result.layers["0"].name, result.uncovered) == ("PROVED", ("a.0",))
 
 
-def test_no_word_of_a_file_hides_a_layer() -> None:
+def test_no_word_of_a_file_hides_a_layer(files: Files) -> None:
     """Neither a kind that it states, nor a class that is called as one of torch's, nor a shape that a norm has."""
     net: Any = nn.Sequential(nn.Conv2d(1, 2, 3))
     mhsa: Any = construct.convert(net)
-    save_file({**net.state_dict(), "2.weight": torch.ones(2, 2, 3, 3)}, "m.safetensors")
-    torch.save(mhsa, "o.pt")
-    write_document("o.json", [("0", verify.certify(net[0], mhsa[0], grid=(6, 6)))], "m.safetensors", "o.pt")
-    assert verify.check("o.json", "m.safetensors", "o.pt").uncovered == ("2",)
-    for kind in ("other", "unknown", "Linear"):
-        geometry = json.dumps({"2": {"kind": kind}})
-        save_file({**net.state_dict(), "2.weight": torch.ones(2, 2, 3, 3)}, "m.safetensors", {"geometry": geometry})
+    files.write(proofs_of(net, mhsa, 6, "0"), net, mhsa)
+    for kind in (None, "other", "unknown", "Linear"):
+        geometry = {"geometry": json.dumps({"2": {"kind": kind}})} if kind else None
+        save_file({**net.state_dict(), "2.weight": torch.ones(2, 2, 3, 3)}, "m.safetensors", geometry)
         assert verify.check("o.json", "m.safetensors", "o.pt").uncovered == ("2",)
     named = type("Conv2dNew", (nn.Module,), {"__module__": "torch.nn.modules.conv"})
     module = named()
@@ -308,7 +291,7 @@ def test_no_word_of_a_file_hides_a_layer() -> None:
             net.hidden = hidden
             torch.save(net, "m.pt")
             with contextlib.suppress(Rejected):
-                assert verify.check("o.json", "m.pt", "o.pt").uncovered == ("hidden",)
+                assert files.check().uncovered == ("hidden",)
     finally:
         delattr(nn.modules.conv, "Conv2dNew")
 
@@ -321,13 +304,3 @@ def test_other_networks_in_a_checkpoint_do_not_matter() -> None:
     assert main(["m.pt", "-o", "o.pt"]) == 0
     for key in (None, "model"):
         assert verify.check("o.json", "m.pt", "o.pt", key=key).verdict.name == "PROVED"
-
-
-def test_a_header_with_a_name_twice_is_refused() -> None:
-    data = save({"weight": torch.ones(1, 1, 3)})
-    length = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + length].rstrip()
-    twice = header[:-1] + b"," + header[1:]
-    Path("m.safetensors").write_bytes(len(twice).to_bytes(8, "little") + twice + data[8 + length :])
-    with pytest.raises(Rejected, match="stands twice"):
-        layers_in("m.safetensors")

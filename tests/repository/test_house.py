@@ -21,20 +21,7 @@ PACKAGES = ("construct", "verify")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 README = ROOT / "README.md"
 
-EVALUATION = (
-    *(
-        "blocks",
-        "shifts",
-        "head_matrices",
-        "plan",
-        "fused",
-        "soft_heads",
-        "cache",
-        "axial",
-        "traced",
-        "call",
-    ),
-)
+EVALUATION = "blocks shifts head_matrices plan fused soft_heads cache axial traced call".split()
 """The files of fast evaluation."""
 
 RINGS = {
@@ -283,12 +270,6 @@ def test_importing_construct_loads_little_more_than_torch():
     assert "verify" not in more
     heavy = {"sympy", "mpmath", "hypothesis", "pytest", "rich", "sklearn", "scipy", "jinja2", "matplotlib", "onnx"}
     assert not more & heavy
-
-
-def test_the_command_line_starts_without_a_warning():
-    """``python -m`` would warn about a module that its own package has already imported."""
-    run = "runpy.run_module('construct.from_conv', run_name='__main__')"
-    assert "usage" in fresh(f"import runpy, sys; sys.argv = ['from_conv', '--help']; {run}")
 
 
 # A call of every public function, for a process that has `conv`, `layer`, `path` and `torch`.

@@ -1,11 +1,15 @@
 """Installed, the project gives hypothesis its strategies and pytest a fixture; who uses neither does not notice it."""
 
+import sys
 import tomllib
 from pathlib import Path
 
+import hypothesis.strategies
 import pytest
+from torch import nn
 
 from commands import ROOT, python
+from conv_as_attention import hypothesis_plugin
 
 FILES = {
     "METADATA": "Metadata-Version: 2.1\nName: conv-as-attention\nVersion: 9\n",
@@ -37,30 +41,15 @@ def installed(tmp_path: Path):
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_user.py")
 
 
-@pytest.mark.parametrize("order", ["hypothesis first", "torch first"])
-def test_hypothesis_knows_the_convolutions_unimported(order: str, installed):
-    first = "import hypothesis, sys\nassert 'torch' not in sys.modules\nfrom torch import nn"
-    if order == "torch first":
-        first = "from torch import nn\nimport hypothesis"
-    code = f"""{first}
-import sys, torch
-from hypothesis import given, settings, strategies as st
-assert "verify.strategies" not in sys.modules
-assert not [finder for finder in sys.meta_path if "conv_as_attention" in type(finder).__module__]
-torch.set_default_dtype(torch.float64)
-for kind in nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d:
-    strides = set()
-    @settings(max_examples=6, database=None, deadline=None, derandomize=True)
-    @given(st.from_type(kind))
-    def collect(conv):
-        assert type(conv) is kind and conv.weight.dtype == torch.float64
-        strides.add(conv.stride)
-    collect()
-    assert len(strides) > 1
-assert "builds" in repr(st.from_type(nn.modules.conv._ConvNd))
-"""
-    done = installed("-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_where_torch_is_imported_first_they_are_registered_at_once(monkeypatch: pytest.MonkeyPatch):
+    registered, finders = {}, [*sys.meta_path]
+    monkeypatch.setattr(hypothesis.strategies, "register_type_strategy", registered.__setitem__)
+    hypothesis_plugin.register()
+    assert registered == dict.fromkeys(
+        (getattr(nn, name) for name in hypothesis_plugin.KINDS), hypothesis_plugin.strategy_for
+    )
+    assert sys.meta_path == finders
+    assert hypothesis_plugin.strategy_for(nn.modules.conv._ConvNd) is NotImplemented  # as it was
 
 
 def test_who_does_not_use_them_loads_nothing_and_a_name_of_their_own_stays_theirs(installed):
@@ -83,9 +72,30 @@ def test_own(conv_case): assert conv_case == 7
 
 
 TESTS = """
-import pytest, torch
+import sys
+import hypothesis, pytest
+assert "torch" not in sys.modules
+import torch
+assert "verify.strategies" not in sys.modules
+assert not [finder for finder in sys.meta_path if "conv_as_attention" in type(finder).__module__]
 
+few = {"max_examples": 30, "phases": [hypothesis.Phase.generate, hypothesis.Phase.shrink]}
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("ci"), **few)
+hypothesis.settings.load_profile("few")
 calls = []
+KINDS = [getattr(torch.nn, f"Conv{form}{dims}d") for form in ("", "Transpose") for dims in (1, 2, 3)]
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_types(kind, monkeypatch):
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+    strides = set()
+    @hypothesis.settings(max_examples=6)
+    @hypothesis.given(hypothesis.strategies.from_type(kind))
+    def collect(conv):
+        assert type(conv) is kind and conv.weight.dtype == torch.float64
+        strides.add(conv.stride)
+    collect()
+    assert len(strides) > 1
 
 def exact(case):
     return torch.equal(case.conv(case.x), case.conv(case.x.clone()))
@@ -108,15 +118,15 @@ def test_stride(conv_case):
     assert conv_case.conv.stride[0] == 1
 
 def test_count(request):
-    assert len(calls) == (request.config.option.conv_examples or 100)
+    assert len(calls) == (request.config.option.conv_examples or 30)
     only = request.config.option.conv_dims
     assert not only or {case.conv.weight.dim() - 2 for case in calls} == {*only}
 """
 
 
-def test_a_test_that_takes_conv_case_is_run_on_generated_ones(installed):
+def test_a_test_that_takes_conv_case_is_run_on_generated_ones_and_hypothesis_knows_convolutions(installed):
     done = installed(*PYTEST, "-W", "ignore:Using padding", test=TESTS)
-    assert "1 failed, 5 passed" in done.stdout, done.stdout
+    assert "1 failed, 11 passed" in done.stdout, done.stdout
     assert "Conv1d(1, 1, kernel_size=(1,), stride=(2,), bias=False) in torch.float32 on (1, 1, 1)" in done.stdout
     assert "Failing test case: test_stride(" in done.stdout
 
@@ -124,7 +134,7 @@ def test_a_test_that_takes_conv_case_is_run_on_generated_ones(installed):
 def test_the_options_say_how_many_and_which(installed):
     words = (*PYTEST, "-rs", "-W", "ignore:Using padding", *"--conv-examples 9 --conv-dims 2 --conv-dims 3".split())
     done = installed(*words, test=TESTS)
-    assert "1 failed, 3 passed, 2 skipped" in done.stdout, done.stdout
+    assert "1 failed, 9 passed, 2 skipped" in done.stdout, done.stdout
     assert "Conv2d(1, 1, kernel_size=(1, 1), stride=(2, " in done.stdout
     assert "it has none of the dimensions [2, 3]" in done.stdout
     shown = installed("-c", "import pytest; pytest.main(['--help']); pytest.main(['--markers'])").stdout
