@@ -228,26 +228,20 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
         converted = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
         assert converted is not None
         converted.save(stream)  # type: ignore[arg-type]
-    content = stream.getvalue()
     difference = None
     if find_spec("onnxruntime") is not None:
         example = _Example(model, input_size, inputs)
-        difference = _difference(example, program, partial(_run_onnx, content))
-    return Program(content, static, difference, program.state_dict)
+        difference = _difference(example, program, partial(_run_onnx, converted))
+    return Program(stream.getvalue(), static, difference, program.state_dict)
 
 
-def _run_onnx(content: bytes, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """The outputs of an ONNX file in onnxruntime."""
-    import onnxruntime  # optional
-
-    tensors = [x.numpy() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+def _run_onnx(program: "torch.onnx.ONNXProgram", *args: Any, **kwargs: Any) -> Any:
+    """The outputs of an ONNX program in onnxruntime."""
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     with _quiet(
         "onnxruntime cannot run its program"
     ):  # e.g. an operator lacks a kernel for a dtype
-        session = onnxruntime.InferenceSession(content)
-        names = [node.name for node in session.get_inputs()]
-        outputs = session.run(None, dict(zip(names, tensors, strict=True)))
-    return list(map(torch.as_tensor, outputs))
+        return program(*tensors)
 
 
 def _difference(
@@ -256,23 +250,20 @@ def _difference(
     """The greatest difference between the outputs of the network and of its reloaded program."""
     network = deep_copy(example.network).eval()
     batch = next((shape[0] for shape in _input_shapes(program).values() if shape), None)
-    args, kwargs = example.arguments(batch or 2)
-    results = []
+    arguments = example.arguments(batch or 2)
+
+    def run(function: Callable[..., object]) -> tuple[list[tuple[int, ...]], torch.Tensor]:
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, arguments)
+        outputs = [y for y in tree_leaves(function(*args, **kwargs)) if isinstance(y, torch.Tensor)]
+        numbers = [torch.zeros(1, dtype=torch.float64, device="cpu")]
+        numbers += [y.double().flatten().cpu() for y in outputs]
+        return [tuple(y.shape) for y in outputs], torch.cat(numbers)
+
     with torch.no_grad():
-        for run in (call, network):
-            copied = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-            outputs = run(*copied[0], **copied[1])
-            results.append([y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)])
-    actual, expected = results
-    ours = [tuple(y.shape) for y in actual]
-    theirs = [tuple(y.shape) for y in expected]
+        ours, actual = run(call)
+        theirs, expected = run(network)
     if ours != theirs:
         raise ValueError(
             f"the program returns tensors of sizes {ours}, not {theirs} as the network does"
         )
-    differences = [torch.zeros(1, dtype=torch.float64, device="cpu")]
-    for a, b in zip(actual, expected, strict=True):
-        differences.append(
-            torch.where(a == b, 0.0, (a.double() - b.double()).abs()).flatten().cpu()
-        )
-    return float(torch.cat(differences).max())  # NaN if one is
+    return float((actual - expected).where(actual != expected, 0.0).abs().max())  # NaN if one is
