@@ -17,6 +17,7 @@ from construct.attention import MHSA
 from construct.command.report import Pairs
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
+from construct.files.isolation import refusing
 from construct.modules.traversal import deep_copy, every_module, joined
 from construct.network import substitute
 from verify.samples.comparison import same_bits
@@ -118,7 +119,7 @@ def run_both(
     def run(network: nn.Module, inputs: list[Any] = inputs) -> list[Run]:
         return runs(network.eval(), inputs, _modules_at(pairs, network), options.seed)
 
-    @_explained(*refused)
+    @refusing(*refused)
     def run_again() -> list[Run]:
         return run(substitute(model, {}))
 
@@ -128,7 +129,7 @@ def run_both(
         convolutions = _modules_at(pairs, copied)
         limits = {path: (conv, pairs[path][1]) for path, conv in convolutions.items()}
         with (
-            _explained(*refused),
+            refusing(*refused),
             refusing_large_outputs(limits),
             comparing(convolutions, pairs, where, progress.advance) as checks,
         ):
@@ -137,7 +138,7 @@ def run_both(
         progress.begin("running the converted network")
         standing_in = conversion = list[Run]()
         try:
-            with _explained(f"{printable(options.model)}: {NOT_CONVERTED}", MORE_THAN_A_CALL):
+            with refusing(f"{printable(options.model)}: {NOT_CONVERTED}: ", MORE_THAN_A_CALL):
                 copied = substitute(
                     converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()}
                 )
@@ -171,20 +172,6 @@ def _modules_at(paths: Container[str], network: nn.Module) -> dict[str, nn.Modul
     return {path: module for path, module in every_module(network) if path in paths}
 
 
-@contextlib.contextmanager
-def _explained(what: str, remedy: str) -> Iterator[None]:
-    """Explain why a network does not run; it may raise anything on an input that it does not
-    accept.
-    """
-    try:
-        yield
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:
-        memory = out_of_memory_error(error)
-        raise memory or BadModelFile(f"{what}: {describe(error)}", remedy) from error
-
-
 def _inputs_refused(options: Namespace) -> tuple[str, str]:
     """That a network does not run on the inputs of the command line, and which others to give."""
     what = "the example inputs"
@@ -194,7 +181,7 @@ def _inputs_refused(options: Namespace) -> tuple[str, str]:
         hint = "another --input-size, or --example-inputs"
         if options.format not in ("pt2", "onnx"):  # which take an example
             hint += ", or neither: then every layer is checked alone"
-    return f"{printable(options.model)}: the network does not run on {what}", f"give {hint}"
+    return f"{printable(options.model)}: the network does not run on {what}: ", f"give {hint}"
 
 
 def _changes(before: nn.Module, after: nn.Module, layers: Container[str]) -> str:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from torch import nn
 
-from construct.errors import BadModelFile, describe, printable
+from construct.errors import BadModelFile, printable
 from construct.files.isolation import refusing
 
 
@@ -35,7 +35,8 @@ def module_from_file(spec: str) -> nn.Module:
     source, _, name = spec.rpartition(":")
     path = Path(source).resolve()
     with refusing(f"{printable(spec)}: "):
-        loader = importlib.util.spec_from_file_location("construct_architecture", path)
+        # the name of the file is that of no module which can be imported
+        loader = importlib.util.spec_from_file_location(path.name, path)
         if loader is None or loader.loader is None:
             raise ImportError(f"{path.name} must be a Python file")
         module = importlib.util.module_from_spec(loader)
@@ -49,17 +50,12 @@ def module_from_file(spec: str) -> nn.Module:
 
 
 def _instantiated(spec: str, module: ModuleType, name: str) -> nn.Module:
-    try:
+    with refusing(
+        f"{printable(spec)}: ", "name something that makes the network without arguments"
+    ):
         model = attrgetter(name)(module)
         if callable(model) and not isinstance(model, nn.Module):
             model = model()
-    except (Exception, SystemExit) as error:
-        failure = f"{printable(spec)}: {describe(error)}".replace(
-            "module 'construct_architecture'", "the file"
-        )
-        raise BadModelFile(
-            failure, "name something that makes the network without arguments"
-        ) from error
     if not isinstance(model, nn.Module):
         raise BadModelFile(
             f"{printable(spec)}: makes an object of class {type(model).__name__}, not an nn.Module"
