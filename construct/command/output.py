@@ -1,5 +1,6 @@
 """Writes the converted network and its certificate, both or neither."""
 
+import io
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,24 +12,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from construct.command.report import Conversion, LayerRow, Report, network_dict
-from construct.errors import BadModelFile, one_line, printable
+from construct.errors import BadModelFile, naming, one_line, printable
 from construct.files.command_line.bare_kernels import geometry_flags
 from construct.files.destination import not_written
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import attention_in, to_safetensors
 from construct.files.reading import ModelFile, read_inputs
-from construct.files.writing import staged, unlisted_names_in, write
+from construct.files.writing import archived, staged, unlisted_names_in, write
 from construct.modules.convolutions import BASES
 from construct.modules.tied_weights import paths_of
+from construct.modules.traversal import joined
 from construct.network import Survey, substitute
 from construct.weights import NAMES
 from verify.argument.certificate import Certificate
 from verify.argument.documents import document as certificate_document
 from verify.argument.documents import is_document
 from verify.samples.comparison import same_bits
-
-Content = nn.Module | dict[str, Tensor] | bytes
-"""The content of a file: a module or state dict for torch.save, or bytes."""
 
 UNCHECKED_KINDS = {
     "pickle": "a file of torch.save before 1.6 is not rechecked; saved again with torch.save it is",
@@ -37,21 +36,17 @@ UNCHECKED_KINDS = {
 """Remarks on formats of model files that ``python -m verify check`` does not read."""
 
 
-class OtherBits(Exception):
-    """A tensor would be written with other bits than it was certified with."""
-
-
 class Prepared(NamedTuple):
     """What is about to be written.
 
     Attributes:
         content: of the file.
-        tensors: those in it, by name; None for a whole module, which pickling may change.
+        tensors: those in it, by name.
         notes: remarks for the user.
     """
 
-    content: Content
-    tensors: Mapping[str, Any] | None
+    content: bytes
+    tensors: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
 
@@ -60,7 +55,7 @@ def prepare(conversion: Conversion, options: Namespace) -> Prepared:
     kernels, as a state dict would lose their geometry again.
 
     It is made from a copy of the network, whose ``state_dict`` may be the user's and change
-    numbers.
+    numbers, as may its pickling.
 
     Raises:
         BadModelFile: the format does not support the network.
@@ -69,10 +64,15 @@ def prepare(conversion: Conversion, options: Namespace) -> Prepared:
     if options.format == "pt":
         own_code = options.arch or options.model_file
         module = isinstance(conversion.source.content, nn.Module) and not own_code
-        if module or geometry_flags(options):
-            return Prepared(copied, None)
-        state = copied.state_dict()
-        return Prepared(state, state)
+        whole = module or geometry_flags(options)
+        content = archived(copied if whole else copied.state_dict(), conversion.source.allowed)
+        # safe: made just now of what this process holds
+        written = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        notes = ()
+        if names := unlisted_names_in(content):
+            listed = printable(", ".join(names))
+            notes = (f"the output still names {listed}: --allow that to read it back",)
+        return Prepared(content, dict(tensors_of(written)) if whole else written, notes)
     if options.format == "safetensors":
         from safetensors.torch import load
 
@@ -85,17 +85,14 @@ def prepare(conversion: Conversion, options: Namespace) -> Prepared:
     try:
         program = export(copied, options.input_size or (), inputs)
     except ValueError as error:
-        what = f"{printable(options.output)}: {one_line(error)}"
-        raise BadModelFile(what, "--format safetensors takes any network") from error
+        remedy = "--format safetensors takes any network"
+        raise BadModelFile(one_line(error), remedy) from error
     return Prepared(program.content, program.tensors, tuple(program.notes()))
 
 
-def check_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Module) -> None:
-    """Compare tensors that are about to be written with the certified layers, and all others with
-    the network that was read.
-
-    Raises:
-        OtherBits: one has other bits, or one of a layer is missing.
+def other_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Module) -> str:
+    """Which tensor would be written with other bits than those of the certified layers, or with
+    others than those of the network that was read, or not at all; empty if none.
     """
     expected = {
         name: tensor
@@ -104,18 +101,13 @@ def check_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Modul
     }
     for path, layer in attention_in(converted).items():
         # An earlier layer may be parametrized, and then registers other tensors.
-        expected |= {
-            f"{path}.{name}".lstrip("."): tensor
-            for name, tensor in tensors_of(layer)
-            if name in NAMES
-        }
+        expected |= {joined(path, name): t for name, t in tensors_of(layer) if name in NAMES}
     for name, tensor in expected.items():
         value = written.get(name)
         if not (isinstance(value, Tensor) and same_bits(tensor, value)):
             what = "its state_dict or its pickling changes numbers"
-            raise OtherBits(
-                f"as saved {printable(name)} has other bits than it was certified with ({what})"
-            )
+            return f"as saved {printable(name)} has other bits than it was certified with ({what})"
+    return ""
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -162,30 +154,22 @@ def write_outputs(report: Report) -> Report:
     """
     conversion = report.conversion
     output = report.options.output
-    prepared = prepare(conversion, report.options)
+    with naming(output):
+        prepared = prepare(conversion, report.options)
     notes = prepared.notes
+    changed = other_bits(prepared.tensors, conversion.model, conversion.converted)
+    if changed:
+        return replace(report, writing=notes, other_bits=changed)
     name = printable(report.options.document)
     certificate = ""
     try:
-        with staged(output, prepared.content, conversion.source.allowed) as written:
-            tensors = prepared.tensors
-            if tensors is None:  # safe: made just now of what this process holds
-                tensors = dict(
-                    tensors_of(torch.load(written, map_location="cpu", weights_only=False))
-                )
-            check_bits(tensors, conversion.model, conversion.converted)
+        with staged(output, prepared.content) as written:
             certificate = _renew_certificate(report, written)
-    except OtherBits as error:
-        return replace(report, writing=notes, other_bits=str(error))
     except OSError as error:
         changed = f"{name} is {certificate}" if certificate else "nothing was changed"
         raise not_written(output, error, changed) from error
     if certificate == "deleted":
         notes += (f"{name} was deleted: the certificate of an earlier run",)
-    if prepared.tensors is None and (names := unlisted_names_in(output)):
-        notes += (
-            f"the output still names {printable(', '.join(names))}: --allow that to read it back",
-        )
     return replace(report, writing=notes)
 
 

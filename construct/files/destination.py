@@ -3,9 +3,7 @@ written.  Imports no torch.
 """
 
 import os
-import secrets
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -92,9 +90,3 @@ def not_written(path: object, error: Exception, then: str) -> BadModelFile:
 
 def _reason(error: Exception) -> str:
     return one_line(getattr(error, "strerror", None) or error)
-
-
-def temporary_name(path: Path) -> Path:
-    """A unique name in the same folder, cut to a length in bytes that file systems allow."""
-    start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
-    return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")
