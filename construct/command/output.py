@@ -2,7 +2,7 @@
 
 import io
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,27 +118,27 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list[tuple[str, str]]:
+def not_rechecked(
+    survey: Survey, source: ModelFile, options: Namespace
+) -> Iterator[tuple[str, str]]:
     """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only
     tensors and torch's classes.
     """
-    remarks = list[tuple[str, str]]()
     if options.no_certify:
-        return remarks
+        return
     if survey.remarks():
-        folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
-        remarks.append(("", folded))
+        folded = "the certificate speaks of the folded weights"
+        yield "", f"{folded}; to recheck it takes a file that holds these"
     if source.kind in UNCHECKED_KINDS:
-        remarks.append(("", UNCHECKED_KINDS[source.kind]))
+        yield "", UNCHECKED_KINDS[source.kind]
     if options.format in ("pt2", "onnx"):
         program = f"a program in .{options.format} is not rechecked"
-        remarks.append(("", f"{program}; the same weights as .pt or .safetensors are"))
+        yield "", f"{program}; the same weights as .pt or .safetensors are"
     elif isinstance(source.content, nn.Module):
         remedy = "to recheck it takes a state dict in place of the module"
         for path, conv in survey.convertible.items():
             if type(conv) not in BASES:
-                remarks.append((path, f"of class {type(conv).__name__}: {remedy}"))
-    return remarks
+                yield path, f"of class {type(conv).__name__}: {remedy}"
 
 
 def write_outputs(report: Report) -> Report:

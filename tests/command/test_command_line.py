@@ -296,11 +296,6 @@ class Net(nn.Sequential):
     assert sys.argv is arguments
 
 
-def test_a_whole_module_needs_no_architecture(from_conv: Command, saved: Path) -> None:
-    assert "leave out net:Net" in from_conv.refuses(saved, "--arch", "net:Net")
-    assert "go with a MODEL" in from_conv.refuses("--arch", "net:Net")
-
-
 def test_what_cannot_be_converted_is_listed(from_conv: Command, model: Any) -> None:
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = float("nan")
@@ -457,6 +452,7 @@ BAD_INPUT = {
     "empty name": ("''", "must be the name of a file"),
     "folder": ("model.pt -o out/", "'out/' must be the name of a file"),
     "abbreviation": ("model.pt --sampl 3", "unrecognized arguments"),
+    "no model": ("--arch net:Net", "go with a MODEL"),
     "two models": ("model.pt extra.pt", "unrecognized arguments: extra.pt"),
     "order": ("--input-size 2 8 model.pt", "MODEL goes before the options"),
     "size 0": ("model.pt --input-size 2 0 8", "0 is not positive"),
