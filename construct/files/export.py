@@ -55,8 +55,8 @@ def export_program(
         inputs: instead, an example: a tensor, a tuple of arguments, or a dict of keyword arguments.
 
     Returns:
-        The program, and the static axes of its input ("batch", "axis 1", …; without the channels of
-        an ``input_size``).
+        The program, and the static axes of its inputs ("x's axis 0", …; without the channels of an
+        ``input_size``).
 
     Raises:
         ValueError: a layer, or the network, cannot be traced.
@@ -66,15 +66,12 @@ def export_program(
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     if not output.all_input_nodes:
         raise ValueError("the network cannot be exported: it returns no tensor")
-    shapes = _input_shapes(program)
-    static = []
-    for name, shape in shapes.items():
-        axes = ["batch", *(f"axis {axis}" for axis in range(1, len(shape)))]
-        if inputs is None:  # axis 1 is the first after the channels
-            axes = ["batch", "", *axes[1:-1]]
-        if len(shapes) > 1:
-            axes = [f"{name}'s {axis}" for axis in axes]
-        static += [axis for axis, n in zip(axes, shape, strict=True) if n is not None and axis]
+    static = [
+        f"{name}'s axis {axis}"
+        for name, shape in _input_shapes(program).items()
+        for axis, n in enumerate(shape)
+        if n is not None and (inputs is not None or axis != 1)
+    ]
     return program, tuple(static)
 
 
@@ -133,9 +130,9 @@ def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int
         value = node.meta.get("val")
         if node.name in program.graph_signature.user_inputs and isinstance(value, torch.Tensor):
             # a static axis has a number, or a symbol that was specialised to one
-            static = [isinstance(n, int) or n.node.expr.is_number for n in value.shape]
-            sizes = zip(value.shape, static, strict=True)
-            shapes[node.name] = [int(n) if known else None for n, known in sizes]
+            shapes[node.name] = [
+                int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in value.shape
+            ]
     return shapes
 
 
@@ -170,7 +167,7 @@ class Program:
     """An exported network.
 
     Attributes:
-        fixed: the static axes of the input ("batch", "axis 1", ...).
+        fixed: the static axes of the input ("x's axis 0", ...).
         difference: the greatest difference from the converted network on the example, or a random
             input of its size, run from ``content``; None if no runtime is installed.
         tensors: those that the exporter took from the network, by name.
