@@ -111,11 +111,7 @@ def _check_files(options: Namespace) -> None:
     is as it was written.
     """
     architecture = options.model_file and options.model_file.rpartition(":")[0]
-    inputs = [
-        Path(name)
-        for name in (options.model, options.example_inputs, architecture)
-        if name is not None
-    ]
+    inputs = [*filter(None, (options.model, options.example_inputs, architecture))]
     for path in inputs:
         regular_file(path)
     output = options.output

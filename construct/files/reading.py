@@ -37,7 +37,6 @@ from construct.files.layer_files import layer_of
 from construct.files.torch_files import Loaded, StandIn, StandInTensor, is_module, load
 from construct.geometry import ConvGeometry
 from construct.modules.traversal import checked_modules
-from construct.weights.record import record_of
 
 
 @dataclass(frozen=True)
@@ -409,6 +408,8 @@ def _check_attention(layer: MHSA, path: str) -> None:
     if any(type(weight) is not int for weight in layer.radix or ()):
         raise ValueError(f"{path}: its radix is {layer.radix!r}, not whole numbers")
     tensors = {**layer._parameters, **layer._buffers}
-    rebuilt = layer_of("", tensors, record_of(layer), execution=layer._execution)
+    record = {"kind": "MHSA", "radix": layer.radix, "encoding": layer._encoding}
+    record |= vars(layer.geometry)
+    rebuilt = layer_of("", tensors, record, execution=layer._execution)
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

@@ -55,11 +55,11 @@ def network_of(source: ModelFile, options: Namespace) -> nn.Module:
                 return content
             if not flags:
                 what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
+                more = ", or --stride and --padding to convert its kernels alone"
                 if earlier := len(attention_paths(content)):
                     layers = counted(earlier, "attention layer")
-                    raise BadModelFile(f"{what} (it holds {layers} of an earlier conversion)")
-                remedy = "or --stride and --padding to convert its kernels alone"
-                raise BadModelFile(f"{what}, {remedy}")
+                    more = f" (it holds {layers} of an earlier conversion)"
+                raise BadModelFile(what + more)
             return from_kernels(content, options, source.notes)
     build = module_from_file
     if options.arch:
