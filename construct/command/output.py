@@ -83,7 +83,7 @@ def prepare(conversion: Conversion, options: Namespace) -> Prepared:
     if options.example_inputs is not None:
         inputs = read_inputs(options.example_inputs)
     try:
-        program = export(copied, options.input_size or (), inputs)
+        program = export(copied, options.input_size, inputs)
     except ValueError as error:
         remedy = "--format safetensors takes any network"
         raise BadModelFile(one_line(error), remedy) from error
