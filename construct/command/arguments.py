@@ -55,10 +55,9 @@ def parse(argv: Sequence[str], program: str = COMMAND) -> argparse.Namespace:
         program: what was typed before them.
 
     Returns:
-        The options; ``model``, ``output`` and ``document``, the certificate's, are paths,
-        ``input_size`` is a tuple or None, ``alpha`` a number or None for the default; ``copy`` says
-        whether a network with nothing to convert is written, ``verify`` how ``python -m verify`` is
-        typed, ``typed`` the whole command.
+        The options; ``model``, ``output`` and ``document``, the certificate's, are paths, ``alpha``
+        a number or None for the default; ``copy`` says whether a network with nothing to convert is
+        written, ``verify`` how ``python -m verify`` is typed, ``typed`` the whole command.
 
     Raises:
         BadModelFile: the options are wrong.
@@ -68,40 +67,28 @@ def parse(argv: Sequence[str], program: str = COMMAND) -> argparse.Namespace:
     options.typed = f"{program} {shlex.join(argv)}"
     options.verify = f"{program} verify".replace(COMMAND, "python -m")
     options.copy = {options.output, options.format} != {None}
+    # that of the network that ships goes to the current folder
+    place = options.model or Path(demo.PATH.name)
+    options.output = options.output or _beside(place, options.format or "pt")
     if options.model is None:
         _take_demo(options)
-    else:
-        options.output = options.output or _beside(options.model, options.format or "pt")
-    options.padding = _one_padding(options.padding)
     for flag, value in (("--within", options.within), ("--input-bound", options.input_bound)):
         if options.no_certify and value is not None:
             raise BadModelFile(
                 f"{flag} is for certificates, and --no-certify makes none (give one of them)"
             )
-    if options.input_size is not None:
-        options.input_size = tuple(options.input_size)
     options.format = _format(options)
     options.document = certificate_beside(options.output, options.format)
     return options
 
 
 def _take_demo(options: argparse.Namespace) -> None:
-    """Take the network that ships with the project; its output goes to the current folder."""
+    """Take the network that ships with the project."""
     if options.arch or options.model_file:
         raise BadModelFile("--arch and --model-file go with a MODEL (give the state dict's file)")
     options.model = demo.PATH
-    options.output = options.output or Path(f"{demo.PATH.stem}.mhsa.{options.format or 'pt'}")
     if options.input_size is None and options.example_inputs is None:
         options.input_size = demo.INPUT_SIZE
-
-
-def _one_padding(values: list[Any] | None) -> list[Any] | str | None:
-    """The numbers of ``--padding``, or its one word."""
-    if values is None or not {"same", "valid"} & set(values):
-        return values
-    if len(values) > 1:
-        raise BadModelFile("--padding takes numbers, or one word (--help lists the options)")
-    return values[0]
 
 
 def _parser(program: str = COMMAND) -> argparse.ArgumentParser:

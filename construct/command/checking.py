@@ -42,8 +42,7 @@ def check_conversion(
     if inputs is None:
         checks = _checked_alone(pairs, [*pairs], "", options, progress)
         return _certified(pairs, checks, {}, options, progress), None
-    networks = (conversion.model, conversion.converted)
-    runs = run_both(*networks, pairs, *inputs, options, progress)
+    runs = run_both(conversion.model, conversion.converted, pairs, *inputs, options, progress)
     exercised = {path: path in runs.checks for path in pairs}
     uncalled = [path for path in pairs if not exercised[path]]
     remark = "; not exercised by the network"
@@ -57,7 +56,7 @@ def check_conversion(
     )
     certificates = {row.path: row.certificate for row in layers}
     same = bool(layers) and same_expression(runs.calls, certificates, checks)
-    return layers, NetworkRow(options.input_size, runs.inputs, runs.calls, numbers, same)
+    return layers, NetworkRow(options.input_size, inputs[1], runs.calls, numbers, same)
 
 
 def _checked_alone(
@@ -83,7 +82,7 @@ def _checked_alone(
         )
         x = generated_inputs(conv, options.samples, options.seed)
         inputs = f"{options.samples} generated inputs of {sides} (seed {options.seed}){remark}"
-        with evaluating(conv, layer), refusing_large_outputs({path: pairs[path]}):
+        with evaluating(conv, layer), refusing_large_outputs({path: conv}, pairs):
             checks[path] = check_call(conv, layer, x, inputs)
         progress.advance(path)
     return checks
@@ -112,7 +111,17 @@ def _certified(
                 conv, layer, check, options.input_bound, within=options.within, leaking=chosen
             )
             progress.advance(path)
-        rows.append(LayerRow(path, conv, layer, check, certificate, verdict, exercised.get(path)))
+        rows.append(
+            LayerRow(
+                path,
+                conv,
+                layer,
+                check,
+                certificate,
+                verdict,
+                exercised.get(path),
+            )
+        )
     most = max((row.largest_bound for row in rows), default=0.0)
     return tuple(_explained(row, most, options) for row in rows)
 

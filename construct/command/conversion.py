@@ -13,7 +13,6 @@ from construct.command.html_report import write_page
 from construct.command.output import not_rechecked, write_outputs
 from construct.command.report import Conversion, Report
 from construct.command.terminal import Phases, phases
-from construct.errors import BadModelFile, printable
 from construct.files.command_line.load_network import (
     converted_layer,
     network_of,
@@ -48,9 +47,6 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
     """Read the network of the command line, and convert it."""
     source = source_of(options)
     model, wrappers = unwrapped(network_of(source, options))
-    if options.format == "onnx" and any(p.dtype == torch.bfloat16 for p in model.parameters()):
-        what = f"{printable(options.model)}: is bfloat16, which ONNX's exporter cannot store"
-        raise BadModelFile(what, "--format pt2 can")  # before the long work
     survey = surveyed(model, source.path)
     progress.begin("converting", len(survey.convertible))
     pairs = dict[str, tuple[nn.Module, MHSA]]()
@@ -60,4 +56,12 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
     converted, changes = replaced(model, survey, dict(pairs.values()))
     unchecked = tuple(not_rechecked(survey, source, options))
     remarks = (*wrappers, *remarks_on(model), *changes, *unchecked)
-    return Conversion(source, model, survey, pairs, converted, remarks, unchecked)
+    return Conversion(
+        source,
+        model,
+        survey,
+        pairs,
+        converted,
+        remarks,
+        unchecked,
+    )

@@ -70,8 +70,9 @@ def _recheck(report: Report) -> str | None:
     """The command that rechecks the certificate; None without one."""
     if report.document is None:
         return None
-    files = (report.document, report.conversion.source.path, report.options.output)
-    document, conv, mhsa = map(_as_argument, files)
+    document, conv, mhsa = map(
+        _as_argument, (report.document, report.conversion.source.path, report.options.output)
+    )
     return f"{report.options.verify} check {document} --conv {conv} --mhsa {mhsa}"
 
 

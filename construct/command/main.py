@@ -46,14 +46,13 @@ def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
         return _run(argv, program, sys.stdout)
     except SystemExit as end:  # after --help
         return int(end.code or 0)
-    except KeyboardInterrupt as error:
-        message = "interrupted"
-        code = INTERRUPTED
+    except (KeyboardInterrupt, BadModelFile) as error:
         cause = error
-    except BadModelFile as error:
-        message = f"error: {one_line(error.on_command_line.replace(COMMAND, program), 2000)}"
+    message = "interrupted"
+    code = INTERRUPTED
+    if isinstance(cause, BadModelFile):
+        message = f"error: {one_line(cause.on_command_line.replace(COMMAND, program), 2000)}"
         code = 2
-        cause = error
     if "--debug" in argv:
         traceback.print_exception(cause, file=sys.stderr)
     if sys.stderr is not None:  # None if the caller closed it
@@ -97,12 +96,11 @@ def _explained(name: str) -> Iterator[None]:
         yield
     except (BadModelFile, KeyboardInterrupt, SystemExit):
         raise
-    except MemoryError as error:
-        raise BadModelFile(f"{name}{one_line(error) or 'out of memory'}", LESS_MEMORY) from error
     except BaseException as error:  # the user's code may raise anything, as a CancelledError
-        memory = out_of_memory_error(error)
-        if memory is not None:
-            raise BadModelFile(f"{name}{memory}", LESS_MEMORY) from error
+        memory = out_of_memory_error(error) or error
+        if isinstance(memory, MemoryError):
+            what = one_line(memory) or "out of memory"
+            raise BadModelFile(f"{name}{what}", LESS_MEMORY) from error
         raise BadModelFile(f"{name}{describe(error)}", "--debug shows where") from error
 
 
@@ -113,11 +111,7 @@ def _check_files(options: Namespace) -> None:
     is as it was written.
     """
     architecture = options.model_file and options.model_file.rpartition(":")[0]
-    inputs = [
-        Path(name)
-        for name in (options.model, options.example_inputs, architecture)
-        if name is not None
-    ]
+    inputs = [*filter(None, (options.model, options.example_inputs, architecture))]
     for path in inputs:
         regular_file(path)
     output = options.output
@@ -125,13 +119,8 @@ def _check_files(options: Namespace) -> None:
     unnamed = "no certificate beside it names its digest"
     check_destination(output, inputs, options.force, partial(names_file, document), unnamed)
     if not options.no_certify:
-        if document == output:
-            raise BadModelFile(
-                f"{printable(output)}: is where the certificate goes (give another name with -o)"
-            )
-        check_destination(
-            document, inputs, options.force, is_document, "it is not a certificate, or was changed"
-        )
+        reason = "it is not a certificate, or was changed"
+        check_destination(document, inputs, options.force, is_document, reason, taken=[output])
     if options.report is not None:
         # The page may not take the certificate's name even without a certificate: the next run may
         # write one.

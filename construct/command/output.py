@@ -1,7 +1,8 @@
 """Writes the converted network and its certificate, both or neither."""
 
+import io
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,25 +12,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from construct.command.report import Conversion, LayerRow, Report, network_dict
-from construct.errors import BadModelFile, one_line, printable
+from construct.errors import BadModelFile, naming, one_line, printable
 from construct.files.command_line.bare_kernels import geometry_flags
 from construct.files.destination import not_written
 from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import attention_in, to_safetensors
 from construct.files.reading import ModelFile, read_inputs
-from construct.files.writing import staged, unlisted_names_in, write
+from construct.files.writing import archived, staged, unlisted_names_in, write
 from construct.modules.convolutions import BASES
 from construct.modules.tied_weights import paths_of
-from construct.modules.traversal import substitute
+from construct.modules.traversal import joined, substitute
 from construct.network import Survey
 from construct.weights import NAMES
 from verify.argument.certificate import Certificate
 from verify.argument.documents import document as certificate_document
 from verify.argument.documents import is_document
 from verify.samples.comparison import same_bits
-
-Content = nn.Module | dict[str, Tensor] | bytes
-"""The content of a file: a module or state dict for torch.save, or bytes."""
 
 UNCHECKED_KINDS = {
     "pickle": "a file of torch.save before 1.6 is not rechecked; saved again with torch.save it is",
@@ -38,21 +36,17 @@ UNCHECKED_KINDS = {
 """Remarks on formats of model files that ``python -m verify check`` does not read."""
 
 
-class OtherBits(Exception):
-    """A tensor would be written with other bits than it was certified with."""
-
-
 class Prepared(NamedTuple):
     """What is about to be written.
 
     Attributes:
         content: of the file.
-        tensors: those in it, by name; None for a whole module, which pickling may change.
+        tensors: those in it, by name.
         notes: remarks for the user.
     """
 
-    content: Content
-    tensors: Mapping[str, Any] | None
+    content: bytes
+    tensors: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
 
@@ -61,7 +55,7 @@ def prepare(conversion: Conversion, options: Namespace) -> Prepared:
     kernels, as a state dict would lose their geometry again.
 
     It is made from a copy of the network, whose ``state_dict`` may be the user's and change
-    numbers.
+    numbers, as may its pickling.
 
     Raises:
         BadModelFile: the format does not support the network.
@@ -70,10 +64,15 @@ def prepare(conversion: Conversion, options: Namespace) -> Prepared:
     if options.format == "pt":
         own_code = options.arch or options.model_file
         module = isinstance(conversion.source.content, nn.Module) and not own_code
-        if module or geometry_flags(options):
-            return Prepared(copied, None)
-        state = copied.state_dict()
-        return Prepared(state, state)
+        whole = module or geometry_flags(options)
+        content = archived(copied if whole else copied.state_dict(), conversion.source.allowed)
+        # safe: made just now of what this process holds
+        written = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        notes = ()
+        if names := unlisted_names_in(content):
+            listed = printable(", ".join(names))
+            notes = (f"the output still names {listed}: --allow that to read it back",)
+        return Prepared(content, dict(tensors_of(written)) if whole else written, notes)
     if options.format == "safetensors":
         from safetensors.torch import load
 
@@ -84,19 +83,16 @@ def prepare(conversion: Conversion, options: Namespace) -> Prepared:
     if options.example_inputs is not None:
         inputs = read_inputs(options.example_inputs)
     try:
-        program = export(copied, options.input_size or (), inputs)
+        program = export(copied, options.input_size, inputs)
     except ValueError as error:
-        what = f"{printable(options.output)}: {one_line(error)}"
-        raise BadModelFile(what, "--format safetensors takes any network") from error
+        remedy = "--format safetensors takes any network"
+        raise BadModelFile(one_line(error), remedy) from error
     return Prepared(program.content, program.tensors, tuple(program.notes()))
 
 
-def check_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Module) -> None:
-    """Compare tensors that are about to be written with the certified layers, and all others with
-    the network that was read.
-
-    Raises:
-        OtherBits: one has other bits, or one of a layer is missing.
+def other_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Module) -> str:
+    """Which tensor would be written with other bits than those of the certified layers, or with
+    others than those of the network that was read, or not at all; empty if none.
     """
     expected = {
         name: tensor
@@ -105,18 +101,13 @@ def check_bits(written: Mapping[str, Any], model: nn.Module, converted: nn.Modul
     }
     for path, layer in attention_in(converted).items():
         # An earlier layer may be parametrized, and then registers other tensors.
-        expected |= {
-            f"{path}.{name}".lstrip("."): tensor
-            for name, tensor in tensors_of(layer)
-            if name in NAMES
-        }
+        expected |= {joined(path, name): t for name, t in tensors_of(layer) if name in NAMES}
     for name, tensor in expected.items():
         value = written.get(name)
         if not (isinstance(value, Tensor) and same_bits(tensor, value)):
             what = "its state_dict or its pickling changes numbers"
-            raise OtherBits(
-                f"as saved {printable(name)} has other bits than it was certified with ({what})"
-            )
+            return f"as saved {printable(name)} has other bits than it was certified with ({what})"
+    return ""
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -127,27 +118,27 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list[tuple[str, str]]:
+def not_rechecked(
+    survey: Survey, source: ModelFile, options: Namespace
+) -> Iterator[tuple[str, str]]:
     """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only
     tensors and torch's classes.
     """
-    remarks = list[tuple[str, str]]()
     if options.no_certify:
-        return remarks
+        return
     if survey.remarks():
-        folded = "the certificate speaks of the folded weights; to recheck it takes a file that holds these"
-        remarks.append(("", folded))
+        folded = "the certificate speaks of the folded weights"
+        yield "", f"{folded}; to recheck it takes a file that holds these"
     if source.kind in UNCHECKED_KINDS:
-        remarks.append(("", UNCHECKED_KINDS[source.kind]))
+        yield "", UNCHECKED_KINDS[source.kind]
     if options.format in ("pt2", "onnx"):
         program = f"a program in .{options.format} is not rechecked"
-        remarks.append(("", f"{program}; the same weights as .pt or .safetensors are"))
+        yield "", f"{program}; the same weights as .pt or .safetensors are"
     elif isinstance(source.content, nn.Module):
         remedy = "to recheck it takes a state dict in place of the module"
         for path, conv in survey.convertible.items():
             if type(conv) not in BASES:
-                remarks.append((path, f"of class {type(conv).__name__}: {remedy}"))
-    return remarks
+                yield path, f"of class {type(conv).__name__}: {remedy}"
 
 
 def write_outputs(report: Report) -> Report:
@@ -163,30 +154,22 @@ def write_outputs(report: Report) -> Report:
     """
     conversion = report.conversion
     output = report.options.output
-    prepared = prepare(conversion, report.options)
+    with naming(output):
+        prepared = prepare(conversion, report.options)
     notes = prepared.notes
+    changed = other_bits(prepared.tensors, conversion.model, conversion.converted)
+    if changed:
+        return replace(report, writing=notes, other_bits=changed)
     name = printable(report.options.document)
     certificate = ""
     try:
-        with staged(output, prepared.content, conversion.source.allowed) as written:
-            tensors = prepared.tensors
-            if tensors is None:  # safe: made just now of what this process holds
-                tensors = dict(
-                    tensors_of(torch.load(written, map_location="cpu", weights_only=False))
-                )
-            check_bits(tensors, conversion.model, conversion.converted)
+        with staged(output, prepared.content) as written:
             certificate = _renew_certificate(report, written)
-    except OtherBits as error:
-        return replace(report, writing=notes, other_bits=str(error))
     except OSError as error:
         changed = f"{name} is {certificate}" if certificate else "nothing was changed"
         raise not_written(output, error, changed) from error
     if certificate == "deleted":
         notes += (f"{name} was deleted: the certificate of an earlier run",)
-    if prepared.tensors is None and (names := unlisted_names_in(output)):
-        notes += (
-            f"the output still names {printable(', '.join(names))}: --allow that to read it back",
-        )
     return replace(report, writing=notes)
 
 
@@ -212,7 +195,7 @@ def _renew_certificate(report: Report, written: Path) -> str:
             )
             write(record, document)
             return "written"
-        if document != output and document.is_file() and is_document(document):
+        if document != output and is_document(document):
             document.unlink()
             return "deleted"
     except OSError as error:

@@ -255,7 +255,7 @@ def print_json(report: Report, out: TextIO) -> None:
     conversion = report.conversion
     network = report.network
     document = {
-        "input": str(conversion.source.path),
+        "input": conversion.source.path,
         "sha256": conversion.source.sha256,
         "layers": [_layer_dict(row) for row in report.layers],
         "network": network and network_dict(network),
@@ -269,13 +269,14 @@ def print_json(report: Report, out: TextIO) -> None:
         "samples": report.options.samples,
         "seed": report.options.seed,
         "notes": [*report.notes, *filter(None, [report.other_bits])],
-        "output": report.output and str(report.output),
-        "certificate": report.document and str(report.document),
-        "report": report.page and str(report.page),
+        "output": report.output,
+        "certificate": report.document,
+        "report": report.page,
         "torch": torch.__version__,
         "exit_code": report.exit_code,
     }
-    out.write(json.dumps(json_data(document), indent=2, allow_nan=False) + "\n")
+    # the paths are written as texts
+    out.write(json.dumps(json_data(document), indent=2, allow_nan=False, default=str) + "\n")
     out.flush()
 
 

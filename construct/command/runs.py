@@ -1,10 +1,9 @@
 """Runs copies of a network, its conversion and a float64 copy on the same inputs."""
 
-import contextlib
 from argparse import Namespace
-from collections.abc import Container, Iterator
+from collections.abc import Container, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -17,44 +16,36 @@ from construct.attention import MHSA
 from construct.command.report import Pairs
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
+from construct.files.isolation import refusing
 from construct.modules.traversal import every_module, joined, substitute
 from verify.samples.comparison import same_bits
 from verify.samples.network import CallComparison, Run, compare_calls, in_float64, runs
-from verify.samples.sampling import LayerCheck, comparing, evaluating
+from verify.samples.sampling import LayerCheck, comparing, evaluating, watching
 
 PER_OUTPUT = 64
 """Bytes for comparing one output of a layer, mostly float64 arrays; measured: 50 to 70."""
 
 
-@contextlib.contextmanager
-def refusing_large_outputs(pairs: Pairs) -> Iterator[None]:
-    """Within the block, check before each convolution runs that its outputs can be compared in
-    memory.
+def refusing_large_outputs(
+    called: Mapping[str, nn.Module], pairs: Pairs
+) -> AbstractContextManager[None]:
+    """Within the block, check before each call of a convolution that its outputs can be compared
+    in memory.
     """
 
-    def check_memory(path: str, layer: MHSA, conv: nn.Module, args: Any, kwargs: Any) -> None:
-        x, *_ = (*args, kwargs.get("input"))
+    def check_memory(path: str, x: Tensor) -> None:
+        _, layer = pairs[path]
         dims = layer.geometry.dims
-        if not isinstance(x, Tensor) or x.dim() <= dims:
+        if x.dim() <= dims:
             return  # the convolution raises
         size = layer.geometry.output_size(x.shape[-dims:])
         batch = prod(x.shape[: -dims - 1])  # 1 for an unbatched input
         outputs = batch * layer.out_channels * prod(max(0, n) for n in size)
-        shape = "x".join(map(str, (layer.out_channels, *size)))
-        require(
-            PER_OUTPUT * outputs,
-            x.device,
-            f"comparing an output of {shape}",
-            f"{path or 'the layer'}: ",
-        )
+        what = f"comparing an output of {'x'.join(map(str, (layer.out_channels, *size)))}"
+        who = f"{printable(path) or 'the layer'}: "
+        require(PER_OUTPUT * outputs, x.device, what, who)
 
-    with contextlib.ExitStack() as handles:
-        for path, (conv, layer) in pairs.items():
-            hook = partial(check_memory, printable(path), layer)
-            handles.callback(
-                conv.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove
-            )
-        yield
+    return watching(called, check_memory)
 
 
 def stand_in(layer: MHSA, conv: nn.Module) -> nn.Module:
@@ -77,7 +68,6 @@ class Runs(NamedTuple):
             difference already.
         reference: runs of the original in float64; None if that does not run.
         no_float64: why it does not run in float64.
-        inputs: description of the inputs.
     """
 
     checks: dict[str, LayerCheck]
@@ -86,7 +76,6 @@ class Runs(NamedTuple):
     converted: list[Run]
     reference: list[Run] | None
     no_float64: str
-    inputs: str
 
 
 def run_both(
@@ -117,7 +106,7 @@ def run_both(
     def run(network: nn.Module, inputs: list[Any] = inputs) -> list[Run]:
         return runs(network.eval(), inputs, _modules_at(pairs, network), options.seed)
 
-    @_explained(*refused)
+    @refusing(*refused)
     def run_again() -> list[Run]:
         return run(substitute(model, {}))
 
@@ -125,10 +114,9 @@ def run_both(
         progress.begin("checking", len(pairs) * len(inputs))
         copied = substitute(model, {})
         convolutions = _modules_at(pairs, copied)
-        limits = {path: (conv, pairs[path][1]) for path, conv in convolutions.items()}
         with (
-            _explained(*refused),
-            refusing_large_outputs(limits),
+            refusing(*refused),
+            refusing_large_outputs(convolutions, pairs),
             comparing(convolutions, pairs, where, progress.advance) as checks,
         ):
             original = run(copied)
@@ -136,7 +124,9 @@ def run_both(
         progress.begin("running the converted network")
         standing_in = conversion = list[Run]()
         try:
-            with _explained(f"{printable(options.model)}: {NOT_CONVERTED}", MORE_THAN_A_CALL):
+            what = f"{printable(options.model)}: converted, the network does not run any more: "
+            remedy = "its forward may use more of a convolution than a call of it: change that"
+            with refusing(what, remedy):
                 copied = substitute(
                     converted, {layer: stand_in(layer, conv) for conv, layer in pairs.values()}
                 )
@@ -159,29 +149,18 @@ def run_both(
         except (Exception, SystemExit) as error:
             reason = out_of_memory_error(error) or describe(error)
             no_float64 = f"the network does not run in float64: {reason}"
-    return Runs(checks, calls, original, conversion, reference, no_float64, description)
-
-
-NOT_CONVERTED = "converted, the network does not run any more"
-MORE_THAN_A_CALL = "its forward may use more of a convolution than a call of it: change that"
+    return Runs(
+        checks,
+        calls,
+        original,
+        conversion,
+        reference,
+        no_float64,
+    )
 
 
 def _modules_at(paths: Container[str], network: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in every_module(network) if path in paths}
-
-
-@contextlib.contextmanager
-def _explained(what: str, remedy: str) -> Iterator[None]:
-    """Explain why a network does not run; it may raise anything on an input that it does not
-    accept.
-    """
-    try:
-        yield
-    except MemoryError:
-        raise
-    except (Exception, SystemExit) as error:
-        memory = out_of_memory_error(error)
-        raise memory or BadModelFile(f"{what}: {describe(error)}", remedy) from error
 
 
 def _inputs_refused(options: Namespace) -> tuple[str, str]:
@@ -193,7 +172,7 @@ def _inputs_refused(options: Namespace) -> tuple[str, str]:
         hint = "another --input-size, or --example-inputs"
         if options.format not in ("pt2", "onnx"):  # which take an example
             hint += ", or neither: then every layer is checked alone"
-    return f"{printable(options.model)}: the network does not run on {what}", f"give {hint}"
+    return f"{printable(options.model)}: the network does not run on {what}: ", f"give {hint}"
 
 
 def _changes(before: nn.Module, after: nn.Module, layers: Container[str]) -> str:

@@ -37,8 +37,6 @@ def print_table(report: Report, out: TextIO) -> None:
     lines in its encoding.
     """
     terminal = out.isatty()
-    encoding = getattr(out, "encoding", None) or "ascii"
-    unicode = encoding.lower().replace("-", "").startswith("utf")
     console = Console(file=out, markup=False, highlight=False, emoji=False)
     if not terminal:
         console.width = 10_000
@@ -48,6 +46,7 @@ def print_table(report: Report, out: TextIO) -> None:
             # Narrower, rich would leave out names and verdicts; and it cuts what does not fit,
             # unless the terminal may wrap it.
             console.width = max(width, NARROWEST)
+            unicode = not console.options.ascii_only
             console.print(_table(report, unicode, narrow=width < 110), soft_wrap=True)
         for line in _lines(report):
             # a word longer than a line, such as a path, stays whole so that it can be copied
@@ -55,7 +54,7 @@ def print_table(report: Report, out: TextIO) -> None:
                 line = fill(line, width, break_long_words=False, break_on_hyphens=False)
             console.print(Text(line), soft_wrap=True)
     text = "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n") + "\n"
-    out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    out.write(text.encode(console.encoding, "backslashreplace").decode(console.encoding))
     out.flush()
 
 

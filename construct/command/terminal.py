@@ -33,13 +33,13 @@ class Phases:
 def phases() -> Iterator[Phases]:
     """Show the progress bar within the block."""
     console = Console(stderr=True)
-    columns = (
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         yield Phases(bar)

@@ -94,24 +94,22 @@ def import_allowed(names: Iterable[str]) -> Allowed:
     exact = {}
     packages = []
     for name in names:
-        if _is_never(name) or not all(name.split(".")):
+        # before its import, which may run anything
+        if _is_never(name) or name in _FOREIGN or not all(name.split(".")):
             raise BadModelFile(f"{name!r} cannot be allowed", _FORMS)
-        if name in _FOREIGN:  # before its import, which may run anything
-            raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
         with (
             refusing(f"{name!r}: ", "put its package on PYTHONPATH, or save a state dict"),
             # of old names, as numpy.core
             warnings.catch_warnings(action="ignore", category=DeprecationWarning),
         ):
             value = _imported(name)
-        if isinstance(value, ModuleType) and _is_foreign(name):
-            raise BadModelFile(f"{name!r} cannot be allowed as a whole", _FORMS)
-        if isinstance(value, ModuleType):
-            packages.append(name)
-        elif not callable(value) or (_is_foreign(name) and not isinstance(value, type)):
-            raise BadModelFile(f"{name!r} must be a class", _FORMS)
-        else:
+        foreign = _is_foreign(name)
+        if isinstance(value, type) or (callable(value) and not foreign):
             exact[name] = value
+        elif isinstance(value, ModuleType) and not foreign:
+            packages.append(name)
+        else:
+            raise BadModelFile(f"{name!r} must be a class", _FORMS)
     return Allowed(exact, tuple(packages))
 
 

@@ -60,12 +60,11 @@ def check_archive(file: BinaryIO) -> tuple[str, tuple[str, ...]]:
         )
     names = [name.lower().replace("\\", "/") for name in archive.namelist()]
     pickles = sum(name.endswith("/data.pkl") for name in names)
-    if pickles == 0:
+    if pickles != 1:
         raise BadModelFile(
-            "a zip archive, but not a model file", "give a file that torch.save wrote"
+            f"a zip archive, but not a model file, which has one pickle, and this {pickles}",
+            "give a file that torch.save wrote",
         )
-    if pickles > 1:
-        raise BadModelFile("a malformed archive: it holds two pickles that could be meant", RESAVE)
     notes = _check_sums(archive)
     _check_records(file, size, headers)
     return "torch.save", notes

@@ -1,7 +1,7 @@
 """Finds the model in a training checkpoint, and strips the prefixes that wrappers put on its names."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from operator import methodcaller
 from typing import Any
@@ -44,35 +44,22 @@ def unwrap(content: object, chosen: str | None = None) -> tuple[object, list[str
     keys = _chosen_keys(content, chosen)
     while isinstance(content, dict) and content and len(path) < 4:
         items = dict(dict.items(content))  # attributes of an OrderedDict may hide its methods
-        tensors = all(isinstance(k, str) and isinstance(v, Tensor) for k, v in items.items())
-        if tensors and not keys:
-            break
         models = [key for key, x in items.items() if isinstance(key, str) and _holds_model(x)]
-        keys = keys or _key_of(models)
+        keys = keys or [key for key in KEYS if key in models][:1]
+        if not keys and len(models) == 1:
+            keys = models
         if not keys:
             content, values, others = _tensors_in(content, items)
-            notes.append(
-                f"no tensors, and so read only if a network's own loading asks for them: {others}"
-            )
+            if others:
+                what = "no tensors, and so read only if a network's own loading asks for them"
+                notes.append(f"{what}: {_listed(others)}")
             break
         key = keys.pop(0)
         path.append(key)
         note = f"a checkpoint: its key {'/'.join(path)!r} was used"
-        notes.append(f"{note}{_beside(key, models, items)}")
+        notes.append(f"{note}; it has {_listed(items)} (the option key chooses)")
         content = items[key]
     return content, notes, values
-
-
-def _beside(key: str, models: list[str], items: Mapping[Any, Any]) -> str:
-    """What a checkpoint holds beside the model that was taken, in words."""
-    unused = [other for other in models if other != key]
-    ignored = [other for other in items if other not in (key, *models)]
-    text = ""
-    if unused:
-        text = f", and not {_listed(unused)} (the option key chooses)"
-    if ignored:
-        text += f"; ignored: {_listed(ignored)}"
-    return text
 
 
 def _chosen_keys(content: object, chosen: str | None) -> list[str]:
@@ -87,22 +74,21 @@ def _chosen_keys(content: object, chosen: str | None) -> list[str]:
             return keys
     what = f"it has no key {chosen!r:.80}"
     if isinstance(content, dict):
-        what += f"; it has {_listed(list(dict.keys(content)))}"
+        what += f"; it has {_listed(dict.keys(content))}"
     raise BadModelFile(what, "name a key of the checkpoint")
 
 
 def _tensors_in(
     content: dict[Any, Any], items: Mapping[Any, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The tensors of a state dict that holds other things, too; what of these can be used; and
+) -> tuple[dict[str, Tensor], dict[str, Any], list[Any]]:
+    """The tensors of a state dict that may hold other things, too; what of these can be used; and
     the names of all of these.
     """
     tensors: Any = OrderedDict(
         (k, v) for k, v in items.items() if isinstance(k, str) and isinstance(v, Tensor)
     )
     if not tensors:
-        keys = list(items)
-        what = f"a dict with the keys {_listed(keys[:4])}{', ...' * (len(keys) > 4)}"
+        what = f"a dict with the keys {_listed(items)}"
         if places := model_paths(content):
             raise BadModelFile(
                 f"{what}; {places}", "choose one with key=", option="choose one with --key"
@@ -114,7 +100,7 @@ def _tensors_in(
             raise BadModelFile(f"{key!r:.80} must be a tensor", "save the state dict of a module")
     tensors._metadata = getattr(content, "_metadata", None)
     values = {key: items[key] for key in others if isinstance(key, str) and _is_simple(items[key])}
-    return tensors, values, _listed(others)
+    return tensors, values, others
 
 
 _SIMPLE = Tensor | bytes | complex | torch.dtype | torch.device
@@ -124,15 +110,14 @@ def _is_simple(value: object) -> bool:
     """Whether a value consists of tensors, numbers, texts and containers of them: an object may be
     a stand-in.
     """
-    pending = [value]
+    pending: list[Any] = [value]
     known = set()
-    while pending:
-        inner: Any = pending.pop()
+    for inner in pending:  # grows on the way, and keeps alive what it holds
         if id(inner) in known:
             continue
         known.add(id(inner))
         if isinstance(inner, dict):
-            pending += [*dict.keys(inner), *dict.values(inner)]
+            pending += dict.items(inner)
         elif isinstance(inner, list | tuple | set):
             pending += inner
         elif not (isinstance(inner, _SIMPLE) or _is_plain(inner)):
@@ -140,7 +125,7 @@ def _is_simple(value: object) -> bool:
     return True
 
 
-def _listed(keys: list[Any]) -> str:
+def _listed(keys: Iterable[Any]) -> str:
     return one_line(
         ", ".join(repr(key)[:60] if _is_plain(key) else type(key).__name__ for key in keys), 200
     )
@@ -148,13 +133,6 @@ def _listed(keys: list[Any]) -> str:
 
 def _is_plain(key: object) -> bool:
     return key is None or type(key) in (str, int, float, bool)
-
-
-def _key_of(models: list[str]) -> list[str]:
-    """The key of the model, of these: the first of ``KEYS``, or the only one; empty if neither."""
-    if len(models) == 1:
-        return [*models]
-    return [key for key in KEYS if key in models][:1]
 
 
 def _holds_model(value: object, depth: int = 3) -> bool:
@@ -215,19 +193,13 @@ def renamings(state: Any, wanted: Collection[str]) -> Iterator[tuple[Any, list[s
     ``wanted`` are the names in the network.
     """
     yield state, []
+    state = _renamed(state, str)
     ignored = []
-    if AVERAGED not in wanted and AVERAGED in state:
-        averages = _renamed(state, str)
-        del averages[AVERAGED]
-        if _common_prefix(averages) == "module.":
-            state = averages
-            ignored = [f"ignored: {AVERAGED!r}, the counter of an average"]
+    if AVERAGED not in wanted and state.pop(AVERAGED, None) is not None:
+        ignored = [f"ignored: {AVERAGED!r}, the counter of an average"]
     notes = ignored
     removed = ""
-    while not _first_parts(state) & _first_parts(wanted):
-        prefix = _common_prefix(state)
-        if not prefix:
-            break
+    while not _first_parts(state) & _first_parts(wanted) and (prefix := _common_prefix(state)):
         state = _renamed(state, methodcaller("removeprefix", prefix))
         removed += prefix
         notes = [*ignored, f"the prefix {removed!r} was removed from every name"]

@@ -3,9 +3,7 @@ written.  Imports no torch.
 """
 
 import os
-import secrets
 import stat
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -42,7 +40,7 @@ def check_destination(
     reason: str,
     flag: str = "-o",
     taken: Sequence[Path] = (),
-) -> Path:
+) -> None:
     """Check, before the long work, that the output can be written and replaces none of the user's
     files.
 
@@ -65,24 +63,21 @@ def check_destination(
             if any(path.resolve() == other.resolve() for other in taken):
                 raise BadModelFile("is where other output goes", another)
             if path.exists():
-                if any(Path(other).exists() and path.samefile(other) for other in inputs):
+                if any(path.samefile(other) for other in inputs):
                     raise BadModelFile("is an input itself", another)
                 if not path.is_file():
                     raise BadModelFile("is there, and is not a file", another)
                 if not force and not ours(path):
                     raise BadModelFile(
                         f"exists and is not our own output: {reason}",
-                        option=f"{another.removesuffix(' with -o')}, or --force",
+                        option=f"{another}, or --force",
                     )
             if not path.parent.is_dir():
                 raise BadModelFile(f"there is no folder {printable(path.parent)}", "make it first")
             with NamedTemporaryFile(dir=path.resolve().parent):
                 pass
-    except BadModelFile:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop
+    except (OSError, RuntimeError) as error:  # RuntimeError: a symlink loop
         raise not_written(path, error, f"give another place with {flag}") from error
-    return path
 
 
 def not_written(path: object, error: Exception, then: str) -> BadModelFile:
@@ -92,9 +87,3 @@ def not_written(path: object, error: Exception, then: str) -> BadModelFile:
 
 def _reason(error: Exception) -> str:
     return one_line(getattr(error, "strerror", None) or error)
-
-
-def temporary_name(path: Path) -> Path:
-    """A unique name in the same folder, cut to a length in bytes that file systems allow."""
-    start = os.fsencode(path.name)[:100].decode(sys.getfilesystemencoding(), "ignore")
-    return path.with_name(f".{start}.{secrets.token_hex(8)}.tmp")

@@ -55,8 +55,8 @@ def export_program(
         inputs: instead, an example: a tensor, a tuple of arguments, or a dict of keyword arguments.
 
     Returns:
-        The program, and the static axes of its input ("batch", "axis 1", …; without the channels of
-        an ``input_size``).
+        The program, and the static axes of its inputs ("x's axis 0", …; without the channels of an
+        ``input_size``).
 
     Raises:
         ValueError: a layer, or the network, cannot be traced.
@@ -66,15 +66,12 @@ def export_program(
     (output,) = (node for node in program.graph.nodes if node.op == "output")
     if not output.all_input_nodes:
         raise ValueError("the network cannot be exported: it returns no tensor")
-    shapes = _input_shapes(program)
-    static = []
-    for name, shape in shapes.items():
-        axes = ["batch", *(f"axis {axis}" for axis in range(1, len(shape)))]
-        if inputs is None:  # axis 1 is the first after the channels
-            axes = ["batch", "", *axes[1:-1]]
-        if len(shapes) > 1:
-            axes = [f"{name}'s {axis}" for axis in axes]
-        static += [axis for axis, n in zip(axes, shape, strict=True) if n is not None and axis]
+    static = [
+        f"{name}'s axis {axis}"
+        for name, shape in _input_shapes(program).items()
+        for axis, n in enumerate(shape)
+        if n is not None and (inputs is not None or axis != 1)
+    ]
     return program, tuple(static)
 
 
@@ -133,9 +130,9 @@ def _input_shapes(program: "torch.export.ExportedProgram") -> dict[str, list[int
         value = node.meta.get("val")
         if node.name in program.graph_signature.user_inputs and isinstance(value, torch.Tensor):
             # a static axis has a number, or a symbol that was specialised to one
-            static = [isinstance(n, int) or n.node.expr.is_number for n in value.shape]
-            sizes = zip(value.shape, static, strict=True)
-            shapes[node.name] = [int(n) if known else None for n, known in sizes]
+            shapes[node.name] = [
+                int(n) if isinstance(n, int) or n.node.expr.is_number else None for n in value.shape
+            ]
     return shapes
 
 
@@ -170,7 +167,7 @@ class Program:
     """An exported network.
 
     Attributes:
-        fixed: the static axes of the input ("batch", "axis 1", ...).
+        fixed: the static axes of the input ("x's axis 0", ...).
         difference: the greatest difference from the converted network on the example, or a random
             input of its size, run from ``content``; None if no runtime is installed.
         tensors: those that the exporter took from the network, by name.
@@ -228,26 +225,20 @@ def to_onnx(model: nn.Module, input_size: Sequence[int] = (), inputs: Any = None
         converted = torch.onnx.export(program, dynamo=True, verbose=False, optimize=True)
         assert converted is not None
         converted.save(stream)  # type: ignore[arg-type]
-    content = stream.getvalue()
     difference = None
     if find_spec("onnxruntime") is not None:
         example = _Example(model, input_size, inputs)
-        difference = _difference(example, program, partial(_run_onnx, content))
-    return Program(content, static, difference, program.state_dict)
+        difference = _difference(example, program, partial(_run_onnx, converted))
+    return Program(stream.getvalue(), static, difference, program.state_dict)
 
 
-def _run_onnx(content: bytes, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """The outputs of an ONNX file in onnxruntime."""
-    import onnxruntime  # optional
-
-    tensors = [x.numpy() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+def _run_onnx(program: "torch.onnx.ONNXProgram", *args: Any, **kwargs: Any) -> Any:
+    """The outputs of an ONNX program in onnxruntime."""
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     with _quiet(
         "onnxruntime cannot run its program"
     ):  # e.g. an operator lacks a kernel for a dtype
-        session = onnxruntime.InferenceSession(content)
-        names = [node.name for node in session.get_inputs()]
-        outputs = session.run(None, dict(zip(names, tensors, strict=True)))
-    return list(map(torch.as_tensor, outputs))
+        return program(*tensors)
 
 
 def _difference(
@@ -256,23 +247,20 @@ def _difference(
     """The greatest difference between the outputs of the network and of its reloaded program."""
     network = substitute(example.network, {}).eval()
     batch = next((shape[0] for shape in _input_shapes(program).values() if shape), None)
-    args, kwargs = example.arguments(batch or 2)
-    results = []
+    arguments = example.arguments(batch or 2)
+
+    def run(function: Callable[..., object]) -> tuple[list[tuple[int, ...]], torch.Tensor]:
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, arguments)
+        outputs = [y for y in tree_leaves(function(*args, **kwargs)) if isinstance(y, torch.Tensor)]
+        numbers = [torch.zeros(1, dtype=torch.float64, device="cpu")]
+        numbers += [y.double().flatten().cpu() for y in outputs]
+        return [tuple(y.shape) for y in outputs], torch.cat(numbers)
+
     with torch.no_grad():
-        for run in (call, network):
-            copied = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-            outputs = run(*copied[0], **copied[1])
-            results.append([y for y in tree_leaves(outputs) if isinstance(y, torch.Tensor)])
-    actual, expected = results
-    ours = [tuple(y.shape) for y in actual]
-    theirs = [tuple(y.shape) for y in expected]
+        ours, actual = run(call)
+        theirs, expected = run(network)
     if ours != theirs:
         raise ValueError(
             f"the program returns tensors of sizes {ours}, not {theirs} as the network does"
         )
-    differences = [torch.zeros(1, dtype=torch.float64, device="cpu")]
-    for a, b in zip(actual, expected, strict=True):
-        differences.append(
-            torch.where(a == b, 0.0, (a.double() - b.double()).abs()).flatten().cpu()
-        )
-    return float(torch.cat(differences).max())  # NaN if one is
+    return float((actual - expected).where(actual != expected, 0.0).abs().max())  # NaN if one is

@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections import Counter
+from codecs import getincrementaldecoder
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from construct.errors import BadModelFile, one_line, printable
 from construct.files.archives import AGAIN, ZIP, check_archive
 from construct.files.isolation import refusing
+from construct.weights.record import GEOMETRY
 
 _FOREIGN = {
     rb"version https://git-lfs": "a git-lfs pointer, not the file itself (run git lfs pull)",
@@ -75,21 +77,16 @@ def _refuse_part(name: str) -> None:
         raise BadModelFile(
             "a part of a distributed checkpoint", f"make one file of its folder: {way}"
         )
-    shard = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)
-    index = re.fullmatch(r"(.+)(\.\w+)\.index\.json", name)
-    if index is not None:
-        what = "the index of a model in shards"
-        pattern = f"{index[1]}-*-of-*{index[2]}"
-    elif shard is not None and int(shard[3]) > 1:
-        what = f"shard {int(shard[2])} of {int(shard[3])} of a model"
-        pattern = f"{shard[1]}-*-of-{shard[3]}{shard[4]}"
-    else:
+    shards = re.fullmatch(r"(.+)-\d{5}-of-(?!00001\.)\d{5}(\.\w+)|(.+)(\.\w+)\.index\.json", name)
+    if shards is None:
         return
+    stem, suffix = filter(None, shards.groups())
     merge = _MERGE
-    if pattern.endswith(".safetensors"):
+    if suffix == ".safetensors":
         merge = _MERGE_SAFETENSORS
-    code = printable(merge.replace("PATTERN", pattern))
-    raise BadModelFile(what, f'make one file in its folder: python -c "{code}"')
+    code = printable(merge.replace("PATTERN", f"{stem}-*-of-*{suffix}"))
+    what = "a shard of a model, or the index of its shards"
+    raise BadModelFile(what, f'make one file in their folder: python -c "{code}"')
 
 
 _MERGE = (
@@ -105,11 +102,8 @@ _MERGE_SAFETENSORS = (
 
 def _as_text(start: bytes) -> str:
     """What a text is, in words; empty if it is none."""
-    errors = "strict"
-    if len(start) == 512:
-        errors = "ignore"  # a character may be cut
     try:
-        text = start.decode(errors=errors)
+        text = getincrementaldecoder("utf-8")().decode(start)  # the last character may be cut
     except ValueError:
         return ""
     if not all(c.isprintable() or c.isspace() for c in text):
@@ -124,9 +118,9 @@ _OLD = b"L119547037146038801333356L\n"
 """How a file of torch.save before 1.6 begins in pickle protocol 1."""
 
 
-def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file, by the library; a key that stands twice
-    is refused.
+def read_safetensors(file: BinaryIO) -> dict[str, Any]:
+    """The state dict in a safetensors file, by the library, with the geometry of its attention
+    layers where a state dict has it; a key that stands twice is refused.
 
     Raises:
         BadModelFile: the library does not read it, or it is ambiguous.
@@ -134,20 +128,16 @@ def read_safetensors(file: BinaryIO) -> tuple[dict[str, Any], dict[str, str]]:
     from safetensors.torch import load
 
     data = file.read()
-    length = int.from_bytes(data[:8], "little")
-    if length <= LONGEST_HEADER and len(data) < 8 + length:
-        raise BadModelFile(
-            "the file is truncated, if it is safetensors: the end of its header is missing", AGAIN
-        )
     with refusing("not safetensors, or truncated: ", AGAIN):  # its class of errors is not public
-        content = load(data)
+        state: Any = OrderedDict(load(data))
     with refusing("its safetensors header is wrong: ", "save it again"):
-        header = strict_json(data[8 : 8 + length].decode())
-    return content, header.get("__metadata__") or {}
-
-
-LONGEST_HEADER = 100_000_000
-"""The most bytes of a safetensors header; the library's own limit."""
+        header = strict_json(data[8 : 8 + int.from_bytes(data[:8], "little")].decode())
+    with refusing("its geometry must be JSON: "):
+        records = strict_json((header.get("__metadata__") or {}).get(GEOMETRY, "{}"))
+    if not isinstance(records, dict):
+        raise BadModelFile("its geometry must be a JSON object")
+    state._metadata = {path: {GEOMETRY: record} for path, record in records.items()}
+    return state
 
 
 def strict_json(text: str) -> Any:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from construct.errors import BadModelFile, describe
+from construct.errors import BadModelFile, describe, out_of_memory_error
 
 
 @contextlib.contextmanager
@@ -47,11 +47,13 @@ def _sigterm_as_sigint() -> Iterator[None]:
 @contextlib.contextmanager
 def refusing(what: str, remedy: str = "") -> Iterator[None]:
     """Raise every error in the block as a :class:`BadModelFile` whose message ``what`` begins: code
-    of the user's, and what takes a file apart, may raise anything.
+    of the user's, and what takes a file apart, may raise anything.  Want of memory says nothing of
+    the file.
     """
     try:
         yield
     except (BadModelFile, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise BadModelFile(f"{what}{describe(error)}", remedy) from error
+        memory = out_of_memory_error(error)
+        raise memory or BadModelFile(f"{what}{describe(error)}", remedy) from error

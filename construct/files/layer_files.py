@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from construct.attention import MHSA
-from construct.errors import BadModelFile, one_line
-from construct.files.formats import strict_json
+from construct.errors import BadModelFile
+from construct.files.isolation import refusing
 from construct.modules.traversal import joined
 from construct.weights import NAMES, MHSAWeights
 from construct.weights.record import GEOMETRY, read_record, record_of
@@ -41,20 +41,8 @@ def attention_in(model: nn.Module) -> dict[str, MHSA]:
     }
 
 
-def records_in(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The geometry records in a state dict or in the metadata of a safetensors file, by layer path.
-
-    Raises:
-        BadModelFile: the safetensors metadata are not a JSON object.
-    """
-    if GEOMETRY in metadata:
-        try:
-            records = strict_json(metadata[GEOMETRY])
-        except (ValueError, RecursionError) as error:
-            raise BadModelFile(f"its geometry must be JSON: {one_line(error)}") from error
-        if not isinstance(records, dict):
-            raise BadModelFile("its geometry must be a JSON object")
-        return records
+def records_in(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The geometry records in a state dict, by layer path."""
     by_path = getattr(state, "_metadata", None)
     if not isinstance(by_path, Mapping):
         return {}
@@ -73,21 +61,21 @@ def layer_of(path: str, state: Mapping[str, Tensor], record: Any, **more: Any) -
     Raises:
         BadModelFile: geometry and tensors do not fit together, or a tensor is missing.
     """
-    try:
-        arguments = read_record(record, lambda name: state[joined(path, name)])
-        weights = MHSAWeights(
-            **{name: state[joined(path, name)].detach().clone() for name in NAMES}
-        )
-        return MHSA(weights=weights, **{**arguments, **more})
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        reason = one_line(error)
-        if isinstance(error, KeyError):
-            reason = f"no tensor {error}"
-        if any(key.startswith(joined(path, "parametrizations.")) for key in state):
-            reason += (
-                " (construct.modules.learning.settle makes plain tensors of parametrized ones)"
-            )
-        raise BadModelFile(f"its geometry and its tensors do not fit together: {reason}") from error
+    remedy = ""
+    if any(key.startswith(joined(path, "parametrizations.")) for key in state):
+        remedy = "construct.modules.learning.settle makes plain tensors of parametrized ones"
+
+    def tensor(name: str) -> Tensor:
+        if joined(path, name) not in state:
+            raise ValueError(f"no tensor {joined(path, name)!r}")
+        return state[joined(path, name)]
+
+    with refusing("its geometry and its tensors do not fit together: ", remedy):
+        arguments = read_record(record, tensor)
+        tensors = {name: tensor(name).detach().clone() for name in NAMES}
+        if not all(part.is_floating_point() for part in tensors.values()):
+            raise ValueError("a tensor is not of floating-point numbers")
+        return MHSA(weights=MHSAWeights(**tensors), **{**arguments, **more})
 
 
 def as_network(layers: Mapping[str, nn.Module]) -> nn.Module:

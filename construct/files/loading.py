@@ -4,7 +4,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from copy import copy
-from typing import Any, Literal, overload
+from itertools import chain
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -21,30 +22,10 @@ from construct.modules.tied_weights import share_tied
 from construct.modules.traversal import joined, substitute
 from construct.modules.wrappers import unwrapped
 from construct.weights import NAMES
-from construct.weights.record import GEOMETRY
 
 log = logging.getLogger(__name__)
 
 
-@overload
-def load(
-    path: FilePath,
-    *,
-    model: nn.Module | None = None,
-    layers: Literal[False] = False,
-    allow: Iterable[str] = (),
-    trust: bool = False,
-    key: str | None = None,
-) -> nn.Module: ...
-@overload
-def load(
-    path: FilePath,
-    *,
-    layers: Literal[True],
-    allow: Iterable[str] = (),
-    trust: bool = False,
-    key: str | None = None,
-) -> dict[str, MHSA]: ...
 def load(
     path: FilePath,
     *,
@@ -53,7 +34,7 @@ def load(
     allow: Iterable[str] = (),
     trust: bool = False,
     key: str | None = None,
-) -> nn.Module | dict[str, MHSA]:
+) -> Any:
     """Read a module from a file: this project's output, or any module made of torch.nn classes.  No
     code in the file is run.
 
@@ -90,11 +71,10 @@ def load(
         BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not
             allowed; or a state dict comes without ``model``, or does not fit it.
     """
+    file = read(path, allow=allow, trust=trust, inert=layers or model is not None, key=key)
     with naming(path):
         if layers and model is not None:
             raise BadModelFile("model and layers=True are two ways to read it", "give one of them")
-    file = read(path, allow=allow, trust=trust, inert=layers or model is not None, key=key)
-    with naming(path):
         if model is not None:
             content = loaded_into(unwrapped(model)[0], file, type(model).__name__)
         elif layers:
@@ -110,7 +90,7 @@ def _whole(file: ModelFile) -> nn.Module:
     content = file.content
     if isinstance(content, nn.Module):
         return content
-    if GEOMETRY in file.metadata and (layers := _recorded(content, file.metadata)):
+    if file.kind == "safetensors" and (layers := _recorded(content)):
         return as_network(layers)
     remedy = "give model=Net(), the network that it is of"
     if attention_paths(content):
@@ -123,7 +103,7 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
     if isinstance(content, nn.Module):
         layers = attention_in(content)
     else:
-        layers = _recorded(content, file.metadata)
+        layers = _recorded(content)
         unrecorded = [path for path in attention_paths(content) if path not in layers]
         if unrecorded:
             raise BadModelFile(
@@ -138,15 +118,15 @@ def _layers(file: ModelFile) -> dict[str, MHSA]:
     return layers
 
 
-def _recorded(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, MHSA]:
+def _recorded(state: Mapping[str, Tensor]) -> dict[str, MHSA]:
     """The attention layers of a state dict whose geometry is recorded, by path."""
-    records = records_in(state, metadata).items()
-    return {path: layer_of(path, state, record) for path, record in records}
+    return {path: layer_of(path, state, record) for path, record in records_in(state).items()}
 
 
 def attention_paths(state: Mapping[str, Tensor]) -> list[str]:
     """The paths of the attention layers in a state dict."""
-    return [key.rpartition(".")[0] for key in state if key.rpartition(".")[2] == "w_key_pos"]
+    parts = (key.rpartition(".") for key in state)
+    return [path for path, _, name in parts if name == "w_key_pos"]
 
 
 def loaded_into(model: nn.Module, file: ModelFile, name: str) -> nn.Module:
@@ -165,9 +145,6 @@ def loaded_into(model: nn.Module, file: ModelFile, name: str) -> nn.Module:
         state = state.state_dict()
     entries: Any = OrderedDict({**state, **file.values})
     entries._metadata = getattr(state, "_metadata", {})
-    if file.metadata:
-        records = records_in(state, file.metadata)
-        entries._metadata = {path: {GEOMETRY: record} for path, record in records.items()}
     try:
         return _load_state(model, entries, file.notes)
     except UnsupportedLayer as error:  # the network cannot be copied
@@ -192,25 +169,22 @@ def _load_state(model: nn.Module, state: Any, notes: list[str]) -> nn.Module:
         if not isinstance(value, Tensor):
             del tensors[name]
     failures = []
-    for entries in (state, tensors):
-        for renamed, more_notes in renamings(entries, wanted):
-            try:
-                network = _load_named(model, copy(renamed))
-            except Exception as error:  # a user's network may raise anything
-                failures.append(error)
-            else:
-                notes.extend(more_notes)
-                return network
-        if len(tensors) == len(state):
-            break
+    for renamed, more_notes in chain(renamings(state, wanted), renamings(tensors, wanted)):
+        try:
+            network = _load_named(model, copy(renamed))
+        except Exception as error:  # a user's network may raise anything
+            failures.append(error)
+        else:
+            notes.extend(more_notes)
+            return network
     raise failures[-1]
 
 
 def _load_named(model: nn.Module, state: dict[str, Any]) -> nn.Module:
     """Load a state dict into a copy of a network; torch's own loading decides whether it fits."""
     network = substitute(model, _replacements(model, state))
-    tensors = [value for value in state.values() if isinstance(value, Tensor)]
-    dtypes: Any = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    values = state.values()
+    dtypes: Any = {x.dtype for x in values if isinstance(x, Tensor) and x.is_floating_point()}
     for key, tensor in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(tensor):
             continue
@@ -231,7 +205,7 @@ def _replacements(model: nn.Module, state: dict[str, Any]) -> dict[nn.Module, MH
     Raises:
         ValueError: a module that is not a convolution, or one with another geometry.
     """
-    records = records_in(state, {})
+    records = records_in(state)
     modules = dict(model.named_modules(remove_duplicate=False))
     replacements = {}
     for path in attention_paths(state):

@@ -8,12 +8,13 @@ run code.
 """
 
 import hashlib
+import math
 import shlex
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +25,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from construct.attention import MHSA
-from construct.encoding.encodings import stated_encoding
 from construct.errors import BadModelFile, naming, one_line, printable
 from construct.execution.traced import FROZEN
 from construct.files.allowed import NOTHING, Allowed, allow_options, can_be_allowed, import_allowed
@@ -33,10 +33,10 @@ from construct.files.checkpoints import model_paths, unwrap
 from construct.files.destination import FilePath, regular_file
 from construct.files.formats import kind_of, read_safetensors
 from construct.files.isolation import refusing
+from construct.files.layer_files import layer_of
 from construct.files.torch_files import Loaded, StandIn, StandInTensor, is_module, load
 from construct.geometry import ConvGeometry
-from construct.modules.traversal import checked_modules, every_module
-from construct.weights import NAMES, MHSAWeights
+from construct.modules.traversal import checked_modules
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,10 @@ class ModelFile:
         sha256: the digest of its bytes, in hexadecimal.
         kind: its format: "torch.save", "pickle" (of torch.save before 1.6), "safetensors" or "pt2".
         notes: what was assumed or ignored, one sentence each.
-        metadata: the metadata of a safetensors file.
         allowed: what the user allowed it to hold; None if ``trust`` allowed anything.
-        foreign: the names in it for which stand-ins were read.
         values: what a state dict holds beside tensors, as modules' extra state.
-        modules: every module that was made of it, reached by a path or not, but those of other
-            models in a checkpoint.
+        modules: every module that was made of it, if one in the content may hold others that no path
+            reaches.
     """
 
     path: Path
@@ -60,9 +58,7 @@ class ModelFile:
     content: nn.Module | dict[str, Tensor]
     kind: str
     notes: list[str] = field(default_factory=list)
-    metadata: Mapping[str, str] = field(default_factory=dict)
     allowed: Allowed | None = NOTHING
-    foreign: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     modules: tuple[nn.Module, ...] = ()
 
@@ -99,7 +95,6 @@ def read(
     """
     place = Path(path)
     allowed = import_allowed(allow)
-    metadata = {}
     loaded = Loaded()
     with _opened(path) as file:
         kind, notes = kind_of(file, place)
@@ -108,7 +103,7 @@ def read(
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         if kind == "safetensors":
-            loaded.content, metadata = read_safetensors(file)
+            loaded.content = read_safetensors(file)
         elif trust:
             loaded.content = _load_trusted(file, kind)
             notes += ("trusted: it was loaded with whatever code it holds",)
@@ -120,18 +115,15 @@ def read(
             loaded = _load_safely(file, kind, allowed, printable(path), inert)
         content, unwrapped, values = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
-    others = {id(module) for module in _others(loaded.content, content)}
     return ModelFile(
         path=place,
         sha256=digest,
         content=checked,
         kind=kind,
         notes=[*notes, *unwrapped],
-        metadata=metadata,
         allowed=None if trust else allowed,
-        foreign=loaded.foreign,
         values=values,
-        modules=tuple(module for module in loaded.modules if id(module) not in others),
+        modules=tuple(loaded.modules),
     )
 
 
@@ -146,21 +138,9 @@ def _suffix_notes(kind: str, suffix: str) -> tuple[str, ...]:
             f"a pickle, though its name ends in {suffix}", "rename it if you want it read"
         )
     same = (suffix == ".safetensors") == (kind == "safetensors") and suffix != ".onnx"
-    if same or suffix not in _SUFFIXES:
+    if same or not suffix:
         return ()
-    return (f"the name ends in {suffix}, but the content is {_KINDS[kind]}, and was read as that",)
-
-
-def _others(container: object, content: object, depth: int = 4) -> Iterator[nn.Module]:
-    """The modules of the models that a checkpoint holds beside the one that was chosen."""
-    if container is content:
-        return
-    if isinstance(container, nn.Module):
-        with suppress(Exception):  # what cannot be gone through is not left out
-            yield from [module for _, module in every_module(container)]
-    elif isinstance(container, dict) and depth:
-        for value in dict.values(container):
-            yield from _others(value, content, depth - 1)
+    return (f"the name ends in {suffix}, but the content is {kind}, and was read as that",)
 
 
 def read_inputs(path: FilePath) -> Any:
@@ -173,9 +153,7 @@ def read_inputs(path: FilePath) -> Any:
     with _opened(path) as file:
         kind, _ = kind_of(file, Path(path))
         if kind not in ("torch.save", "pickle"):
-            raise BadModelFile(
-                f"{_KINDS[kind]}, not the inputs of a network", "save them with torch.save"
-            )
+            raise BadModelFile(f"{kind}, not the inputs of a network", "save them with torch.save")
         loaded = _load_safely(file, kind, NOTHING, printable(path), False)
         content = loaded.content
         if not isinstance(content, Tensor | tuple | list | Mapping):
@@ -183,13 +161,9 @@ def read_inputs(path: FilePath) -> Any:
                 f"a {type(content).__name__}, not the inputs of a network",
                 "save a tensor, tuple or dict",
             )
-        arguments = content
-        if isinstance(content, Tensor):
-            arguments = [content]
-        elif isinstance(content, Mapping):
-            arguments = content.values()
-        _check_tensors([("an input", value) for value in arguments], loaded.most_bytes)
+        _check_leaves("the inputs", [content], {})
         tensors = [value for value in tree_leaves(content) if isinstance(value, Tensor)]
+        _check_tensors([("an input", tensor) for tensor in tensors], loaded.most_bytes)
         if not all(bool(tensor.isfinite().all()) for tensor in tensors):
             raise BadModelFile("has numbers that are not finite", "give others")
     if isinstance(content, list):
@@ -203,16 +177,15 @@ MOST_EXPANDED = 2**26
 """The most elements of all tensors beyond those stored (a stride of 0 repeats them)."""
 MOST_LEAVES = 10**7
 """The most values in lists, dicts and tuples of a module, or of a state dict's metadata."""
-_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".onnx")
-_KINDS = {
-    "safetensors": "safetensors",
-    "torch.save": "of torch.save",
-    "pickle": "of torch.save as it was before 1.6",
-    "pt2": "a program of torch.export",
-}
 
 
-def _load_safely(file: BinaryIO, kind: str, allowed: Allowed, name: str, inert: bool) -> Loaded:
+def _load_safely(
+    file: BinaryIO,
+    kind: str,
+    allowed: Allowed,
+    name: str,
+    inert: bool,
+) -> Loaded:
     """Load a file of torch.save, and refuse names that are not allowed unless ``inert``."""
     loaded = load(file, kind == "torch.save", allowed)
     if LAZY in loaded.foreign:
@@ -249,8 +222,10 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
         return BadModelFile(
             "holds quantised modules, which are not read", "save the network before it is quantised"
         )
-    ours = [other for other in names if other.startswith("construct.")]
-    if earlier := [other for other in ours if not can_be_allowed(other)]:
+    earlier = [
+        other for other in names if other.startswith("construct.") and not can_be_allowed(other)
+    ]
+    if earlier:
         what = f"holds {one_line(', '.join(earlier))}, of another version of this project"
         reads = "model=Net(), its network, or layers=True reads its tensors"
         return BadModelFile(what, reads, option="--model-file with its network reads its tensors")
@@ -265,8 +240,9 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
         alone = "save that alone, from a program where its classes can be imported"
     remedy = f"give its network with model=Net(), or {alone}"
     option = f"give its network with --arch or --model-file, or {alone}"
-    choices = _allowing(names, allowed)
-    if choices:
+    given = [*allowed.exact, *allowed.packages]
+    choices = [*dict.fromkeys([*given, *allow_options(names)])]
+    if len(choices) > len(given):
         trusting = "; or, if you trust these packages, whose code then may run: "
         remedy += f"{trusting}construct.load({name!r}, allow={choices!r})"
         flags = [f" --allow {shlex.quote(choice)}" for choice in choices]
@@ -276,20 +252,11 @@ def _not_allowed(loaded: Loaded, name: str, allowed: Allowed) -> BadModelFile:
     return BadModelFile(what, remedy, option=option)
 
 
-def _allowing(names: Iterable[str], allowed: Allowed) -> list[str]:
-    """The options that would allow these names, too; empty if none would."""
-    given = [*allowed.exact, *allowed.packages]
-    more = [choice for choice in allow_options(names) if choice not in given]
-    if more:
-        more[:0] = given
-    return more
-
-
-def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, Tensor]:
+def _checked_content(content: Any, loaded: Loaded) -> nn.Module | dict[str, Tensor]:
     """Check the content: a file may hold allowed classes with attributes that contradict each
     other.
     """
-    if isinstance(content, nn.Module) and (is_module(content) or not isinstance(content, StandIn)):
+    if is_module(content):
         # attributes may be missing, or of any type at all
         with refusing("its layers contradict themselves: "):
             _check_module(content, loaded)
@@ -297,8 +264,6 @@ def _checked_content(content: object, loaded: Loaded) -> nn.Module | dict[str, T
     if isinstance(content, dict) and content:
         return _checked_state(content, loaded)
     what = f"holds an object of class {type(content).__name__}, not a model"
-    if isinstance(content, dict):
-        what = "holds an empty dict, not a model"
     if inside := model_paths(loaded.content):
         raise BadModelFile(f"{what}; {inside}", "save that alone")
     raise BadModelFile(what, "save the nn.Module, or its state dict")
@@ -337,8 +302,7 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
     for path, module in reached:
         loaded.put_back(module)
         _check_leaves(path or "the model", list(vars(module).values()), counts)
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            tensors.append((path, tensor))
+        tensors += [(path, t) for t in (*module._parameters.values(), *module._buffers.values())]
         if isinstance(module, MHSA):
             _check_attention(module, path)
         if isinstance(module, StandIn) and "w_key_pos" in module._parameters:
@@ -354,6 +318,8 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
         if lost and isinstance(module, StandIn) and module.lost:
             what = f"{path or 'the model'}: a {type(module).__name__} is stored in a way of its own"
             raise BadModelFile(f"{what}, and may hold modules", "allow its class")
+    if not any(isinstance(module, StandIn) and module.lost for _, module in reached):
+        loaded.modules = []
 
 
 def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -> None:
@@ -377,15 +343,11 @@ def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -
 
     try:
         count = sum(map(leaves, values))
-    except RecursionError as error:
-        raise BadModelFile(
-            f"{printable(name)}: its lists are nested too deep", "save the state dict"
-        ) from error
+    except RecursionError:
+        count = math.inf
     if count > MOST_LEAVES:
-        raise BadModelFile(
-            f"{printable(name)}: its lists hold each other, and have {count:.3g} values",
-            "save the state dict",
-        )
+        what = "its lists are nested too deep or hold each other, and have"
+        raise BadModelFile(f"{printable(name)}: {what} {count:.3g} values", "save the state dict")
 
 
 def _check_tensors(tensors: Iterable[tuple[str, Any]], most_bytes: float) -> None:
@@ -443,17 +405,11 @@ def _check_attention(layer: MHSA, path: str) -> None:
     """
     if FROZEN in vars(layer):
         raise ValueError(f"{path}: a file cannot say where heads look but by v and w_key_pos")
-    parts = {name: getattr(layer, name) for name in NAMES}
-    for name, part in parts.items():
-        if not (isinstance(part, Tensor) and part.is_floating_point()):
-            raise ValueError(f"{path}: {name} must be a tensor of floating-point numbers")
-    rebuilt = MHSA(
-        replace(layer.geometry),
-        MHSAWeights(**parts),
-        layer._execution,
-        encoding=stated_encoding(layer),
-    )
     if any(type(weight) is not int for weight in layer.radix or ()):
         raise ValueError(f"{path}: its radix is {layer.radix!r}, not whole numbers")
+    tensors = {**layer._parameters, **layer._buffers}
+    record = {"kind": "MHSA", "radix": layer.radix, "encoding": layer._encoding}
+    record |= vars(layer.geometry)
+    rebuilt = layer_of("", tensors, record, execution=layer._execution)
     if rebuilt.heads != layer.heads:
         raise ValueError(f"{path}: says {layer.heads!r} heads, has {rebuilt.heads}")

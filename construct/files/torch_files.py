@@ -18,8 +18,12 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from mmap import ACCESS_READ, mmap
+from pickletools import genops
 from traceback import walk_tb
 from typing import Any, BinaryIO
 
@@ -31,7 +35,7 @@ from torch._weights_only_unpickler import (
     get_globals_in_pkl,
 )
 
-from construct.errors import BadModelFile, one_line
+from construct.errors import BadModelFile, describe, one_line
 from construct.files.allowed import Allowed, listed
 from construct.files.archives import (
     AGAIN,
@@ -134,7 +138,7 @@ def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
     else:
         data = mmap(file.fileno(), 0, access=ACCESS_READ)
         file = data  # a file would allocate as much as a text is said to have
-        pickles = _PICKLES
+        pickles = 5  # a number, a version, the system, the content, the keys of storages
     for name in _UNBOUNDED:
         if data.find(name) >= 0:
             what = (
@@ -142,10 +146,10 @@ def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
             )
             return Loaded(failure=BadModelFile(what, ALONE))
     with _LOCK:  # what another thread allows meanwhile is not allowed here
-        names, length, broken = _scan(data[: LARGEST_PICKLE + 1], pickles)
+        named, length, broken = _scan(data[: LARGEST_PICKLE + 1], pickles)
     if length > LARGEST_PICKLE:
         return Loaded(failure=too_large(length))
-    learned: dict[str, type] = {}
+    names: dict[str, type] = dict.fromkeys(named, StandIn)
     loaded = Loaded()
     work = 0
     while True:
@@ -154,7 +158,7 @@ def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
             what = f"its pickle of {length} bytes names {len(names)} classes and more, which takes long to read"
             loaded.failure = BadModelFile(what, ALONE)
             return loaded
-        attempt = _Attempt(allowed, names, learned, LARGEST_RATIO * size + SLACK)
+        attempt = _Attempt(allowed, names, LARGEST_RATIO * size + SLACK)
         loaded = attempt.loaded
         try:
             attempt.load(file)
@@ -169,12 +173,6 @@ def load(file: BinaryIO, archive: bool, allowed: Allowed) -> Loaded:
         return loaded
 
 
-_PICKLES = 5
-"""A file from before 1.6 begins with five pickles: a number, a version, the system, the content,
-the keys of storages.
-"""
-
-
 def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
     """The names in pickles that torch does not allow, the length of the pickles, and what torch
     cannot read of them.
@@ -187,49 +185,52 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
             names |= get_globals_in_pkl(stream)
     except Exception as error:  # it has no end, or another protocol
         broken = error
-        for frame, _ in walk_tb(error.__traceback__):
-            names |= frame.f_locals.get("globals_in_checkpoint", set())
+        names |= {*_names_in(head, pickles)}
     known = _get_allowed_globals().keys() | _get_user_allowed_globals().keys()
-    if broken is not None and not names - known:
-        texts = [b".".join(filter(None, match.groups())) for match in _GLOBAL.finditer(head)]
-        names = {text.decode().replace("__builtin__", "builtins") for text in texts}
     return names - known, stream.tell(), broken
 
 
-_WORD = rb"([\w.]{1,200})"
-_TEXT = rb"(?:X....|\x8c.)" + _WORD + rb"(?:q.|\x94)?"
-_GLOBAL = re.compile(
-    rb"(?:(?<![\w.])c|i)" + _WORD + rb"\n" + _WORD + rb"\n|" + _TEXT + _TEXT + rb"\x93", re.DOTALL
-)
-"""What names a class in a pickle that torch does not read; for messages alone."""
+def _names_in(head: bytes, pickles: int) -> Iterator[str]:
+    """The names in pickles that torch does not read, up to where they break; for messages alone."""
+    stream = io.BytesIO(head)
+    texts = list[str]()
+    with suppress(Exception):
+        for code, value, _ in chain.from_iterable(genops(stream) for _ in range(pickles)):
+            if code.name in ("GLOBAL", "INST"):
+                yield str(value).replace(" ", ".").replace("__builtin__", "builtins")
+            elif code.name == "STACK_GLOBAL":
+                yield ".".join(texts[-2:])
+            elif isinstance(value, str):
+                texts.append(value)
+
+
 _FOREIGN_BUILT = re.compile(r"Can only build Tensor.*but got <class '(\w+\.[^']*)'>", re.DOTALL)
 _FILLED = re.compile(r"Can only (append|extend|SETITEM).*but got <class '([^']*)'>", re.DOTALL)
 
 
-def _failure(error: Exception, broken: Exception | None, data: Any, at_end: bool) -> BadModelFile:
+def _failure(
+    error: Exception,
+    broken: Exception | None,
+    data: Any,
+    at_end: bool,
+) -> BadModelFile:
     """Why torch did not read a file; ``at_end`` says that it came to the end of the file."""
     if isinstance(error, BadModelFile):
         return error
-    text = str(error).partition("WeightsUnpickler error:")[2] or str(error)
-    text = text.partition("\n\nCheck the documentation")[0]
-    if "magic number" in text or "protocol version" in text:
+    text = describe(error.__context__ or error)  # without torch's advice to load it unsafely
+    if "magic number" in text:
         return BadModelFile("a pickle, but not a model file that torch.save wrote", RESAVE)
     if "persistent_load of storage" in text:
         what = "a whole module in the format before torch 1.6, of which torch reads only state dicts without running code"
         return _or_trusted(what, "save it again in a current format")
-    if broken is not None and "not an allowed global" in text:
-        text = str(broken)
     if "Unsupported operand" in text and data[:2] != b"\x80\x02":
         return _other_protocol(data)
     if at_end or "unexpected EOF" in text or isinstance(broken, EOFError):
         return BadModelFile("the file is truncated: its pickle or a storage has no end", AGAIN)
     if "but got <class 'list'>" in text:
         text = "a list of a class of its own has attributes, too"
-    if "weights_only" in text or not text:
-        text = type(error).__name__
-    return BadModelFile(
-        f"not a model that can be read safely: torch says {one_line(text, 200)}", ALONE
-    )
+    what = f"not a model that can be read safely: torch says {one_line(text, 200)}"
+    return BadModelFile(what, ALONE)
 
 
 def _other_protocol(data: Any) -> BadModelFile:
@@ -258,32 +259,28 @@ class _Attempt:
 
     Args:
         allowed: what the user allows.
-        names: the names in the file; gains those that failed calls tell of.
-        learned: what an earlier call told that a class stands for: list, OrderedDict or
-            StandInTensor; gains what this one tells.
+        names: the names in the file, and what each stands for if it is not imported: a StandIn, or a
+            list, an OrderedDict or a StandInTensor, as failed calls tell.
         most_bytes: the most bytes of all storages together.
     """
 
-    def __init__(
-        self, allowed: Allowed, names: set[str], learned: dict[str, type], most_bytes: int
-    ):
+    def __init__(self, allowed: Allowed, names: dict[str, type], most_bytes: int):
         self.names = names
-        self.learned = learned
         self.free = most_bytes
         self.things = []
         self.kinds = {}
-        unlisted = names - listed().keys()
+        unlisted = names.keys() - listed().keys()
         named = allowed.of(unlisted)
         foreign = tuple(sorted(unlisted - named.keys()))
         self.loaded = Loaded(foreign=foreign, most_bytes=most_bytes)
         self.values: dict[str, Any] = {**named}
-        for name in names - unlisted:
-            self.values[name] = self._guarded(name, listed()[name])
-        for name in foreign:
-            self.values[name] = self._stand_in(name)
-        for name, kind in learned.items():
-            if kind is not StandInTensor:
+        for name, kind in names.items():
+            if kind in (list, OrderedDict):
                 self.values[name] = self._container(name, kind, named.get(name))
+            elif name in listed():
+                self.values[name] = self._guarded(name, listed()[name])
+            elif name not in named:
+                self.values[name] = self._stand_in(name, kind)
 
     def load(self, file: BinaryIO) -> None:
         """Call torch.load, and give the objects that it makes their own classes."""
@@ -301,19 +298,19 @@ class _Attempt:
 
     def learns(self, error: Exception) -> bool:
         """Whether torch's error says something of a class that another attempt can heed."""
-        known = len(self.names) + len(self.learned)
+        before = {**self.names}
         message = str(error)
         if built := _FOREIGN_BUILT.search(message):  # by a function that the user allows
-            self.names.add(built[1])
+            self.names.setdefault(built[1], StandIn)
         elif filled := _FILLED.search(message):
-            if filled[2] in self.values:
-                self.learned.setdefault(filled[2], OrderedDict if filled[1] == "SETITEM" else list)
+            if filled[2] in self.values and self.names.get(filled[2], StandIn) is StandIn:
+                self.names[filled[2]] = OrderedDict if filled[1] == "SETITEM" else list
         elif "Creating a Tensor subclass" in message:
             (*_, (frame, _)) = walk_tb(error.__traceback__)
             for name in self.loaded.foreign:
                 if self.values[name] is frame.f_locals.get("new_type"):
-                    self.learned.setdefault(name, StandInTensor)
-        return len(self.names) + len(self.learned) > known
+                    self.names[name] = StandInTensor
+        return self.names != before
 
     def _placed(self, storage: Any, location: str) -> Any:
         """Leave a storage on the CPU; all storages together are no larger than the file says."""
@@ -351,11 +348,11 @@ class _Attempt:
         self.kinds[guard] = kind
         return guard
 
-    def _stand_in(self, name: str) -> Any:
+    def _stand_in(self, name: str, kind: type) -> Any:
         if name == "builtins.getattr":  # of a class that is stood in for
             return lambda thing, *_: thing
-        if name in self.learned:
-            return _named(name, StandInTensor)
+        if kind is StandInTensor:
+            return _named(name, kind)
         return _named(name, StandIn, __new__=lambda cls, *_, **__: self._kept(cls))
 
     def _kept(self, cls: type) -> Any:

@@ -3,10 +3,10 @@
 import contextlib
 import io
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from construct.errors import BadModelFile, describe, naming, one_line, printable
 from construct.files.allowed import NOTHING, Allowed, allow_options, import_allowed, listed
 from construct.files.archives import check_archive
-from construct.files.destination import FilePath, temporary_name
+from construct.files.destination import FilePath
 from construct.files.layer_files import attention_in, to_safetensors
 
 
@@ -65,24 +65,23 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
                 f"{suffix} takes the size of an input",
                 f"use construct.files.export.to_{suffix[1:]}",
             )
-    content = model
-    if suffix == ".safetensors":
-        content = to_safetensors(model)
-    with staged(path, content, import_allowed(allow)):
-        pass
+        if suffix == ".safetensors":
+            content = to_safetensors(model)
+        else:
+            content = archived(model, import_allowed(allow))
+    write(content, path)
 
 
-def unlisted_names_in(file: Path | BinaryIO) -> list[str]:
-    """The names in a torch.save file that are not on the allow-list."""
-    return sorted({*torch.serialization.get_unsafe_globals_in_checkpoint(file)} - listed().keys())
+def unlisted_names_in(content: bytes) -> list[str]:
+    """The names in what torch.save wrote that are not on the allow-list."""
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+    return sorted({*names} - listed().keys())
 
 
-def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> None:
-    """Write a module, a state dict or bytes atomically: into a temporary file next to ``path``,
-    fsynced, then renamed.
+def write(content: bytes, path: FilePath) -> None:
+    """Write a file atomically: into a temporary file next to ``path``, fsynced, then renamed.
 
     Raises:
-        BadModelFile: the content could not be read back safely.
         OSError: the file cannot be written; an existing file is unchanged.
     """
     with staged(path, content):
@@ -90,25 +89,17 @@ def write(content: nn.Module | dict[str, Tensor] | bytes, path: FilePath) -> Non
 
 
 @contextlib.contextmanager
-def staged(
-    path: FilePath,
-    content: nn.Module | dict[str, Tensor] | bytes,
-    allowed: Allowed | None = NOTHING,
-) -> Iterator[Path]:
+def staged(path: FilePath, content: bytes) -> Iterator[Path]:
     """Write as :func:`write` does, but rename into place only when the ``with`` block ends without
     an error.
 
     Yields:
-        The temporary file, complete and fsynced.  It may hold what is ``allowed`` beyond the
-        allow-list; anything, if None.
+        The temporary file, complete and fsynced.
     """
     path = Path(path).resolve()  # a link stays a link
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".construct.{secrets.token_hex(16)}.tmp")
     try:
         with temporary.open("xb") as file:
-            if not isinstance(content, bytes):
-                with naming(path):
-                    content = _archived(content, allowed)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -122,16 +113,20 @@ def staged(
         raise
 
 
-def _archived(content: nn.Module | dict[str, Tensor], allowed: Allowed | None) -> bytes:
-    """What torch.save writes, which could be read back safely."""
+def archived(content: nn.Module | dict[str, Tensor], allowed: Allowed | None = NOTHING) -> bytes:
+    """What torch.save writes; it may hold what is ``allowed`` beyond the allow-list, anything if
+    None.
+
+    Raises:
+        BadModelFile: it cannot be saved, or could not be read back safely.
+    """
     stream = io.BytesIO()
     try:
         torch.save(content, stream)  # type: ignore[arg-type]
     except Exception as error:
         raise BadModelFile(f"cannot be saved: {describe(error)}") from error
     check_archive(stream)
-    stream.seek(0)
-    names = unlisted_names_in(stream)
+    names = unlisted_names_in(stream.getvalue())
     more = [name for name in names if allowed and name not in allowed.of(names)]
     if more:
         what = (

@@ -176,7 +176,7 @@ STAGES = [
     ("construct.files.reading", "unwrap"),
     ("construct.files.command_line.load_network", "conv_to_mhsa"),
     ("construct.command.conversion", "check_conversion"),
-    ("construct.files.writing", "_archived"),
+    ("construct.command.output", "archived"),
 ]
 IN_THE_NETWORK = ("torch.nn.functional", "conv2d")
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

@@ -90,7 +90,7 @@ def test_a_certificate_is_replaced_as_long_as_nobody_has_changed_it(change: str,
 
 def test_an_output_without_a_certificate_is_replaced_by_force(model: str, from_conv: Command) -> None:
     from_conv.prints(model, "--no-certify")
-    assert "names its digest (give another name, or --force)" in from_conv.refuses(model, "--no-certify")
+    assert "names its digest (give another name with -o, or --force)" in from_conv.refuses(model, "--no-certify")
     from_conv.prints(model, "--no-certify", "--force")
     from_conv.prints(model, "--force")
     from_conv.prints(model)

@@ -201,7 +201,11 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
     missing._metadata = state._metadata  # type: ignore[attr-defined]
     path = written(missing, tmp_path / "m.pt")
     for options in ({"model": built()}, {"layers": True}):
-        assert "its geometry and its tensors do not fit together: no tensor 'stem.v'" in refusal(path, **options)
+        assert "geometry and its tensors do not fit together: ValueError: no tensor 'stem.v'" in refusal(
+            path, **options
+        )
+    missing["stem.v"] = state["stem.v"].long()
+    assert "a tensor is not of floating-point numbers" in refusal(written(missing, path), layers=True)
     assert "holds no attention layer" in refusal(written(built().state_dict(), tmp_path / "c.pt"), layers=True)
     assert "holds no attention layer" in refusal(written(nn.ReLU(), tmp_path / "r.pt"), layers=True)
 

@@ -139,7 +139,7 @@ def test_row_09_the_content_decides_and_a_lying_name_is_told(from_conv: Command)
     assert isinstance(file.content, dict)
     assert "the content is safetensors" in file.notes[0]
     torch.save(nn.Conv2d(1, 1, 1), "m.safetensors")
-    assert "of torch.save" in read("m.safetensors").notes[0]
+    assert "the content is torch.save" in read("m.safetensors").notes[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
@@ -210,7 +210,7 @@ NO_MODELS = {
     "list": ([torch.ones(2)], "holds an object of class list, not a model"),
     "tensor": (torch.ones(1, 1, 3, 3), "holds an object of class Tensor, not a model"),
     "number": (5, "holds an object of class int, not a model"),
-    "empty": ({}, "holds an empty dict, not a model"),
+    "empty": ({}, "holds an object of class dict, not a model"),
     "no tensors": ({"epoch": 3, "history": [1.0]}, "keys 'epoch', 'history', but not a state dict (save"),
     "control characters": ({"\x1b[31m": 3}, "keys '\\x1b[31m'"),
     "module": (nn.Sequential(nn.Linear(2, 2)), "no convolution found (give a network that has one)"),
@@ -255,6 +255,8 @@ def test_row_15_bombs(from_conv: Command) -> None:
     assert "compressed" in from_conv.refuses(path)
     torch.save(nn.Conv2d(1, 1, 3, padding=10**6), path)
     from_conv.refuses(path)
+    torch.save(nested(40), "x.pt")
+    assert "too deep or hold each other" in from_conv.refuses(path, "--example-inputs", "x.pt")
 
 
 def test_row_15_modules_that_hold_each_other(from_conv: Command) -> None:
@@ -363,7 +365,7 @@ def test_row_21_odd_names_of_files_work(name: str, from_conv: Command) -> None:
 
 def test_row_52_the_certificate_does_not_replace_the_output(from_conv: Command) -> None:
     torch.save(nn.Conv2d(1, 1, 1), "m.pt")
-    assert "where the certificate goes" in from_conv.refuses("m.pt", "-o", "o.json")
+    assert "is where other output goes" in from_conv.refuses("m.pt", "-o", "o.json")
 
 
 def test_row_57_an_old_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,7 +324,7 @@ def test_another_geometry_is_rejected(name, side, files):
     conv, mhsa = files.write_case("2-D")
     vars(conv if side == "conv" else mhsa.geometry)[name] = GEOMETRIES[name]
     files.save(conv, mhsa)
-    files.refused("geometry of the .* is not the one|no plain convolution|contradict themselves")
+    files.refused("geometry of the .* is not the one|no plain convolution|do not fit together")
     files.forge(conv, mhsa)
     files.refused()
 

@@ -72,7 +72,7 @@ def contents(
         for name, tensor in file.content.items():
             of, _, last = name.rpartition(".")
             groups.setdefault(of, {})[last] = _plain(tensor)
-        stated = records_in(file.content, {})
+        stated = records_in(file.content)
     return (
         groups,
         stated,

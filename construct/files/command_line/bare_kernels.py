@@ -14,8 +14,8 @@ from construct.modules.traversal import joined
 
 DEFAULTS: Mapping[str, Any] = {
     "stride": None,
-    "padding": [0],
-    "dilation": [1],
+    "padding": 0,
+    "dilation": 1,
     "groups": 1,
     "padding_mode": "zeros",
 }
@@ -53,13 +53,11 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, notes: list[st
         base: Any = BASES[len(kernel_size) - 1]
         d_in *= geometry["groups"]
         with refusing(f"{printable(path) or 'its kernel'}: ", "give --arch"):
-            conv = base(d_in, d_out, tuple(kernel_size), bias=False, device="meta", **geometry)
-            for name in ("weight", "bias"):
-                tensor = state.get(joined(path, name))
-                used.add(joined(path, name))
-                if tensor is not None:
-                    parameter = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
-                    setattr(conv, name, parameter)
+            bias = joined(path, "bias") in state
+            conv = base(d_in, d_out, kernel_size, bias=bias, device="meta", **geometry)
+            tensors = {name: state[joined(path, name)] for name in conv.state_dict()}
+            conv.load_state_dict(tensors, assign=True)
+        used |= {joined(path, name) for name in tensors}
         convolutions[path] = conv
     root = as_network(convolutions)
     assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())

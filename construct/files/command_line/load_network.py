@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
@@ -50,15 +50,16 @@ def network_of(source: ModelFile, options: Namespace) -> nn.Module:
             raise BadModelFile(
                 f"{', '.join(flags)} is only for a state dict without a network", "leave it out"
             )
-        if spec and whole and not source.foreign:
-            raise BadModelFile(
-                "holds a whole module, which needs no architecture", f"leave out {printable(spec)}"
-            )
         if not spec:
             if whole:
                 return content
             if not flags:
-                raise _without_architecture(content)
+                what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
+                more = ", or --stride and --padding to convert its kernels alone"
+                if earlier := len(attention_paths(content)):
+                    layers = counted(earlier, "attention layer")
+                    more = f" (it holds {layers} of an earlier conversion)"
+                raise BadModelFile(what + more)
             return from_kernels(content, options, source.notes)
     build = module_from_file
     if options.arch:
@@ -66,16 +67,6 @@ def network_of(source: ModelFile, options: Namespace) -> nn.Module:
     model = build(spec)
     with naming(source.path):
         return loaded_into(model, source, spec)
-
-
-def _without_architecture(state: dict[str, Tensor]) -> BadModelFile:
-    """The error for a state dict alone."""
-    what = "a state dict without its architecture: give --arch pkg.module:factory or --model-file net.py:Net"
-    if earlier := len(attention_paths(state)):
-        return BadModelFile(
-            f"{what} (it holds {counted(earlier, 'attention layer')} of an earlier conversion)"
-        )
-    return BadModelFile(f"{what}, or --stride and --padding to convert its kernels alone")
 
 
 def inputs_for(model: nn.Module, options: Namespace) -> tuple[list[Any], str] | None:
