@@ -73,7 +73,10 @@ def _recheck(report: Report) -> str | None:
         return None
     files = (report.document, report.conversion.source.path, report.options.output)
     document, conv, mhsa = map(_as_argument, files)
-    return f"{report.options.verify} check {document} --conv {conv} --mhsa {mhsa}"
+    command = f"{report.options.verify} check {document} --conv {conv} --mhsa {mhsa}"
+    if report.options.key is not None:
+        command += f" {shlex.quote(f'--key={report.options.key}')}"
+    return command
 
 
 def _as_argument(path: Path) -> str:
