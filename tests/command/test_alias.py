@@ -118,8 +118,9 @@ def test_the_user_s_own_code_comes_from_the_folder_first(alias):
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_ctrl_c_ends_it_in_one_line(verify, tmp_path):
-    """Also while torch is imported."""
-    (tmp_path / "torch.py").write_text("import time, pathlib\npathlib.Path('running').touch()\ntime.sleep(60)\n")
+    """Also while torch is imported, which makes another error of it."""
+    odd = "try: time.sleep(60)\nexcept BaseException: raise SystemError"
+    (tmp_path / "torch.py").write_text(f"import time, pathlib\npathlib.Path('running').touch()\n{odd}\n")
     torch.save({}, tmp_path / "m.pt")
     words = ["verify", "audit", "m.pt"] if verify else ["m.pt"]
     process = subprocess.Popen(
