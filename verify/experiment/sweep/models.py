@@ -83,6 +83,8 @@ class Network:
                 one_line(error.on_command_line.removeprefix(f"{printable(self.name)}: "))
             )
             return
+        if not (given or survey.refused):  # nothing certified is not a success
+            yield from self.failed("its convolutions are attention layers already")
         for refusal in survey.refused:
             yield self._row(
                 refusal.path, verdict="refused", error=one_line(f"{refusal.kind}: {refusal.reason}")
