@@ -39,15 +39,19 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     """The layers that a rule returns for a module; new ones get the module's mode.
 
     Raises:
-        ValueError: the rule fails or returns no module, or the module has hooks.
+        ValueError: the rule fails, returns no module or changes the given one, or that has hooks.
     """
     for part in module.modules():
         check_hooks(part)
-    try:
-        with eval_mode(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            layers = rule(module)
-    except Exception as error:  # a user's code may raise anything
-        raise ValueError(f"its rule fails: {describe(error)}") from error
+    copied = deep_copy(module)
+    for given, which in ((copied, " on a copy of it"), (module, "")):
+        try:
+            with eval_mode(given), torch.no_grad(), torch.random.fork_rng(devices=[]):
+                layers = rule(given)
+        except Exception as error:  # a user's code may raise anything
+            raise ValueError(f"its rule fails{which}: {describe(error)}") from error
+        if not _same_tensors(copied, module):
+            raise ValueError("its rule changes the module that it is given: let it change a copy")
     if not isinstance(layers, nn.Module):
         raise ValueError(f"its rule gives a {type(layers).__name__}, not an nn.Module")
     expected, actual = (
@@ -62,6 +66,15 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
         if id(part) not in own:
             part.training = module.training
     return layers
+
+
+def _same_tensors(module: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules have the same parameters and buffers."""
+    one, two = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (module, other))
+    return one.keys() == two.keys() and all(
+        a.is_meta or bool(((a == b) | (a != a)).all())
+        for a, b in zip(one.values(), two.values(), strict=True)
+    )
 
 
 @torch.random.fork_rng(devices=[])

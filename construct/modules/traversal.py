@@ -63,9 +63,7 @@ def _registered(
 
 def joined(path: str, name: str) -> str:
     """The path of what a module at a path calls by this name."""
-    if path:
-        return f"{path}.{name}"
-    return name
+    return ".".join(filter(None, (path, name)))
 
 
 MOST_NAMES = 100_000
