@@ -216,6 +216,22 @@ def test_examples_that_are_not_finite_are_refused(number: float, from_conv: Comm
     )
 
 
+@pytest.mark.parametrize("kind", [{"device": "meta"}, {"dtype": torch.float8_e4m3fn}], ids=str)
+def test_examples_without_numbers_are_refused_by_name(kind: dict[str, Any], from_conv: Command):
+    torch.save(torch.empty(1, 3, 8, 8, **kind), "x.pt")
+    torch.save(with_odd(), "m.pt")
+    assert "x.pt: has no numbers that can be read: " in from_conv.refuses("m.pt", "--example-inputs", "x.pt")
+
+
+@pytest.mark.nasty(35, 41)
+def test_a_run_on_an_empty_batch_checks_nothing(from_conv: Command):
+    torch.save(torch.ones(0, 3, 8, 8), "x.pt")
+    torch.save(with_odd(), "m.pt")
+    out = from_conv.prints("m.pt", "--example-inputs", "x.pt")
+    assert "on samples: 0 of 1 layers CHECKED" in out
+    assert "0: not exercised by the check (the network did not call it, or only on an empty batch" in out
+
+
 @pytest.mark.nasty(75)
 @pytest.mark.parametrize(
     ("network", "options", "reason"),
