@@ -18,6 +18,7 @@ from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import attention_in, to_safetensors
 from construct.files.reading import ModelFile, read_inputs
 from construct.files.writing import staged, unlisted_names_in, write
+from construct.modules.folding import plain_convolution
 from construct.modules.tied_weights import paths_of
 from construct.network import Survey, substitute
 from construct.weights import NAMES
@@ -133,8 +134,9 @@ def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list
         return [("", f"{program}; the same weights as .pt or .safetensors are")]
     try:
         certified = {
-            path: (stated_geometry(conv), digests(conv, ("weight", "bias")))
+            path: (stated_geometry(plain), digests(plain, ("weight", "bias")))
             for path, conv in survey.convertible.items()
+            for plain in [plain_convolution(conv)]  # to read a parametrized weight may change it
         }
         stored = layers_in(source.path, key=options.key).named(certified, [])
     except ValueError as error:
