@@ -175,7 +175,7 @@ def test_row_26_the_command_says_so_and_proves_it(state: Any, from_conv: Command
     options = (*state(normed), *SIZE)
     out = from_conv.prints(*options)
     assert "0: parametrization folded into its eval-mode weight: WeightNorm of weight" in out
-    assert "(the model): not rechecked: layer '0' is missing in" in out
+    assert "(the model): not rechecked: layer '2' is missing in" in out
     assert "2: parametrization folded into its eval-mode weight: SpectralNorm of weight" in out
     assert "compared in eval mode; batch normalisation and dropout are as they were" in out
     facts = from_conv.facts(*options)
