@@ -125,10 +125,6 @@ def _check_files(options: Namespace) -> None:
     unnamed = "no certificate beside it names its digest"
     check_destination(output, inputs, options.force, partial(names_file, document), unnamed)
     if not options.no_certify:
-        if document == output:
-            raise BadModelFile(
-                f"{printable(output)}: is where the certificate goes (give another name with -o)"
-            )
         check_destination(
             document, inputs, options.force, is_document, "it is not a certificate, or was changed"
         )

@@ -212,7 +212,7 @@ def _renew_certificate(report: Report, written: Path) -> str:
             )
             write(record, document)
             return "written"
-        if document != output and document.is_file() and is_document(document):
+        if document.is_file() and is_document(document):
             document.unlink()
             return "deleted"
     except OSError as error:
