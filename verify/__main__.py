@@ -330,7 +330,12 @@ def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
         if options.command is None:
             parser.print_help()
             return 2
-        return COMMANDS[options.command].run(options)
+        try:
+            return COMMANDS[options.command].run(options)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # the user's code may exit, which is no result
+            raise ValueError(f"{type(error).__name__}: {error}") from error
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)
     except KeyboardInterrupt as stop:  # its message may say what was kept
