@@ -15,6 +15,7 @@ from verify.report.layer import ReportLayer
 from verify.report.numbers import network_sentences
 from verify.report.page import Facts, page
 from verify.report.writing import pictured, why_no_input
+from verify.samples.sampling import evaluating
 
 
 def write_page(report: Report) -> None:
@@ -29,9 +30,10 @@ def write_page(report: Report) -> None:
     copied = substitute(conversion.model, {})  # a run may change the network
     modules = dict(every_module(copied))
     convolutions = {row.path: modules[row.path] for row in report.layers}
-    drawn, input_caption, first = pictured(
-        copied, convolutions, inputs and inputs[0][0], options.input_size
-    )
+    with evaluating(copied):  # in training, to read a parametrized weight may change it
+        drawn, input_caption, first = pictured(
+            copied, convolutions, inputs and inputs[0][0], options.input_size
+        )
     missing = why_no_input(convolutions, drawn)
     layers = [
         ReportLayer(

@@ -23,10 +23,12 @@ import construct
 import verify
 from commands import Command
 from construct import MHSA, UnsupportedLayer
+from construct.command.arguments import parse
 from construct.encoding import quadratic
 from construct.modules.convolutions import FARTHEST
 from construct.modules.wrappers import unwrapped
 from runs import convolution_calls
+from verify.experiment.sweep.models import Network
 
 
 def image(batch: int = 2, channels: int = 3) -> Tensor:
@@ -158,6 +160,38 @@ def test_row_26_an_older_weight_norm_elsewhere_does_not_stop_the_copy() -> None:
     net = convert(model)
     torch.testing.assert_close(net(image()), model(image()))
     assert net[3].weight_g is not model[3].weight_g
+
+
+class Counting(nn.Module):
+    """Counts its calls in training, as spectral_norm turns its vectors in each."""
+
+    calls = 0
+
+    def forward(self, kernel: Tensor) -> Tensor:
+        Counting.calls += self.training
+        return 2 * kernel
+
+
+def counting() -> nn.Module:
+    convs, calls = (nn.Conv1d(1, 2, 3), nn.ConvTranspose1d(2, 2, 3)), Counting.calls
+    net = nn.Sequential(*(parametrize.register_parametrization(conv, "weight", Counting()) for conv in convs))
+    Counting.calls = calls
+    return net
+
+
+def test_row_26_no_weight_is_read_in_training(state: Any, from_conv: Command) -> None:
+    words = state(counting)
+    from_conv.prints(*words)
+    from_conv.prints(*words, "--input-size", 1, 9, "--report", "page.html")
+    assert Counting.calls == 0
+    for layer in Network(words, parse(words)).run():
+        assert [row.verdict for row in layer.run()] == ["PROVED"]
+    net = counting()
+    converted = convert(net)
+    verify.write_report(
+        "page.html", net, converted, certificates={"0": verify.certify(net[0], converted[0], grid=(9,))}
+    )
+    assert (Counting.calls, net.training, converted.training) == (0, True, True)
 
 
 class Failing(nn.Module):

@@ -73,6 +73,20 @@ def write_report(
     )
     if (original is None) != (converted is None):
         raise ValueError("write_report takes both networks, or neither and attention alone")
+    # in training, to read a parametrized weight may change it
+    with evaluating(*filter(None, (original, converted))):
+        content = _page(original, converted, x, certificates, attention, title)
+    replace_file(Path(path), content)
+
+
+def _page(
+    original: nn.Module | None,
+    converted: nn.Module | None,
+    x: Any,
+    certificates: Any,
+    attention: Mapping[str, Any] | None,
+    title: str,
+) -> bytes:
     arrays = probabilities_by_name(attention)
     layers: list[ReportLayer] = []
     input_caption = ""
@@ -97,13 +111,7 @@ def write_report(
     layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
     if not layers:
         raise ValueError("write_report: there is nothing to show")
-    replace_file(
-        Path(path),
-        page(
-            layers,
-            Facts(title, input_caption=input_caption, run=(original, converted, first)),
-        ),
-    )
+    return page(layers, Facts(title, input_caption=input_caption, run=(original, converted, first)))
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
@@ -193,10 +201,9 @@ def _judged(
 ) -> ReportLayer:
     """Check a layer on one input, and certify it unless a certificate is given."""
     sample = generated_inputs(conv, 1, 0) if x is None else x
-    with evaluating(conv, mhsa):
-        check = check_call(conv, mhsa, sample, "one input of the report")
-        if certificate is None:
-            certificate, verdict = certify_layer(conv, mhsa, check)
-        else:
-            verdict = combined(certificate, check)
+    check = check_call(conv, mhsa, sample, "one input of the report")
+    if certificate is None:
+        certificate, verdict = certify_layer(conv, mhsa, check)
+    else:
+        verdict = combined(certificate, check)
     return ReportLayer(name, conv, mhsa, check, certificate, verdict, x, attention)

@@ -193,6 +193,8 @@ def _opened(network: Network, state: Vector) -> tuple[Survey, dict[str, Given]]:
         else:
             model = network_of(source_of(options), options)
     model, _ = unwrapped(model)
+    for module in model.modules():  # in training, to read a parametrized weight may change it
+        module.training = False
     survey = surveyed(model, network.name)
     return survey, _given(model, survey, options)
 
