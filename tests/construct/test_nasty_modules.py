@@ -184,9 +184,10 @@ def test_row_26_no_weight_is_read_in_training(state: Any, from_conv: Command) ->
     from_conv.prints(*words)
     from_conv.prints(*words, "--input-size", 1, 9, "--report", "page.html")
     assert Counting.calls == 0
-    for layer in Network(words, parse(words)).run():
+    layers: Any = Network(words, parse(words)).run()
+    for layer in layers:
         assert [row.verdict for row in layer.run()] == ["PROVED"]
-    net = counting()
+    net: Any = counting()
     converted = convert(net)
     verify.write_report(
         "page.html", net, converted, certificates={"0": verify.certify(net[0], converted[0], grid=(9,))}
