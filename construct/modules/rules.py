@@ -44,14 +44,10 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     for part in module.modules():
         check_hooks(part)
     copied = deep_copy(module)
-    for given, which in ((copied, " on a copy of it"), (module, "")):
-        try:
-            with eval_mode(given), torch.no_grad(), torch.random.fork_rng(devices=[]):
-                layers = rule(given)
-        except Exception as error:  # a user's code may raise anything
-            raise ValueError(f"its rule fails{which}: {describe(error)}") from error
-        if not _same_tensors(copied, module):
-            raise ValueError("its rule changes the module that it is given: let it change a copy")
+    _applied(rule, copied, " on a copy of it")
+    if not _same_tensors(copied, module):
+        raise ValueError("its rule changes the module that it is given: let it change a copy")
+    layers = _applied(rule, module)
     if not isinstance(layers, nn.Module):
         raise ValueError(f"its rule gives a {type(layers).__name__}, not an nn.Module")
     expected, actual = (
@@ -68,12 +64,20 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     return layers
 
 
-def _same_tensors(module: nn.Module, other: nn.Module) -> bool:
+def _applied(rule: Rule, module: nn.Module, which: str = "") -> Any:
+    try:
+        with eval_mode(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return rule(module)
+    except Exception as error:  # a user's code may raise anything
+        raise ValueError(f"its rule fails{which}: {describe(error)}") from error
+
+
+def _same_tensors(*modules: nn.Module) -> bool:
     """Whether two modules have the same parameters and buffers."""
-    one, two = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (module, other))
-    return one.keys() == two.keys() and all(
-        a.is_meta or bool(((a == b) | (a != a)).all())
-        for a, b in zip(one.values(), two.values(), strict=True)
+    tensors = ([*module.parameters(), *module.buffers()] for module in modules)
+    return all(
+        a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(*tensors, strict=False)
     )
 
 

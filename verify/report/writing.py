@@ -75,43 +75,34 @@ def write_report(
         raise ValueError("write_report takes both networks, or neither and attention alone")
     # in training, to read a parametrized weight may change it
     with evaluating(*filter(None, (original, converted))):
-        content = _page(original, converted, x, certificates, attention, title)
-    replace_file(Path(path), content)
-
-
-def _page(
-    original: nn.Module | None,
-    converted: nn.Module | None,
-    x: Any,
-    certificates: Any,
-    attention: Mapping[str, Any] | None,
-    title: str,
-) -> bytes:
-    arrays = probabilities_by_name(attention)
-    layers: list[ReportLayer] = []
-    input_caption = ""
-    first = None
-    if original is not None and converted is not None:
-        pairs = _pairs(original, converted)
-        known = certificates_by_path(certificates, pairs)
-        inputs, input_caption, first = _inputs(
-            original, {name: conv for name, (conv, _) in pairs.items()}, x
-        )
-        missing = why_no_input(pairs, inputs)
-        for name, (conv, mhsa) in pairs.items():
-            try:
-                layer = _judged(
-                    name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None)
-                )
-                layers.append(replace(layer, no_input=missing.get(name, "")))
-            except (ValueError, RuntimeError) as error:
-                raise ValueError(f"write_report: layer {name or 'the model'!r}: {error}") from error
-    else:
-        certificates_by_path(certificates, {})
-    layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
-    if not layers:
-        raise ValueError("write_report: there is nothing to show")
-    return page(layers, Facts(title, input_caption=input_caption, run=(original, converted, first)))
+        arrays = probabilities_by_name(attention)
+        layers: list[ReportLayer] = []
+        input_caption = ""
+        first = None
+        if original is not None and converted is not None:
+            pairs = _pairs(original, converted)
+            known = certificates_by_path(certificates, pairs)
+            inputs, input_caption, first = _inputs(
+                original, {name: conv for name, (conv, _) in pairs.items()}, x
+            )
+            missing = why_no_input(pairs, inputs)
+            for name, (conv, mhsa) in pairs.items():
+                try:
+                    layer = _judged(
+                        name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None)
+                    )
+                    layers.append(replace(layer, no_input=missing.get(name, "")))
+                except (ValueError, RuntimeError) as error:
+                    raise ValueError(
+                        f"write_report: layer {name or 'the model'!r}: {error}"
+                    ) from error
+        else:
+            certificates_by_path(certificates, {})
+        layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
+        if not layers:
+            raise ValueError("write_report: there is nothing to show")
+        facts = Facts(title, input_caption=input_caption, run=(original, converted, first))
+        replace_file(Path(path), page(layers, facts))
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
