@@ -100,22 +100,25 @@ def measured(sides: Sequence[Side], network: str, rounds: int) -> dict[str, Roun
         distinct[f"{module} {size}"] = first, count + 1
     total: dict[str, Rounds] = {}
     for number, count in distinct.values():
-        times_of: dict[str, Rounds] = {}
-        for side in sides:
-            times_of = {call: [[] for _ in sides] for call in side.prepare(network, number)}
-        for call, times in times_of.items():
-            for turn in range(rounds + 1):
-                for each, side in sorted(enumerate(sides), reverse=bool(turn % 2)):
-                    times[each].append(side.seconds(call))
+        times_of = in_turns(sides, network, number, rounds)
         for kind in {call.split()[1] for call in times_of}:
             sums = total.setdefault(kind, [[0.0] * rounds for _ in sides])
-            for each in range(len(sides)):
-                layouts = [
-                    times[each][1:] for call, times in times_of.items() if call.endswith(kind)
-                ]
-                best = min(layouts, key=statistics.median)
-                sums[each] = [a + count * b for a, b in zip(sums[each], best, strict=True)]
+            layouts = [times for call, times in times_of.items() if call.endswith(kind)]
+            for each, so_far in enumerate(sums):
+                best = min((times[each] for times in layouts), key=statistics.median)
+                sums[each] = [a + count * b for a, b in zip(so_far, best, strict=True)]
     return {kind: total[kind] for kind in KINDS if kind in total}
+
+
+def in_turns(sides: Sequence[Side], network: str, number: int, rounds: int) -> dict[str, Rounds]:
+    """For every call of a convolution, the seconds of each side in the rounds that count."""
+    calls = [side.prepare(network, number) for side in sides][-1]
+    times_of: dict[str, Rounds] = {call: [[] for _ in sides] for call in calls}
+    for call, times in times_of.items():
+        for turn in range(rounds + 1):
+            for each, side in sorted(enumerate(sides), reverse=bool(turn % 2)):
+                times[each].append(side.seconds(call))
+    return {call: [each[1:] for each in times] for call, times in times_of.items()}
 
 
 def ratio(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:

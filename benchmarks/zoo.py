@@ -22,7 +22,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -38,8 +38,8 @@ from construct.command.runs import run_both
 from construct.command.terminal import phases
 from construct.errors import BadModelFile
 from construct.files.isolation import isolated
-from construct.modules.traversal import every_module
-from construct.network import layers_from_rules, substitute, survey
+from construct.modules.traversal import every_module, substitute
+from construct.network import layers_from_rules, survey
 from verify.argument.verdicts import certify_layer
 from verify.samples.network import compare_numbers
 from verify.samples.sampling import called
@@ -412,77 +412,95 @@ def row(name: str, certify: bool = False) -> Result:
     if importlib.util.find_spec(package) is None:
         return Result(name, f"{package} is not installed")
     try:
-        with torch.no_grad():
-            torch.manual_seed(0)
-            net, x = make()
-            lively(net)
-    except (
-        Exception
-    ) as error:  # its package may raise anything with other versions of its dependencies
-        return Result(
-            name, f"it cannot be made: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        )
-    kinds = {type(module) for _, module in every_module(net)}
-    rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
-    # samples test each rule against its module
-    substitutes, _ = layers_from_rules(net, rules)
-    net = substitute(net, substitutes)
+        net, x = seeded(make)
+    except Exception as error:  # other versions of its dependencies may make it raise anything
+        return Result(name, f"it cannot be made: {type(error).__name__}: {in_one_line(error)}")
+    net = with_rules(net)
     convs = survey(net)
-    result = Result(
-        name, converted=len(convs.convertible), left=[str(refusal) for refusal in convs.refused]
-    )
+    left = [str(refusal) for refusal in convs.refused]
     if not convs.convertible:
-        return result if result.left else Result(name, "it has no convolution")
+        return Result(name, left=left) if left else Result(name, "it has no convolution")
     try:
         with torch.no_grad():
             called(substitute(net, {}), x)
     except Exception as error:  # as above; failures of the converted network count
-        return Result(
-            name, f"it does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        )
+        return Result(name, f"it does not run: {type(error).__name__}: {in_one_line(error)}")
+    result = Result(name, converted=len(convs.convertible), left=left)
+    compare(result, net, [*convs.convertible], x, certify)
+    return result
+
+
+def in_one_line(error: object) -> str:
+    """The beginning of an error's text."""
+    return " ".join(str(error).split())[:200]
+
+
+def seeded(make: Callable[[], Made]) -> Made:
+    """A network with the weights of seed 0, and its input."""
+    with torch.no_grad():
+        torch.manual_seed(0)
+        net, x = make()
+        return lively(net), x
+
+
+def with_rules(net: nn.Module) -> nn.Module:
+    """The network with what ``RULES`` put in the place of its modules.
+
+    Samples test each rule against its module.
+    """
+    kinds = {type(module) for _, module in every_module(net)}
+    rules = {kind: RULES[kind.__name__] for kind in kinds if kind.__name__ in RULES}
+    substitutes, _ = layers_from_rules(net, rules)
+    return substitute(net, substitutes)
+
+
+def compare(result: Result, net: nn.Module, paths: Sequence[str], x: Any, certify: bool) -> None:
+    """Fill a row with how the converted network differs: in calls, numbers, verdicts and time.
+
+    Args:
+        result: the row.
+        net: the network.
+        paths: of the convolutions that are converted.
+        x: its input.
+        certify: whether each layer is certified for all inputs.
+    """
     converted = construct.convert(net, strict=False)
-    theirs: dict[str, Any] = dict(every_module(converted))
-    pairs: dict[str, tuple[nn.Module, MHSA]] = {
-        path: (conv, theirs[path]) for path, conv in convs.convertible.items()
-    }
-    with phases() as progress:
-        try:
-            runs = run_both(
-                net,
-                converted,
-                pairs,
-                [x],
-                "its input",
-                parse(["net", "--input-size", "1"]),
-                progress,
-            )
-        except BadModelFile as error:
-            result.calls = " ".join(
-                f"the converted network does not run: {error.__cause__ or error}".split()
-            )[:200]
-            return result
-    result.calls = runs.calls.difference or ""
+    ours, theirs = (dict[str, Any](every_module(one)) for one in (net, converted))
+    pairs: dict[str, tuple[nn.Module, MHSA]] = {path: (ours[path], theirs[path]) for path in paths}
+    options = parse(["net", "--input-size", "1"])
+    try:
+        with phases() as progress:
+            runs = run_both(net, converted, pairs, [x], "its input", options, progress)
+    except BadModelFile as error:
+        result.calls = in_one_line(
+            f"the converted network does not run: {error.__cause__ or error}"
+        )
+        return
     numbers = compare_numbers(runs.original, runs.converted, runs.reference, runs.no_float64)
-    if numbers is None:
-        result.calls = result.calls or "outputs of other sizes"
-    else:
+    result.calls = runs.calls.difference or ("outputs of other sizes" if numbers is None else "")
+    if numbers is not None:
         result.numbers = numbers.verdict.name
-        if numbers.converted is not None and numbers.original is not None and numbers.largest:
-            result.error, result.own = (
-                numbers.converted / numbers.largest,
-                numbers.original / numbers.largest,
-            )
-    verdicts = Counter(check.verdict.name for check in runs.checks.values())
-    if certify:
-        judged = (certify_layer(*pairs[path], check)[1] for path, check in runs.checks.items())
-        verdicts = Counter(verdict.name for verdict in judged)
-    result.verdicts = dict(verdicts)
+        result.error, result.own = relative(numbers)
+    checks = runs.checks.items()
+    verdicts = [
+        certify_layer(*pairs[path], check)[1] if certify else check.verdict
+        for path, check in checks
+    ]
+    result.verdicts = dict(Counter(verdict.name for verdict in verdicts))
     with torch.no_grad():
         original, attention = medians(
             lambda: called(net, x), lambda: called(converted, x), rounds=ROUNDS
         )
     result.ratio = attention / original
-    return result
+
+
+def relative(numbers: Any) -> tuple[float | None, float | None]:
+    """The distances of the converted network and of the original from float64, relative to the
+    tensor's largest number.
+    """
+    if numbers.converted is None or numbers.original is None or not numbers.largest:
+        return None, None
+    return numbers.converted / numbers.largest, numbers.original / numbers.largest
 
 
 def main() -> int:

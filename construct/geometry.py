@@ -59,8 +59,8 @@ class ConvGeometry:
         if len(self.output_padding) == 0:
             self._set("output_padding", (0,) * dims)
         for name in ("kernel_size", "stride", "dilation"):
-            self._set(name, _vector(name, getattr(self, name), dims, least=1))
-        self._set("output_padding", _vector("output_padding", self.output_padding, dims, least=0))
+            self._set(name, vector(name, getattr(self, name), dims, least=1))
+        self._set("output_padding", vector("output_padding", self.output_padding, dims, least=0))
         self._check_padding(dims)
         self._check_channels()
         self._check_output_padding()
@@ -76,7 +76,7 @@ class ConvGeometry:
         if self.transposed and self.padding_mode != "zeros":
             raise ValueError(f"a transposed convolution has no padding_mode {self.padding_mode!r}")
         if not isinstance(self.padding, str):
-            self._set("padding", _vector("padding", self.padding, dims, least=0))
+            self._set("padding", vector("padding", self.padding, dims, least=0))
         elif self.padding not in ("same", "valid"):
             raise ValueError(f"padding is {self.padding!r}, neither numbers nor 'same' nor 'valid'")
         elif self.transposed:
@@ -87,7 +87,7 @@ class ConvGeometry:
             raise ValueError("padding='same' does not go with a stride")
 
     def _check_channels(self) -> None:
-        for name in ("in_channels", "out_channels", "groups"):
+        for name in ("groups", "in_channels", "out_channels"):
             number = positive_number(getattr(self, name))
             if number is None:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, not a positive whole number")
@@ -243,7 +243,7 @@ def positive_number(value: Any) -> int | None:
     return numbers[0]
 
 
-def _vector(name: str, values: Any, length: int, least: int) -> tuple[int, ...]:
+def vector(name: str, values: Any, length: int, least: int) -> tuple[int, ...]:
     """A tuple of ``length`` whole numbers as ints; anything else, or a number below ``least``, is
     refused.
     """

@@ -2,37 +2,31 @@
 layer.
 """
 
-import copy
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
-from types import CellType, FunctionType, MappingProxyType, MethodType
-from typing import Any
+from types import MappingProxyType, MethodType
 
 from torch import nn
 
 from construct.attention import MHSA
 from construct.builder import conv_to_mhsa
 from construct.encoding.sharpness import ALPHA
-from construct.errors import Refusal, UnsupportedLayer
+from construct.errors import Refusal, UnsupportedLayer, refuse
 from construct.modules.convolutions import geometry_of, is_convolution
 from construct.modules.folding import parametrization_names
-from construct.modules.rules import Rule, Rules, disagreement, layers_of_rule
+from construct.modules.rules import Rule, Rules, layers_of_rule, require_agreement
 from construct.modules.tied_weights import share_tied, untied_parameters
 from construct.modules.traversal import (
-    deep_copy,
-    deepcopy_memo,
-    every_closure,
-    every_method,
+    every_function,
     every_module,
     hidden_modules,
-    holds_modules,
     joined,
     name_of,
+    substitute,
 )
-from construct.modules.wrappers import sharding_reason, unwrapped
+from construct.modules.wrappers import require_whole, unwrapped
 
 log = logging.getLogger(__name__)
 
@@ -79,36 +73,49 @@ def survey(
     def wanted(module: nn.Module, path: str) -> bool:
         return id(module) not in closed and is_convolution(module) and filter_fn(module, path)
 
-    stored = {
-        module: f"{path} is its method {name_of(method)}, which attention layers lack"
-        for path, module, method in every_method(model)
-        if not hasattr(MHSA, name_of(method))
-    }
+    methods = held_methods(model)
     convertible: dict[str, nn.Module] = {}
     refused: list[Refusal] = []
     earlier = 0
     for path, module in every_module(model, closed):
         earlier += isinstance(module, MHSA)
-        reason = sharding_reason(module)
-        if wanted(module, path):
-            try:
+        try:
+            require_whole(module)
+            if wanted(module, path):
                 geometry_of(module)
-                reason = stored.get(module)
-            except UnsupportedLayer as error:
-                reason = error.rows[0].reason
-            if reason is None:
+                _require_methods(module, methods, MHSA, "attention layers")
                 convertible[path] = module
-        if reason is not None:
-            refused.append(Refusal(path, type(module).__name__, reason))
+        except UnsupportedLayer as error:
+            refused += [replace(row, path=path) for row in error.rows]
     for path, module in hidden_modules(model, closed):
         if wanted(module, path):
             refused.append(Refusal(path, type(module).__name__, HIDDEN))
     return Survey(convertible, tuple(refused), earlier)
 
 
+Methods = list[tuple[str, object, str]]
+"""Bound methods that a network stores: (path, object, name)."""
+
+
+def held_methods(model: nn.Module) -> Methods:
+    """Every bound method that the network stores."""
+    return [
+        (path, held.__self__, name_of(held))
+        for path, held in every_function(model)
+        if isinstance(held, MethodType)
+    ]
+
+
+def _require_methods(module: nn.Module, methods: Methods, replacement: object, what: str) -> None:
+    """Refuse a module of which the network stores a method that its replacement lacks."""
+    for path, holder, name in methods:
+        if holder is module and not hasattr(replacement, name):
+            refuse(module, f"{path} is its method {name}, which {what} lack")
+
+
 def layers_from_rules(
     model: nn.Module, rules: Rules, filter_fn: Filter = _every_one
-) -> tuple[dict[nn.Module, nn.Module], dict[nn.Module, tuple[Refusal, ...]]]:
+) -> tuple[dict[nn.Module, nn.Module], dict[nn.Module, list[Refusal]]]:
     """Apply the rules to a network: the layers that replace its modules, and the refusals of
     modules whose rule fails.
 
@@ -119,27 +126,24 @@ def layers_from_rules(
     """
     if not all(isinstance(kind, type) and callable(rule) for kind, rule in rules.items()):
         raise TypeError("rules go from classes to functions, as in {Conv2dSame: function}")
-    rule_of: dict[nn.Module, Rule] = {}  # that of its class, or of its nearest base
-    for path, module in every_module(model):
+    methods = held_methods(model)
+    layers_of: dict[nn.Module, nn.Module] = {}
+    refused: dict[nn.Module, list[Refusal]] = {}
+    ruled = set[int]()
+    for path, module in every_module(model, ruled):
         own = [rules[kind] for kind in type(module).__mro__ if kind in rules]
         if own and filter_fn(module, path):
-            rule_of[module] = own[0]
-    methods = [*every_method(model)]
-    layers_of: dict[nn.Module, nn.Module] = {}
-    refused: dict[nn.Module, tuple[Refusal, ...]] = {}
-    for path, module in every_module(model, set(map(id, rule_of))):
-        if module in rule_of:
+            ruled.add(id(module))  # so that what is inside is not visited
             try:
-                layers_of[module] = _layers_from_rule(path, module, rule_of[module], methods)
+                layers_of[module] = _layers_from_rule(module, own[0], methods)
             except ValueError as error:
-                reason = Refusal(path, type(module).__name__, str(error))
-                refused[module] = getattr(error, "rows", (reason,))  # UnsupportedLayer's own
+                reason = Refusal("", type(module).__name__, str(error))
+                rows = getattr(error, "rows", (reason,))  # UnsupportedLayer's own
+                refused[module] = [replace(row, path=joined(path, row.path)) for row in rows]
     return layers_of, refused
 
 
-def _layers_from_rule(
-    path: str, module: nn.Module, rule: Rule, methods: Iterable[tuple[str, nn.Module, MethodType]]
-) -> nn.Module:
+def _layers_from_rule(module: nn.Module, rule: Rule, methods: Methods) -> nn.Module:
     """The layers of a module's rule, judged; ``methods`` are all that the network stores.
 
     Raises:
@@ -149,75 +153,12 @@ def _layers_from_rule(
     layers = layers_of_rule(module, rule)
     inner = survey(layers)
     if inner.refused:
-        raise UnsupportedLayer(
-            [Refusal(joined(path, row.path), row.kind, row.reason) for row in inner.refused]
-        )
+        raise UnsupportedLayer(inner.refused)
     if not inner.convertible:
         raise ValueError("the layers of its rule hold no convolution")
-    for _, holder, method in methods:
-        if holder is module and not hasattr(layers, name_of(method)):
-            what = f"the network holds its method {name_of(method)}"
-            raise ValueError(f"{what}, which the layers of its rule lack")
-    reason = disagreement(module, rule, layers)
-    if reason is not None:
-        raise ValueError(reason)
+    _require_methods(module, methods, layers, "the layers of its rule")
+    require_agreement(module, rule, layers)
     return layers
-
-
-def substitute(
-    model: nn.Module,
-    replacements: Mapping[nn.Module, nn.Module],
-    memo: dict[int, object] | None = None,
-) -> nn.Module:
-    """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its
-    value.
-
-    The deepcopy memo maps each convolution to its replacement, so a module used twice, or stored in
-    a plain list, is replaced everywhere and stays one module.  A stored bound method
-    (``self.step = self.conv.forward``) becomes the replacement's; closures over modules are rebuilt
-    over the copies.  ``memo`` may be shared by copies of networks with parts in common.
-    """
-    if memo is None:
-        memo = {}
-    memo |= deepcopy_memo(model) | memo | {id(conv): layer for conv, layer in replacements.items()}
-    for _, module, method in every_method(model):
-        if module in replacements:
-            memo[id(method)] = getattr(replacements[module], name_of(method))
-    functions = {id(function): function for function in every_closure(model)}
-    # deepcopy copies functions by reference, with the original modules in their cells.
-    for key, function in functions.items():
-        cells = tuple(CellType() for _ in function.__closure__ or ())
-        memo[key] = FunctionType(
-            function.__code__, function.__globals__, function.__name__, None, cells
-        )
-    converted = deep_copy(model, memo)
-    for key, function in functions.items():
-        _fill(memo[key], function, memo)
-    return converted
-
-
-def _fill(copied: Any, function: FunctionType, memo: dict[int, object]) -> None:
-    """Fill the cells and defaults of a copied function: modules are copied, everything else is kept
-    by reference.
-    """
-
-    def counterpart(value: Any) -> Any:
-        if holds_modules(value):
-            return copy.deepcopy(value, memo)
-        return value
-
-    for cell, other in zip(function.__closure__ or (), copied.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell
-            other.cell_contents = counterpart(cell.cell_contents)
-    if function.__defaults__ is not None:
-        copied.__defaults__ = tuple(map(counterpart, function.__defaults__))
-    if function.__kwdefaults__ is not None:
-        copied.__kwdefaults__ = {
-            name: counterpart(value) for name, value in function.__kwdefaults__.items()
-        }
-    for name in ("__qualname__", "__doc__", "__module__"):
-        setattr(copied, name, getattr(function, name))
-    vars(copied).update(vars(function))
 
 
 def convert(
@@ -305,8 +246,7 @@ def convert(
         for conv in convolutions.convertible.values()
     }
     converted, remarks = replaced(model, convolutions, replacements)
-    removed = [(path, f"{kind} removed") for path, kind in wrappers]
-    for path, remark in (*removed, *remarks):
+    for path, remark in (*wrappers, *remarks):
         log.warning("%s", ": ".join(filter(None, (path, remark))))
     return converted
 
@@ -322,19 +262,10 @@ def replaced(
     return substitute(model, layers), remarks
 
 
-def remarks_on(model: nn.Module, wrappers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(path, remark) pairs about the network: removed wrappers, and the mode in which it is
-    compared.
-    """
-    remarks = [
-        (path, f"{kind} removed; wrap the converted network again") for path, kind in wrappers
-    ]
+def remarks_on(model: nn.Module) -> list[tuple[str, str]]:
+    """(path, remark) on the mode in which a network is compared."""
     random = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
-    if any(isinstance(module, random) and module.training for module in model.modules()):
-        remarks.append(
-            (
-                "",
-                "in training mode: compared in eval mode; batch normalisation and dropout are as they were",
-            )
-        )
-    return remarks
+    if not any(isinstance(module, random) and module.training for module in model.modules()):
+        return []
+    what = "in training mode: compared in eval mode"
+    return [("", f"{what}; batch normalisation and dropout are as they were")]

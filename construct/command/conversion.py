@@ -59,5 +59,5 @@ def _conversion(options: Namespace, progress: Phases) -> Conversion:
         progress.advance(path)
     converted, changes = replaced(model, survey, dict(pairs.values()))
     unchecked = tuple(not_rechecked(survey, source, options))
-    remarks = (*remarks_on(model, wrappers), *changes, *unchecked)
+    remarks = (*wrappers, *remarks_on(model), *changes, *unchecked)
     return Conversion(source, model, survey, pairs, converted, remarks, unchecked)

@@ -9,8 +9,7 @@ from construct.files.command_line.load_network import inputs_for
 from construct.files.destination import not_written
 from construct.files.writing import write
 from construct.modules.folding import plain_convolution
-from construct.modules.traversal import every_module
-from construct.network import substitute
+from construct.modules.traversal import every_module, substitute
 from verify.report.layer import ReportLayer
 from verify.report.numbers import network_sentences
 from verify.report.page import Facts, page

@@ -20,7 +20,8 @@ from construct.files.reading import ModelFile, read_inputs
 from construct.files.writing import staged, unlisted_names_in, write
 from construct.modules.folding import plain_convolution
 from construct.modules.tied_weights import paths_of
-from construct.network import Survey, substitute
+from construct.modules.traversal import substitute
+from construct.network import Survey
 from construct.weights import NAMES
 from verify.argument.certificate import Certificate
 from verify.argument.documents import document as certificate_document

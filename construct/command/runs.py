@@ -17,8 +17,7 @@ from construct.attention import MHSA
 from construct.command.report import Pairs
 from construct.command.terminal import Phases
 from construct.errors import BadModelFile, describe, out_of_memory_error, printable, require
-from construct.modules.traversal import deep_copy, every_module, joined
-from construct.network import substitute
+from construct.modules.traversal import every_module, joined, substitute
 from verify.samples.comparison import same_bits
 from verify.samples.network import CallComparison, Run, compare_calls, in_float64, runs
 from verify.samples.sampling import LayerCheck, comparing, evaluating
@@ -62,8 +61,8 @@ def stand_in(layer: MHSA, conv: nn.Module) -> nn.Module:
     """A copy of an attention layer that computes its convolution; that is not among its modules, as
     a network may count these.
     """
-    copied = deep_copy(layer)
-    vars(copied)["forward"] = deep_copy(conv).eval().__call__
+    copied = substitute(layer, {})
+    vars(copied)["forward"] = substitute(conv, {}).eval().__call__
     return copied
 
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from construct.attention import MHSA
 from construct.errors import one_line
 from construct.execution.traced import FROZEN, freeze
-from construct.modules.traversal import deep_copy, every_module
+from construct.modules.traversal import every_module, substitute
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
@@ -32,7 +32,7 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: a layer cannot be traced; the message has its path.
     """
-    network = deep_copy(model).eval().requires_grad_(False)
+    network = substitute(model, {}).eval().requires_grad_(False)
     for path, module in every_module(network):
         if isinstance(module, MHSA):
             try:
@@ -254,7 +254,7 @@ def _difference(
     example: _Example, program: "torch.export.ExportedProgram", call: Callable[..., object]
 ) -> float:
     """The greatest difference between the outputs of the network and of its reloaded program."""
-    network = deep_copy(example.network).eval()
+    network = substitute(example.network, {}).eval()
     batch = next((shape[0] for shape in _input_shapes(program).values() if shape), None)
     args, kwargs = example.arguments(batch or 2)
     results = []

@@ -18,9 +18,8 @@ from construct.files.layer_files import as_network, attention_in, layer_of, reco
 from construct.files.reading import ModelFile, read
 from construct.modules.convolutions import is_convolution
 from construct.modules.tied_weights import share_tied
-from construct.modules.traversal import joined
+from construct.modules.traversal import joined, substitute
 from construct.modules.wrappers import unwrapped
-from construct.network import substitute
 from construct.weights import NAMES
 from construct.weights.record import GEOMETRY
 

@@ -18,8 +18,8 @@ from construct.attention import MHSA
 from construct.encoding.encoding import Quadratic
 from construct.modules.learning import IsotropicGaussian, has_identity_keys
 
-POSITIONS = ("free", "none")
-"""What added heads may learn of positions."""
+POSITIONS = {"free": ("w_qry", "w_key", "u", "v"), "none": ("w_qry", "w_key", "u")}
+"""What added heads may learn of positions, and the scores' tensors that they then learn."""
 
 
 class AddedHeads(nn.Module):
@@ -38,26 +38,6 @@ class AddedHeads(nn.Module):
     def right_inverse(self, tensor: Tensor) -> Tensor:
         """The added heads of a tensor of all heads, as ``register_parametrization`` requires."""
         return tensor[len(self.kept) :].clone()
-
-
-class MovingHeads(nn.Module):
-    """Parametrization of v whose first heads learn where to look, by log α (heads,) and τ
-    (heads, d); the last, (heads, D_k), were added.
-    """
-
-    def __init__(self, moving: int, dims: int, key_dim: int):
-        super().__init__()
-        self.moving = moving
-        self.gaussian = IsotropicGaussian(dims, key_dim)
-
-    def forward(self, log_alpha: Tensor, tau: Tensor, added: Tensor) -> Tensor:
-        """Log α, τ and the added rows → v (heads, D_k)."""
-        return torch.cat([self.gaussian(log_alpha, tau), added])
-
-    def right_inverse(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log α, τ and the added rows of a given v, as ``register_parametrization`` requires."""
-        log_alpha, tau = self.gaussian.right_inverse(v[: self.moving])
-        return log_alpha, tau, v[self.moving :].clone()
 
 
 @torch.no_grad()
@@ -112,31 +92,30 @@ def learn(
         raise ValueError(f"no position {position!r}; there are {', '.join(POSITIONS)}")
     _require_whole("heads", heads, 1)
     chosen = _chosen(net, layers)
-    _require_own_parameters(net, chosen)
+    held = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
     for path, layer in chosen.items():
         try:
+            _require_own_parameters(layer, held)
             _require_learnable(layer, key_dim, position, alpha)
         except ValueError as error:
             raise ValueError(f"{path}: {error}".removeprefix(": ")) from None
-    learned = ("w_qry", "w_key", "u")
-    if position == "free":
-        learned += ("v",)
+    learned = POSITIONS[position]
     for layer in chosen.values():
         kept = _widened(layer, key_dim)
-        added = _added(layer, heads, key_dim, position, generator)
-        by_name: dict[str, nn.Module] = {name: AddedHeads(kept[name]) for name in learned}
+        added = _added(kept, heads, position, generator)
+        by_name = {name: AddedHeads(kept[name]) for name in learned}
         if alpha is not None:
             kept["v"] *= (alpha / layer.centres()[0]).to(kept["v"])[:, None]
-            by_name["v"] = MovingHeads(layer.heads, layer.geometry.dims, key_dim)
+            by_name["v"] = moving = AddedHeads(kept["v"])
+            gaussian = IsotropicGaussian(layer.geometry.dims, key_dim)
+            parametrize.register_parametrization(moving, "kept", gaussian)
+            moving.requires_grad_()
         layer.heads += heads
-        trained = {*by_name, "w_val", "w_out"}
         for name, rows in kept.items():
-            tensor = torch.cat([rows, added[name]])
-            setattr(layer, name, nn.Parameter(tensor, name in trained))
+            trained = name in (*learned, "w_val", "w_out")
+            setattr(layer, name, nn.Parameter(torch.cat([rows, added[name]]), trained))
         for name, parametrization in by_name.items():
             parametrize.register_parametrization(layer, name, parametrization)
-        if alpha is not None:
-            layer.get_parameter("parametrizations.v.original2").requires_grad_("v" in learned)
     return chosen
 
 
@@ -160,14 +139,11 @@ def _require_whole(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
-def _require_own_parameters(net: nn.Module, chosen: dict[str, MHSA]) -> None:
-    """Refuse layers that share a parameter with another module: adding heads would part them."""
-    held = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
-    for path, layer in chosen.items():
-        for name, parameter in layer.named_parameters(recurse=False):
-            if held[id(parameter)] > 1:
-                what = f"its {name} is that of another layer too; give each its own to learn"
-                raise ValueError(f"{path or 'the layer'}: {what}")
+def _require_own_parameters(layer: MHSA, held: Counter[int]) -> None:
+    """Refuse a layer with a parameter that another module holds: adding heads would part them."""
+    for name, parameter in layer.named_parameters(recurse=False):
+        if held[id(parameter)] > 1:
+            raise ValueError(f"its {name} is that of another layer too; give each its own to learn")
 
 
 def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | None) -> None:
@@ -186,8 +162,9 @@ def _require_learnable(layer: MHSA, key_dim: int, position: str, alpha: float | 
         raise ValueError(
             "MHSA: heads that move must have the quadratic encoding, Ŵ_key = [1; 0] and no content"
         )
-    if not bool((layer.centres()[0] > 0).all()):
-        raise ValueError("MHSA: a head without a centre cannot move: its α is not positive")
+    IsotropicGaussian(layer.geometry.dims, own).right_inverse(
+        layer.v
+    )  # refuses heads without a centre
 
 
 def _widened(layer: MHSA, key_dim: int) -> dict[str, Tensor]:
@@ -199,34 +176,23 @@ def _widened(layer: MHSA, key_dim: int) -> dict[str, Tensor]:
 
 
 def _added(
-    layer: MHSA, heads: int, key_dim: int, position: str, generator: torch.Generator | None
+    kept: dict[str, Tensor], heads: int, position: str, generator: torch.Generator | None
 ) -> dict[str, Tensor]:
-    """The tensors of added heads.  With free positions the first D_p of the D_k components are for
-    r_δ, and the content's matrices are zero there.
+    """The tensors of added heads beside the kept ones.  With free positions the first D_p of the
+    D_k components are for r_δ, and the content's matrices are zero there.
 
-    Scores of content have about the size 1 for inputs of the size 1, as if divided by √D_k.
+    Matrices are drawn by Xavier's rule; scores of content have about the size 1 for inputs of the
+    size 1, as if divided by √D_k.
     """
-    pos_dim = layer.w_key_pos.shape[2] if position == "free" else 0
-    shape = (heads, layer.in_channels, key_dim)
-    w_qry, w_key = (_drawn(layer.w_qry, shape, generator) for _ in range(2))
-    w_qry /= sqrt(key_dim - pos_dim)
-    w_qry[..., :pos_dim] = w_key[..., :pos_dim] = 0
-    w_key_pos = layer.w_key_pos.new_zeros(heads, key_dim, layer.w_key_pos.shape[2])
-    w_key_pos[:, range(pos_dim), range(pos_dim)] = 1
-    return {
-        "w_qry": w_qry,
-        "w_key": w_key,
-        "w_key_pos": w_key_pos,
-        "u": layer.u.new_zeros(heads, key_dim),
-        "v": layer.v.new_zeros(heads, key_dim),
-        "w_val": _drawn(layer.w_val, (heads, *layer.w_val.shape[1:]), generator),
-        "w_out": layer.w_out.new_zeros(heads, *layer.w_out.shape[1:]),
-    }
-
-
-def _drawn(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Matrices (…, rows, columns), each drawn by Xavier's rule."""
-    drawn = like.new_empty(shape)
-    for matrix in drawn.flatten(0, -3):
-        nn.init.xavier_uniform_(matrix, generator=generator)
-    return drawn
+    added = {name: rows.new_zeros(heads, *rows.shape[1:]) for name, rows in kept.items()}
+    for name in ("w_qry", "w_key", "w_val"):
+        for matrix in added[name].flatten(0, -3):
+            nn.init.xavier_uniform_(matrix, generator=generator)
+    _, key_dim, pos_dim = kept["w_key_pos"].shape
+    if position == "none":
+        pos_dim = 0
+    added["w_qry"] /= sqrt(key_dim - pos_dim)
+    for name in ("w_qry", "w_key"):
+        added[name][..., :pos_dim] = 0
+    added["w_key_pos"][:, range(pos_dim), range(pos_dim)] = 1
+    return added

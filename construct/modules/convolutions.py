@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
 from construct.errors import describe, refuse
-from construct.geometry import ConvGeometry, positive_number, whole_numbers
+from construct.geometry import ConvGeometry, whole_numbers
 from construct.modules.parametrizations import effective_weight, is_weight_hook
 
 BASES: tuple[type[_ConvNd], ...] = (
@@ -70,8 +70,10 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
         UnsupportedLayer: the module cannot be converted; the error says why.
     """
     try:
-        base = _checked_class(conv)
+        base = _base_of(conv)
+        _check_code(conv, base)
         weight, bias = _checked_values(conv)
+        check_hooks(conv)
         geometry = _read_geometry(conv, weight, base)
         if bias is not None and tuple(bias.shape) != (geometry.out_channels,):
             shape = tuple(bias.shape)
@@ -89,25 +91,13 @@ def geometry_of(conv: nn.Module) -> ConvGeometry:
     refuse(conv, reason)
 
 
-def _checked_class(conv: Any) -> type[_ConvNd]:
-    """Which of torch's six convolutions this is; a ValueError says why its class or its hooks are
-    not covered.
-    """
+def _by_rule(conv: Any) -> str:
     rules = f"construct.convert(model, rules={{{type(conv).__name__}: function}})"
-    by_rule = f"in Python, {rules} takes the torch layers that compute the same"
-    base = _base_of(conv, by_rule)
-    _check_code(conv, base, by_rule)
-    _check_initialised(conv)
-    children = [name for name in vars(conv)["_modules"] if name != "parametrizations"]
-    if children:
-        raise ValueError(
-            f"it holds a module of its own ({children[0]}), which a convolution never calls"
-        )
-    check_hooks(conv)
-    return base
+    return f"in Python, {rules} takes the torch layers that compute the same"
 
 
-def _base_of(conv: Any, by_rule: str) -> type[_ConvNd]:
+def _base_of(conv: Any) -> type[_ConvNd]:
+    """Which of torch's six convolutions this is."""
     for base in BASES:
         if isinstance(conv, base):
             return base
@@ -120,11 +110,11 @@ def _base_of(conv: Any, by_rule: str) -> type[_ConvNd]:
             "it is quantised; convert the floating-point network that it was made from"
         )
     if is_convolution(conv):
-        raise ValueError(f"not one of torch's convolutions; {by_rule}")
+        raise ValueError(f"not one of torch's convolutions; {_by_rule(conv)}")
     raise ValueError("not a convolution")
 
 
-def _check_code(conv: Any, base: type[_ConvNd], by_rule: str) -> None:
+def _check_code(conv: Any, base: type[_ConvNd]) -> None:
     """Check that nothing that a call runs or reads is the user's own."""
     for name in CODE:
         if name in vars(conv):
@@ -134,26 +124,15 @@ def _check_code(conv: Any, base: type[_ConvNd], by_rule: str) -> None:
         if inspect.getattr_static(type(conv), name, None) is not inspect.getattr_static(
             base, name, None
         ):
-            raise ValueError(f"its class has a {name} of its own; {by_rule}")
+            raise ValueError(f"its class has a {name} of its own; {_by_rule(conv)}")
     for name in ("weight", "bias"):
-        if not hasattr(type(conv), name):
-            if not any(name in place for place in (vars(conv), conv._parameters, conv._buffers)):
-                raise ValueError(f"it has no {name}, not even None")
-        elif not is_parametrized(conv, name):
-            raise ValueError(f"its class has a {name} of its own; {by_rule}")
-
-
-def _check_initialised(conv: Any) -> None:
-    try:
-        weight, _ = effective_weight(conv)
-    except Exception as error:  # a user's parametrization may raise anything
-        raise ValueError(f"its weight cannot be worked out: {describe(error)}") from error
-    if nn.parameter.is_lazy(weight):
-        raise ValueError("its weights do not exist yet; run one batch through the network first")
-    if isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks"):
-        raise ValueError(
-            "it is lazy until a batch has gone through it; run one batch through the network first"
-        )
+        if hasattr(type(conv), name) and not is_parametrized(conv, name):
+            raise ValueError(f"its class has a {name} of its own; {_by_rule(conv)}")
+    for name in vars(conv)["_modules"]:
+        if name != "parametrizations":
+            raise ValueError(
+                f"it holds a module of its own ({name}), which a convolution never calls"
+            )
 
 
 def check_hooks(module: Any) -> None:
@@ -174,8 +153,15 @@ def _checked_values(conv: Any) -> tuple[Any, Any]:
     """Weight and bias; refuses a convolution whose next call would compute with others: of a pruned
     ``weight_v``, weight_norm reads what the pruning wrote in the call before.
     """
-    weight, bias = effective_weight(conv)
-    later = effective_weight(conv, calls=2)
+    try:
+        weight, bias = effective_weight(conv)
+        later = effective_weight(conv, calls=2)
+    except Exception as error:  # a user's parametrization may raise anything
+        raise ValueError(f"its weight or bias cannot be worked out: {describe(error)}") from error
+    waits = isinstance(conv, LazyModuleMixin) and vars(conv).get("_forward_pre_hooks")
+    if waits or nn.parameter.is_lazy(weight):
+        what = "it is lazy until a batch has gone through it"
+        raise ValueError(f"{what}; run one batch through the network first")
     for name, own, other in zip(("weight", "bias"), (weight, bias), later, strict=True):
         if own is None:
             continue
@@ -191,16 +177,20 @@ def _checked_values(conv: Any) -> tuple[Any, Any]:
 
 
 def _check_tensor(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        raise ValueError(f"{name} is not a dense tensor")
-    if type(tensor) is not torch.Tensor and not _is_plain_parameter(type(tensor)):
-        raise ValueError(
-            f"{name} is a {type(tensor).__name__}, not a plain tensor of numbers that are all here"
+    kind = type(tensor)
+    # A class may also override operations, which then see other numbers than its own.
+    plain = kind is torch.Tensor or (
+        issubclass(kind, nn.Parameter)
+        and all(
+            inspect.getattr_static(kind, hook) is inspect.getattr_static(nn.Parameter, hook)
+            for hook in ("__torch_function__", "__torch_dispatch__")
         )
+    )
+    if not plain or tensor.layout != torch.strided:
+        what = f"{name} is a {kind.__name__}, not a plain tensor"
+        raise ValueError(f"{what}, dense and of numbers that are all here")
     if tensor.is_meta:
         raise ValueError(f"{name} is on the meta device; load real weights first")
-    if tensor.dtype.is_complex:
-        raise ValueError(f"{name} is complex, which is not covered")
     if tensor.dtype not in DTYPES:
         raise ValueError(
             f"{name} is {tensor.dtype}, not one of float16, bfloat16, float32, float64"
@@ -210,27 +200,13 @@ def _check_tensor(name: str, tensor: Any) -> None:
         raise ValueError(f"{name} has entries that are not finite")
 
 
-def _is_plain_parameter(kind: type) -> bool:
-    """Whether operations see only numbers in parameters of this class; a class may also override
-    operations.
-    """
-    hooks = ("__torch_function__", "__torch_dispatch__")
-    return issubclass(kind, nn.Parameter) and all(
-        inspect.getattr_static(kind, hook) is inspect.getattr_static(nn.Parameter, hook)
-        for hook in hooks
-    )
-
-
 def _read_geometry(conv: Any, weight: Any, base: type[_ConvNd]) -> ConvGeometry:
     """The geometry with which ``forward`` computes, after checking what only describes against it."""
     dims = BASES.index(base) % 3 + 1
     transposed = issubclass(base, _ConvTransposeNd)
     if weight.dim() != dims + 2:
         raise ValueError(f"its weight has {weight.dim()} axes, not {dims + 2}")
-    groups = positive_number(conv.groups)
-    if groups is None:
-        raise ValueError(f"groups is {conv.groups!r}, not a positive whole number")
-    channels = (weight.shape[0], weight.shape[1] * groups)
+    channels = (weight.shape[0], weight.shape[1] * conv.groups)
     d_in, d_out = channels if transposed else channels[::-1]
     geometry = ConvGeometry(
         in_channels=d_in,
@@ -240,7 +216,7 @@ def _read_geometry(conv: Any, weight: Any, base: type[_ConvNd]) -> ConvGeometry:
         padding=_along_axes(conv, "padding", dims),
         padding_mode=conv.padding_mode,
         dilation=_along_axes(conv, "dilation", dims),
-        groups=groups,
+        groups=conv.groups,
         transposed=transposed,
         output_padding=_along_axes(conv, "output_padding", dims),
     )
@@ -263,7 +239,7 @@ def _check_described(conv: Any, geometry: ConvGeometry) -> None:
         used = getattr(geometry, name)
         stated = value
         if name == "kernel_size":
-            stated = _tuple(value, geometry.dims)
+            stated = _along_axes(conv, name, geometry.dims)
         if stated != used:
             what = f"its {name} says {value!r}, but it computes with {used!r}"
             raise ValueError(f"{what}; if that is meant, say so: set its {name} to {used!r}")
@@ -276,27 +252,17 @@ def _check_described(conv: Any, geometry: ConvGeometry) -> None:
 
 
 def _along_axes(conv: Any, name: str, dims: int) -> Any:
-    """A hyperparameter along each axis."""
+    """A hyperparameter along each axis, as torch reads it: one integer stands for all axes."""
     value = getattr(conv, name)
-    numbers = _tuple(value, dims)
-    # An empty tuple would mean zeros in ConvGeometry, and the value of a tensor may change.
-    if not numbers or (
-        isinstance(value, tuple) and any(isinstance(n, torch.Tensor) for n in value)
-    ):
-        raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
-    return numbers
-
-
-def _tuple(value: Any, dims: int) -> Any:
-    """A hyperparameter as torch reads it: one integer stands for all axes; ConvGeometry refuses
-    non-integers.
-    """
+    if isinstance(value, str):
+        return value  # of padding
     values = value
     if not isinstance(value, tuple | list):
         values = (value,)
     numbers = whole_numbers(values)
-    if numbers is None:
-        return value
+    # An empty tuple would mean zeros in ConvGeometry, and the value of a tensor may change.
+    if not numbers or any(isinstance(n, torch.Tensor) for n in values):
+        raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
     if len(numbers) == 1:
         return numbers * dims
     return numbers

@@ -15,19 +15,15 @@ def parametrization_names(conv: nn.Module) -> tuple[str, ...]:
     """The parametrizations of a convolution, in words: ``("WeightNorm of weight",)``; empty for a
     plain one.
     """
-    names = []
+    parts = list[tuple[object, str]]()
     for hook in weight_hooks(conv):
         methods = list(hook) if isinstance(hook, PruningContainer) else [hook]
         name = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
-        names += [f"{_kind(method)} of {name}" for method in methods]
+        parts += [(method, name) for method in methods]
     for name, chain in getattr(conv, "parametrizations", {}).items():
-        names += [f"{_kind(module)} of {name}" for module in chain]
-    return tuple(names)
-
-
-def _kind(method: object) -> str:
-    """The class of a parametrization, ``WeightNorm`` for torch's ``_WeightNorm``, too."""
-    return type(method).__name__.lstrip("_")
+        parts += [(module, name) for module in chain]
+    # torch's own are called _WeightNorm, too
+    return tuple(f"{type(part).__name__.lstrip('_')} of {name}" for part, name in parts)
 
 
 def plain_convolution(conv: nn.Module) -> nn.Module:

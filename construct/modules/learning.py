@@ -9,6 +9,8 @@ full sharpness (α = 1024) attention is one-hot and the gradients of all scores 
 start from a moderate α to learn.
 """
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -16,7 +18,6 @@ from torch.nn.utils import parametrize
 from construct.attention import MHSA
 from construct.encoding import quadratic
 from construct.encoding.encodings import Covariance, Encoding, Quadratic
-from construct.weights import MHSAWeights
 
 
 class _HeadVector(nn.Module):
@@ -42,11 +43,10 @@ class IsotropicGaussian(_HeadVector):
             ValueError: a head has no centre, because its α is not positive.
         """
         alpha, tau = Quadratic().centres(v[:, : self.dims + 1].double())
-        if not bool((alpha > 0).all()):
-            head = int((alpha > 0).int().argmin())
-            raise ValueError(
-                f"MHSA: head {head} has no centre to start from: its α is {float(alpha[head]):g}"
-            )
+        without = (~(alpha > 0)).nonzero().flatten().tolist()
+        if without:
+            what = f"MHSA: head {without[0]} has no centre to start from"
+            raise ValueError(f"{what}: its α is {float(alpha[without[0]]):g}")
         return alpha.log().to(v.dtype), tau.to(v.dtype)
 
 
@@ -71,11 +71,10 @@ class Gaussian(_HeadVector):
         """
         c = v[:, : Covariance().pos_dim(self.dims)].double()
         lower, failed = torch.linalg.cholesky_ex(-2 * Covariance.form(c)[0])
-        if bool(failed.any()):
-            head = int(failed.ne(0).int().argmax())
-            raise ValueError(
-                f"MHSA: head {head} must be a Gaussian to start from, and its precision is not positive"
-            )
+        without = failed.nonzero().flatten().tolist()
+        if without:
+            what = f"MHSA: head {without[0]} must be a Gaussian to start from"
+            raise ValueError(f"{what}, and its precision is not positive")
         return lower.mT.contiguous().to(v.dtype), Covariance().centres(c)[1].to(v.dtype)
 
 
@@ -159,33 +158,26 @@ def with_covariance(layer: MHSA) -> MHSA:
     Raises:
         ValueError: another encoding, or content.
     """
-    if type(layer.encoding) is not Quadratic:
-        raise ValueError(f"MHSA: takes the quadratic encoding, not the {layer.encoding.name} one")
+    _require_encoding(layer, Quadratic)
     if any(bool(t.any()) for t in (layer.w_qry, layer.w_key, layer.u)):
         raise ValueError("MHSA: takes a layer without content: W_qry, W_key and u zero")
     # c = −α(1, −2τ) = (c_0, 2ατ), so Σ⁻¹ = −2c_0·1 and Σ⁻¹τ = 2ατ: no number is rounded.
     c = layer.position_vector()
     dims = layer.geometry.dims
-    zero = torch.zeros_like(c[:, 0])
-    products = [c[:, 0] if i == j else zero for i in range(dims) for j in range(i, dims)]
-    v = torch.stack([*products, *c[:, 1:].unbind(1)], dim=1).to(layer.v.dtype)
+    i, j = torch.triu_indices(dims, dims, device=c.device)
+    v = torch.cat([torch.where(i == j, c[:, :1], 0.0), c[:, 1:]], dim=1).to(layer.v.dtype)
     content = layer.w_qry.new_zeros(layer.heads, layer.in_channels, v.shape[1])
-    weights = MHSAWeights(
-        w_qry=content,
-        w_key=content.clone(),
-        w_key_pos=torch.eye(v.shape[1], device="cpu").to(v).repeat(layer.heads, 1, 1),
-        u=layer.u.new_zeros(v.shape),
-        v=v,
-        w_val=layer.w_val.detach().clone(),
-        w_out=layer.w_out.detach().clone(),
-        b_out=layer.b_out.detach().clone(),
-    )
-    copied = MHSA(
-        layer.geometry, weights, layer.execution, encoding=Covariance(), bias=layer.bias is not None
-    )
-    for name in ("w_val", "w_out", "b_out"):
-        getattr(copied, name).requires_grad_(getattr(layer, name).requires_grad)
-    return copied.train(layer.training)
+    copied = settle(copy.deepcopy(layer))
+    copied._encoding = Covariance.name
+    for name, tensor in (
+        ("w_qry", content),
+        ("w_key", content.clone()),
+        ("w_key_pos", torch.eye(v.shape[1], device="cpu").to(v).repeat(layer.heads, 1, 1)),
+        ("u", layer.u.new_zeros(v.shape)),
+        ("v", v),
+    ):
+        setattr(copied, name, nn.Parameter(tensor, requires_grad=False))
+    return copied
 
 
 def gate_content(layer: MHSA, *, generator: torch.Generator | None = None) -> MHSA:
@@ -262,24 +254,21 @@ def _parametrize_v(layer: MHSA, encoding: type[Encoding], kind: type[_HeadVector
     """Parametrize v by trainable parameters; the layer must have this encoding and Ŵ_key = [1; 0],
     so that v is c itself.
     """
-    if type(layer.encoding) is not encoding:
-        raise ValueError(
-            f"MHSA: takes the {encoding.name} encoding, not the {layer.encoding.name} one"
-        )
+    _require_encoding(layer, encoding)
     if parametrize.is_parametrized(layer, "v"):
         raise ValueError("MHSA: v is parametrized already")
     if not has_identity_keys(layer):
         raise ValueError("MHSA: takes a layer with Ŵ_key = [1; 0], as conv_to_mhsa makes them")
-    frozen = not layer.v.requires_grad
-    layer.v.requires_grad_()
-    try:
-        parametrize.register_parametrization(
-            layer, "v", kind(layer.geometry.dims, layer.v.shape[1])
-        )
-    except ValueError:
-        layer.v.requires_grad_(not frozen)
-        raise
+    parametrization = kind(layer.geometry.dims, layer.v.shape[1])
+    parametrize.register_parametrization(layer, "v", parametrization)
+    layer.get_submodule("parametrizations.v").requires_grad_()
     return layer
+
+
+def _require_encoding(layer: MHSA, encoding: type[Encoding]) -> None:
+    if type(layer.encoding) is not encoding:
+        own = layer.encoding.name
+        raise ValueError(f"MHSA: takes the {encoding.name} encoding, not the {own} one")
 
 
 def has_identity_keys(layer: MHSA) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.prune import BasePruningMethod, PruningContainer
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -20,8 +20,7 @@ def is_weight_hook(hook: object) -> bool:
     """Whether a forward pre-hook is torch's own, and only recomputes the weight (or bias)."""
     if type(hook) in (WeightNorm, SpectralNorm):
         return True
-    own = (PruningContainer, BasePruningMethod)
-    return isinstance(hook, own) and all(
+    return isinstance(hook, BasePruningMethod) and all(
         getattr(type(hook), name) is getattr(BasePruningMethod, name)
         for name in ("__call__", "apply_mask")
     )
@@ -60,11 +59,7 @@ def effective_weight(conv: nn.Module, calls: int = 1) -> tuple[Any, Any]:
     with eval_mode(conv), torch.enable_grad(), torch.autocast(device, enabled=False):
         if hooks:  # which write to a shallow copy
             called = type(conv).__new__(type(conv))
-            registers = {
-                name: dict(value) if isinstance(value, dict) else value
-                for name, value in vars(conv).items()
-            }
-            vars(called).update(registers)
+            vars(called).update(vars(conv), _buffers=dict(conv._buffers))
         for hook in hooks * calls:
             hook(called, None)
         return called.weight, called.bias

@@ -9,16 +9,17 @@ taps on an axis: three for every odd K ≤ 2P + 1 that keeps the size.  Only its
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor, nn
 
 from construct.attention import MHSA
 from construct.errors import refuse, require
 from construct.execution.call import has_batch_axis
-from construct.geometry import ConvGeometry, HasGeometry, positive_number, whole_numbers
+from construct.geometry import ConvGeometry, HasGeometry, whole_numbers
 from construct.tokens import output_size
 
 
@@ -50,34 +51,30 @@ class Patching:
         Channel c·Π P_i + n is channel c of the n-th pixel of a patch, row-major.
         """
         g = self.pixels
-        d = g.dims
-        d_out, d_in = weight.shape[:2]
-        shape = (d_out, *self.out_patch, d_in, *self.patch, *self.tokens.kernel_size)
-        require(prod(shape) * weight.element_size(), weight.device, "the kernel over patches")
+        tokens = self.tokens
+        entries = tokens.out_channels * tokens.in_channels // tokens.groups * tokens.taps
+        require(2 * entries * weight.element_size(), weight.device, "the kernel over patches")
         if bias is not None:
             bias = bias.detach().repeat_interleave(prod(self.out_patch))
-        # Tap j of output r of a patch reads pixel u of patch y.
-        r_and_j = np.ix_(*map(range, (*self.out_patch, *g.kernel_size)))
-        r = r_and_j[:d]
-        u = []
-        y = []
-        for axis, (p, apart) in enumerate(zip(self.patch, self.tokens.dilation, strict=True)):
-            before, _ = g.pads[axis]
-            pixel = g.stride[axis] * r[axis] + g.dilation[axis] * r_and_j[d + axis] - before
-            u.append(pixel % p)
-            y.append((pixel // p - -before // p) // apart)
-        big = weight.new_zeros(shape)
-        big[:, *r, :, *u, *y] = weight.detach().movedim((0, 1), (-2, -1))
-        return big.flatten(d + 1, 2 * d + 1).flatten(0, d), bias
+        pixels = [(n + 1) * p for n, p in zip(tokens.span, self.patch, strict=True)]
+        kernels = []
+        for r in product(*map(range, self.out_patch)):
+            # The kernel as output r of a patch reads it, in whole patches.
+            image = weight.new_zeros(*weight.shape[:2], *pixels)
+            taps = []
+            for axis, (before, _) in enumerate(g.pads):
+                first = g.stride[axis] * r[axis] + -before % self.patch[axis]
+                taps.append(slice(first, first + g.span[axis] + 1, g.dilation[axis]))
+            image[:, :, *taps] = weight.detach()
+            steps = (slice(None, None, apart) for apart in tokens.dilation)
+            kernels.append(self.cut(image)[:, :, *steps])
+        return torch.stack(kernels, dim=1).flatten(0, 1), bias
 
     def cut(self, x: Tensor) -> Tensor:
         """The patches of an image, as ``pixel_unshuffle``: (B, D_in, *n) → (B, D_in·Π P_i, *n/P)."""
-        d = self.pixels.dims
-        for axis in reversed(range(d)):
-            x = x.unflatten(2 + axis, (-1, self.patch[axis]))
-        patches = range(2, 2 + 2 * d, 2)
-        inside = range(3, 2 + 2 * d, 2)
-        return x.permute(0, 1, *inside, *patches).flatten(1, d + 1)
+        for i, p in enumerate(self.patch):
+            x = x.unflatten(2 + 2 * i, (-1, p)).movedim(3 + 2 * i, 2 + i)
+        return x.flatten(1, 1 + len(self.patch))
 
     def patches_along(self, grid: Any) -> tuple[int, ...]:
         """How many patches an image of spatial size ``grid`` has along each axis.
@@ -115,9 +112,7 @@ class Patching:
                 f"{size} is too small for circular padding by patches of {self.patch}; convert without patch"
             )
         y = self.join(self.whole(attention(self.cut(x)), outputs))
-        for axis, n in enumerate(outputs):
-            y = y.narrow(2 + axis, 0, n)
-        return y.contiguous()
+        return y[:, :, *map(slice, outputs)].contiguous()
 
     def whole(self, y: Tensor, outputs: Sequence[int]) -> Tensor:
         """Of the outputs over patches, those that hold the convolution's, which has ``outputs``."""
@@ -130,10 +125,10 @@ class Patching:
         """The image of patches of outputs, as ``pixel_shuffle``: the inverse of :meth:`cut`."""
         d = self.pixels.dims
         y = y.unflatten(1, (-1, *self.out_patch))
-        pairs = [axis for i in range(d) for axis in (2 + d + i, 2 + i)]
-        y = y.permute(0, 1, *pairs)
-        for axis in range(d):
-            y = y.flatten(2 + axis, 3 + axis)
+        for i in range(d):
+            y = y.movedim(2, 2 + d + i)
+        for i in range(d):
+            y = y.flatten(2 + i, 3 + i)
         return y
 
 
@@ -144,12 +139,7 @@ def patching_of(conv: nn.Module, geometry: ConvGeometry, patch: Any) -> Patching
         ValueError: ``patch`` is neither.
         UnsupportedLayer: patches cannot be its tokens; the error says why.
     """
-    number = positive_number(patch)
-    sizes = None
-    if number is not None:
-        sizes = (number,) * geometry.dims
-    elif isinstance(patch, tuple | list):
-        sizes = whole_numbers(patch)
+    sizes = whole_numbers(patch if isinstance(patch, tuple | list) else [patch] * geometry.dims)
     if sizes is None or len(sizes) != geometry.dims or min(sizes) < 1:
         raise ValueError(
             f"patch is {patch!r}, neither a positive whole number nor {geometry.dims} of them"
@@ -271,28 +261,26 @@ class PatchAttention(HasGeometry, nn.Module):
             ValueError: P does not divide the size, or tokens make no grid, or what they give is
                 not whole patches; or its shape does not say whether the input is an image.
         """
-        if tokens is None:
-            tokens = grid is not None or self._looks_like_tokens(input)
-        if tokens:
-            return self._of_tokens(input, grid)
-        return self.patching.applied(self.attention, input)
-
-    def _looks_like_tokens(self, x: Tensor) -> bool:
+        patching = self.patching
         dims = self.geometry.dims
-        if x.dim() != 3 or x.shape[2] != self.patching.tokens.in_channels:
-            return False
-        if dims <= 2 and x.shape[2 - dims] == self.geometry.in_channels:
-            raise ValueError(
-                f"PatchAttention: {tuple(x.shape)} may be an image or tokens; say tokens=True or tokens=False"
+        channels = patching.tokens.in_channels
+        fits = input.dim() == 3 and input.shape[2] == channels
+        if tokens is None:
+            as_image = dims <= 2 and input.shape[2 - dims] == self.geometry.in_channels
+            if fits and grid is None and as_image:
+                raise ValueError(
+                    f"PatchAttention: {tuple(input.shape)} may be an image or tokens; say tokens=True or tokens=False"
+                )
+            tokens = fits or grid is not None
+        if not tokens:
+            return patching.applied(self.attention, input)
+        if not fits:
+            raise RuntimeError(
+                f"PatchAttention: expected tokens (B, T, {channels}), got {tuple(input.shape)}"
             )
-        return True
+        return self._of_tokens(input, grid)
 
     def _of_tokens(self, x: Tensor, grid: Any) -> Tensor:
-        channels = self.patching.tokens.in_channels
-        if x.dim() != 3 or x.shape[2] != channels:
-            raise RuntimeError(
-                f"PatchAttention: expected tokens (B, T, {channels}), got {tuple(x.shape)}"
-            )
         if grid is None:
             side = round(x.shape[1] ** (1 / self.geometry.dims))
             grid = tuple(side * p for p in self.patch)
@@ -302,8 +290,7 @@ class PatchAttention(HasGeometry, nn.Module):
                 f"PatchAttention: {x.shape[1]} tokens are not the patches of an image of {tuple(grid)}; "
                 "give grid, the size of the image"
             )
-        size = tuple(n * p for n, p in zip(patches, self.patch, strict=True))
-        outputs = output_size(self.geometry, size)
+        outputs = output_size(self.geometry, tuple(map(int, grid)))
         if any(n % q for n, q in zip(outputs, self.patching.out_patch, strict=True)):
             raise ValueError(
                 f"PatchAttention: an output of {outputs} is not whole patches of {self.patching.out_patch}; "

@@ -19,7 +19,7 @@ from construct.geometry import ConvGeometry
 from construct.modules.convolutions import check_hooks, geometry_of, is_convolution
 from construct.modules.folding import plain_convolution
 from construct.modules.parametrizations import eval_mode
-from construct.modules.traversal import deep_copy, deepcopy_memo, every_module
+from construct.modules.traversal import every_module, substitute
 
 Rule = Callable[[Any], nn.Module]
 Rules = Mapping[type[nn.Module], Rule]
@@ -43,7 +43,7 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     """
     for part in module.modules():
         check_hooks(part)
-    copied = deep_copy(module)
+    copied = substitute(module, {})
     _applied(rule, copied, " on a copy of it")
     if not _same_tensors(copied, module):
         raise ValueError("its rule changes the module that it is given: let it change a copy")
@@ -57,10 +57,8 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
         dtype, device = more.pop()
         what = f"weights that are {dtype} on {device}, and the module has none of these"
         raise ValueError(f"the layers of its rule have {what}")
-    own = {id(part) for part in module.modules()}
-    for part in layers.modules():
-        if id(part) not in own:
-            part.training = module.training
+    for part in {*layers.modules()} - {*module.modules()}:
+        part.training = module.training
     return layers
 
 
@@ -83,15 +81,17 @@ def _same_tensors(*modules: nn.Module) -> bool:
 
 @torch.random.fork_rng(devices=[])
 @torch.no_grad()
-def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None:
-    """The difference between a module and the layers of its rule, in one clause; None if no sample
-    shows one.
+def require_agreement(module: nn.Module, rule: Rule, layers: nn.Module) -> None:
+    """Check on samples that a module and the layers of its rule compute the same.
 
     Everything runs in float64 and eval mode, on copies.  The layers that the rule returns for the
     float64 copy must agree up to float64 rounding, so that the module's own dtype hides no
     difference.  The layers themselves, with weights that may have been rounded to that dtype, must
     agree up to a few of its units.  At least one of the layers is a convolution, all are
     convertible.
+
+    Raises:
+        ValueError: a sample shows a difference, or none can be run.
     """
     geometries = [geometry_of(conv) for conv in _convolutions(layers)]
     default = torch.get_default_dtype()
@@ -102,7 +102,7 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
         torch.set_default_dtype(torch.float64)
         exact_layers = in_float64(rule(in_float64(module)))
     except Exception as error:  # a user's code may raise anything
-        return f"its rule fails on a float64 copy of it: {describe(error)}"
+        raise ValueError(f"its rule fails on a float64 copy of it: {describe(error)}") from error
     finally:
         torch.set_default_dtype(default)
     magnitudes = _magnitudes(exact_layers)
@@ -127,11 +127,12 @@ def disagreement(module: nn.Module, rule: Rule, layers: nn.Module) -> str | None
         for part, allowance in candidates:
             reason = _difference(part, x, expected, magnitudes, allowance)
             if reason is not None:
-                return f"its rule gives another function: on an input of size {' x '.join(map(str, size))} {reason}"
-    if ran > 1:
-        return None
-    tried = " x ".join(map(str, shape[1:]))
-    return f"its rule cannot be judged, for it runs on no inputs like {tried}: {failure}"
+                where = f"on an input of size {' x '.join(map(str, size))}"
+                raise ValueError(f"its rule gives another function: {where} {reason}")
+    if ran <= 1:
+        tried = " x ".join(map(str, shape[1:]))
+        what = f"its rule cannot be judged, for it runs on no inputs like {tried}"
+        raise ValueError(f"{what}: {failure}")
 
 
 def _difference(
@@ -183,7 +184,7 @@ def sizes(geometries: Sequence[ConvGeometry]) -> list[tuple[int, ...]]:
 
 def in_float64(module: nn.Module) -> nn.Module:
     """A float64 copy in eval mode."""
-    return deep_copy(module).double().eval()
+    return substitute(module, {}).double().eval()
 
 
 def _convolutions(layers: nn.Module) -> list[nn.Module]:
@@ -192,9 +193,8 @@ def _convolutions(layers: nn.Module) -> list[nn.Module]:
 
 def _magnitudes(layers: nn.Module) -> nn.Module:
     """A copy of the layers with |w| for w, which maps |x| to Σ|w||x|."""
-    memo = deepcopy_memo(layers)
-    for conv in _convolutions(layers):
-        memo[id(conv)] = absolute = copy.deepcopy(plain_convolution(conv))
-        for parameter in absolute.parameters():
+    absolute = {conv: copy.deepcopy(plain_convolution(conv)) for conv in _convolutions(layers)}
+    for conv in absolute.values():
+        for parameter in conv.parameters():
             parameter.abs_()
-    return deep_copy(layers, memo)
+    return substitute(layers, absolute)

@@ -18,23 +18,18 @@ def share_tied(replacements: Mapping[nn.Module, MHSA]) -> None:
     first_layer: dict[tuple[object, ...], MHSA] = {}
     for conv, layer in replacements.items():
         g = layer.geometry
-        # A parametrized weight is recomputed at each access: its id identifies nothing.
-        if "weight" in conv._parameters:
-            first = first_layer.setdefault((id(conv.weight), g.groups, g.transposed), layer)
-            if first is not layer and _equal(first, layer, "w_val", "w_out"):
-                layer.w_val = first.w_val
-                layer.w_out = first.w_out
-        if conv._parameters.get("bias") is not None:
-            first = first_layer.setdefault((id(conv.bias),), layer)
-            if _equal(first, layer, "b_out"):
-                layer.b_out = first.b_out
-
-
-def _equal(first: MHSA, second: MHSA, *names: str) -> bool:
-    """Whether these tensors are equal; a file may hold different values for weights that its
-    network ties.
-    """
-    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
+        weight = ("weight", ("w_val", "w_out"), g.groups, g.transposed)
+        for name, tensors, *layout in (weight, ("bias", ("b_out",))):
+            # A parametrized weight is recomputed at each access: its id identifies nothing.
+            parameter = conv._parameters.get(name)
+            if parameter is None:
+                continue
+            first = first_layer.setdefault((id(parameter), *layout), layer)
+            own = [getattr(first, tensor) for tensor in tensors]
+            # A file may hold different values for weights that its network ties.
+            if all(map(torch.equal, own, [getattr(layer, tensor) for tensor in tensors])):
+                for tensor, value in zip(tensors, own, strict=True):
+                    setattr(layer, tensor, value)
 
 
 def untied_parameters(
@@ -54,9 +49,8 @@ def untied_parameters(
     for path, module in every_module(model):
         layer = layers.get(module)
         targets = {}
-        if module in replacements:
-            own = replacements[module]
-            targets = {"weight": id(own.w_val), "bias": id(own.b_out)}
+        if layer is not None:
+            targets = {"weight": id(layer.w_val), "bias": id(layer.b_out)}
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 use = (joined(path, name), targets.get(name, id(layer)))

@@ -1,5 +1,5 @@
-"""Finds every module of a network, also those that ``named_modules`` misses: in plain containers,
-bound methods and closures.
+"""Finds and copies every module of a network, also those that ``named_modules`` misses: in plain
+containers, bound methods and closures.
 
 A forward may call a module in a plain list, ``self.step = self.conv.forward``, or
 ``self.step = lambda x: self.conv(x)``.
@@ -9,11 +9,11 @@ import copy
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
-from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any, cast
+from types import CellType, FunctionType, MethodType, SimpleNamespace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
@@ -34,35 +34,25 @@ def every_module(model: nn.Module, closed: Container[int] = ()) -> Iterator[tupl
 
     Modules whose ids are in ``closed`` are not entered.
     """
-    visited: set[int] = set()
-    queue = list(_registered("", model, closed, visited))
-    for path, module in queue:  # grows on the way
-        yield path, module
-        for inner_path, inner in _references(path, module):
-            if isinstance(inner, nn.Module) and id(module) not in closed:
-                queue += _registered(inner_path, inner, closed, visited)
-
-
-def _registered(
-    path: str, module: nn.Module, closed: Container[int], visited: set[int]
-) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of ``named_modules`` that were not visited before."""
-    stack = [(path, module)]
-    while stack:  # no recursion: modules may be nested deep
-        path, module = stack.pop()
-        if id(module) in visited:
-            continue
-        visited.add(id(module))
-        yield path, module
-        if id(module) not in closed:
-            children = [
-                (name, child) for name, child in module._modules.items() if child is not None
-            ]
-            stack += [(joined(path, name), child) for name, child in reversed(children)]
+    visited = {id(None)}  # a child may be None
+    roots: list[tuple[str, Any]] = [("", model)]
+    for root in roots:  # grows on the way
+        stack = [root]
+        while stack:  # no recursion: modules may be nested deep
+            path, module = stack.pop()
+            if id(module) in visited:
+                continue
+            visited.add(id(module))
+            yield path, module
+            if id(module) not in closed:
+                references = _reached(_attributes(path, module))
+                roots += [(name, x) for name, x in references if isinstance(x, nn.Module)]
+                children = reversed(module._modules.items())
+                stack += [(joined(path, name), child) for name, child in children]
 
 
 def joined(path: str, name: str) -> str:
-    """The path of what a module at a path calls by this name."""
+    """The path of what a module at a path calls by this name; either may be empty."""
     return ".".join(filter(None, (path, name)))
 
 
@@ -130,26 +120,75 @@ def deepcopy_memo(model: nn.Module) -> dict[int, object]:
     """
     memo: dict[int, object] = {}
     for _, module in every_module(model):
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
+        for value in (*vars(module).values(), *module._buffers.values()):
+            if isinstance(value, UninitializedBuffer):
+                memo[id(value)] = UninitializedBuffer(device=value.device, dtype=value.dtype)  # type: ignore[call-arg]
+            elif isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-        for buffer in module._buffers.values():
-            if isinstance(buffer, UninitializedBuffer):
-                memo[id(buffer)] = UninitializedBuffer(device=buffer.device, dtype=buffer.dtype)  # type: ignore[call-arg]
     return memo
 
 
-def deep_copy(model: nn.Module, memo: dict[int, object] | None = None) -> nn.Module:
-    """A deep copy of a network, with ``memo`` (by default :func:`deepcopy_memo`'s) for
-    ``copy.deepcopy``; what is in it is not copied.
+def substitute(
+    model: nn.Module,
+    replacements: Mapping[nn.Module, nn.Module],
+    memo: dict[int, Any] | None = None,
+) -> nn.Module:
+    """A deep copy of ``model`` in which every reference to a key of ``replacements`` becomes its
+    value.
 
-    Inner modules are copied before outer ones, so that deep nesting needs no deep recursion.
+    The deepcopy memo maps each of these modules to its replacement, so a module used twice, or
+    stored in a plain list, is replaced everywhere and stays one module.  A stored bound method
+    (``self.step = self.conv.forward``) becomes the replacement's; closures over modules are rebuilt
+    over the copies.  ``memo`` may be shared by copies of networks with parts in common.
 
     Raises:
         UnsupportedLayer: something in it cannot be copied, as a lock, an open file or a generator;
             the message has its path.
     """
-    memo = deepcopy_memo(model) if memo is None else memo
+    memo = {} if memo is None else memo
+    others = {id(module): other for module, other in replacements.items()}
+    memo |= deepcopy_memo(model) | memo | others
+    closures = list[FunctionType]()
+    for _, function in every_function(model):
+        if isinstance(function, MethodType):
+            if id(function.__self__) in others:
+                memo[id(function)] = getattr(others[id(function.__self__)], name_of(function))
+        elif holds_modules(_items("", function)):
+            # deepcopy copies functions by reference, with the original modules in their cells.
+            closures.append(function)
+            cells = tuple(CellType() for _ in function.__closure__ or ())
+            parts = function.__code__, function.__globals__, function.__name__, None, cells
+            memo[id(function)] = FunctionType(*parts)
+    copied = _deep_copy(model, memo)
+    for function in closures:
+        _fill(memo[id(function)], function, memo)
+    return copied
+
+
+def _fill(copied: Any, function: FunctionType, memo: dict[int, Any]) -> None:
+    """Fill the cells and defaults of a copied function: modules are copied, everything else is kept
+    by reference.
+    """
+
+    def counterpart(value: Any) -> Any:
+        if holds_modules(value):
+            return copy.deepcopy(value, memo)
+        return value
+
+    for cell, other in zip(function.__closure__ or (), copied.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            other.cell_contents = counterpart(cell.cell_contents)
+    keywords = function.__kwdefaults__ or {}
+    copied.__defaults__ = tuple(map(counterpart, function.__defaults__ or ()))
+    copied.__kwdefaults__ = {name: counterpart(value) for name, value in keywords.items()}
+    functools.update_wrapper(copied, function)
+    del copied.__wrapped__
+
+
+def _deep_copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """``copy.deepcopy``, of inner modules before outer ones, so that deep nesting needs no deep
+    recursion.
+    """
     for path, module in reversed(list(every_module(model, memo))):
         try:
             copied = copy.deepcopy(module, memo)
@@ -162,17 +201,13 @@ def deep_copy(model: nn.Module, memo: dict[int, object] | None = None) -> nn.Mod
         if copied is module and memo.get(id(module)) is not module:
             reason = "it cannot be copied: a copy of it is the module itself (change its __deepcopy__ or __reduce__)"
             refuse(module, reason, path)
-    return cast(nn.Module, copy.deepcopy(model, memo))
+    return copy.deepcopy(model, memo)
 
 
 def _not_copied(path: str, module: nn.Module) -> tuple[str, object]:
     """The attribute that cannot be copied, with its path; the module itself if each alone can."""
     known = deepcopy_memo(module) | {id(inner): inner for _, inner in every_module(module)}
-    for name, value in [
-        *vars(module).items(),
-        *module._parameters.items(),
-        *module._buffers.items(),
-    ]:
+    for name, value in (vars(module) | module._parameters | module._buffers).items():
         if name not in _REGISTERS:
             try:
                 copy.deepcopy(value, dict(known))
@@ -190,32 +225,30 @@ def hidden_modules(
     Yields the path of the attribute that reaches one, and the module.
     """
     walked = list(every_module(model, closed))
-    known = [module for _, module in walked]
-    tensors = [
-        t for module in known for t in (*module._parameters.values(), *module._buffers.values())
-    ]
-    memo = deepcopy_memo(model) | {id(value): value for value in (*known, *tensors)}
+    memo = deepcopy_memo(model)
+    for _, module in walked:
+        known = module, *module._parameters.values(), *module._buffers.values()
+        memo |= {id(value): value for value in known}
     memo[id(memo)] = copied = list[Any]()  # where deepcopy keeps alive what it copies
     for path, holder in walked:
-        for name, value in vars(holder).items():
-            if name in _REGISTERS or id(holder) in closed:
-                continue
+        attributes = [] if id(holder) in closed else _attributes(path, holder)
+        for attribute, value in attributes:
             before = len(copied)
             with suppress(Exception):  # the network's own copy fails too, or leaves this out
                 copy.deepcopy(value, memo)
             for module in copied[before:]:
                 if isinstance(module, nn.Module):
-                    yield joined(path, name), module
+                    yield attribute, module
 
 
-def every_method(model: nn.Module) -> Iterator[tuple[str, nn.Module, MethodType]]:
-    """Every bound method that the network stores (``self.step = self.conv.forward``), with its path
-    and its module.
+def every_function(model: nn.Module) -> Iterator[tuple[str, MethodType | FunctionType]]:
+    """Every bound method and every function that the network stores, with its path
+    (``self.step = self.conv.forward``, ``self.act = lambda x: self.scale * x``).
     """
     for path, module in every_module(model):
-        for inner_path, inner in _references(path, module):
-            if isinstance(inner, MethodType) and isinstance(inner.__self__, nn.Module):
-                yield inner_path, inner.__self__, inner
+        for inner_path, inner in _reached(_attributes(path, module)):
+            if not isinstance(inner, nn.Module):
+                yield inner_path, inner
 
 
 def name_of(method: MethodType) -> str:
@@ -223,46 +256,21 @@ def name_of(method: MethodType) -> str:
     return getattr(method.__func__, "__name__", type(method.__func__).__name__)
 
 
-def every_closure(model: nn.Module) -> Iterator[FunctionType]:
-    """Every function that the network stores and that closes over modules
-    (``self.act = lambda x: self.scale * x``).
-    """
-    for _, module in every_module(model):
-        for _, inner in _references("", module):
-            if isinstance(inner, FunctionType) and holds_modules(_closure_values("", inner)):
-                yield inner
-
-
 def holds_modules(value: object) -> bool:
     """Whether a value contains modules, or functions and methods that may reach some."""
     return next(_reached([("", value)]), None) is not None
 
 
-def _closure_values(path: str, function: FunctionType) -> list[tuple[str, object]]:
-    """A function's closure cells and defaults, with paths."""
-    values: list[tuple[str, object]] = []
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            values.append((f"{path}.{name}", cell.cell_contents))
-        except ValueError:  # an empty cell
-            continue
-    values += [(f"{path}.__defaults__[{i}]", x) for i, x in enumerate(function.__defaults__ or ())]
-    return values + [(f"{path}.{name}", x) for name, x in (function.__kwdefaults__ or {}).items()]
+def _attributes(path: str, module: nn.Module) -> list[tuple[str, Any]]:
+    """What a module holds other than its children and tensors, with paths."""
+    return [(joined(path, name), x) for name, x in vars(module).items() if name not in _REGISTERS]
 
 
-def _references(path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
-    """The modules, methods and functions that a module reaches other than as its children."""
-    return _reached(
-        [(joined(path, name), x) for name, x in vars(module).items() if name not in _REGISTERS]
-    )
-
-
-def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
-    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``);
-    then what the functions reach.
+def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The modules, methods and functions in nested plain containers, with paths (``layers[2]``),
+    and what the functions reach.
     """
     stack = values[::-1]
-    inside_functions = list[tuple[str, Any]]()
     visited = set[int]()
     while stack:  # no recursion, and each container once: it may be deep, or hold itself
         path, value = stack.pop()
@@ -272,12 +280,7 @@ def _reached(values: list[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
             visited.add(id(value))
             if isinstance(value, MethodType | FunctionType):
                 yield path, value
-                inside_functions += _items(path, value)
-            else:
-                stack += reversed(_items(path, value))
-        if not stack:
-            stack = inside_functions[::-1]
-            inside_functions = []
+            stack += reversed(_items(path, value))
 
 
 def _items(path: str, value: Any) -> list[tuple[str, Any]]:
@@ -287,7 +290,14 @@ def _items(path: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, MethodType):
         return [(f"{path}.__self__", value.__self__)]
     if isinstance(value, FunctionType):
-        return _closure_values(path, value)
+        values = [
+            (f"{path}.__defaults__", value.__defaults__),
+            (f"{path}.__kwdefaults__", value.__kwdefaults__),
+        ]
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                values.append((f"{path}.{name}", cell.cell_contents))
+        return values
     if isinstance(value, dict):
         return [(f"{path}[{key!r}]", x) for key, x in value.items()]
     if isinstance(value, _SEQUENCES):

@@ -1,9 +1,12 @@
 """Removes the wrappers of torch.compile, DataParallel and DistributedDataParallel from a network."""
 
+from typing import Any
+
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from construct.modules.traversal import deep_copy, deepcopy_memo
+from construct.errors import refuse
+from construct.modules.traversal import substitute
 
 
 def wrapped_module(module: nn.Module) -> nn.Module | None:
@@ -21,11 +24,11 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
 
     Returns:
         The network itself, or what its outermost wrapper holds; a copy if there are wrappers
-        further in.  And (path, class) of every wrapper removed.
+        further in.  And (path, remark) on every wrapper removed.
     """
-    removed: list[tuple[str, str]] = []
+    removed: list[tuple[str, nn.Module]] = []
     while (inner := wrapped_module(model)) is not None:
-        removed.append(("", type(model).__name__))
+        removed.append(("", model))
         model = inner
     wrappers = [
         (path, module)
@@ -33,16 +36,22 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, list[tuple[str, str]]]:
         if wrapped_module(module) is not None
     ]
     if wrappers:
-        memo = deepcopy_memo(model)
-        for path, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
-            removed.append((path, type(module).__name__))
-            memo[id(module)] = deep_copy(wrapped_module(module), memo)  # type: ignore[arg-type]
-        model = deep_copy(model, memo)
-    return model, removed
+        memo = dict[int, Any]()
+        for _, module in reversed(wrappers):  # innermost first: outer copies find it in the memo
+            memo[id(module)] = substitute(wrapped_module(module), {}, memo)  # type: ignore[arg-type]
+        model = substitute(model, {}, memo)
+    return model, [
+        (path, f"{type(module).__name__} removed; wrap the converted network again")
+        for path, module in (*removed, *wrappers)
+    ]
 
 
-def sharding_reason(module: nn.Module) -> str | None:
-    """The reason to refuse a module with sharded weights; None for any other."""
+def require_whole(module: nn.Module) -> None:
+    """Refuse a module with sharded weights.
+
+    Raises:
+        UnsupportedLayer: it has.
+    """
     if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
-        return "its weights are sharded; load a full state dict into the plain network and convert that"
-    return None
+        reason = "its weights are sharded; load a full state dict into the plain network and convert that"
+        refuse(module, reason)

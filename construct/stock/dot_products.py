@@ -56,7 +56,7 @@ import numpy as np
 import torch
 
 from construct.encoding import quadratic
-from construct.encoding.sharpness import ALPHA, alpha_for
+from construct.encoding.sharpness import alpha_for
 from construct.stock.layout import NoStockForm, TokenLayout
 
 DTYPES = (torch.float32, torch.float64)
@@ -80,14 +80,6 @@ class HeadCentre:
     def is_sharp(self, layout: TokenLayout) -> bool:
         """Whether exact scores give weights of exactly 0 and 1 in the dtype."""
         return all(t.denominator == 1 for t in self.tau) and self.alpha >= alpha_for(layout.dtype)
-
-    def sharpened(self, layout: TokenLayout) -> "HeadCentre":
-        """The default sharpness, twice that with a null token, for a sharp head, which computes the
-        same at every sharpness; other heads unchanged.
-        """
-        if not self.is_sharp(layout):
-            return self
-        return HeadCentre(Fraction(ALPHA) * (1 + layout.null), self.tau)
 
     def factor(self, head_dim: int) -> Fraction:
         """√D·α as stored: exact if √D is a power of two, else (for a sharp head) the next power of
@@ -176,13 +168,16 @@ def scores_hold(centres: Sequence[HeadCentre], layout: TokenLayout, head_dim: in
     ) or all(centre.is_exact(layout, head_dim) for centre in centres)
 
 
-def head_size(centres: Sequence[HeadCentre], layout: TokenLayout, least: int) -> int:
-    """The least head size ≥ ``least`` with which :func:`scores_hold`.
+def head_size(centres: Sequence[HeadCentre], layout: TokenLayout, *sizes: int) -> int:
+    """The first of these head sizes with which :func:`scores_hold`.
 
     Raises:
         NoStockForm: there is none, or no such layout.
     """
-    for size in (least, next_power(16, least)):
+    if layout.dtype not in DTYPES:
+        what = f"{layout.dtype} cannot hold coordinates and scores"
+        raise NoStockForm(f"{what}; a stock attention is float32 or float64")
+    for size in sizes:
         if scores_hold(centres, layout, size):
             return size
     raise NoStockForm(too_large(centres, layout))

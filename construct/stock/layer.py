@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from construct.attention import MHSA
 from construct.builder import kernel_to_mhsa
 from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_distinct
+from construct.encoding.sharpness import ALPHA
 from construct.errors import refuse, require
 from construct.execution.call import geometry_for, has_batch_axis
 from construct.execution.protocol import tensors_of
@@ -31,14 +32,7 @@ from construct.execution.shifts.operator import is_recorded
 from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
 from construct.modules.patches import PatchAttention, Patching
-from construct.stock.dot_products import (
-    DTYPES,
-    HeadCentre,
-    head_size,
-    position_columns,
-    scores_hold,
-    too_large,
-)
+from construct.stock.dot_products import HeadCentre, head_size, next_power, position_columns
 from construct.stock.layout import NoStockForm, TokenLayout, padded_grid, stays_on
 from construct.stock.projections import has_hooks, read_kernel
 
@@ -170,10 +164,11 @@ class StockAttention(nn.Module):
         """
         dtype = fn(self.positions[:0]).dtype
         if dtype != self.positions.dtype:
-            _check_dtype(self, dtype)
             layout = replace(_layout(self), dtype=dtype)
-            if not scores_hold(self._centres, layout, self.attention.head_dim):
-                refuse(self, too_large(self._centres, layout))
+            try:
+                head_size(self._centres, layout, self.attention.head_dim)
+            except NoStockForm as error:
+                refuse(self, str(error))
         return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
@@ -233,21 +228,37 @@ def to_torch_mha(
         stock = to_torch_mha(layer.attention, patches, bias=bias, null_token=null_token)
         stock.patching = layer.patching
         return stock
+    try:
+        return _stock(layer, grid, bias, null_token)
+    except NoStockForm as error:
+        refuse(layer, str(error))
+
+
+def _stock(layer: MHSA, grid: tuple[int, ...], bias: bool, null_token: bool) -> StockAttention:
+    """What :func:`to_torch_mha` returns for a layer over positions.
+
+    Raises:
+        NoStockForm: it has none; with the reason.
+    """
     _check_layer(layer)
     g = layer.geometry
     layout = TokenLayout(g, padded_grid(g, grid), layer.w_val.dtype, bias, null_token)
-    centres = tuple(centre.sharpened(layout) for centre in _centres(layer, layout))
+    box = layout.padded.box
+    if layer.radix is not None and not shifts_are_distinct(layer.radix, box):
+        raise NoStockForm(
+            f"its parabola of radix {layer.radix} cannot number the shifts {box} of this grid"
+        )
+    centres = _centres(layer, layout)
     carries_bias = not bias and bool(layer.b_out.any())
-    if null_token:
-        _check_null_token(layer, layout, centres, carries_bias)
+    if null_token and carries_bias:
+        raise NoStockForm(
+            "without biases a value carries b_out, and the null token's is 0; take bias=True"
+        )
     heads, groups, _, d_h = layer.w_val.shape
     # one value of head 0 is the constant 1, times b_out
     values = groups * d_h + carries_bias
     least = max(values, layout.terms, -(-max(layout.channels, g.out_channels) // heads))
-    try:
-        head_dim = head_size(centres, layout, least)
-    except NoStockForm as error:
-        refuse(layer, str(error))
+    head_dim = head_size(centres, layout, least, next_power(16, least))
     attention = _zero_attention(layer, layout, head_dim)
     in_proj = attention.in_proj_weight.unflatten(0, (3, heads, head_dim))
     out_proj = attention.out_proj.weight[: g.out_channels].unflatten(1, (heads, head_dim))
@@ -268,32 +279,21 @@ def to_torch_mha(
 
 
 def _check_layer(layer: Any) -> None:
-    """Refuse what has no stock form on any grid."""
+    """Check that a layer has a stock form on some grid."""
     if not isinstance(layer, MHSA):
-        refuse(
-            layer, "not an attention layer of this project; conv_to_mhsa makes one of a convolution"
+        raise NoStockForm(
+            "not an attention layer of this project; conv_to_mhsa makes one of a convolution"
         )
-    _check_dtype(layer, layer.w_val.dtype)
     if layer.w_val.is_meta:
-        refuse(layer, "it is on the meta device; load real weights first")
+        raise NoStockForm("it is on the meta device; load real weights first")
     if layer.has_content():
-        refuse(
-            layer,
-            "its scores depend on the content, and only scores of positions are plain dot products here",
+        raise NoStockForm(
+            "its scores depend on the content, and only scores of positions are plain dot products here"
         )
-
-
-def _check_null_token(
-    layer: MHSA, layout: TokenLayout, centres: Sequence[HeadCentre], carries_bias: bool
-) -> None:
-    """Refuse a layer in which a null token has another effect than its padding."""
-    if carries_bias:
-        refuse(
-            layer, "without biases a value carries b_out, and the null token's is 0; take bias=True"
-        )
-    for head, centre in enumerate(centres):
-        if not stays_on(layout.padded, centre.tau):
-            refuse(layer, f"head {head} looks off the padded grid for some query, not at a zero")
+    if type(layer.encoding) not in CLASSICAL:
+        raise NoStockForm(f"a stock attention has no form of the {layer.encoding.name} encoding")
+    if not all(tensor.isfinite().all() for tensor in tensors_of(layer)):
+        raise NoStockForm("it has entries that are not finite")
 
 
 def _zero_attention(layer: MHSA, layout: TokenLayout, head_dim: int) -> Any:
@@ -421,49 +421,31 @@ def _layout(module: StockAttention) -> TokenLayout:
     return TokenLayout.of(module.attention, module.geometry, module.grid)
 
 
-def _check_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    if dtype not in DTYPES:
-        refuse(
-            module,
-            f"{dtype} cannot hold coordinates and scores; a stock attention is float32 or float64",
-        )
-
-
-def _centres(layer: MHSA, layout: TokenLayout) -> list[HeadCentre]:
-    """The centre of every head, from v and Ŵ_key alone."""
-    if type(layer.encoding) not in CLASSICAL:
-        refuse(layer, f"a stock attention has no form of the {layer.encoding.name} encoding")
-    if not all(tensor.isfinite().all() for tensor in tensors_of(layer)):
-        refuse(layer, "it has entries that are not finite")
-    vectors = layer.position_vector().tolist()
-    return [_centre(layer, layout, head, c) for head, c in enumerate(vectors)]
-
-
-def _centre(layer: MHSA, layout: TokenLayout, head: int, c: Sequence[float]) -> HeadCentre:
-    """The exact centre of a head: c = −α(1, −2τ), or the number of τ for the parabola encoding.
+def _centres(layer: MHSA, layout: TokenLayout) -> tuple[HeadCentre, ...]:
+    """The centre of every head, from v and Ŵ_key alone: c = −α(1, −2τ), or the number of τ for the
+    parabola encoding.
 
     A head of the parabola must be one-hot with its key on the grid for every query; otherwise the
-    nearest key by number is not the nearest by distance.
+    nearest key by number is not the nearest by distance.  Beside a null token, what is off the grid
+    is no zero.
     """
-    if c[0] == 0 or not all(map(isfinite, c)):
-        refuse(layer, f"head {head} has no centre: its α is {-c[0]}")
-    square, *linear = map(Fraction, c)
-    centre = HeadCentre(-square, tuple(x / (-2 * square) for x in linear))
-    if layer.radix is None:
-        return centre
-    if not centre.is_sharp(layout):
-        refuse(
-            layer, f"head {head} of the parabola is not one-hot, and its numbers have no other form"
-        )
-    box = layout.padded.box
-    if not shifts_are_distinct(layer.radix, box):
-        refuse(
-            layer,
-            f"its parabola of radix {layer.radix} cannot number the shifts {box} of this grid",
-        )
-    tau = shift_of_number(int(centre.tau[0]), layer.radix)
-    if not stays_on(layout.padded, tau):
-        refuse(
-            layer, f"head {head} of the parabola looks at {tau}, off the padded grid for some query"
-        )
-    return replace(centre, tau=tuple(map(Fraction, tau)))
+    radix = layer.radix
+    centres = []
+    for head, c in enumerate(layer.position_vector().tolist()):
+        if c[0] == 0 or not all(map(isfinite, c)):
+            raise NoStockForm(f"head {head} has no centre: its α is {-c[0]}")
+        square, *linear = map(Fraction, c)
+        centre = HeadCentre(-square, tuple(x / (-2 * square) for x in linear))
+        if centre.is_sharp(layout):  # and computes the same at every sharpness
+            centre = replace(centre, alpha=Fraction(ALPHA) * (1 + layout.null))
+        if radix is not None:
+            if not centre.is_sharp(layout):
+                what = f"head {head} of the parabola is not one-hot"
+                raise NoStockForm(f"{what}, and its numbers have no other form")
+            tau = shift_of_number(int(centre.tau[0]), radix)
+            centre = replace(centre, tau=tuple(map(Fraction, tau)))
+        if (radix is not None or layout.null) and not stays_on(layout.padded, centre.tau):
+            where = ", ".join(map(str, centre.tau))
+            raise NoStockForm(f"head {head} looks at ({where}), off the padded grid for some query")
+        centres.append(centre)
+    return tuple(centres)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from construct.encoding import quadratic
 from construct.errors import require
-from construct.geometry import ConvGeometry, whole_numbers
+from construct.geometry import ConvGeometry, vector
 from construct.tokens import TokenGrid
 
 
@@ -92,19 +92,17 @@ class TokenLayout:
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of a :class:`~construct.stock.layer.StockAttention`, on the CPU."""
         size = self.grid.size
-        numbers = torch.arange(1, prod(size) + 1, device="cpu").view(1, 1, *size)
-        return {
-            "positions": self._positions(),
-            "sources": self.grid.gather(numbers).flatten(),
-            "query_tokens": self.grid.query_tokens,
-        }
-
-    def _positions(self) -> Tensor:
-        centred = np.indices(self.grid.shape, float).reshape(self.geometry.dims, -1)
+        centred = np.indices(self.grid.shape, float).reshape(len(size), -1)
         centred -= np.reshape(self.reach, (-1, 1))
         square, *p = quadratic.absolute_key([*centred])
         one = [np.ones_like(square)] * (not self.bias)
-        return torch.from_numpy(np.stack([*p, square, *one], axis=1)).to(self.dtype)
+        positions = np.stack([*p, square, *one], axis=1)
+        numbers = torch.arange(1, prod(size) + 1, device="cpu").view(1, 1, *size)
+        return {
+            "positions": torch.from_numpy(positions).to(self.dtype),
+            "sources": self.grid.gather(numbers).flatten(),
+            "query_tokens": self.grid.query_tokens,
+        }
 
 
 def stays_on(grid: TokenGrid, tau: Sequence[Any]) -> bool:
@@ -120,9 +118,7 @@ def padded_grid(geometry: ConvGeometry, grid: Any) -> TokenGrid:
         ValueError: this geometry accepts no input of size ``grid``.
         NotEnoughMemory: even the token numbers would not fit.
     """
-    size = whole_numbers(grid)
-    if size is None or len(size) != geometry.dims or not isinstance(grid, tuple):
-        raise ValueError(f"MHSA: grid is {grid!r}, not a tuple of {geometry.dims} whole numbers")
+    size = vector("MHSA: grid", grid, geometry.dims, least=1)
     try:
         padded = TokenGrid.of(geometry, size)
     except RuntimeError as error:

@@ -132,14 +132,12 @@ def _matrices(value: Tensor, out: Tensor, layout: TokenLayout) -> Tensor:
     if value[:, :, d_in:-1].any():
         raise NoStockForm("its values let positions through")
     values = value[:, :, :d_in].unflatten(2, (groups, -1))  # (heads, D, g, in/g)
-    matrices = []
-    for group, block in enumerate(out.unflatten(0, (groups, -1))):  # (out/g, heads, D)
-        heard = values[block.any(0)].any(2).any(0)  # which groups
-        heard[group] = False
-        if heard.any():
-            raise NoStockForm(f"group {group} of {groups} hears channels of another")
-        matrices.append(torch.einsum("hdi,ohd->hio", values[:, :, group], block))
-    return torch.stack(matrices, dim=1)
+    blocks = out.unflatten(0, (groups, -1))  # (g, out/g, heads, D)
+    hears = torch.einsum("gohd,hdji->gj", blocks.ne(0).double(), values.ne(0).double())
+    mixed = hears.fill_diagonal_(0).any(1).nonzero()
+    if len(mixed):
+        raise NoStockForm(f"group {int(mixed[0])} of {groups} hears channels of another")
+    return torch.einsum("hdgi,gohd->hgio", values, blocks)
 
 
 def _tap(head: int, query: Tensor, key: Tensor, layout: TokenLayout) -> int:

@@ -28,7 +28,7 @@ from examples.learned.results.measurements import (
 from examples.learned.results.stored import stored
 from examples.learned.results.summary import folder_of, summary_of
 from examples.learned.running import group
-from examples.learned.running.console import bars, ended
+from examples.learned.running.console import bars, check_numbers, ended
 from examples.learned.running.files import replaced
 from examples.learned.running.processes import Tell, cores, run_in_processes
 from examples.learned.settings import PRESETS, Settings, changed
@@ -36,6 +36,9 @@ from examples.learned.training import RESULT, Run, network_of, parts_of
 from examples.learned.variants import VARIANTS
 
 SUMMARY = "summary.json"
+CHANGED = dict.fromkeys(("epochs", "batch", "heads", "layers", "width", "validation"), int)
+CHANGED |= dict.fromkeys(("rate", "where"), float)
+"""The numbers of a preset that an option may change."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,16 +76,7 @@ def parser() -> argparse.ArgumentParser:
         default=Path("learned-runs"),
         help="folder of all output (default: %(default)s)",
     )
-    for name, kind in (
-        ("epochs", int),
-        ("batch", int),
-        ("heads", int),
-        ("layers", int),
-        ("width", int),
-        ("rate", float),
-        ("where", float),
-        ("validation", int),
-    ):
+    for name, kind in CHANGED.items():
         arguments.add_argument(f"--{name}", type=kind, help="in place of the preset's")
     arguments.add_argument(
         "--precision", choices=["float32", "bfloat16"], help="of matrix products while training"
@@ -151,32 +145,7 @@ def planned(
     Raises:
         BadInput: the options or the data cannot be used.
     """
-    for name in (
-        "epochs",
-        "batch",
-        "heads",
-        "layers",
-        "width",
-        "checkpoint_every",
-        "threads",
-        "jobs",
-    ):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise BadInput(f"--{name.replace('_', '-')} is {value}, not a positive number")
-    for seed in options.seeds:
-        if not 0 <= seed < 2**32:
-            raise BadInput(f"--seeds has {seed}, which is not from 0 to 2^32 - 1")
-    if options.validation is not None and options.validation < 0:
-        raise BadInput(
-            f"--validation is {options.validation}, and fewer than no pictures cannot be held back"
-        )
-    if options.threads > 1024:
-        raise BadInput(f"--threads is {options.threads}, more than any machine has")
-    for name in ("rate", "where"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise BadInput(f"--{name} is {value}, not a positive number")
+    check_numbers(options)
     if options.preset != "digits" and options.data is None:
         raise BadInput(
             f"--preset {options.preset} learns from CIFAR-10: give --data (python -m examples.learned.fetch gets it)"
@@ -187,24 +156,8 @@ def planned(
     pictures = read(options.data)
     for name, digest in pictures.digests.items():
         console.print(f"{name}: SHA-256 {digest}", highlight=False, soft_wrap=True)
-    preset = changed(
-        PRESETS[options.preset],
-        **{
-            name: getattr(options, name)
-            for name in (
-                "epochs",
-                "batch",
-                "heads",
-                "layers",
-                "width",
-                "rate",
-                "where",
-                "validation",
-                "precision",
-                "shuffled",
-            )
-        },
-    )
+    given = {name: getattr(options, name) for name in (*CHANGED, "precision", "shuffled")}
+    preset = changed(PRESETS[options.preset], **given)
     runs = [
         Settings(options.preset, variant, seed, options.threads, device, pictures.digests, preset)
         for seed in dict.fromkeys(options.seeds)

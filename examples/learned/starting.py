@@ -78,61 +78,94 @@ def attention_to_learn(
             f"D_k is {key_dim}, and the {encoding} encoding has D_p = {d_p} components to hold"
         )
     d_k = key_dim or max(d_p, in_channels // heads if content else 0)
-
-    def xavier(*shape: int) -> Tensor:
-        drawn = torch.empty(shape)
-        for one in drawn:
-            nn.init.xavier_uniform_(one, generator=generator)
-        return drawn
-
-    zero, vectors = torch.zeros(heads, in_channels, d_k), torch.zeros(heads, d_k)
-    w_key_pos = torch.eye(d_k, d_p).repeat(heads, 1, 1)
+    zero = torch.zeros(heads, in_channels, d_k)
     if encoding == "none":
-        w_key_pos = torch.zeros_like(w_key_pos)
+        w_key_pos, v = torch.zeros(heads, d_k, d_p), torch.zeros(heads, d_k)
     elif encoding == "relative":
-        # Ŵ_key = [1; 0] where that fits, as the rows and W_qry, W_key and v can then still be
-        # anything.
-        w_key_pos = w_key_pos if d_k >= d_p else xavier(heads, d_k, d_p)
-        vectors = torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
+        w_key_pos, v = _to_offsets(heads, d_k, d_p, generator)
     else:
-        tau = _first_shifts(start, heads, dims, generator).unbind(1)
-        round_ = [[2.0 * alpha if i == j else 0.0 for j in range(dims)] for i in range(dims)]
-        vector = (
-            quadratic.v(tau, alpha)
-            if encoding == "quadratic"
-            else quadratic.v_covariance(tau, round_)
-        )
-        vectors[:, :d_p] = torch.stack([torch.as_tensor(x).expand(heads) for x in vector], dim=1)
-    # All heads' outputs add up, so the matrices are drawn for the sum: fan-in heads · D_h.
-    width = in_channels if head_dim is None else head_dim
-    w_out = nn.init.xavier_uniform_(torch.empty(heads * width, out_channels), generator=generator)
-    w_val = (
-        torch.eye(in_channels).repeat(heads, 1, 1)
-        if head_dim is None
-        else xavier(heads, in_channels, width)
-    )
+        tau = _first_shifts(start, heads, dims, generator)
+        w_key_pos, v = _to_centres(encoding, tau, alpha, d_k)
+    w_val, w_out = _values(in_channels, out_channels, heads, head_dim, generator)
     weights = MHSAWeights(
-        w_qry=xavier(heads, in_channels, d_k) if content else zero,
-        w_key=xavier(heads, in_channels, d_k) if content else zero.clone(),
+        w_qry=_xavier(generator, *zero.shape) if content else zero,
+        w_key=_xavier(generator, *zero.shape) if content else zero.clone(),
         w_key_pos=w_key_pos,
         u=torch.zeros(heads, d_k),
-        v=vectors,
+        v=v,
         w_val=w_val[:, None],
-        w_out=w_out.view(heads, 1, width, out_channels),
+        w_out=w_out[:, None],
         b_out=torch.zeros(out_channels),
     )
     one = (1,) * dims
     geometry = ConvGeometry(in_channels, out_channels, one, one, (0,) * dims, "zeros", one, 1)
     layer = MHSA(geometry, weights, encoding=kind)
-    layer.w_val.requires_grad_(head_dim is not None)
-    for tensor in (layer.w_qry, layer.w_key, layer.u) if content else ():
-        tensor.requires_grad_()
-    if encoding == "relative":
-        for name in ("v", *layer.offsets, *(() if d_k >= d_p else ("w_key_pos",))):
-            getattr(layer, name).requires_grad_()
+    learned = {
+        "w_val": head_dim is not None,
+        **dict.fromkeys(("w_qry", "w_key", "u"), content),
+        **dict.fromkeys(("v", *layer.offsets), encoding == "relative"),
+        "w_key_pos": encoding == "relative" and d_k < d_p,
+    }
+    for name, learns in learned.items():
+        getattr(layer, name).requires_grad_(learns)
     if encoding == "quadratic":
         return learned_quadratic(layer)
     return learned_covariance(layer) if encoding == "covariance" else layer
+
+
+def _xavier(generator: torch.Generator | None, *shape: int) -> Tensor:
+    """A matrix for each head."""
+    drawn = torch.empty(shape)
+    for one in drawn:
+        nn.init.xavier_uniform_(one, generator=generator)
+    return drawn
+
+
+def _to_offsets(
+    heads: int, d_k: int, d_p: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Ŵ_key and v for a learned relative encoding.
+
+    Ŵ_key = [1; 0] where that fits, as the rows and W_qry, W_key and v can then still be anything.
+    """
+    fits = d_k >= d_p
+    w_key_pos = (
+        torch.eye(d_k, d_p).repeat(heads, 1, 1) if fits else _xavier(generator, heads, d_k, d_p)
+    )
+    return w_key_pos, torch.randn(heads, d_k, generator=generator) / sqrt(d_k)
+
+
+def _to_centres(encoding: str, tau: Tensor, alpha: float, d_k: int) -> tuple[Tensor, Tensor]:
+    """Ŵ_key and v for heads of one sharpness at the centres τ, (heads, d)."""
+    heads, dims = tau.shape
+    if encoding == "quadratic":
+        vector = quadratic.v(tau.unbind(1), alpha)
+    else:
+        round_ = [[2.0 * alpha if i == j else 0.0 for j in range(dims)] for i in range(dims)]
+        vector = quadratic.v_covariance(tau.unbind(1), round_)
+    v = torch.zeros(heads, d_k)
+    v[:, : len(vector)] = torch.stack([torch.as_tensor(x).expand(heads) for x in vector], dim=1)
+    return torch.eye(d_k, len(vector)).repeat(heads, 1, 1), v
+
+
+def _values(
+    in_channels: int,
+    out_channels: int,
+    heads: int,
+    head_dim: int | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """W_val, (heads, D_in, D_h), and W_out, (heads, D_h, D_out).
+
+    All heads' outputs add up, so the matrices are drawn for the sum: fan-in heads · D_h.
+    """
+    width = head_dim or in_channels
+    w_out = nn.init.xavier_uniform_(torch.empty(heads * width, out_channels), generator=generator)
+    if head_dim is None:
+        w_val = torch.eye(in_channels).repeat(heads, 1, 1)
+    else:
+        w_val = _xavier(generator, heads, in_channels, width)
+    return w_val, w_out.view(heads, width, out_channels)
 
 
 def _check(encoding: str, start: str, content: bool, alpha: float, **sizes: int | None) -> None:

@@ -128,17 +128,7 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
     """
     pictures = read_once(options.data)
     cnn_of(pictures, options.width)
-    most = len(pictures.train)
-    if options.train > most:
-        raise BadInput(f"--train is {options.train}, and there are {most} train pictures")
-    channels, *size = pictures.train.shape[1:]
-    if "apart" in options.tasks and (channels != 3 or min(size) < LEAST):
-        shape = " × ".join(map(str, (channels, *size)))
-        raise BadInput(
-            f"--tasks apart needs pictures of 3 × {LEAST} × {LEAST} or more, not {shape}"
-        )
-    if options.key_dim < 4:
-        raise BadInput(f"--key-dim is {options.key_dim}, and positions have three numbers (try 4)")
+    check_sizes(options, pictures)
     large = options.data is not None
     about = {
         "command": "cnn",
@@ -167,6 +157,25 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
                 label = f"seed {seed}, {task}, {way}, rate {rate:g}"
                 parts.append(Part(label, epochs, {**start, **more}))
     return parts
+
+
+def check_sizes(options: argparse.Namespace, pictures: Pictures) -> None:
+    """Refuse options that do not suit the pictures.
+
+    Raises:
+        BadInput: one does not.
+    """
+    most = len(pictures.train)
+    if options.train > most:
+        raise BadInput(f"--train is {options.train}, and there are {most} train pictures")
+    channels, *size = pictures.train.shape[1:]
+    if "apart" in options.tasks and (channels != 3 or min(size) < LEAST):
+        shape = " × ".join(map(str, (channels, *size)))
+        raise BadInput(
+            f"--tasks apart needs pictures of 3 × {LEAST} × {LEAST} or more, not {shape}"
+        )
+    if options.key_dim < 4:
+        raise BadInput(f"--key-dim is {options.key_dim}, and positions have three numbers (try 4)")
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,6 @@ figures.
 
 import argparse
 import json
-import math
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from examples.learned.command import machine
 from examples.learned.data import BadInput
-from examples.learned.running.console import bars, ended
+from examples.learned.running.console import MOST, bars, check_numbers, ended
 from examples.learned.running.files import replaced
 from examples.learned.running.processes import cores
 from examples.taught import cnn, convert, plots, teacher
@@ -26,8 +25,8 @@ from examples.taught.parts import run_all
 
 METRICS, SUMMARY, TABLE = "metrics.jsonl", "summary.json", "table.md"
 COMMANDS = {"teacher": teacher, "cnn": cnn, "convert": convert}
-MOST = {"alpha": 2**20, "alphas": 2**20, "sharpen": 2**20, "threads": 1024}
-"""The largest values: attention is one-hot long before, and no machine has more cores."""
+SHARPEST = dict.fromkeys(("alpha", "alphas", "sharpen"), 2**20)
+"""The largest values of α: attention is one-hot long before."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,28 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ended(lambda console: everything(options, given, console), stopped)
 
 
-def checked(options: argparse.Namespace) -> None:
-    """Check the ranges of all numbers.
-
-    Raises:
-        BadInput: one is out of range; the message names its option.
-    """
-    for name, value in vars(options).items():
-        option = f"--{name.replace('_', '-')}"
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                continue
-            if name == "seeds":
-                if not 0 <= number < 2**31:
-                    raise BadInput(f"{option} has {number}, not a whole number from 0 on")
-            elif not (0 < number < math.inf):
-                raise BadInput(f"{option} is {number}, not a positive number")
-            elif name in MOST and number > MOST[name]:
-                raise BadInput(
-                    f"{option} is {number}, and more than {MOST[name]} makes no difference"
-                )
-
-
 def everything(options: argparse.Namespace, given: Sequence[str], console: Console) -> str:
     """Run, and write metrics, summary, table and pictures.
 
@@ -112,7 +89,7 @@ def everything(options: argparse.Namespace, given: Sequence[str], console: Conso
         BadInput: the options cannot be used, or the folder cannot be written.
         Diverged: a loss is no longer a number.
     """
-    checked(options)
+    check_numbers(options, MOST | SHARPEST)
     module = COMMANDS[options.command]
     where = {"threads": options.threads, "torch": torch.__version__}
     parts = [replace(part, about={**part.about, **where}) for part in module.parts_of(options)]

@@ -85,7 +85,7 @@ def groups_of(network: nn.Module, rate: float) -> list[dict[str, Any]]:
     rate.
     """
     learned = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    moving = [name for name in learned if name.endswith(("v.original0", "v.original1"))]
+    moving = [name for name in learned if name.endswith((".original0", ".original1"))]
     groups = [{"params": [p for name, p in learned.items() if name not in moving], "lr": rate}]
     if moving:
         groups.append({"params": [learned[name] for name in moving], "lr": FASTER * rate})

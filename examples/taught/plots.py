@@ -94,19 +94,10 @@ def accuracy(summary: Summary) -> Figure:
         figure = new_figure(3.0 * len(tasks) + 0.6, 6.4)
         axes = figure.subplots(2, len(tasks), squeeze=False, sharey="col")
         for (task, way, rate), runs in kinds.items():
-            place = tasks.index(task)
-            percent = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
-            seconds = np.array([[row["seconds"] for row in run] for run in runs]).mean(0)
             several = sum(key[:2] == (task, way) for key in kinds) > 1
-            look = {"color": COLOURS[ways.index(way)], "ms": 4, "lw": 1.3}
-            name = WAYS[way].label
-            look["label"] = f"{name}, rate {rate:g}" if several else name
-            if not way.endswith("longer"):
-                axes[0, place].plot(range(len(seconds)), percent.mean(0), ".-", **look)
-            # the first moment, 0 s, has no place on a logarithmic axis
-            axes[1, place].plot(seconds[1:], percent.mean(0)[1:], ".-", **look)
-            band = {"color": look["color"], "alpha": 0.12, "lw": 0}
-            axes[1, place].fill_between(seconds[1:], percent.min(0)[1:], percent.max(0)[1:], **band)
+            label = f"{WAYS[way].label}, rate {rate:g}" if several else WAYS[way].label
+            look = {"color": COLOURS[ways.index(way)], "ms": 4, "lw": 1.3, "label": label}
+            _course(axes[:, tasks.index(task)], runs, look, by_epoch=not way.endswith("longer"))
         for place, task in enumerate(tasks):
             axes[0, place].set(title=f'the task "{task}"', xlabel="epoch")
             axes[0, place].locator_params("x", integer=True)
@@ -118,6 +109,18 @@ def accuracy(summary: Summary) -> Figure:
             lines.values(), lines.keys(), loc="outside lower center", labelcolor=INK, ncols=3
         )
         return figure
+
+
+def _course(axes: Any, runs: list[Any], look: dict[str, Any], *, by_epoch: bool) -> None:
+    """The accuracy of runs by epoch and by seconds, with the least and the greatest of all seeds."""
+    percent = 100 * np.array([[row["accuracy"] for row in run] for run in runs])
+    seconds = np.array([[row["seconds"] for row in run] for run in runs]).mean(0)
+    if by_epoch:
+        axes[0].plot(range(len(seconds)), percent.mean(0), ".-", **look)
+    # the first moment, 0 s, has no place on a logarithmic axis
+    axes[1].plot(seconds[1:], percent.mean(0)[1:], ".-", **look)
+    band = {"color": look["color"], "alpha": 0.12, "lw": 0}
+    axes[1].fill_between(seconds[1:], percent.min(0)[1:], percent.max(0)[1:], **band)
 
 
 FIGURES: dict[str, dict[str, Callable[[Summary], Figure]]] = {

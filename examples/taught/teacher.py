@@ -194,34 +194,30 @@ def table(summary: dict[str, Any]) -> str:
     ]
     shared = ("alpha", "rate", "floor")
     varied = [name for name in shared if len({group[name] for group in groups}) > 1]
-    for group in groups:
-        rows = group["students"]
-        many, apart = (
-            len(rows),
-            [row["kernel_apart"] for row in rows if row["kernel_apart"] is not None],
-        )
-        kinds = ", ".join(
-            f"{statistics.fmean(row['count'][kind] for row in rows):.1f}"
-            for kind in ("shared", "between", "outside")
-        )
-        cells = [
-            group["data"],
-            str(group["heads"]),
-            ", ".join([group["start"], *(f"{name} {group[name]:g}" for name in varied)]),
-            rows[0]["count"]["asked"],
-            *(
-                f"{sum(row[key]['found'] for row in rows)} of {many}"
-                for key in ("count", "nearest")
-            ),
-            f"{sum(distance < LEARNED for distance in apart)} of {many}",
-            kinds,
-            _over([row["error"] for row in rows]),
-            _over(apart),
-            f"{statistics.median(row['inside'] for row in rows):.3f}",
-            _over([statistics.median(row["alpha"]) for row in rows]),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"| {' | '.join(_cells(group, varied))} |" for group in groups]
     return "\n".join(lines) + "\n"
+
+
+def _cells(group: dict[str, Any], varied: list[str]) -> list[str]:
+    """The cells of a group; its start with the options that are not the same for all groups."""
+    rows = group["students"]
+    many = len(rows)
+    apart = [row["kernel_apart"] for row in rows if row["kernel_apart"] is not None]
+    counts = [row["count"] for row in rows]
+    kinds = [statistics.fmean(n[kind] for n in counts) for kind in ("shared", "between", "outside")]
+    return [
+        group["data"],
+        str(group["heads"]),
+        ", ".join([group["start"], *(f"{name} {group[name]:g}" for name in varied)]),
+        counts[0]["asked"],
+        *(f"{sum(row[key]['found'] for row in rows)} of {many}" for key in ("count", "nearest")),
+        f"{sum(distance < LEARNED for distance in apart)} of {many}",
+        ", ".join(f"{mean:.1f}" for mean in kinds),
+        _over([row["error"] for row in rows]),
+        _over(apart),
+        f"{statistics.median(row['inside'] for row in rows):.3f}",
+        _over([statistics.median(row["alpha"]) for row in rows]),
+    ]
 
 
 def _over(numbers: list[float]) -> str:

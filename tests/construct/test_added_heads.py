@@ -199,7 +199,7 @@ def test_heads_that_move_are_softened_and_learn_too():
     torch.testing.assert_close(layer(x), softer(x), rtol=1e-12, atol=1e-12)
     layer(x).square().sum().backward()
     for number in (0, 1):
-        slope = layer.get_parameter(f"parametrizations.v.original{number}").grad
+        slope = layer.get_parameter(f"parametrizations.v.0.parametrizations.kept.original{number}").grad
         assert slope is not None
         assert slope.abs().amax() > 1e-3
     with torch.no_grad():

@@ -296,7 +296,7 @@ def test_row_39_a_wrapper_around_the_network_is_taken_off(wrap: Any, removed: bo
     assert model[0] in seen  # a filter may compare modules with the network's own
     assert type(net) is nn.Sequential
     assert isinstance(net[0], MHSA)
-    assert any(line.endswith(" removed") for line in said(caplog)) == removed
+    assert any("removed; wrap the converted network again" in line for line in said(caplog)) == removed
     torch.testing.assert_close(net(x), model(x))
     with torch.compiler.set_stance("force_eager"):  # a compiled forward cannot be looked into
         assert not convolution_calls(net, x)
@@ -584,6 +584,13 @@ def test_row_23_methods_and_functions_that_hold_modules_follow_the_conversion(ma
     else:
         assert net.first is not model.first
         assert net.plain is model.plain
+
+
+def test_row_23_functions_inside_a_wrapper_follow_too() -> None:
+    net: Any = convert(nn.Sequential(nn.DataParallel(InClosures())))
+    before = net(image())
+    nn.init.constant_(net[0].conv.b_out, 7.0)
+    assert (net(image()) - before).abs().max() > 1
 
 
 def test_row_23_held_in_a_way_that_cannot_follow_is_refused() -> None:

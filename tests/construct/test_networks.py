@@ -329,7 +329,7 @@ UNCONVERTIBLE = {
     "lookalike": (LookalikeConv2d, "not one of torch's convolutions"),
     "lazy": (lambda: nn.LazyConv2d(4, 3), "run one batch"),
     "meta": (lambda: nn.Conv2d(2, 4, 3, device="meta"), "meta device; load real weights first"),
-    "complex": (lambda: nn.Conv2d(2, 4, 3, dtype=torch.complex64), "its weight is complex, which is not covered"),
+    "complex": (lambda: nn.Conv2d(2, 4, 3, dtype=torch.complex64), "its weight is torch.complex64, not one of float16"),
     "integers": (lambda: conv_with(weight=nn.Parameter(torch.ones(4, 1, 3, 3).int(), requires_grad=False)), "torch.int32"),
     "nan": (lambda: conv_filled(math.nan), "weight has entries that are not finite"),
     "infinite": (lambda: conv_filled(-math.inf), "weight has entries that are not finite"),

@@ -287,7 +287,7 @@ def test_methods_that_are_held_follow() -> None:
     rule = {CausalCrop: lambda m: causal(m)[1]}
     assert convert(CausalCrop(1, 2, 1), rules=rule)
     model.step = model.conv.fan_out = model.conv._conv_forward  # type: ignore[assignment]
-    assert "holds its method _conv_forward, which the layers" in reasons(model, {CausalCrop: causal})["conv"]
+    assert "step is its method _conv_forward, which the layers" in reasons(model, {CausalCrop: causal})["conv"]
 
 
 def wrong_weight(module: Any) -> nn.Module:
@@ -391,8 +391,9 @@ UNJUDGED: dict[str, tuple[Any, Any, str]] = {
 @pytest.mark.parametrize("name", UNJUDGED)
 def test_what_cannot_be_judged_is_refused(name: str) -> None:
     module, rule, reason = UNJUDGED[name]
-    (row,) = reasons(nn.Sequential(module), {type(module): rule}).values()
+    ((path, row),) = reasons(nn.Sequential(module), {type(module): rule}).items()
     assert reason in row
+    assert path == ("0.1" if name == "around itself" else "0")
     assert name != "runs nowhere" or "cannot be judged, " in row
 
 

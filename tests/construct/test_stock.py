@@ -119,7 +119,7 @@ NO_NULL: dict[str, tuple[Callable[[], MHSA], dict[str, Any], str]] = {
     "cropped": (lambda: conv_to_mhsa(nn.ConvTranspose2d(1, 1, 1, padding=1)), {}, "nothing else"),
     "soft": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1), alpha=2.0), {}, "only one-hot heads"),
     "no biases": (lambda: conv_to_mhsa(nn.Conv2d(1, 1, 3, padding=1)), {"bias": False}, "take bias=True"),
-    "off the grid": (lambda: edited(lambda layer: layer.v[:, 1].fill_(2**13)), {}, "head 0 looks off the padded"),
+    "off the grid": (lambda: edited(lambda layer: layer.v[:, 1].fill_(2**13)), {}, r"head 0 looks at \(4, 0\), off"),
 }
 
 
@@ -251,7 +251,7 @@ def test_beyond_the_limit_it_is_refused_and_would_be_wrong(monkeypatch: pytest.M
         with refused("float32 cannot hold"):
             double.float()
         assert {t.dtype for t in double.parameters()} == {torch.float64}  # nothing was changed
-        monkeypatch.setattr(stock, "head_size", lambda centres, layout, least: least)
+        monkeypatch.setattr(stock, "head_size", lambda centres, layout, least, _: least)
         wrong = construct.to_torch_mha(layer, (20000,))
         assert excess(conv, layer, x, wrong(x)) > 1
     is_no_kernel(wrong.attention, "not surely one-hot", layer.geometry, (20000,))
@@ -343,7 +343,7 @@ def test_a_parabola_that_looks_off_the_grid_is_refused(order: list[int]):
     parabola = conv_to_mhsa(nn.Conv1d(2, 3, 3, padding=1), encoding="parabola", order=order)
     weights = MHSAWeights(**{name: tensor.detach() for name, tensor in parabola.named_parameters()})
     bare = MHSA(ConvGeometry(2, 3, (1,), (1,), (0,), "zeros", (1,), 1), weights, radix=parabola.radix)
-    with refused(r"head 0 of the parabola looks at \(-?1,\), off the padded grid"):
+    with refused(r"head 0 looks at \(-?1\), off the padded grid"):
         construct.to_torch_mha(bare, (4,))
 
 

@@ -23,6 +23,7 @@ LARGE = {
     "1x1": (nn.Conv2d(64, 64, 1), (3, 64, 28, 28)),
     "1x1 with a stride": (nn.Conv2d(128, 128, 1, stride=2), (1, 128, 48, 48)),
     "3x3": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 16, 16)),
+    "3x3, more channels than pixels": (nn.Conv2d(128, 64, 3, padding=1), (1, 128, 6, 6)),
     "3x3, several products": (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 47, 45)),
     "3x3, a few images at a time": (nn.Conv2d(32, 32, 3, padding=1), (9, 32, 27, 27)),
     "3x3, dilated": (nn.Conv2d(64, 64, 3, padding=2, dilation=2), (1, 64, 20, 22)),
@@ -99,7 +100,7 @@ def test_onednn_multiplies_where_it_is_faster(
 @pytest.mark.parametrize("lying", ["channels first", "channels last", "channels last, in a larger image"])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, lying: str, multiplies: str) -> None:
-    """Bit for bit, in cached calls, in calls with autograd, and with oneDNN off."""
+    """Bit for bit and in layout, in cached calls, in calls with autograd, and with oneDNN off."""
     conv, x = whole_numbers(name)
     last = lying != "channels first"
     if last:
@@ -108,11 +109,14 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
         x = nn.functional.pad(x, (0, 1) * (x.dim() - 2), value=torch.nan)[(..., *(slice(n) for n in x.shape[2:]))]
     layer = conv_to_mhsa(conv)
     expected = conv(x)
+    strides = layer(x).stride()
+    assert last or strides == expected.stride()  # networks take views of it
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         for _ in range(2):
             with mode(), Operators() as operators:
                 output = layer(x)
             assert torch.equal(output, expected)
+            assert output.stride() == strides
             assert not [operator for operator in operators.calls if "conv" in operator]
             if lying == "channels last":
                 assert bool(operators.calls[INNER]) == (multiplies == "oneDNN")

@@ -221,23 +221,6 @@ def test_a_padding_that_is_none_of_them_is_told_so():
     assert np.array_equal(result.kernel, dense_kernel(conv))
 
 
-def test_a_bias_that_varies_with_the_position_is_found():
-    conv, extra = convolution(2, 3, padding=1), torch.randn(3, 6, 6, dtype=torch.float64)
-    result = audit(lambda x: conv(x) + 0.01 * extra, (6, 6), in_channels=2)
-    assert (result.affine, result.equivariant, result.is_convolution) == (True, False, False)
-    assert 0.005 < result.bias_variation < 0.1
-    assert result.distance == 0
-
-
-def test_weights_that_vary_with_the_position_are_found():
-    conv, mask = convolution(2, 3, padding=1), 1 + 0.1 * torch.rand(6, 6, dtype=torch.float64)
-    result = audit(lambda x: conv(x) * mask, (6, 6), in_channels=2, kernel_size=3)
-    assert result.affine
-    assert result.equivariant is False
-    assert 0.005 < result.interior < 0.1
-    assert not result.is_convolution
-
-
 @given(st.integers(0, 100))
 @settings(max_examples=15)
 def test_a_little_nonlinearity_is_found(seed):
@@ -535,52 +518,59 @@ def test_the_command_refuses_in_one_line(content, options, reason, tmp_path, ver
     assert reason in verify_command.refuses("audit", file, "--grid", 4, 4, *options.split())
 
 
-def _position_bias(conv: nn.Conv2d):
-    def layer(x: torch.Tensor) -> torch.Tensor:
-        y = conv(x).clone()
-        y[:, 2] = torch.arange(y.shape[-1], dtype=y.dtype)
-        return y
+NEARLY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "clamped": lambda x, y: y.clamp(-50, 50),
+    "a threshold": lambda x, y: y + torch.relu(x.sum(1, keepdim=True) - 100),
+    "a threshold far away": lambda x, y: y + torch.relu(x.sum(1, keepdim=True) - 1e40),
+    "a small channel": lambda x, y: torch.cat([y[:, :1], 1e-9 * torch.relu(y[:, 1:])], 1),
+}
+"""Functions of an input and of what a convolution makes of it, which are affine for small inputs alone."""
 
-    return layer
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_what_is_a_convolution_of_small_inputs_alone_is_none(name):
+    conv = convolution(2, 3, padding=1)
+    result = audit(lambda x: NEARLY[name](x, conv(x)), (6, 6), in_channels=2)
+    assert (result.affine, result.is_convolution) == (False, False)
+
+
+VARYING: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "bias": ("bias_variation", lambda y: y + 0.01 * noise(3, 6, 6)),
+    "weights": ("interior", lambda y: y * (1 + 0.1 * noise(6, 6))),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_what_varies_with_the_position_is_found(name):
+    measured, vary = VARYING[name]
+    conv = convolution(2, 3, padding=1)
+    result = audit(lambda x: vary(conv(x)), (6, 6), in_channels=2, kernel_size=3)
+    assert (result.affine, result.equivariant, result.is_convolution) == (True, False, False)
+    assert 0.005 < getattr(result, measured) < 0.1
+    assert (result.distance == 0) == (name == "bias")
 
 
 @pytest.mark.parametrize("most", [None, 3, 99])
 def test_a_channel_that_no_input_reaches_is_read_too(most):
     """Its constant depends on the position, unlike a convolution's."""
-    result = audit(_position_bias(convolution(2, 3, padding=1)), (6, 6), in_channels=2, most_channels=most)
+    conv, row = convolution(2, 3, padding=1), torch.arange(6.0).expand(6, 6)
+    result = audit(
+        lambda x: torch.cat([conv(x)[:, :2], row.expand(len(x), 1, 6, 6)], 1), (6, 6), in_channels=2, most_channels=most
+    )
     assert result.outputs == (0, 1, 2)
     assert not result.is_convolution
 
 
-NEARLY: dict[str, Callable[[nn.Conv2d], Callable[[torch.Tensor], torch.Tensor]]] = {
-    "clamped": lambda conv: lambda x: conv(x).clamp(-50, 50),
-    "a threshold": lambda conv: lambda x: conv(x) + torch.relu(x.sum(1, keepdim=True) - 100),
-    "a threshold far away": lambda conv: lambda x: conv(x) + torch.relu(x.sum(1, keepdim=True) - 1e40),
-    "a small channel": lambda conv: lambda x: torch.cat([conv(x)[:, :1], 1e-9 * torch.relu(conv(x)[:, 1:])], 1),
-}
-
-
-@pytest.mark.parametrize("name", NEARLY)
-def test_what_is_a_convolution_of_small_inputs_alone_is_none(name):
-    result = audit(NEARLY[name](convolution(2, 3, padding=1)), (6, 6), in_channels=2)
-    assert (result.affine, result.is_convolution) == (False, False)
-
-
-def test_a_small_channel_is_judged_by_its_own_size():
+@pytest.mark.parametrize("small", [torch.relu, lambda y: y * torch.linspace(0.5, 1, y.shape[-1])])
+def test_a_small_channel_is_judged_by_its_own_size(small):
     """In float32, where rounding alone may reach a thousandth of the largest output."""
     conv = nn.Conv2d(16, 2, kernel_size=3, padding=1)
 
-    def layer(x: torch.Tensor) -> torch.Tensor:
+    def layer(x):
         y = conv(x)
-        return torch.stack([y[:, 0], 1e-3 * torch.relu(y[:, 1])], 1)
+        return torch.stack([y[:, 0], 1e-3 * small(y[:, 1])], 1)
 
-    def moving(x: torch.Tensor) -> torch.Tensor:
-        y = conv(x)
-        return torch.stack([y[:, 0], 1e-3 * y[:, 1] * torch.linspace(0.5, 1, y.shape[-1])], 1)
-
-    for function in (layer, moving):
-        result = audit(function, (10, 10), in_channels=16, dtype=torch.float32, kernel_size=3)
-        assert not result.is_convolution
+    assert not audit(layer, (10, 10), in_channels=16, dtype=torch.float32, kernel_size=3).is_convolution
 
 
 @pytest.mark.parametrize("bound", [1.5, 1e3])

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from examples.learned.command import main
 from examples.learned.data import BadInput
 from examples.learned.network import AttentionNet
-from examples.learned.results import figures, page, published, rows, table
+from examples.learned.results import figures, nulls, page, published, rows, sentences, table
 from examples.learned.results.maps import attention_of, centres_of, followed
 from examples.learned.results.measurements import RULER
 from examples.learned.results.nulls import Gaussians, gaussian_attention
@@ -37,14 +36,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     variants = ["--variants", "quadratic", "covariance", "relative", "conv3", "from-conv", "--seeds", "0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("examples.learned.command.digits", pictures)
+        patch.setattr("examples.learned.results.nulls.DRAWS", 9)
         assert main([*variants, "--out", str(folder), *SIZES]) == 0
     return folder
 
 
 @pytest.fixture(autouse=True)
 def noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise in place of the digits."""
+    """Noise in place of the digits, and few draws of nulls."""
     monkeypatch.setattr("examples.learned.command.digits", pictures)
+    monkeypatch.setattr("examples.learned.results.nulls.DRAWS", 9)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(4, 50))
@@ -189,20 +190,14 @@ def test_heads_on_the_page_look_where_the_trained_ones_looked():
     variants = json.loads(published.DRAWN.read_text())["variants"]
     measured = [layer["mean"] for start in page.STARTS for layer in variants[start]["looks"]["layers"]]
     for (name, layer), mean in zip(page.learned_layers(), measured, strict=True):
-        alpha, tau = (x.detach() for x in layer.centres())
+        alpha, tau = (x.detach().double().numpy() for x in layer.centres())
 
-        def mean_at(alpha: torch.Tensor, tau: torch.Tensor) -> np.ndarray:
-            delta = torch.cartesian_prod(*[torch.arange(-8.0, 8.0).double()] * 2)  # from token (8, 8) of 16 × 16
-            away = (delta[None] - tau[:, None]).square().sum(-1)
-            return (torch.softmax(-alpha[:, None] * away, dim=1) @ delta).numpy()
+        def mean_at(a: int, t: tuple[int, ...], alpha: np.ndarray = alpha, tau: np.ndarray = tau) -> np.ndarray:
+            heads = Gaussians((alpha + 5e-5 * a)[:, None, None] * np.eye(2), tau + 5e-5 * np.array(t))
+            return centres_of(gaussian_attention(heads, (16, 16)).reshape(len(tau), -1, 16, 16))[0]
 
-        shown = layer.attention_probabilities(torch.zeros(1, 1, 16, 16)).detach()[0].unflatten(2, (16, 16)).numpy()
-        here = centres_of(shown)[0]
-        corners = [
-            mean_at(alpha + 5e-5 * a, tau + 5e-5 * torch.tensor(t))
-            for a in (-1, 1)
-            for t in product((-1.0, 1.0), repeat=2)
-        ]
+        here = mean_at(0, (0, 0))
+        corners = [mean_at(a, t) for a in (-1, 1) for t in product((-1, 1), repeat=2)]
         slack = np.abs(np.array(corners) - here).max(0) + 1e-4  # and its own four decimals, and float32
         assert (np.abs(here - mean) <= slack).all(), name
 
@@ -230,201 +225,48 @@ def test_no_number_beside_the_tables_is_stale():
     assert stale == []
 
 
-def test_what_the_answer_says_of_cifar_is_so():
-    """Each of its sentences, from the committed results; the short answer has no number that is not among them."""
-    short, answer = (" ".join(path.read_text(encoding="utf-8").split()) for path in published.PAGES)
-    short, answer = short.partition("## How it")[0], answer.partition("## How it")[0].partition("## The answer")[2]
-    number = re.compile(r"\d+\.\d+|\d+ of [a-z]* ?\d+")
-    runs = published.committed("learned_cifar")
-    learned = [variant for variant in runs if runs[variant][0]["layers"] and not VARIANTS[variant].kernel]
-    learned = [variant for variant in learned if not VARIANTS[variant].frozen]
+def test_the_answer_is_not_written_once_it_is_no_longer_so():
+    """Where all runs are those of the local start, or have learned random labels, each conclusion fails in one of them."""
+    cifar, sgd, shuffled = (published.committed(f"learned_cifar{how}") for how in ("", "_sgd", "_shuffled"))
+    digits = {rate: published.committed(f"learned_digits_{rate}") for rate in rows.RATES}
+    starts = sentences.starts_of(cifar, sgd, shuffled, digits)
+    wrong = set()
+    for name in ("local", "shuffled"):
+        others = dict.fromkeys(starts, sentences.Layers(starts[name].runs[:2]))
+        with pytest.raises(ValueError, match="the results no longer say: ") as error:
+            sentences.answer(others)
+        wrong |= {*str(error.value).partition(": ")[2].split("; ")}
+    assert wrong == {*sentences.of_the_papers_start(starts), *sentences.of_controls(starts)}
 
-    def of(variant: str, layer: int, name: str, when: str = "layers") -> list[Any]:
-        return [run[when][layer - 1][name] for run in runs[variant]]
 
-    def span(numbers: list[float]) -> str:
-        return f"{min(numbers):.2f} to {max(numbers):.2f}"
-
-    def said(numbers: list[float]) -> str:
-        return ", ".join(f"{number:.2f}" for number in numbers[:-1]) + f" and {numbers[-1]:.2f}"
-
-    def verdicts(of: list[dict[str, Any]]) -> list[str]:
-        (line,) = rows.compared(rows.rows({25: {"quadratic": of}}))[2:]
-        return ["".join(re.findall("[a-z]{2,}", cell)) for cell in line.split(" | ")[3:9]]
-
-    def total(variants: list[str], name: str) -> int:
-        layers = [layer for variant in variants for run in runs[variant] for layer in run["layers"]]
-        return sum(layer.get(name, 0) for layer in layers)
-
-    def near(variant: str, when: str = "layers") -> int:
-        return sum(round(share * heads) for share, heads in zip(of(variant, 1, "near", when), (9, 9, 9), strict=True))
-
-    assert f"{near('quadratic')} of its 27 heads end near an integer shift" in answer
-    assert f"where {near('quadratic', 'untrained')} began so and chance is 7." in answer
-    assert f"It ends at {said(of('quadratic', 1, 'anywhere'))} from nine taps" in answer
-    assert f"random heads are at {said(of('quadratic', 1, 'anywhere_sharp'))}." in answer
-    assert [round(share, 3) for share in of("quadratic", 1, "anywhere_sharp_nearer")] == [0.213, 0.003, 0.01]
-    assert verdicts(runs["quadratic"]) == ["nearer", "", "", "", "further", "further"]
-    others = [variant for variant in ("covariance", "quadratic-16", "quadratic-cutmix") if variant in runs]
-    ends, shares = ([of(variant, 1, name)[0] for variant in others] for name in ("anywhere", "anywhere_sharp_nearer"))
-    assert f"end at {span(ends)}, where {100 * min(shares):.0f} to {100 * max(shares):.0f} %" in answer
-    assert not [variant for variant in others if "nearer" in verdicts(runs[variant])]
-    heads = [[round(of(v, 1, "near", w)[0] * of(v, 1, "heads")[0]) for w in ("layers", "untrained")] for v in others]
-    (six, five), (nine, sixteens), (three, mixed_first) = heads
-    settled = f"of their heads {six} of 9, {nine} of 16 and {three} of 9 are near a shift"
-    assert f"{settled} (before {five}, {sixteens} and {mixed_first})." in answer.replace("Of their", "of their")
-    moving = ["quadratic", "covariance", "quadratic-16", "quadratic-cutmix"]  # from random centres
-    for variants in (["quadratic"], moving, ["quadratic-cutmix"]):
-        assert f"{total(variants, 'sharp_near')} of {total(variants, 'sharp')}" in answer
-    fifth, sixth = (of("quadratic", layer, "anywhere") for layer in (5, 6))
-    assert f"they end at {span(fifth)} and at {span(sixth)}, further than" in answer
-    fifth, sixth = (of("quadratic", layer, "anywhere_sharp") for layer in (5, 6))
-    assert f"(random heads: {span(fifth)} and {span(sixth)})" in answer
-    middle = [sizes[1] for sizes in of("quadratic", 1, "middle")]
-    assert f"({span(middle)} from any centred 3 × 3 one)" in answer
-    deep = [layer for run in runs["quadratic"] for layer in run["layers"][2:]]
-    settled = (sum(layer["sharp"] for layer in deep), sum(round(9 * layer["near"]) for layer in deep))
-    assert "{} of their 108 heads become sharp, and {} end near a shift (chance 27)".format(*settled) in answer
-    everywhere = [sizes[-1] for sizes in of("quadratic", 1, "by_size")]
-    assert f"Over all outputs the first layer is {said(everywhere)} from any convolution" in answer
-    local = [of("local", layer, "anywhere") for layer in range(1, 7)]
-    assert f"layer 1 ends at {span(local[0])}, with {near('local')} of 27 heads" in answer
-    second = "({:.2f}, {:.2f}; in the third {:.2f})".format(*local[1])
-    assert f"Layer 2 does so in two seeds {second}" in answer
-    deeper = [end for ends in local[2:] for end in ends]
-    assert f"Layers 3 to 6 end at {min(deeper):.2f} to {max(deeper):.2f}" in answer
-    for variant in ("from-conv", "local-scaled", "local-padded"):
-        assert "nearer" not in verdicts(runs[variant])
-    scores = {variant: [100 * run["test_accuracy"] for run in each] for variant, each in runs.items()}
-    kinds = [variant for variant in learned if variant not in ("quadratic-cutmix", "relative-content")]
-    assert {variant: len(each[0]["accuracy"]) for variant, each in runs.items() if len(each[0]["accuracy"]) != 6} == {
-        "relative-content": 4
-    }
-    assert len(kinds) == 8
-    first = [scores[variant][0] for variant in kinds]
-    apart = (scores[variant][0] for variant in ("quadratic-cutmix", "relative-content"))
-    outside = "(with CutMix {:.2f} %, with content after four epochs {:.2f} %)".format(*apart)
-    assert f"{span(first)} % there {outside}" in answer
-    frozen, both, alone, conv3 = (scores[variant] for variant in ("frozen", "quadratic", "frozen-centres", "conv3"))
-    assert f"frozen reach {frozen[0]:.2f} and {frozen[1]:.2f} % (seeds 0 and 1)" in answer
-    assert (
-        f"learn α alone {alone[0]:.2f} and {alone[1]:.2f} %, and those that learn both {both[0]:.2f} and {both[1]:.2f} %"
-        in answer
-    )
-    gained = [after - before for after, before in zip(both[:2], frozen, strict=True)]
-    assert [round(points) for points in gained] == [6, 2]
-    assert both[0] - alone[0] > 2
-    assert abs(both[1] - alone[1]) < 0.05
-    sharpened, null = (said(of("frozen-centres", 1, name)) for name in ("anywhere", "anywhere_sharp"))
-    assert f"layer 1 ends at {sharpened} from nine taps, random heads at {null} (" in answer
-    shown = f"{total(['frozen-centres'], 'sharp_near')} of {total(['frozen-centres'], 'sharp')} sharp heads stand near shifts"
-    assert shown in answer
-    assert verdicts(runs["frozen-centres"]) == [""] * 6
-    assert f"in the block {conv3[0]:.2f} and {conv3[1]:.2f} %" in answer
-    for variant in ("quadratic", "local"):
-        assert f"from {min(scores[variant]):.2f} to {max(scores[variant]):.2f} %" in answer
-    assert [variant for variant, each in runs.items() if len(each) == 3] == ["quadratic", "local"]
-    (sgd,) = published.committed("learned_cifar_sgd")["quadratic"]
-    assert f"(one seed, {100 * sgd['test_accuracy']:.2f} %)" in answer
-    assert verdicts([sgd]) == [""] * 6
-    mixed = published.committed("learned_cifar_shuffled")["quadratic"]
-    worst, best = (100 * end(run["test_accuracy"] for run in mixed) for end in (min, max))
-    assert f"({len(mixed)} seeds, {worst:.2f} to {best:.2f} %: nothing is learned)" in answer
-    layers = [layer for run in mixed for layer in run["layers"]]
-    sharp, beside = (sum(layer[name] for layer in layers) for name in ("sharp", "sharp_near"))
-    assert f"{beside} of {sharp} sharp heads onto shifts, in all layers (of {9 * len(layers)} heads;" in answer
-    assert beside == sharp
-    assert {run["layers"][5]["distinct"] for run in mixed} == {2, 4}
-    # the short answer's own sentences
-    checked = [answer]
-
-    def says(sentence: str) -> None:
-        assert sentence in short
-        checked.append(sentence)
-
-    says(f"{sharp} of the {9 * len(layers)} heads become sharp")
-    ends = [said([run["layers"][0][name] for run in mixed]) for name in ("anywhere", "anywhere_sharp")]
-    says(f"The first layer ends at {ends[0]}, random heads at {ends[1]} (p = ")
-    widths = [sum(of("quadratic", layer, "width")) / 3 for layer in (1, 5, 6)]
-    first = sum(of("quadratic", 1, "width", "untrained")) / 3
-    said_widths = f"within {widths[0]:.2f} tokens (root mean square) of their mean in the first layer, {widths[1]:.2f} in the fifth"
-    says(f"{said_widths} and {widths[2]:.2f} in the sixth ({first:.2f} before)")
-    before = said(of("frozen-centres", 1, "anywhere", "untrained"))
-    says(f"it goes from {before} to {sharpened} (seeds 0 and 1), random heads are at {null}.")
-    first_centres = said(of("quadratic", 1, "anywhere_first_centres"))
-    says(f"the same α and W_h at the first centres are at {first_centres}, a rough")
-    nulls = [of("local", layer, "anywhere_sharp") for layer in range(1, 7)]
-    says(f"{span(deeper)} (random heads {span([end for ends in nulls[2:] for end in ends])})")
-    began, square = ([sizes[1] for sizes in of("local", 1, "middle", when)] for when in ("untrained", "layers"))
-    assert {f"{end:.2f}" for end in began} == {"0.15"}
-    taps = f"as nine other taps ({span(square)} from any centred 3 × 3 kernel, where it began at 0.15)"
-    assert taps in answer
-    says(f"the first at {span(local[0])} ({span(nulls[0])}), {taps}")
-    says(f"the second at {said(local[1])} ({said(nulls[1])})")
-    starts = [of("local-scaled", 1, "anywhere", when)[0] for when in ("untrained", "layers")]
-    scaled = of("local-scaled", 1, "anywhere_sharp")
-    says("({:.2f} → {:.2f}; random heads {:.2f})".format(*starts, *scaled))
-    chances = [f"{run['layers'][0]['anywhere_sharp_nearer']:.2g}" for run in mixed]
-    says(f"(p = {chances[0]}, {chances[1]} and {chances[2]})")
-    nulls = [of(variant, 1, "anywhere_sharp")[0] for variant in others]
-    says(f"random heads at {span(nulls)}, and are not told apart")
-    digits = published.committed("learned_digits_100")["quadratic"]
-    after, before = (
-        [sum(round(9 * run[when][layer]["near"]) for run in digits) for layer in range(4)]
-        for when in ("layers", "untrained")
-    )
-    says("({}, {}, {} and {} of 90 at × 100, where {}, {}, {} and {} began so)".format(*after, *before))
-    for rate in (1, 5, 25, 100):
-        assert "nearer" not in verdicts(published.committed(f"learned_digits_{rate}")["quadratic"])
-    assert all(of(variant, 1, "anywhere")[0] < 0.15 for variant in ("from-conv", "local-padded"))
-    every = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["layers"]]
-    untrained = [layer["by_size"][-1] for run in runs["quadratic"] for layer in run["untrained"]]
-    says(f"all six end {min(every):.2f} or more from any convolution over all outputs (before: {span(untrained)};")
-    away = [of("relative", layer, "reach")[0] for layer in range(1, 7)]
-    assert (min(away), max(away)) == (away[0], away[5])
-    says(f"(a mean key is {away[0]:.2f} tokens away, the least of the six) and furthest in the last ({away[5]:.2f})")
-    reach = [sum(of("quadratic", layer, "reach")) / 3 for layer in range(1, 7)]
-    says(
-        f"(a mean key is {reach[4]:.2f} tokens away, {reach[0]:.2f} in the first layer); the sixth spreads alone ({reach[5]:.2f})"
-    )
-    for variant in ("covariance", "from-conv", "local-padded"):
-        ends = [of(variant, layer, "reach")[0] for layer in (1, 5, 6)]
-        assert min(ends[1:]) > 3 * ends[0]
-    for layer in (1, 2):
-        first, last = (of("local", layer, name) for name in ("anywhere_first_centres", "anywhere"))
-        assert all(start < end for start, end in zip(first, last, strict=True))
-    moved, frozen = (of(variant, 1, "anywhere")[:2] for variant in ("quadratic", "frozen-centres"))
-    assert all(near < far for near, far in zip(moved, frozen, strict=True))
-    assert max(layer["moved"] for layer in sgd["layers"]) < 0.7
-    assert {*number.findall(short)} <= {*number.findall(" ".join(checked))}
+def a_result(folder: Path, variant: str, seed: int, ruler: int = RULER) -> Path:
+    """The path of a run's result."""
+    path = folder / variant / f"seed-{seed}" / RESULT
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = dict.fromkeys(table.KEYS, 0) | {"layers": [{"anywhere": 0.123456789}], "settings": {}}
+    path.write_text(json.dumps(result | {"variant": variant, "seed": seed, "ruler": ruler}), encoding="utf-8")
+    return path
 
 
 def test_committed_results_are_the_runs_in_few_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run that is collected later stands beside the others, or in place of itself."""
     monkeypatch.setattr(published, "FOLDER", tmp_path / "results")
     for variant, seed in (("local", 1), ("local", 0), ("quadratic", 2), ("frozen", 7)):
-        path = tmp_path / variant / f"seed-{seed}" / RESULT
-        path.parent.mkdir(parents=True)
-        result = {key: 0 for key in table.KEYS} | {"layers": [{"anywhere": 0.123456789}], "settings": {}}
-        result |= {"command": "c", "variant": variant, "seed": seed, "ruler": RULER}
-        path.write_text(json.dumps(result), encoding="utf-8")
-    assert published.main(["collect", str(tmp_path), "name"]) == 0
-    assert published.main(["collect", str(tmp_path), "few", "--seeds", "7"]) == 0
-    assert [*published.committed("few")] == ["frozen"]
-    results = published.committed("name")
-    assert {variant: [run["seed"] for run in runs] for variant, runs in results.items()} == {
-        "quadratic": [2],
-        "local": [0, 1],
-        "frozen": [7],
-    }
-    assert results["local"][0]["layers"] == [{"anywhere": 0.1235}]
-    assert "settings" not in results["local"][0]
-    # a run that is collected later stands beside the others, or in place of itself
-    assert published.main(["collect", str(tmp_path / "frozen"), "few"]) == 0
-    assert published.main(["collect", str(tmp_path / "local"), "few"]) == 0
-    assert {variant: len(runs) for variant, runs in published.committed("few").items()} == {"local": 2, "frozen": 1}
-    older = [{**run, "ruler": RULER - 1} for run in published.committed("few")["local"]]
-    published.commit("few", older)
-    assert published.main(["collect", str(tmp_path / "frozen"), "few"]) == 2
+        a_result(tmp_path, variant, seed)
+
+    def collected(folder: str, *words: str) -> list[tuple[str, list[int]]]:
+        assert published.main(["collect", str(tmp_path / folder), "name", *words]) == 0
+        return [(variant, [run["seed"] for run in runs]) for variant, runs in published.committed("name").items()]
+
+    assert collected(".", "--seeds", "7") == [("frozen", [7])]
+    assert collected("frozen") == [("frozen", [7])]
+    assert collected("local") == [("local", [0, 1]), ("frozen", [7])]
+    assert collected(".") == [("quadratic", [2]), ("local", [0, 1]), ("frozen", [7])]
+    (run,) = published.committed("name")["frozen"]
+    assert run["layers"] == [{"anywhere": 0.1235}]
+    assert "settings" not in run
+    published.commit("name", [run | {"ruler": RULER - 1}])
+    assert published.main(["collect", str(tmp_path), "name"]) == 2
 
 
 def test_figures_of_later_runs_stand_beside_the_others():
@@ -437,90 +279,33 @@ def test_figures_of_later_runs_stand_beside_the_others():
 
 
 def test_what_cannot_be_collected_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folders, result = (tmp_path, tmp_path / "b", tmp_path / "none"), dict.fromkeys(table.KEYS, 0)
-    result |= {"variant": "local", "ruler": RULER}
-    paths = [tmp_path / part / "local" / "seed-0" / RESULT for part in ("a", "b")]
-    for path in paths:
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(result), encoding="utf-8")
-    path = paths[-1]
-    twice, old, none = (lambda place=place: published.main(["collect", str(place), "name"]) for place in folders)
-    ends_in_one_line(twice, 2, f"error: {path}: a second run of local, seed 0", capsys)
-    path.write_text(json.dumps(result | {"ruler": 2}), encoding="utf-8")
-    ends_in_one_line(old, 2, f"error: {path}: measured by an older", capsys)
-    ends_in_one_line(none, 2, f"error: {tmp_path / 'none'}: no finished run", capsys)
-
-
-def run_of(
-    seed: int, before: float, after: float, null: float | None = None, chance: float = 0.5, **more: Any
-) -> dict[str, Any]:
-    """A result of six like layers, nearer than all but ``chance`` of the draws of their null."""
-    layer: dict[str, Any] = {"anywhere": after, "moved": 0.5, "log_alpha_moved": 0.25, "width": 3.0}
-    first: dict[str, Any] = {"anywhere": before, "width": 2.0, "near": 1 / 3, "heads": 9}
-    if null is not None:
-        layer |= {"anywhere_sharp": null, "anywhere_sharp_deviation": 0.02, "anywhere_first_centres": null + 0.1}
-        layer |= {"anywhere_sharp_nearer": chance, "anywhere_sharp_further": 1 - chance}
-        layer |= {"near": 8 / 9, "heads": 9, "sharp": 5, "sharp_near": 4}
-    result = dict(seed=seed, test_accuracy=0.5, budget=6.3, accuracy=[0.25, 0.5], parameters=10, seconds=1.0)
-    return result | {"layers": [layer] * 6, "untrained": [first] * 6} | more
-
-
-def test_a_row_pairs_before_with_after_and_has_the_displacement_and_the_null():
-    results = {
-        "quadratic": [run_of(0, 0.6, 0.2, 0.4), run_of(1, 0.6, 0.1, 0.2)],
-        "relative": [run_of(0, 0.8, 0.3)],
-        "frozen": [run_of(0, 0.6, 0.6, 0.4)],
-        "local-padded": [run_of(0, 0.1, 0.2, 0.3)],
-        "resnet18": [run_of(0, 0, 0, layers=[], untrained=[])],
-    }
-    shown = rows.rows({25: results})
-    lines = {line.split(" | ")[0].removeprefix("| "): line for line in rows.by_layer(shown)[2:]}
-    assert (
-        "| × 25 | 6.3 | 0.50, 0.25 | 0, 1 | 50.00 ± 0.00 | 0.60 → 0.15 (0.30 ± 0.02) |"
-        in lines[VARIANTS["quadratic"].label]
-    )
-    assert "| 0.80 → 0.30 |" in lines[VARIANTS["relative"].label]
-    assert "| – | – | – | 0 | 50.00 | 0.60 → 0.60 (0.40 ± 0.02) |" in lines[VARIANTS["frozen"].label]
-    assert "| 0.10 → 0.20 (0.30 ± 0.02) |" in lines[VARIANTS["local-padded"].label]
-    assert lines["ResNet-18"].endswith("| – | – | – | – | – | – |")
-    assert len(rows.by_layer(rows.by_seed(shown))) == 2 + 6
-    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:3] for line in rows.looks(shown)}
-    assert cells[VARIANTS["quadratic"].label] == ["0, 1", "–, 2.00 → 3.00, –"]
-    assert VARIANTS["frozen"].label not in cells
-    assert [line.split(" | ")[2] for line in rows.sharpening(shown)[2:]] == [
-        "0.60 → 0.40 → 0.15",
-        "0.10 → 0.40 → 0.20",
-    ]
+    a_result(tmp_path / "a", "local", 0)
+    twice, old = a_result(tmp_path / "b", "local", 0), a_result(tmp_path / "c", "local", 0, ruler=2)
+    for folder, error in (
+        ("a b", f"{twice}: a second run of local, seed 0"),
+        ("c", f"{old}: measured by an older"),
+        ("none", f"{tmp_path / 'none'}: no finished run"),
+    ):
+        words = ["collect", *(str(tmp_path / name) for name in folder.split()), "name"]
+        ends_in_one_line(lambda words=words: published.main(words), 2, f"error: {error}", capsys)
 
 
 @pytest.mark.parametrize(
     ("chances", "said"),
     [
-        ([0.004], "**nearer** (0.004)"),
-        ([0.005], "0.005"),
-        ([0.1, 0.03, 0.01], "**nearer** (0.002)"),
-        ([0.5, 0.5], "0.6"),
-        ([0.996], "further (0.004)"),
+        ([0.004], ("nearer", 0.004)),
+        ([0.005], ("", 0.005)),
+        ([0.1, 0.03, 0.01], ("nearer", 0.0019)),
+        ([0.5, 0.5], ("", 0.597)),
+        ([0.996], ("further", 0.004)),
     ],
 )
-def test_a_layer_is_called_nearer_if_chance_seldom_gives_any_of_six_a_label(chances: list[float], said: str):
-    runs = [run_of(seed, 0.6, 0.2, 0.4, chance) for seed, chance in enumerate(chances)]
-    results = {"quadratic": runs, "relative": [run_of(0, 0.8, 0.3)]}
-    (line,) = rows.compared(rows.rows({25: results}))[2:]
-    assert line.endswith(f" | × 25 | {rows.seeds(runs)} |" + f" {said} |" * 6)
-
-
-def test_heads_near_the_lattice_are_counted_over_seeds():
-    results = {"quadratic": [run_of(0, 0.6, 0.2, 0.4), run_of(1, 0.6, 0.1, 0.4)], "frozen": [run_of(0, 0.6, 0.6, 0.4)]}
-    (line,) = rows.lattice(rows.rows({25: results}))[2:]
-    assert line.endswith("| × 25 | 0, 1 | 48 of 60 |" + " 6 → 16 of 18 |" * 6)
-
-
-def test_intervals_are_of_every_variant():
-    results = {"quadratic": [run_of(n, 0.6, 0.1 * n, test_accuracy=0.5 + n / 10) for n in range(3)]}
-    text = "\n".join(rows.intervals(results))
-    assert "0, 1, 2 | 60.00 [50.00, 70.00]" in text
-    assert "0.60 → 0.10 [0.00, 0.20]" in text
+def test_a_layer_is_called_nearer_if_chance_seldom_gives_any_of_six_a_label(
+    chances: list[float], said: tuple[str, float]
+):
+    runs = [{"layers": [{"anywhere_sharp_nearer": p, "anywhere_sharp_further": 1 - p}] * 6} for p in chances]
+    word, chance = nulls.verdict(runs, 0)
+    assert (word, chance) == (said[0], pytest.approx(said[1], rel=0.05))
 
 
 def test_the_rate_is_chosen_by_finished_runs_measured_or_not(
@@ -540,22 +325,6 @@ def test_the_rate_is_chosen_by_finished_runs_measured_or_not(
     assert published.main(["tuning", str(tmp_path / "half")]) == 0
     assert published.committed("learned_tuning")["quadratic"][0]["rate"] == 100
     ends_in_one_line(lambda: published.main(["tuning", str(tmp_path / "no")]), 2, f"error: {tmp_path / 'no'}: ", capsys)
-
-
-def test_the_rate_that_was_best_on_validation_is_named():
-    scores = {"quadratic": [0.3, 0.4, 0.75, 0.5], "local": [0.3, 0.4, 0.5, 0.625]}
-    tuned = {
-        variant: [
-            {"rate": float(rate), "budget": 0.25 * rate, "accuracy": [0.1, score]}
-            for rate, score in zip(rows.RATES, shares, strict=True)
-        ]
-        for variant, shares in scores.items()
-    }
-    lines = rows.tuning(tuned)
-    assert lines[4] == "| × 25 | 6.2 | 75.00 | 50.00 |"
-    assert lines[-1].startswith("Highest at × 25 (quadratic, learned α and τ (isotropic)) and × 100 (quadratic, local")
-    del tuned["local"][0]
-    assert rows.tuning(tuned)[2::3] == ["| × 1 | 0.25 | 30.00 | not run yet |", "| × 100 | 25 | 50.00 | 62.50 |"]
 
 
 def test_what_has_not_run_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -21,6 +21,11 @@ NAME = ["quadratic", 0]
 SHAPE = Shape(layers=2, heads=9, width=9, intermediate=8, dropout=0.1, key_dim=0, alpha=40.0, resnet=2)
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nulls, "DRAWS", 49)
+
+
 def network(variant: str, side: int = 20, **shape: float) -> AttentionNet:
     torch.manual_seed(0)
     return AttentionNet(VARIANTS[variant], replace(SHAPE, **shape), (1, side, side), 3)
@@ -122,9 +127,8 @@ def test_what_sharpening_alone_gives_is_told_from_what_moving_gives(variant: str
         assert abs(other["anywhere"] - row["anywhere"]) > 1e-4
 
 
-def test_centres_drawn_as_the_null_is_are_nearer_than_it_as_often_as_chance_has_it(monkeypatch: pytest.MonkeyPatch):
+def test_centres_drawn_as_the_null_is_are_nearer_than_it_as_often_as_chance_has_it():
     """And on the lattice they are nearer than nearly all draws; layers of other names have other draws."""
-    monkeypatch.setattr(nulls, "DRAWS", 49)
     shares, means = [], []
     for seed in range(12):
         torch.manual_seed(seed)

@@ -57,35 +57,37 @@ def two(first: nn.Module) -> Callable[[], Any]:
     return lambda: (nn.Sequential(first, nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)), zoo.noise(1, 3, 9, 9))
 
 
-def test_a_network_is_converted_and_compared(run):
-    code, out = run(two(nn.Conv2d(3, 4, 3)), "--certify")
+def doubled() -> Any:
+    return Doubled(3, 4, 2), zoo.noise(1, 3, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "said"),
+    [
+        (two(nn.Conv2d(3, 4, 3)), "--certify", "net: converted: 2; layers: 2 PROVED; calls: the same; from float64: "),
+        (two(nn.Conv2d(3, 4, 3)), "", "1 of 1 networks: 2 convolutions converted, 0 left"),
+        (two(Doubled(3, 4, 2)), "", "converted: 1, 1 left; layers: 1 CHECKED"),
+        (two(Doubled(3, 4, 2)), "", "    left: 0: Doubled: its class has a forward of its own"),
+        (two(Doubled(3, 4, 2)), "--markdown", "| net | 1, 1 left | 1 CHECKED | the same |"),
+        (doubled, "", "net: converted: 0, 1 left\n    left: Doubled: its class has a forward of its own"),
+        (doubled, "", "1 of 1 networks: 0 convolutions converted, 1 left"),
+        (doubled, "--markdown", "| net | 0, 1 left |"),
+        (two(Conv2dStaticSamePadding(3, 4, 2)), "", "converted: 2; layers: 2 CHECKED"),  # by a rule
+        (fails, "", "skipped: it cannot be made: RuntimeError: of another version"),
+        (lambda: (nn.ReLU(), zoo.noise(1)), "", "skipped: it has no convolution"),
+        (lambda: (nn.Conv2d(3, 4, 3), zoo.noise(1, 7, 9, 9)), "", "skipped: it does not run: RuntimeError: "),
+    ],
+)
+def test_a_row_says_what_became_of_a_network(run, make: Callable[[], Any], words: str, said: str):
+    code, out = run(make, *words.split())
     assert code == 0
-    assert "net: converted: 2; layers: 2 PROVED; calls: the same; from float64: " in out
-    assert "1 of 1 networks: 2 convolutions converted, 0 left" in out
+    assert said in out
 
 
-def test_what_is_not_converted_is_left_with_its_reason(run):
-    code, out = run(two(Doubled(3, 4, 2)))
-    assert code == 0
-    assert "converted: 1, 1 left; layers: 1 CHECKED" in out
-    assert "    left: 0: Doubled: its class has a forward of its own" in out
-    _, out = run(two(Doubled(3, 4, 2)), "--markdown")
-    assert "| net | 1, 1 left | 1 CHECKED | the same |" in out
-
-
-def test_a_rule_lifts_a_refusal(run):
-    code, out = run(two(Conv2dStaticSamePadding(3, 4, 2)))
-    assert code == 0
-    assert "converted: 2; layers: 2 CHECKED" in out
-
-
-def test_what_is_not_there_or_does_not_run_is_skipped(run):
-    code, out = run(two(nn.Identity()), package="no_such_package")
-    assert code == 0
-    assert out.startswith("net: skipped: no_such_package is not installed\n0 of 1 networks")
-    assert "cannot be made: RuntimeError: of another version" in run(fails)[1]
-    assert "skipped: it has no convolution" in run(lambda: (nn.ReLU(), zoo.noise(1)))[1]
-    assert "does not run" in run(lambda: (nn.Conv2d(3, 4, 3), zoo.noise(1, 7, 9, 9)))[1]
+def test_a_network_of_another_package_is_skipped(run):
+    code, out = run(fails, package="no_such_package")
+    assert (code, out.splitlines()[0]) == (0, "net: skipped: no_such_package is not installed")
+    assert out.splitlines()[1].startswith("0 of 1 networks")
 
 
 @pytest.mark.parametrize(
@@ -115,14 +117,6 @@ def test_names_are_beginnings(run):
     with pytest.raises(SystemExit):
         run(two(nn.Identity()), "monai")
     assert len(zoo.ZOO) == 1
-
-
-def test_a_network_of_which_nothing_is_converted_is_counted(run):
-    code, out = run(lambda: (Doubled(3, 4, 2), zoo.noise(1, 3, 9, 9)))
-    assert code == 0
-    assert "net: converted: 0, 1 left\n    left: Doubled: its class has a forward of its own" in out
-    assert "1 of 1 networks: 0 convolutions converted, 1 left" in out
-    assert "| net | 0, 1 left |" in run(lambda: (Doubled(3, 4, 2), zoo.noise(1, 3, 9, 9)), "--markdown")[1]
 
 
 class Large(nn.Module):

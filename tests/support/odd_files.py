@@ -143,42 +143,46 @@ def instructions(pickle: bytes) -> list[bytes]:
 
 def pickle_changed(steps: list[bytes], rng: Random) -> None:
     """Remove, duplicate, exchange or insert one opcode or a few, or change an argument."""
-    at, kind = rng.randrange(1, len(steps)), rng.randrange(10)
-    texts = [n for n, step in enumerate(steps) if step[:1] == b"X"]
-    numbers = [n for n, step in enumerate(steps) if step[:1] in b"KMJ"]
-    names = [n for n, step in enumerate(steps) if step[:1] == b"c"]
-    gets = [step for step in steps if step[:1] in b"hj"]
-    puts = [step.replace(step[:1], b"h" if step[:1] == b"q" else b"j", 1) for step in steps if step[:1] in b"qr"]
-    if kind == 0:
-        del steps[at : at + rng.choice((1, 1, 2, 5))]
-    elif kind == 1:
-        steps[at:at] = steps[at : at + rng.choice((1, 2, 5, 20))]
-    elif kind == 2:
-        other = rng.randrange(1, len(steps))
-        steps[at], steps[other] = steps[other], steps[at]
-    elif kind == 3 and texts:
-        old = steps[rng.choice(texts)][5:].decode()
-        other = steps[rng.choice(texts)][5:].decode()
-        new = rng.choice([other, "", ".", "a.b", f"{old}.x", old.upper(), "0", "1", "weight", "_modules", "items"])
-        steps[rng.choice(texts)] = text(new)
-    elif kind == 4 and numbers:
-        small, any_number = b"K" + bytes([rng.randrange(12)]), number(rng.choice((-1, 0, 1, 2, 4, 2**31 - 1)))
-        steps[rng.choice(numbers)] = rng.choice([small, any_number])
-    elif kind == 5 and names:
-        old = rng.choice(names)
-        coded = steps[old].replace(b"C", b"\\x43") if rng.random() < 0.3 else steps[rng.choice(names)]
-        steps[old] = rng.choice([coded, rng.choice(GLOBALS)])
-    elif kind == 6:
-        steps.insert(at, rng.choice([*SIMPLE, *OPERATIONS, *GLOBALS, *(gets or [b"N"])]))
-    elif kind == 7 and puts:
-        value = rng.choice([b"K\0", b"G" + struct.pack(">d", 1000.0), rng.choice(puts), b"}"])
-        data = table((text("data"), rng.choice(puts)))
-        acts = [b"K\0" + value + b"s0", value + b"a0", value + b"b0", b"\x85R0", data + b"b0"]
-        steps.insert(at, rng.choice(puts) + rng.choice([rng.choice(acts), rng.choice(acts)[:-1]]))
-    elif kind == 8 and puts:
-        steps[at] = rng.choice(puts)
-    else:
-        steps.insert(at, value_made(rng, puts))
+
+    def of(codes: bytes) -> list[int]:
+        return [n for n, step in enumerate(steps) if step[:1] in codes]
+
+    def any_text() -> str:
+        return steps[rng.choice(texts)][5:].decode()
+
+    at, other = rng.randrange(1, len(steps)), rng.randrange(1, len(steps))
+    texts, numbers, names = map(of, (b"X", b"KMJ", b"c"))
+    gets = [steps[n] for n in of(b"hj")]
+    puts = [(b"h" if steps[n][:1] == b"q" else b"j") + steps[n][1:] for n in of(b"qr")]
+    match rng.randrange(10):
+        case 0:
+            del steps[at : at + rng.choice((1, 1, 2, 5))]
+        case 1:
+            steps[at:at] = steps[at : at + rng.choice((1, 2, 5, 20))]
+        case 2:
+            steps[at], steps[other] = steps[other], steps[at]
+        case 3 if texts:
+            old = any_text()
+            new = [any_text(), "", ".", "a.b", f"{old}.x", old.upper(), "0", "1", "weight", "_modules", "items"]
+            steps[rng.choice(texts)] = text(rng.choice(new))
+        case 4 if numbers:
+            small, any_number = b"K" + bytes([rng.randrange(12)]), number(rng.choice((-1, 0, 1, 2, 4, 2**31 - 1)))
+            steps[rng.choice(numbers)] = rng.choice([small, any_number])
+        case 5 if names:
+            old = rng.choice(names)
+            coded = steps[old].replace(b"C", b"\\x43") if rng.random() < 0.3 else steps[rng.choice(names)]
+            steps[old] = rng.choice([coded, rng.choice(GLOBALS)])
+        case 6:
+            steps.insert(at, rng.choice([*SIMPLE, *OPERATIONS, *GLOBALS, *(gets or [b"N"])]))
+        case 7 if puts:
+            value = rng.choice([b"K\0", b"G" + struct.pack(">d", 1000.0), rng.choice(puts), b"}"])
+            data = table((text("data"), rng.choice(puts)))
+            acts = [b"K\0" + value + b"s0", value + b"a0", value + b"b0", b"\x85R0", data + b"b0"]
+            steps.insert(at, rng.choice(puts) + rng.choice([rng.choice(acts), rng.choice(acts)[:-1]]))
+        case 8 if puts:
+            steps[at] = rng.choice(puts)
+        case _:
+            steps.insert(at, value_made(rng, puts))
 
 
 def value_made(rng: Random, puts: list[bytes]) -> bytes:

@@ -71,6 +71,8 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
         columns = _columns(images, block, shifts, at, groups)
         y = _as_images(_times(columns, matrix, bias, at), block, at)
         if y.shape == (len(x), groups * width, *shifts.output) and last == (at == 1):
+            # a product may come transposed, and networks rely on the strides
+            y = y.movedim(1, -1).contiguous().movedim(-1, 1) if last else y.contiguous()
             # torch forbids in-place changes of a view that an autograd function returns
             return y.data
         if out is None:

@@ -52,8 +52,6 @@ def _computed_sum(
     """What one-hot heads compute, :func:`evaluate`; the offsets of all heads follow each other."""
     shifts = _shifts(*map(tuple, (offsets, step, size, output)))
     sums = (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
-    axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
-    sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
     return sums.data  # torch forbids in-place changes of a view that an operator returns
 
 

@@ -11,7 +11,7 @@ head in random orders, so attention of the same spectrum, entropy and W_h, but w
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, factorial, log
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -25,6 +25,9 @@ DRAWS = 299
 """How often centres are drawn for the null of sharp heads."""
 ORDERS = 19
 """How often orders are drawn."""
+CERTAIN = 0.05
+"""The probability that random centres give any layer of a row a label, of either side."""
+SIDES = ("nearer", "further")
 Name = Sequence[int | str]
 """What a layer's draws are named by, such as variant, seed and number of the layer: others have
 other draws.
@@ -122,3 +125,16 @@ def pooled(chances: Sequence[float]) -> float:
     """
     t = -sum(map(log, chances))
     return exp(-t) * sum(t**n / factorial(n) for n in range(len(chances)))
+
+
+def verdict(runs: Sequence[dict[str, Any]], layer: int) -> tuple[str, float]:
+    """Whether a layer, from 0, is called "nearer" or "further" than random centres, or neither, "";
+    and the chance of that, or of being as near, over the seeds of its runs together.
+    """
+    near, far = (
+        pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in runs]) for side in SIDES
+    )
+    most = CERTAIN / len(runs[0]["layers"]) / len(SIDES)
+    if near <= most:
+        return SIDES[0], near
+    return (SIDES[1], far) if far <= most else ("", near)

@@ -1,11 +1,11 @@
-"""``python -m examples.learned.results.published``: the tables of docs/learned.md and
+"""``python -m examples.learned.results.published``: the answer and the tables of docs/learned.md and
 docs/learned_details.md.
 
 They are made from the results that are committed with them.  When runs have ended:
 
     python -m examples.learned.results.published collect RUNS learned_cifar    # into docs/results, in few digits
     python -m examples.learned.results.published figures RUNS --data DIR       # into docs/figures/learned_cifar.json
-    python -m examples.learned.results.published write                         # tables into the pages, quotations into claims
+    python -m examples.learned.results.published write                         # both into the pages, quotations into claims
     python docs/figures.py --write
 
 A table without results says so, and a test names numbers in the text around the tables that are in
@@ -21,7 +21,7 @@ from typing import Any
 
 from examples.learned.command import read
 from examples.learned.data import BadInput
-from examples.learned.results import figures, quotes, rows, table
+from examples.learned.results import figures, rows, sentences, table
 from examples.learned.results.measurements import RULER
 from examples.learned.results.stored import finished
 from examples.learned.running.console import ended
@@ -153,7 +153,8 @@ def committed(name: str) -> rows.Results:
 
 def blocks() -> dict[str, list[str]]:
     """Every part of the pages that is made from results, as lines, by its name there."""
-    digits = rows.rows({rate: committed(f"learned_digits_{rate}") for rate in rows.RATES})
+    on_digits = {rate: committed(f"learned_digits_{rate}") for rate in rows.RATES}
+    digits = rows.rows(on_digits)
     cifar = committed("learned_cifar")
     trained, missing = rows.rows({rows.SHOWN: cifar}), []
     for name, (how, rate) in OTHERWISE.items():
@@ -179,6 +180,7 @@ def blocks() -> dict[str, list[str]]:
         "cifar-runs": lambda: table.stated([run for row in trained for run in row.runs]),
     }
     return {
+        "answer": answer(cifar, on_digits),
         "figure": figures.figure(summary),
         "figures": figures.others(summary),
         "tuning": rows.tuning(tuning),
@@ -193,6 +195,18 @@ def blocks() -> dict[str, list[str]]:
         "digits-runs": table.stated([run for row in digits for run in row.runs]),
         **{name: lines() if trained else NONE for name, lines in of_cifar.items()},
     }
+
+
+def answer(cifar: rows.Results, digits: dict[int, rows.Results]) -> list[str]:
+    """The answer, once all that it speaks of has run.
+
+    Raises:
+        ValueError: a conclusion no longer holds.
+    """
+    sgd, shuffled = (committed(name) for name in OTHERWISE)
+    if not (sgd and shuffled and cifar.keys() >= {*PLANNED}):
+        return NONE
+    return sentences.answer(sentences.starts_of(cifar, sgd, shuffled, digits))
 
 
 def accuracy(all_rows: Sequence[rows.Row]) -> list[str]:
@@ -226,7 +240,7 @@ def absent(results: rows.Results, planned: Sequence[str], more: Sequence[str]) -
 def quoted_by_claims() -> str:
     """The text of the module that claims quote."""
     cifar, shuffled = (committed(f"learned_cifar{how}") for how in ("", "_shuffled"))
-    return quotes.module(cifar, shuffled, committed(f"learned_digits_{rows.SHOWN}"))
+    return sentences.module(cifar, shuffled, committed(f"learned_digits_{rows.SHOWN}"))
 
 
 def with_blocks(page: str) -> str:
@@ -279,7 +293,7 @@ def done(options: argparse.Namespace) -> str:
         for page in PAGES:
             replaced(page, with_blocks(page.read_text(encoding="utf-8")))
         replaced(CLAIMED, quoted_by_claims())
-        replaced(CLAIMS, quotes.with_claims(CLAIMS.read_text(encoding="utf-8")))
+        replaced(CLAIMS, sentences.with_claims(CLAIMS.read_text(encoding="utf-8")))
         return ""
     if options.action == "figures":
         summary = figures.needed(figures.summary_in(options.folder, read(options.data)))

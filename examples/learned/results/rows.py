@@ -147,11 +147,6 @@ def seeds(runs: Sequence[dict[str, Any]]) -> str:
     return f"{every[0]} to {every[-1]}" if whole else ", ".join(map(str, every))
 
 
-CERTAIN = 0.05
-"""The probability that random centres give any layer of a row a label, of either side."""
-SIDES = ("nearer", "further")
-
-
 def compared(all_rows: Sequence[Row]) -> list[str]:
     """For each start whose heads have centres, and each layer, the chance that random centres are as
     near, or if it is called further, as far; over its seeds together.
@@ -160,14 +155,10 @@ def compared(all_rows: Sequence[Row]) -> list[str]:
 
 
 def _against_chance(row: Row, layer: int) -> str:
-    near, far = (
-        nulls.pooled([run["layers"][layer][f"anywhere_sharp_{side}"] for run in row.runs])
-        for side in SIDES
+    word, chance = nulls.verdict(row.runs, layer)
+    return {"nearer": "**nearer** ({})", "further": "further ({})", "": "{}"}[word].format(
+        f"{chance:.2g}"
     )
-    most = CERTAIN / len(LAYERS) / len(SIDES)
-    if near <= most:
-        return f"**nearer** ({near:.2g})"
-    return f"further ({far:.2g})" if far <= most else f"{near:.2g}"
 
 
 def lattice(all_rows: Sequence[Row]) -> list[str]:

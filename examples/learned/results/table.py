@@ -172,20 +172,16 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
         accuracy = mean_and_deviation([run["test_accuracy"] for run in runs], scale=100)
         seconds = statistics.fmean(run["seconds"] for run in runs)
         seeds = ", ".join(str(run["seed"]) for run in runs)
-        budget = (
-            "–"
-            if VARIANTS[variant].frozen == "all" or not runs[0]["layers"]
-            else f"{runs[0]['budget']:.2f}"
-        )
+        moves = VARIANTS[variant].frozen != "all" and runs[0]["layers"]
+        budget = f"{runs[0]['budget']:.2f}" if moves else "–"
         lines.append(
             f"| {VARIANTS[variant].label} | {runs[0]['parameters']:,} | {accuracy} | {budget} | {seconds:.0f} | {seeds} |"
         )
-    for (name, heading), paired in [(row, True) for row in PAIRED] + [
-        (row, False) for row in AFTER
-    ]:
-        table = by_layer(results, name, paired=paired)
-        if len(table) > 2:
-            lines += ["", heading + (" before → after" if paired else ""), "", *table]
+    for kind, more, paired in ((PAIRED, " before → after", True), (AFTER, "", False)):
+        for name, heading in kind:
+            table = by_layer(results, name, paired=paired)
+            if len(table) > 2:
+                lines += ["", heading + more, "", *table]
     lines += ["", NOTE]
     lines += ["", "Runs:", "", *stated([run for runs in results.values() for run in runs])]
     return "\n".join(lines) + "\n"

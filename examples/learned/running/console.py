@@ -2,8 +2,10 @@
 code.
 """
 
-from collections.abc import Callable, Iterator
+import argparse
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import torch
@@ -20,6 +22,11 @@ from rich.progress import (
 from construct.errors import out_of_memory_error
 from examples.learned.data import BadInput
 from examples.learned.running.group import first_to_end
+
+FROM_ZERO = ("seeds", "validation")
+"""The options whose numbers may be 0."""
+MOST = {"seeds": 2**32 - 1, "threads": 1024}
+"""The largest values: of a seed of numpy's, and of cores that any machine has."""
 
 
 class Diverged(RuntimeError):
@@ -78,6 +85,28 @@ def ended(work: Callable[[Console], str], stopped: str) -> int:
         return 1 if isinstance(error, Diverged) else 2
     print(text, end="")
     return 0
+
+
+def check_numbers(options: argparse.Namespace, most: Mapping[str, int] = MOST) -> None:
+    """Refuse numbers out of their ranges: they are positive, or for seeds and validation from 0 on.
+
+    Args:
+        options: of a command line.
+        most: the largest values by name.
+
+    Raises:
+        BadInput: one is out of range; the message names its option.
+    """
+    for name, value in vars(options).items():
+        option, least = f"--{name.replace('_', '-')}", -1 if name in FROM_ZERO else 0
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if not least < number < inf:
+                kind = "whole number from 0 on" if least else "positive number"
+                raise BadInput(f"{option} is {number}, not a {kind}")
+            if number > most.get(name, inf):
+                raise BadInput(f"{option} is {number}, more than {most[name]}")
 
 
 @contextmanager
