@@ -200,7 +200,7 @@ def convert(
             a module of that class; they replace it, and their convolutions are converted.  The rule
             of a module's class applies, or that of its nearest base; modules inside it are left to
             the rule.  Every rule is tested on a float64 copy with float64 samples of several sizes,
-            so the function is called twice.  Padding that depends on the input's size is refused:
+            so the function is called three times.  Padding that depends on the input's size is refused:
             no geometry has it.
         strict: raise for convolutions that cannot be converted; otherwise leave them in place and
             log a warning to ``construct.network``.

@@ -330,7 +330,12 @@ def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
         if options.command is None:
             parser.print_help()
             return 2
-        return COMMANDS[options.command].run(options)
+        try:
+            return COMMANDS[options.command].run(options)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # the user's code may exit, which is no result
+            raise ValueError(f"{type(error).__name__}: {error}") from error
     except SystemExit as end:  # argparse has shown the help
         return int(end.code or 0)
     except KeyboardInterrupt as stop:  # its message may say what was kept
@@ -348,9 +353,22 @@ def main(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
 
 
 def run(argv: Sequence[str] | None = None, program: str = COMMAND) -> int:
-    """:func:`main` for a process of its own: SIGTERM ends it like Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """:func:`main` for a process of its own: SIGTERM ends it like Ctrl-C, and both do cleanly while
+    torch or numpy is imported.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+        signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
     return main(argv, program)
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    for name in ("torch", "numpy"):  # half imported, they abort, or raise another error
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            os.write(2, b"interrupted\n")
+            os._exit(130)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

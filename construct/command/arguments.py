@@ -78,7 +78,7 @@ def parse(argv: Sequence[str], program: str = COMMAND) -> argparse.Namespace:
                 f"{flag} is for certificates, and --no-certify makes none (give one of them)"
             )
     options.format = _format(options)
-    options.document = certificate_beside(options.output, options.format)
+    options.document = certificate_beside(options.output)
     return options
 
 
@@ -295,11 +295,11 @@ def _beside(model: Path, ending: str) -> Path:
     return model.with_name(f"{stem}.mhsa.{ending}")
 
 
-def certificate_beside(output: Path, form: str) -> Path:
+def certificate_beside(output: Path) -> Path:
     """``model.mhsa.pt`` → ``model.mhsa.json``; ``model.mhsa.onnx`` → ``model.mhsa.onnx.json``, so
-    that no two formats share it.
+    that no two endings share it.
     """
-    if form == "pt":
+    if output.suffix == ".pt":
         return output.with_suffix(".json")
     return output.with_name(f"{output.name}.json")
 
@@ -310,7 +310,7 @@ def _format(options: argparse.Namespace) -> str:
     Raises:
         BadModelFile: the two contradict each other, or a program lacks the size of its input.
     """
-    ending = options.output.suffix[1:]
+    ending = options.output.suffix[1:].lower()
     name = printable(options.output)
     if ending not in FORMATS:
         ending = None

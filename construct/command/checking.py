@@ -74,15 +74,16 @@ def _checked_alone(
     checks = dict[str, LayerCheck]()
     for path in paths:
         conv, layer = pairs[path]
-        shape = generated_shape(conv, options.samples)
-        sides = "x".join(map(str, shape[1:]))
-        name = f"{printable(path) or 'the layer'}: "
-        require(
-            8 * prod(shape), torch.device("cpu"), f"a run on {shape[0]} inputs of {sides}", name
-        )
-        x = generated_inputs(conv, options.samples, options.seed)
-        inputs = f"{options.samples} generated inputs of {sides} (seed {options.seed}){remark}"
+        # In training, to read a parametrized weight may change it.
         with evaluating(conv, layer), refusing_large_outputs({path: conv}, pairs):
+            shape = generated_shape(conv, options.samples)
+            sides = "x".join(map(str, shape[1:]))
+            name = f"{printable(path) or 'the layer'}: "
+            require(
+                8 * prod(shape), torch.device("cpu"), f"a run on {shape[0]} inputs of {sides}", name
+            )
+            x = generated_inputs(conv, options.samples, options.seed)
+            inputs = f"{options.samples} generated inputs of {sides} (seed {options.seed}){remark}"
             checks[path] = check_call(conv, layer, x, inputs)
         progress.advance(path)
     return checks

@@ -14,6 +14,7 @@ from verify.report.layer import ReportLayer
 from verify.report.numbers import network_sentences
 from verify.report.page import Facts, page
 from verify.report.writing import pictured, why_no_input
+from verify.samples.sampling import evaluating
 
 
 def write_page(report: Report) -> None:
@@ -28,9 +29,10 @@ def write_page(report: Report) -> None:
     copied = substitute(conversion.model, {})  # a run may change the network
     modules = dict(every_module(copied))
     convolutions = {row.path: modules[row.path] for row in report.layers}
-    drawn, input_caption, first = pictured(
-        copied, convolutions, inputs and inputs[0][0], options.input_size
-    )
+    with evaluating(copied):  # in training, to read a parametrized weight may change it
+        drawn, input_caption, first = pictured(
+            copied, convolutions, inputs and inputs[0][0], options.input_size
+        )
     missing = why_no_input(convolutions, drawn)
     layers = [
         ReportLayer(
@@ -70,10 +72,12 @@ def _recheck(report: Report) -> str | None:
     """The command that rechecks the certificate; None without one."""
     if report.document is None:
         return None
-    document, conv, mhsa = map(
-        _as_argument, (report.document, report.conversion.source.path, report.options.output)
-    )
-    return f"{report.options.verify} check {document} --conv {conv} --mhsa {mhsa}"
+    files = (report.document, report.conversion.source.path, report.options.output)
+    document, conv, mhsa = map(_as_argument, files)
+    command = f"{report.options.verify} check {document} --conv {conv} --mhsa {mhsa}"
+    if report.options.key is not None:
+        command += f" {shlex.quote(f'--key={report.options.key}')}"
+    return command
 
 
 def _as_argument(path: Path) -> str:

@@ -120,7 +120,7 @@ def _check_files(options: Namespace) -> None:
     check_destination(output, inputs, options.force, partial(names_file, document), unnamed)
     if not options.no_certify:
         reason = "it is not a certificate, or was changed"
-        check_destination(document, inputs, options.force, is_document, reason, taken=[output])
+        check_destination(document, inputs, options.force, is_document, reason)
     if options.report is not None:
         # The page may not take the certificate's name even without a certificate: the next run may
         # write one.

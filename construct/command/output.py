@@ -2,7 +2,7 @@
 
 import io
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from construct.files.export import to_onnx, to_pt2
 from construct.files.layer_files import attention_in, to_safetensors
 from construct.files.reading import ModelFile, read_inputs
 from construct.files.writing import archived, staged, unlisted_names_in, write
-from construct.modules.convolutions import BASES
+from construct.modules.folding import plain_convolution
 from construct.modules.tied_weights import paths_of
 from construct.modules.traversal import joined, substitute
 from construct.network import Survey
@@ -27,13 +27,10 @@ from construct.weights import NAMES
 from verify.argument.certificate import Certificate
 from verify.argument.documents import document as certificate_document
 from verify.argument.documents import is_document
+from verify.layers.fields import digests
+from verify.oracle import stated_geometry
+from verify.recheck.stored_layers import layers_in
 from verify.samples.comparison import same_bits
-
-UNCHECKED_KINDS = {
-    "pickle": "a file of torch.save before 1.6 is not rechecked; saved again with torch.save it is",
-    "pt2": "a program of torch.export is not rechecked; the same weights as .pt or .safetensors are",
-}
-"""Remarks on formats of model files that ``python -m verify check`` does not read."""
 
 
 class Prepared(NamedTuple):
@@ -118,27 +115,31 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def not_rechecked(
-    survey: Survey, source: ModelFile, options: Namespace
-) -> Iterator[tuple[str, str]]:
-    """(path, remark) for layers that ``python -m verify check`` will refuse, as it reads only
-    tensors and torch's classes.
+def not_rechecked(survey: Survey, source: ModelFile, options: Namespace) -> list[tuple[str, str]]:
+    """(path, remark) on what ``python -m verify check`` will refuse: it reads the model's file
+    itself, without running code, and takes plain weights only.
     """
     if options.no_certify:
-        return
-    if survey.remarks():
-        folded = "the certificate speaks of the folded weights"
-        yield "", f"{folded}; to recheck it takes a file that holds these"
-    if source.kind in UNCHECKED_KINDS:
-        yield "", UNCHECKED_KINDS[source.kind]
+        return []
     if options.format in ("pt2", "onnx"):
         program = f"a program in .{options.format} is not rechecked"
-        yield "", f"{program}; the same weights as .pt or .safetensors are"
-    elif isinstance(source.content, nn.Module):
-        remedy = "to recheck it takes a state dict in place of the module"
-        for path, conv in survey.convertible.items():
-            if type(conv) not in BASES:
-                yield path, f"of class {type(conv).__name__}: {remedy}"
+        return [("", f"{program}; the same weights as .pt or .safetensors are")]
+    try:
+        certified = {
+            path: (stated_geometry(plain), digests(plain, ("weight", "bias")))
+            for path, conv in survey.convertible.items()
+            for plain in [plain_convolution(conv)]  # to read a parametrized weight may change it
+        }
+        stored = layers_in(source.path, key=options.key).named(certified, [])
+    except ValueError as error:
+        return [("", f"not rechecked: {error}")]
+    others = [
+        path
+        for path, facts in certified.items()
+        if stored[path].kind == "unknown" or not stored[path].fits(*facts)
+    ]
+    lacks = "to recheck it takes a state dict of the plain weights, which the model's file lacks"
+    return [(one_line(", ".join(others), 120), lacks)] * bool(others)
 
 
 def write_outputs(report: Report) -> Report:
@@ -195,7 +196,7 @@ def _renew_certificate(report: Report, written: Path) -> str:
             )
             write(record, document)
             return "written"
-        if document != output and is_document(document):
+        if is_document(document):
             document.unlink()
             return "deleted"
     except OSError as error:

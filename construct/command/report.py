@@ -24,7 +24,7 @@ from verify.samples.network import CallComparison
 from verify.samples.sampling import LayerCheck
 from verify.verdict import Verdict, from_above
 
-IDLE = "not exercised by the check (the network did not call it, or only within torch.func or by a stored method)"
+IDLE = "not exercised by the check (the network did not call it, or only on an empty batch, in torch.func or by a stored method)"
 
 
 Pairs = Mapping[str, tuple[nn.Module, MHSA]]

@@ -164,7 +164,9 @@ def read_inputs(path: FilePath) -> Any:
         _check_leaves("the inputs", [content], {})
         tensors = [value for value in tree_leaves(content) if isinstance(value, Tensor)]
         _check_tensors([("an input", tensor) for tensor in tensors], loaded.most_bytes)
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        with refusing("has no numbers that can be read: ", "give others"):  # meta, or of 8 bits
+            finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+        if not finite:
             raise BadModelFile("has numbers that are not finite", "give others")
     if isinstance(content, list):
         return tuple(content)

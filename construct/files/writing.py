@@ -45,7 +45,7 @@ def save(model: nn.Module, path: FilePath, *, allow: Iterable[str] = ()) -> None
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"save takes an nn.Module, not {type(model).__name__}")
-    suffix = Path(path).suffix
+    suffix = Path(path).suffix.lower()
     with naming(path):
         for name, layer in attention_in(model).items():
             which = printable(name or "the layer")

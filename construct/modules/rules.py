@@ -39,15 +39,15 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     """The layers that a rule returns for a module; new ones get the module's mode.
 
     Raises:
-        ValueError: the rule fails or returns no module, or the module has hooks.
+        ValueError: the rule fails, returns no module or changes the given one, or that has hooks.
     """
     for part in module.modules():
         check_hooks(part)
-    try:
-        with eval_mode(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            layers = rule(module)
-    except Exception as error:  # a user's code may raise anything
-        raise ValueError(f"its rule fails: {describe(error)}") from error
+    copied = substitute(module, {})
+    _applied(rule, copied, " on a copy of it")
+    if not _same_tensors(copied, module):
+        raise ValueError("its rule changes the module that it is given: let it change a copy")
+    layers = _applied(rule, module)
     if not isinstance(layers, nn.Module):
         raise ValueError(f"its rule gives a {type(layers).__name__}, not an nn.Module")
     expected, actual = (
@@ -60,6 +60,23 @@ def layers_of_rule(module: nn.Module, rule: Rule) -> nn.Module:
     for part in {*layers.modules()} - {*module.modules()}:
         part.training = module.training
     return layers
+
+
+def _applied(rule: Rule, module: nn.Module, which: str = "") -> Any:
+    try:
+        with eval_mode(module), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return rule(module)
+    except Exception as error:  # a user's code may raise anything
+        raise ValueError(f"its rule fails{which}: {describe(error)}") from error
+
+
+def _same_tensors(*modules: nn.Module) -> bool:
+    """Whether two modules have the same parameters and buffers."""
+    tensors = ([*module.parameters(), *module.buffers()] for module in modules)
+    return all(
+        a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(*tensors, strict=False)
+    )
 
 
 @torch.random.fork_rng(devices=[])

@@ -53,9 +53,7 @@ def every_module(model: nn.Module, closed: Container[int] = ()) -> Iterator[tupl
 
 def joined(path: str, name: str) -> str:
     """The path of what a module at a path calls by this name; either may be empty."""
-    if path and name:
-        return f"{path}.{name}"
-    return path or name
+    return ".".join(filter(None, (path, name)))
 
 
 MOST_NAMES = 100_000

@@ -135,8 +135,9 @@ def test_the_user_s_own_code_comes_from_the_folder_first(name, typed, folder, tm
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_ctrl_c_ends_it_in_one_line(verify, folder):
-    """Also while torch is imported."""
-    (folder / "torch.py").write_text("import time, pathlib\npathlib.Path('running').touch()\ntime.sleep(60)\n")
+    """Also while torch is imported, which makes another error of it."""
+    odd = "try: time.sleep(60)\nexcept BaseException: raise SystemError"
+    (folder / "torch.py").write_text(f"import time, pathlib\npathlib.Path('running').touch()\n{odd}\n")
     torch.save({}, "m.pt")
     words = ["verify", "audit", "m.pt"] if verify else ["m.pt"]
     process = subprocess.Popen(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune  # noqa: F401  of a text below
 
 import construct
 from commands import Command
@@ -58,6 +59,21 @@ class Extra(nn.Sequential):
         return {"epoch": 3}
     def set_extra_state(self, state):
         pass
+
+class Unusual(One):
+    "Is stored in a way of its own."
+    def __getstate__(self):
+        return {"conv": self.conv}
+    def __setstate__(self, state):
+        super().__init__()
+        self.conv = state["conv"]
+
+class Renaming(nn.Module):
+    "Loads what earlier versions stored."
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 1, 3, bias=False)
+        self.register_load_state_dict_pre_hook(lambda _, state, *more: state.update({"conv.weight": state.pop("old")}))
 
 def lazy():
     return nn.Sequential(nn.LazyConv2d(4, 3))
@@ -200,18 +216,49 @@ def test_examples_that_are_not_finite_are_refused(number: float, from_conv: Comm
     )
 
 
-def test_what_cannot_be_rechecked_is_said(nets: Any, from_conv: Command):
-    torch.save(nn.Sequential(nets.Plain(3, 4, 3)), "m.pt")
-    out = from_conv.prints("m.pt", "--allow", "own_nets.Plain")
-    assert "0: of class Plain: to recheck it takes a state dict" in out
-    torch.save(with_odd(), "n.pt")
-    assert "recheck" not in from_conv.prints("n.pt")
-    torch.save(with_odd().state_dict(), "old.pt", _use_new_zipfile_serialization=False)
-    assert "torch.save before 1.6 is not rechecked" in from_conv.prints("old.pt", "--stride", 1)
-    program = torch.export.export(nn.Conv1d(2, 3, 3).eval(), (torch.ones(1, 2, 8),))
-    torch.export.save(program, "program.pt2")
-    out = from_conv.prints("program.pt2", "--trust", "--stride", 1)
-    assert "a program of torch.export is not rechecked" in out
+@pytest.mark.parametrize("kind", [{"device": "meta"}, {"dtype": torch.float8_e4m3fn}], ids=str)
+def test_examples_without_numbers_are_refused_by_name(kind: dict[str, Any], from_conv: Command):
+    torch.save(torch.empty(1, 3, 8, 8, **kind), "x.pt")
+    torch.save(with_odd(), "m.pt")
+    assert "x.pt: has no numbers that can be read: " in from_conv.refuses("m.pt", "--example-inputs", "x.pt")
+
+
+@pytest.mark.nasty(35, 41)
+def test_a_run_on_an_empty_batch_checks_nothing(from_conv: Command):
+    torch.save(torch.ones(0, 3, 8, 8), "x.pt")
+    torch.save(with_odd(), "m.pt")
+    out = from_conv.prints("m.pt", "--example-inputs", "x.pt")
+    assert "on samples: 0 of 1 layers CHECKED" in out
+    assert "0: not exercised by the check (the network did not call it, or only on an empty batch" in out
+
+
+@pytest.mark.nasty(75)
+@pytest.mark.parametrize(
+    ("network", "options", "reason"),
+    [
+        ("with_odd()", "", ""),
+        ("with_odd().state_dict()", "--stride 1", ""),
+        ("with_odd()", "--trust", "of protocol 4"),
+        ("nn.Sequential(nets.Plain(3, 4, 3))", "--allow own_nets.Plain", "0: to recheck it takes a state dict"),
+        ("prune.identity(nn.Conv2d(3, 4, 3), 'weight')", "--allow torch.nn.utils.prune.Identity", "(the model): to recheck it"),
+        ("nets.Unusual()", "--allow own_nets", "holds an object of class Unusual"),
+        ("{'old': torch.ones(1, 3, 3)}", "--arch own_nets:Renaming", "layer 'conv' is missing in m.pt"),
+        ("torch.export.export(nn.Conv1d(2, 3, 3), (torch.ones(1, 2, 8),))", "--trust --stride 1", "a program of torch.export"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_rechecked_is_said_and_nothing_else(
+    network: str, options: str, reason: str, nets: Any, from_conv: Command, verify_command: Command
+):
+    content = eval(network, globals() | {"nets": nets})
+    if "export" in network:
+        torch.export.save(content, "m.pt")
+    else:
+        older, protocol = "state_dict" in network, 2 + 2 * (options == "--trust")
+        torch.save(content, "m.pt", _use_new_zipfile_serialization=not older, pickle_protocol=protocol)
+    out = from_conv.prints("m.pt", *options.split())
+    assert ("recheck" in out, reason in out) == (bool(reason), True)
+    code = verify_command("check", "m.mhsa.json", "--conv", "m.pt", "--mhsa", "m.mhsa.pt")[0]
+    assert code == 2 * bool(reason)
 
 
 @pytest.mark.nasty(28)

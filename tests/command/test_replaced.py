@@ -51,7 +51,7 @@ def fine_tuned(form: str, path: Path) -> None:
 def test_an_output_is_replaced_as_long_as_it_is_what_the_certificate_says(form: str, model: str, from_conv: Command):
     options = (model, "--format", form, *(("--input-size", 1, 6, 6) if form in ("pt2", "onnx") else ()))
     path = Path(f"model.mhsa.{form}")
-    document = certificate_beside(path, form)
+    document = certificate_beside(path)
     for bound in (1, 2):
         from_conv.prints(*options, "--input-bound", bound)
     fine_tuned(form, path)

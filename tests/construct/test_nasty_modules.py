@@ -23,10 +23,12 @@ import construct
 import verify
 from commands import Command
 from construct import MHSA, UnsupportedLayer
+from construct.command.arguments import parse
 from construct.encoding import quadratic
 from construct.modules.convolutions import FARTHEST
 from construct.modules.wrappers import unwrapped
 from runs import convolution_calls
+from verify.experiment.sweep.models import Network
 
 
 def image(batch: int = 2, channels: int = 3) -> Tensor:
@@ -160,6 +162,39 @@ def test_row_26_an_older_weight_norm_elsewhere_does_not_stop_the_copy() -> None:
     assert net[3].weight_g is not model[3].weight_g
 
 
+class Counting(nn.Module):
+    """Counts its calls in training, as spectral_norm turns its vectors in each."""
+
+    calls = 0
+
+    def forward(self, kernel: Tensor) -> Tensor:
+        Counting.calls += self.training
+        return 2 * kernel
+
+
+def counting() -> nn.Module:
+    convs, calls = (nn.Conv1d(1, 2, 3), nn.ConvTranspose1d(2, 2, 3)), Counting.calls
+    net = nn.Sequential(*(parametrize.register_parametrization(conv, "weight", Counting()) for conv in convs))
+    Counting.calls = calls
+    return net
+
+
+def test_row_26_no_weight_is_read_in_training(state: Any, from_conv: Command) -> None:
+    words = state(counting)
+    from_conv.prints(*words)
+    from_conv.prints(*words, "--input-size", 1, 9, "--report", "page.html")
+    assert Counting.calls == 0
+    layers: Any = Network(words, parse(words)).run()
+    for layer in layers:
+        assert [row.verdict for row in layer.run()] == ["PROVED"]
+    net: Any = counting()
+    converted = convert(net)
+    verify.write_report(
+        "page.html", net, converted, certificates={"0": verify.certify(net[0], converted[0], grid=(9,))}
+    )
+    assert (Counting.calls, net.training, converted.training) == (0, True, True)
+
+
 class Failing(nn.Module):
     def forward(self, kernel: Tensor) -> Tensor:
         raise KeyError("no such\nkey")
@@ -175,7 +210,7 @@ def test_row_26_the_command_says_so_and_proves_it(state: Any, from_conv: Command
     options = (*state(normed), *SIZE)
     out = from_conv.prints(*options)
     assert "0: parametrization folded into its eval-mode weight: WeightNorm of weight" in out
-    assert "to recheck it takes a file that holds these" in out
+    assert "(the model): not rechecked: layer '2' is missing in" in out
     assert "2: parametrization folded into its eval-mode weight: SpectralNorm of weight" in out
     assert "compared in eval mode; batch normalisation and dropout are as they were" in out
     facts = from_conv.facts(*options)

@@ -86,8 +86,8 @@ def fixed_same(residue: int) -> Callable[[Any], nn.Module]:
 class CausalCrop(nn.Conv1d):
     """Pads on both sides and crops the outputs that look ahead."""
 
-    def __init__(self, d_in: int, d_out: int, kernel: int, dilation: int = 1):
-        super().__init__(d_in, d_out, kernel, padding=(kernel - 1) * dilation, dilation=dilation)
+    def __init__(self, d_in: int, d_out: int, kernel: int, dilation: int = 1, **options: Any):
+        super().__init__(d_in, d_out, kernel, padding=(kernel - 1) * dilation, dilation=dilation, **options)
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input)[..., : input.shape[-1]]
@@ -265,7 +265,7 @@ def test_the_nearest_class_decides() -> None:
     assert isinstance(convert(Nearer(1, 2, 3), rules={nn.Conv1d: never, CausalCrop: causal})[1], MHSA)
     assert isinstance(convert(CausalCrop(1, 2, 3), rules={Nearer: never, CausalCrop: causal})[1], MHSA)
     refused = reasons(Nearer(1, 2, 3), {Nearer: never, CausalCrop: causal})
-    assert refused == {"": "its rule fails: AssertionError"}
+    assert refused == {"": "its rule fails on a copy of it: AssertionError"}
 
 
 def test_methods_that_are_held_follow() -> None:
@@ -381,7 +381,7 @@ UNJUDGED: dict[str, tuple[Any, Any, str]] = {
         *(CausalCrop(1, 1, 2).double(), lambda m: nn.Conv1d(1, 1, 2)),
         "weights that are torch.float32 on cpu, and the module has none",
     ),
-    "fails": (CausalCrop(1, 1, 2), lambda m: {}["x"], "its rule fails: KeyError: 'x'"),
+    "fails": (CausalCrop(1, 1, 2), lambda m: {}["x"], "its rule fails on a copy of it: KeyError: 'x'"),
     "no convolution": (CausalCrop(1, 1, 2), lambda m: nn.Identity(), "the layers of its rule hold no convolution"),
     "itself": (CausalCrop(1, 1, 2), lambda m: m, OWN),
     "around itself": (CausalCrop(1, 1, 2), lambda m: nn.Sequential(nn.Identity(), m), OWN),
@@ -401,7 +401,24 @@ def test_a_rule_that_knows_the_module_alone_is_told_so() -> None:
     module = CausalCrop(1, 1, 2)
     table = {module: causal(module)}
     row = reasons(module, {CausalCrop: lambda m: table[m]})[""]
-    assert row.startswith("its rule fails on a float64 copy of it: KeyError")
+    assert row.startswith("its rule fails on a copy of it: KeyError")
+
+
+def test_a_rule_that_changes_the_module_is_refused_and_the_network_is_as_it_was() -> None:
+    module = CausalCrop(2, 3, 3)
+    before = copy.deepcopy(module)
+
+    def clamped(module: Any) -> nn.Module:
+        module.weight.clamp_(min=0)  # after which the layers of the rule agree with it
+        return causal(module)
+
+    refused = reasons(nn.Sequential(module), {CausalCrop: clamped})
+    assert refused == {"0": "its rule changes the module that it is given: let it change a copy"}
+    assert torch.equal(module.weight, before.weight)
+
+
+def test_what_a_rule_returns_is_named_by_the_path_of_its_module() -> None:
+    assert [*reasons(nn.Sequential(CausalCrop(1, 1, 2, device="meta")), {CausalCrop: plain_conv})] == ["0"]
 
 
 def test_rules_of_another_kind_are_an_error() -> None:

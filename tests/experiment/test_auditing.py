@@ -467,7 +467,7 @@ def test_the_command_audits_our_layers_and_stock_ones(tmp_path, verify_command):
     layer = converted()
     ours, stock, bare = (tmp_path / name for name in ("ours.mhsa.pt", "stock.pt", "bare.pt"))
     construct.save(layer, ours)
-    torch.save(construct.to_torch_mha(layer, grid=(5, 6)), stock)
+    torch.save(construct.to_torch_mha(layer.float(), grid=(5, 6)), stock)
     torch.save(nn.MultiheadAttention(4, 2), bare)
     for file in (ours, stock):
         out = verify_command.prints("audit", file, "--grid", 5, 6)

@@ -139,6 +139,7 @@ WRONG = {
     "construct": "construct: is no function that makes a layer",
     "construct:conv_to_mhsa --rows strides": "no row is called 'strides'; there are kernel, bias",
     "construct:conv_to_mhsa --dims 4": "torch has convolutions of 1, 2 and 3 dimensions, not 4",
+    "sys:exit --rows kernel --dims 1": "SystemExit: Conv1d(1, 1",
     "construct:conv_to_mhsa --examples 0": "--examples is 1 or more, not 0",
 }
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+import construct
 from commands import Command, python
 from construct.command.arguments import parse
 from verify.__main__ import main
@@ -161,6 +162,8 @@ WRONG = {
     "net.pt --input-size 3 x --output r.db": "not a whole number",
     "none.txt --output r.db": "none.txt: names no network",
     "lines.txt --output r.db": "lines.txt: net.pt --alfa 3: unrecognized arguments: --alfa 3",
+    "quoted.txt --output r.db": "quoted.txt: 'net.pt: No closing quotation",
+    "bytes.txt --output r.db": "bytes.txt: \ufffd: no such file",
 }
 
 
@@ -168,6 +171,8 @@ WRONG = {
 def test_wrong_arguments_get_one_line(words: str, sweep: Command):
     Path("net.pt").touch()
     Path("lines.txt").write_text("net.pt --alfa 3\n")
+    Path("quoted.txt").write_text("'net.pt")
+    Path("bytes.txt").write_bytes(b"\xff")
     Path("none.txt").write_text("# net.pt\n\n")
     os.mkfifo("pipe.txt")
     assert WRONG[words] in sweep.refuses(*words.split())
@@ -253,6 +258,15 @@ def test_a_layer_that_is_not_converted_is_said(sweep: Command):
     torch.save(nn.ModuleList([nn.Conv1d(1, 1, 3), nn.Conv1d(1, 1, 3, dtype=torch.complex64)]), "two.pt")
     code, out, _ = sweep("two.pt", *OUTPUT)
     assert (code, "2 layers: 1 PROVED, 1 refused" in out) == (1, True)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_nothing_certified_is_no_success(sweep: Command):
+    torch.save(construct.convert(nn.Sequential(nn.Conv1d(1, 1, 3))), "done.pt")
+    code, out, _ = sweep("done.pt", *OUTPUT)
+    assert (code, "its convolutions are attention layers already" in out) == (1, True)
+    Path("help.txt").write_text("done.pt --help")
+    assert sweep("help.txt", *OUTPUT)[::2] == (2, "error: help.txt: done.pt --help: certifies nothing\n")
 
 
 def test_a_network_that_changes_meanwhile_is_not_certified(network: Path):

@@ -363,9 +363,16 @@ def test_row_21_odd_names_of_files_work(name: str, from_conv: Command) -> None:
     assert isinstance(construct.load(f"out {name}"), construct.MHSA)
 
 
-def test_row_52_the_certificate_does_not_replace_the_output(from_conv: Command) -> None:
+def test_row_52_outputs_of_other_endings_keep_their_certificates(from_conv: Command) -> None:
     torch.save(nn.Conv2d(1, 1, 1), "m.pt")
-    assert "is where other output goes" in from_conv.refuses("m.pt", "-o", "o.json")
+    outputs = ("m.mhsa.pt", "m.v1", "m.v2", "m.pth", "m.json", "m.SAFETENSORS")
+    for name in outputs:
+        from_conv.prints("m.pt", "-o", name)
+    for name in outputs:
+        assert check(f"{name.removesuffix('.pt')}.json", "m.pt", name).verdict.name == "PROVED"
+    assert Path("m.SAFETENSORS").read_bytes()[8:9] == b"{"  # no pickle, however it is spelled
+    construct.save(construct.load("m.SAFETENSORS"), "again.SAFETENSORS")
+    assert Path("again.SAFETENSORS").read_bytes()[8:9] == b"{"
 
 
 def test_row_57_an_old_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,14 +47,24 @@ def test_the_commands_of_the_docs_page_work_as_printed_in_a_clone(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "words", ["", "model.pt -o 'sub dir/out.pt'", "model.pt --format safetensors", "model.pt -o=-out.pt"]
+    "words",
+    [
+        "",
+        "model.pt -o 'sub dir/out.pt'",
+        "model.pt --format safetensors",
+        "model.pt -o=-out.pt",
+        "model.pt '--key=-b c'",
+    ],
 )
 def test_the_printed_command_works_wherever_the_files_are(
     words: str, from_conv: Command, verify_command: Command
 ) -> None:
     """The first model is in the package, not in the current folder."""
     Path("sub dir").mkdir()
-    torch.save(seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3))), "model.pt")
+    content: Any = seeded(lambda: nn.Sequential(nn.Conv1d(1, 2, 3)))
+    if "--key" in words:
+        content = {"model": nn.Conv1d(1, 2, 3), "-b c": content}
+    torch.save(content, "model.pt")
     from_conv.prints(*shlex.split(words), "--report", "page.html")
     module, name, *words_of_page = printed(page_of(Path("page.html")))
     assert (module, name) == ("-m", "verify")
@@ -64,7 +74,7 @@ def test_the_printed_command_works_wherever_the_files_are(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--model-file", "net.py:net"], "to recheck it takes a file that holds these."),
+        (["--model-file", "net.py:net"], "is missing in model.pt, and no other names there fit its tensors"),
         pytest.param(
             ["--model-file", "net.py:net", "--input-size", 1, 8, "--format", "pt2"],
             "a program in .pt2 is not rechecked; the same weights as .pt or .safetensors are.",

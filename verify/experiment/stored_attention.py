@@ -34,7 +34,9 @@ def attention_in(path: AnyPath, name: str | None = None) -> nn.Module:
                 f"{path}: its stock attention is not put together as construct.to_torch_mha does"
             )
         stock = StockAttention.__new__(StockAttention)
-        vars(stock).update(vars(content))
+        # Two fields are of classes that are not imported.  Centres tell whether another dtype holds
+        # the scores: float64, in which it is audited, does.  Patches are its tokens, as in layer_in.
+        vars(stock).update(vars(content), _centres=(), patching=None)
         return stock
     try:
         return layer_in(path, name)

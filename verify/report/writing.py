@@ -73,37 +73,36 @@ def write_report(
     )
     if (original is None) != (converted is None):
         raise ValueError("write_report takes both networks, or neither and attention alone")
-    arrays = probabilities_by_name(attention)
-    layers: list[ReportLayer] = []
-    input_caption = ""
-    first = None
-    if original is not None and converted is not None:
-        pairs = _pairs(original, converted)
-        known = certificates_by_path(certificates, pairs)
-        inputs, input_caption, first = _inputs(
-            original, {name: conv for name, (conv, _) in pairs.items()}, x
-        )
-        missing = why_no_input(pairs, inputs)
-        for name, (conv, mhsa) in pairs.items():
-            try:
-                layer = _judged(
-                    name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None)
-                )
-                layers.append(replace(layer, no_input=missing.get(name, "")))
-            except (ValueError, RuntimeError) as error:
-                raise ValueError(f"write_report: layer {name or 'the model'!r}: {error}") from error
-    else:
-        certificates_by_path(certificates, {})
-    layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
-    if not layers:
-        raise ValueError("write_report: there is nothing to show")
-    replace_file(
-        Path(path),
-        page(
-            layers,
-            Facts(title, input_caption=input_caption, run=(original, converted, first)),
-        ),
-    )
+    # in training, to read a parametrized weight may change it
+    with evaluating(*filter(None, (original, converted))):
+        arrays = probabilities_by_name(attention)
+        layers: list[ReportLayer] = []
+        input_caption = ""
+        first = None
+        if original is not None and converted is not None:
+            pairs = _pairs(original, converted)
+            known = certificates_by_path(certificates, pairs)
+            inputs, input_caption, first = _inputs(
+                original, {name: conv for name, (conv, _) in pairs.items()}, x
+            )
+            missing = why_no_input(pairs, inputs)
+            for name, (conv, mhsa) in pairs.items():
+                try:
+                    layer = _judged(
+                        name, conv, mhsa, inputs.get(name), known.get(name), arrays.pop(name, None)
+                    )
+                    layers.append(replace(layer, no_input=missing.get(name, "")))
+                except (ValueError, RuntimeError) as error:
+                    raise ValueError(
+                        f"write_report: layer {name or 'the model'!r}: {error}"
+                    ) from error
+        else:
+            certificates_by_path(certificates, {})
+        layers += [ReportLayer(name, attention=array) for name, array in arrays.items()]
+        if not layers:
+            raise ValueError("write_report: there is nothing to show")
+        facts = Facts(title, input_caption=input_caption, run=(original, converted, first))
+        replace_file(Path(path), page(layers, facts))
 
 
 def _pairs(original: nn.Module, converted: nn.Module) -> dict[str, tuple[nn.Module, MHSA]]:
@@ -193,10 +192,9 @@ def _judged(
 ) -> ReportLayer:
     """Check a layer on one input, and certify it unless a certificate is given."""
     sample = generated_inputs(conv, 1, 0) if x is None else x
-    with evaluating(conv, mhsa):
-        check = check_call(conv, mhsa, sample, "one input of the report")
-        if certificate is None:
-            certificate, verdict = certify_layer(conv, mhsa, check)
-        else:
-            verdict = combined(certificate, check)
+    check = check_call(conv, mhsa, sample, "one input of the report")
+    if certificate is None:
+        certificate, verdict = certify_layer(conv, mhsa, check)
+    else:
+        verdict = combined(certificate, check)
     return ReportLayer(name, conv, mhsa, check, certificate, verdict, x, attention)

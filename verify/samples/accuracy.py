@@ -90,7 +90,7 @@ def accuracy(
             predictions += len(a)
     known = (agree if predictions else None, predictions, other, no_float64)
     if not compared:
-        what = "the network returns no floating-point tensor to compare"
+        what = "the network returns no floating-point numbers to compare"
         return Accuracy(Verdict("UNDECIDED", what), *known)
     nearest = max(compared, key=lambda tensor: tensor.off / max(tensor.limit, TINY))
     measured = (nearest.own, nearest.off, nearest.limit)

@@ -254,7 +254,7 @@ def comparing(
 
     Yields:
         A record for each layer called so far, updated with each call.  Calls within a transform of
-        ``torch.func`` are left out.
+        ``torch.func``, or on an empty batch, are left out.
     """
     checks: dict[str, LayerCheck] = {}
 
@@ -263,7 +263,8 @@ def comparing(
             call = dict(zip(("input", "output_size"), args, strict=False)) | kwargs
             x = call.pop("input")
             where = what
-            if is_functorch_wrapped_tensor(x):  # a transform of torch.func hides its numbers
+            # A transform of torch.func hides its numbers; an empty batch has none.
+            if is_functorch_wrapped_tensor(x) or not x.numel():
                 return
             # a claim about a layer holds in its own format
             if torch.is_autocast_enabled(x.device.type):

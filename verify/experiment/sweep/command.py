@@ -159,16 +159,18 @@ def _networks(options: argparse.Namespace, parse: Parse) -> Iterator["Network"]:
     if options.input_size:
         size = ("--input-size", *options.input_size)
     for line, shown in _lines(options.models):
-        pattern, *words = shlex.split(line)
-        own = size
-        if {"--input-size", "--example-inputs"} & set(words):
-            own = ()
-        for file in _files(pattern, shown):
-            whole = (file, *words, *own)
-            try:
+        try:
+            pattern, *words = shlex.split(line)
+            own = size
+            if {"--input-size", "--example-inputs"} & set(words):
+                own = ()
+            for file in _files(pattern):
+                whole = (file, *words, *own)
                 yield Network(whole, parse(whole))
-            except ValueError as error:
-                raise ValueError(f"{shown}: {error}") from error
+        except SystemExit:
+            raise ValueError(f"{shown}: certifies nothing") from None
+        except ValueError as error:
+            raise ValueError(f"{shown}: {error}") from error
     for spec in options.arch:
         yield Network((spec, *size), parse((spec, *size)), factory=True)
 
@@ -181,7 +183,7 @@ def _lines(models: list[str]) -> list[tuple[str, str]]:
     for name in models:
         if name.endswith(".txt"):
             with opened(name) as file:
-                text = file.read().decode()
+                text = file.read().decode(errors="replace")
             named = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
             if not named:  # nothing certified is not a success
                 raise ValueError(f"{name}: names no network (write MODEL [options] in each line)")
@@ -189,11 +191,11 @@ def _lines(models: list[str]) -> list[tuple[str, str]]:
     return lines
 
 
-def _files(pattern: str, shown: str) -> list[str]:
+def _files(pattern: str) -> list[str]:
     """The files that a pattern names, on the whole file system."""
     if Path(pattern).exists():
         return [pattern]
     files = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not files:
-        raise ValueError(f"{shown}: no such file")
+        raise ValueError("no such file")
     return files

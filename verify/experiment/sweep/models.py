@@ -83,6 +83,8 @@ class Network:
                 one_line(error.on_command_line.removeprefix(f"{printable(self.name)}: "))
             )
             return
+        if not (given or survey.refused):  # nothing certified is not a success
+            yield from self.failed("its convolutions are attention layers already")
         for refusal in survey.refused:
             yield self._row(
                 refusal.path, verdict="refused", error=one_line(f"{refusal.kind}: {refusal.reason}")
@@ -191,6 +193,8 @@ def _opened(network: Network, state: Vector) -> tuple[Survey, dict[str, Given]]:
         else:
             model = network_of(source_of(options), options)
     model, _ = unwrapped(model)
+    for module in model.modules():  # in training, to read a parametrized weight may change it
+        module.training = False
     survey = surveyed(model, network.name)
     return survey, _given(model, survey, options)
 
