@@ -33,14 +33,14 @@ LARGE = {
 }
 
 
-def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
-    """A layer and an input of small integers, so that sums of products are exact in float32."""
+def whole_numbers(name: str) -> tuple[Any, torch.Tensor]:
+    """A layer and an input of integers whose sums of products are exact in float32, and the input in nothing narrower."""
     conv, shape = LARGE[name]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in conv.parameters():
-            p.copy_(torch.randint(-8, 9, p.shape, generator=generator))
-    return conv, torch.randint(-8, 9, shape, generator=generator).float()
+            p.copy_(torch.randint(-3, 4, p.shape, generator=generator))
+    return conv, torch.randint(-4095, 4096, shape, generator=generator).float()
 
 
 @pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
@@ -144,28 +144,6 @@ def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: 
         gradients.append(kernel_gradient(layer, of_w_val, of_w_out))
         for one, other in zip(gradients, expected, strict=True):
             assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_what_large_products_round_off_is_bounded(name: str, multiplies: str) -> None:
-    """By γ_n Σ |x||w| with n the number of terms, for any order of summation."""
-    conv, shape = LARGE[name]
-    torch.manual_seed(1)
-    conv.reset_parameters()
-    x = torch.randn(shape)
-    terms = conv.weight.numel() // conv.out_channels + 1
-    with torch.no_grad():
-        output = conv_to_mhsa(conv)(x).double()
-        both = type(conv)(**{key: getattr(conv, key) for key in GIVEN}).double()
-        both.load_state_dict(conv.state_dict())
-        right = both(x.double())
-        for p in both.parameters():
-            p.abs_()
-        sizes = both(x.double().abs())
-    assert ((output - right).abs() <= terms * 2.0**-24 / (1 - terms * 2.0**-24) * sizes).all()
-
-
-GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 
 
 def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:
