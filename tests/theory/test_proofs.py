@@ -125,14 +125,12 @@ def test_a_wrong_encoding_fails_every_proof_that_rests_on_it(prove, functions, m
     assert failure.value.step in str(failure.value)
 
 
-WRONG_NUMBER = {
+WRONG_PART = {
     "without the radix": {"number": lambda delta, radix: sum(delta)},
     "radix reversed": {"number": lambda delta, radix: right_number(delta, radix[::-1])},
     "an axis negated": {"number": lambda delta, radix: right_number((-delta[0], *delta[1:]), radix)},
     "an axis left out": {"number": lambda delta, radix: right_number(delta[1:], radix[1:])},
     "off by one": {"number": lambda delta, radix: right_number(delta, radix) + 1},
-}
-WRONG_ABSOLUTE = {
     "key without the square": {"absolute_key": lambda k: (sum(k), *k)},
     "key negated": {"absolute_key": lambda k: tuple(-x for x in right_key(k))},
     "key with the norm last": {"absolute_key": lambda k: (*k, sum(x * x for x in k))},
@@ -144,20 +142,14 @@ WRONG_ABSOLUTE = {
     "query at q - tau": {"absolute_query": lambda q, tau, alpha: right_query(q, [-t for t in tau], alpha)},
     "query without alpha": {"absolute_query": lambda q, tau, alpha: right_query(q, tau, 1)},
 }
+"""Of the parabola, its number, and of the absolute encoding, a key or a query."""
 
 
-@pytest.mark.parametrize("functions", WRONG_NUMBER.values(), ids=WRONG_NUMBER)
-def test_a_wrong_number_fails_the_parabola(functions, monkeypatch):
+@pytest.mark.parametrize("functions", WRONG_PART.values(), ids=WRONG_PART)
+def test_a_wrong_number_or_feature_fails_the_proof_about_it(functions, monkeypatch):
     break_encoding(monkeypatch, functions)
     with pytest.raises(ProofFailed):
-        parabola_steps(2)
-
-
-@pytest.mark.parametrize("functions", WRONG_ABSOLUTE.values(), ids=WRONG_ABSOLUTE)
-def test_a_wrong_feature_fails_the_absolute_encoding(functions, monkeypatch):
-    break_encoding(monkeypatch, functions)
-    with pytest.raises(ProofFailed):
-        lemmas.prove_absolute_encoding(2)
+        parabola_steps(2) if "number" in functions else lemmas.prove_absolute_encoding(2)
 
 
 def test_what_takes_attention_as_given_rests_on_no_encoding(monkeypatch):
