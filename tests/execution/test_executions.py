@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from construct import MHSA, ConvGeometry, conv_to_mhsa
+from construct import MHSA, conv_to_mhsa
 from construct import errors as room
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.errors import NotEnoughMemory
@@ -101,34 +101,6 @@ class TestContract:
             getattr(layer, silent).zero_()
             x = normal(1, geometry.in_channels, *size)
             np.testing.assert_allclose(layer(x).numpy(), paper(layer, x), rtol=1e-11, atol=1e-11)
-
-    def test_a_head_looks_where_v_and_w_key_pos_say_and_nowhere_else(self, execution: str):
-        """With shifts beyond the kernel, and v and Ŵ_key in another basis: kernel_size and dilation are not used."""
-        geometry = ConvGeometry(2, 2, (3, 3), (1, 1), (4, 4), "zeros", (1, 1), 1)
-        layer = random_layer(geometry, heads=5, head_dim=2, key_dim=3, seed=3)
-        layer.execution = execution
-        tau = torch.tensor([[0, 0], [4, -3], [-4, 4], [1, 2], [-2, 0]]).double()
-        basis = torch.tensor([[2.0, 1, 0], [0, 1, 0], [1, 0, -4]]).double()  # v_h Ŵ_key is what counts, exact here
-        aim = torch.cat([torch.full((5, 1), -1024.0), 2048 * tau], 1).double()
-        x = torch.arange(-18.0, 18).view(1, 2, 3, 6).double()
-        with torch.no_grad():
-            for tensor in (layer.w_qry, layer.w_key, layer.u):
-                tensor.zero_()
-            for tensor in (layer.w_val, layer.w_out, layer.b_out):
-                tensor.copy_((8 * tensor).round())
-            layer.v.copy_(aim @ torch.linalg.inv(basis))
-            layer.w_key_pos.copy_(basis.expand(5, 3, 3))
-            assert torch.equal(layer.position_vector(), aim)
-            output = layer(x)
-        padded = nn.functional.pad(x, (4, 4, 4, 4))  # queries are its rows 1 … 9 and columns 1 … 12
-        expected = torch.zeros_like(output)
-        for h, (down, right) in enumerate(tau.int().tolist()):
-            rows, columns = (torch.arange(1, n - 1) + t for n, t in ((11, down), (14, right)))
-            attended = padded[:, :, rows.clamp(0, 10)][..., columns.clamp(0, 13)]
-            expected += torch.einsum("bihw,ie,eo->bohw", attended, layer.w_val[h, 0], layer.w_out[h, 0])
-        assert torch.equal(output, expected + layer.b_out[:, None, None])
-        with pytest.raises(ValueError, match=r"head 1 looks at \(4.0, -3.0\), no tap of kernel \(3, 3\)"):
-            _ = layer.weight
 
     def test_it_executes_no_convolution(self, execution: str):
         """Forward and backward, as a converted layer and with content, no convolution operator or FFT runs."""
@@ -305,6 +277,13 @@ class TestEncodings:
         gradients = torch.autograd.grad(call(*inputs).square().sum(), inputs)
         assert min(gradient.abs().amax() for gradient in gradients) > 0
         assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+
+
+def test_a_head_beyond_the_kernel_is_no_tap_of_a_weight():
+    layer = conv_to_mhsa(nn.Conv2d(1, 1, 3))
+    layer.v.data[1] = 1024 * torch.tensor([-1.0, 8, -6])
+    with pytest.raises(ValueError, match=r"head 1 looks at \(4.0, -3.0\), no tap of kernel \(3, 3\)"):
+        _ = layer.weight
 
 
 def test_each_head_is_evaluated_as_it_allows_and_explain_says_so():
