@@ -160,25 +160,6 @@ def test_one_head_more_reaches_the_tail_of_singular_values():
         assert square == pytest.approx(float((16 * sizes[kept:] ** 2).sum()), rel=1e-9)
 
 
-def test_content_changes_a_layer_at_second_order_only():
-    """``without_content``: MHSA(t·X)/t tends to the layer whose heads attend as on the image 0, for any content terms."""
-    generator = torch.Generator().manual_seed(3)
-    conv = torch.nn.Conv1d(2, 2, 3, bias=False, dtype=torch.float64)
-    layer = construct.conv_to_mhsa(conv, alpha=0.5)
-    weights = {name: torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
-               for name, tensor in layer.state_dict().items()}  # fmt: skip
-    weights["b_out"].zero_()
-    layer = construct.MHSA(layer.geometry, construct.MHSAWeights(**weights), bias=False)
-    x = torch.randn(1, 2, 6, dtype=torch.float64, generator=generator)
-    still = construct.MHSAWeights(**{**weights, **{name: 0 * weights[name] for name in ("w_qry", "u")}})
-    without = construct.MHSA(layer.geometry, still, bias=False)
-    with torch.no_grad():
-        off = [float((layer(t * x) / t - without(x)).abs().max()) for t in (1, 1e-2, 1e-4, 1e-6)]
-    assert off[0] > 0.1
-    assert off[2] < 1e-2
-    assert off[3] < 1e-4
-
-
 def test_independent_taps_that_vanish_modulo_a_prime_are_independent() -> None:
     """One tap's squares sum to 2^61 − 1."""
     conv = torch.nn.Conv1d(1, 5, 2).double()
