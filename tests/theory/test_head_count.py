@@ -76,6 +76,8 @@ def test_a_certificate_of_another_kernel_or_of_fewer_heads_is_refused():
         replace(count, basis=(0, 1)),
         replace(count, relation=0 * count.relation),
         replace(count, relation=-count.relation),
+        replace(count, relation=np.array([Fraction(n) for n in (0, 1, -1, 1)])),  # vanishes, too
+        replace(count, relation=None),
         replace(count, relation=count.relation + half),
         replace(count, attention=count.attention * half),
         replace(count, attention=-count.attention, mixture=-count.mixture),
