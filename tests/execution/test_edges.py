@@ -97,18 +97,6 @@ def test_other_empty_outputs_are_refused() -> None:
             conv_to_mhsa(refused)(x)
 
 
-class Recording(fx.Tracer):
-    """As feature extractors trace: with a record of the module that each node comes from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: list[str] = []
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        self.paths.append(self.path_of_module(m))
-        return super().call_module(m, forward, args, kwargs)
-
-
 class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -121,13 +109,11 @@ class Decoder(nn.Module):
 @pytest.mark.parametrize("network", [nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), Decoder()], ids=["blocks", "skip"])
 def test_a_converted_network_is_traced_by_fx_with_a_node_for_each_layer(network: nn.Module) -> None:
     converted, x = construct.convert(network), torch.randn(2, 2, 8, 8)
-    tracer = Recording()
-    for graph in (fx.symbolic_trace(converted), fx.GraphModule(converted, tracer.trace(converted))):
-        assert torch.equal(graph(x), converted(x))
-        expected = [module for module in converted.modules() if isinstance(module, construct.MHSA)]
-        nodes = [node.target for node in graph.graph.nodes if node.op == "call_module"]
-        assert [m for m in map(converted.get_submodule, nodes) if isinstance(m, construct.MHSA)] == expected
-    assert {name for name, module in converted.named_modules() if module in expected} <= {*tracer.paths}
+    graph = fx.symbolic_trace(converted)
+    assert torch.equal(graph(x), converted(x))
+    nodes = [converted.get_submodule(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+    layers = [module for module in converted.modules() if isinstance(module, construct.MHSA)]
+    assert [module for module in nodes if isinstance(module, construct.MHSA)] == layers
 
 
 def test_a_layer_alone_is_not_traced_by_fx_and_the_way_out_works() -> None:

@@ -1,22 +1,18 @@
 """Large products use oneDNN or BLAS, whichever is faster, with the same numbers."""
 
-import itertools
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from construct import conv_to_mhsa
-from construct.attention import smaller_blocks
 from construct.execution.shifts import gemm
-from runs import Operators, channels_last, kernel_gradient
+from runs import Operators, channels_last
 
 INNER = "mkldnn::_linear_pointwise"
 LARGE = {
@@ -33,17 +29,18 @@ LARGE = {
 }
 
 
-def whole_numbers(name: str, seed: int = 0) -> tuple[Any, torch.Tensor]:
-    """A layer and an input of small integers, so that sums of products are exact in float32."""
+def whole_numbers(name: str) -> tuple[Any, torch.Tensor]:
+    """A layer and an input of integers whose sums of products are exact in float32, and the input in nothing narrower."""
     conv, shape = LARGE[name]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in conv.parameters():
-            p.copy_(torch.randint(-8, 9, p.shape, generator=generator))
-    return conv, torch.randint(-8, 9, shape, generator=generator).float()
+            p.copy_(torch.randint(-3, 4, p.shape, generator=generator))
+    return conv, torch.randint(-4095, 4096, shape, generator=generator).float()
 
 
 @pytest.mark.skipif(gemm.INNER is None, reason="torch was built without oneDNN")
+@settings(max_examples=5 * settings().max_examples)
 @given(st.data())
 def test_products_are_what_they_say(data: st.DataObject) -> None:
     """On integers, against numpy, for any large dimension and any memory layout."""
@@ -60,7 +57,7 @@ def test_products_are_what_they_say(data: st.DataObject) -> None:
     expected = rows.long() @ matrix.long() + (0 if added is None else added.long())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gemm, "ONEDNN_IS_FASTER", data.draw(st.booleans()))
-        patch.setattr(gemm, "MIN_ONEDNN", data.draw(st.sampled_from([1, 10**9])))
+        patch.setattr(gemm, "MIN_ONEDNN", 1)
         assert torch.equal(gemm.product(rows, matrix, added).long(), expected)
 
 
@@ -127,45 +124,6 @@ def test_large_layers_are_the_convolution_and_go_by_what_multiplies(name: str, l
     finally:
         torch._C._set_mkldnn_enabled(True)
     assert not operators.calls[INNER]
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_gradients_of_large_layers_are_the_convolution_s(name: str, multiplies: str) -> None:
-    conv, x = whole_numbers(name)
-    layer = conv_to_mhsa(conv)
-    pull = torch.arange(conv(x).numel()).remainder(5).sub(2).view_as(conv(x)).float()
-    layouts = (x, pull), (channels_last(x), channels_last(pull))
-    for (image, pulled), blocks in itertools.product(layouts, (nullcontext, partial(smaller_blocks, 700))):
-        image.requires_grad_()
-        expected = torch.autograd.grad(conv(image), [image, conv.bias, conv.weight], pulled)
-        with blocks():
-            learned = [image, layer.b_out, layer.w_val, layer.w_out]
-            *gradients, of_w_val, of_w_out = torch.autograd.grad(layer(image), learned, pulled)
-        gradients.append(kernel_gradient(layer, of_w_val, of_w_out))
-        for one, other in zip(gradients, expected, strict=True):
-            assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_what_large_products_round_off_is_bounded(name: str, multiplies: str) -> None:
-    """By γ_n Σ |x||w| with n the number of terms, for any order of summation."""
-    conv, shape = LARGE[name]
-    torch.manual_seed(1)
-    conv.reset_parameters()
-    x = torch.randn(shape)
-    terms = conv.weight.numel() // conv.out_channels + 1
-    with torch.no_grad():
-        output = conv_to_mhsa(conv)(x).double()
-        both = type(conv)(**{key: getattr(conv, key) for key in GIVEN}).double()
-        both.load_state_dict(conv.state_dict())
-        right = both(x.double())
-        for p in both.parameters():
-            p.abs_()
-        sizes = both(x.double().abs())
-    assert ((output - right).abs() <= terms * 2.0**-24 / (1 - terms * 2.0**-24) * sizes).all()
-
-
-GIVEN = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 
 
 def test_what_is_traced_writes_into_no_buffer_that_calls_share() -> None:

@@ -1,7 +1,6 @@
 """The maps of one-hot heads are exact on integers, against plain sums, and layers against the convolution."""
 
 import copy
-import itertools
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from construct.execution.head_matrices import is_identity
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Shifts
 from construct.execution.shifts.workspace import _KEPT, workspace
-from runs import FORCED, channels_last, forced, kernel_gradient, whole_numbers
+from runs import FORCED, channels_last, forced, kernel_gradient
+from verify.strategies import Case, cases
 
 FIRST, LAST, OTHER = "channels first", "channels last", "other"
 """Memory layouts."""
@@ -90,56 +90,40 @@ def test_the_three_maps_are_what_their_formulas_say(data: st.DataObject):
             assert torch.equal(maps.weights(x, y, shifts, groups), weights)
 
 
-CONVS = [
-    lambda: nn.Conv1d(16, 24, 5, padding=3, dilation=2),
-    lambda: nn.Conv1d(16, 16, 4, bias=False),
-    lambda: nn.Conv2d(3, 4, 3, padding=1),
-    lambda: nn.Conv2d(2, 3, (2, 5), stride=(2, 3), padding=(1, 4)),
-    lambda: nn.Conv2d(4, 6, (3, 5), padding=2, stride=3, groups=2),
-    lambda: nn.Conv2d(20, 20, 3, padding=1, groups=20),
-    lambda: nn.Conv2d(4, 4, (3, 5), padding=2, stride=2, groups=4),
-    lambda: nn.Conv2d(5, 10, (4, 1), padding=(3, 0), groups=5),
-    lambda: nn.Conv2d(18, 7, 1),
-    lambda: nn.Conv2d(6, 6, 1, groups=3),
-    lambda: nn.Conv2d(4, 6, 1, stride=2),
-    lambda: nn.Conv2d(40, 3, 3, padding=1, padding_mode="reflect"),
-    lambda: nn.ConvTranspose2d(24, 3, 5, stride=(3, 2), padding=1),
-    lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, groups=2, output_padding=1),
-    lambda: nn.ConvTranspose1d(4, 4, 2, stride=3, groups=4),
-    lambda: nn.Conv3d(8, 8, (2, 3, 3), stride=(1, 2, 2), padding=(0, 1, 2)),
-    lambda: nn.ConvTranspose3d(3, 2, 2, stride=2),
-]
+SINGLE = {"dtypes": [torch.float32], "tokens": 60}
 
 
-@pytest.mark.parametrize("constants", FORCED)
-@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
-def test_outputs_and_gradients_are_the_convolution_s(make: Any, constants: str, monkeypatch: pytest.MonkeyPatch):
-    """With no image and with three in small blocks, for any layout and order of the heads.
+@settings(max_examples=4 * settings().max_examples)
+@given(
+    cases(integers=[True], **SINGLE),
+    st.sampled_from([FIRST, LAST, OTHER]),
+    st.sampled_from(sorted(FORCED)),
+    st.sampled_from([1, 7, 10**9]),
+    st.booleans(),
+)
+def test_outputs_and_gradients_are_the_convolution_s(
+    case: Case, layout: str, constants: str, queries: int, shuffled: bool
+):
+    """In blocks, for any layout and order of the heads.
 
     No uninitialised memory is read, whether new or a buffer: all of it holds NaN here.
     """
-    new = torch.Tensor.new_empty
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **o: new(*a, **o).fill_(torch.nan))
-    monkeypatch.setattr("construct.execution.shifts.workspace.KEPT_BYTES", 0)
-    conv = whole_numbers(make())
-    order = torch.randperm(conv.weight[0, 0].numel()).tolist()
-    sizes = ((3, 13), (0, 10**9), (1, 10**9))
-    for layer, tried in ((conv_to_mhsa(conv), sizes), (conv_to_mhsa(conv, order=order), sizes[:1])):
-        for images, queries in tried:
-            x = torch.randint(-4, 5, (images, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])).float()
-            for layout in (FIRST, LAST, OTHER):
-                given = in_layout(x, layout).requires_grad_()
-                expected = conv(given)
-                pull = in_layout(torch.arange(expected.numel()).view_as(expected).remainder(7).float() - 3, layout)
-                with forced(constants), smaller_blocks(queries):
-                    output = layer(given)
-                    ours = torch.autograd.grad(output, [given, layer.w_val, layer.w_out], pull)
-                    with torch.no_grad():
-                        assert torch.equal(layer(given), expected)
-                theirs = torch.autograd.grad(expected, [given, conv.weight], pull)
-                assert torch.equal(output, expected)
-                assert torch.equal(ours[0], theirs[0])
-                assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
+    conv, given = case.conv, case.x.requires_grad_()
+    order = torch.randperm(conv.weight[0, 0].numel()).tolist() if shuffled else None
+    layer, expected, new = conv_to_mhsa(conv, order=order), conv(given), torch.Tensor.new_empty
+    pull = torch.arange(expected.numel()).view_as(expected).remainder(7).float() - 3
+    pull = pull if expected.dim() <= layer.geometry.dims + 1 else in_layout(pull, layout)
+    theirs = torch.autograd.grad(expected, [given, conv.weight], pull)
+    with forced(constants), smaller_blocks(queries), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", lambda *a, **o: new(*a, **o).fill_(torch.nan))
+        patch.setattr("construct.execution.shifts.workspace.KEPT_BYTES", 0)
+        output = layer(given)
+        ours = torch.autograd.grad(output, [given, layer.w_val, layer.w_out], pull)
+        with torch.no_grad():
+            assert torch.equal(layer(given), expected)
+    assert torch.equal(output, expected)
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
 
 
 @pytest.mark.parametrize("layout", [FIRST, LAST])
@@ -168,55 +152,49 @@ def test_a_buffer_of_one_mode_is_good_in_every_other(first: Any):
     vars(_KEPT)[role].zero_()  # which torch forbids for an inference tensor
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
-def test_what_is_no_number_spreads_to_those_that_see_it(make: Any, value: float):
+def marked(case: Case, spot: float, value: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image with this value at a spot of its first channel, and one of zeros with a 1 there, which tells what sees it."""
+    x, ones = (t.reshape(-1, *case.x.shape[-case.conv.weight.dim() + 1 :])[:1] for t in (case.x, 0 * case.x.double()))
+    place = (0, 0, *(int(spot * n) for n in x.shape[2:]))
+    x[place], ones[place] = value, 1.0
+    return x, ones
+
+
+spots = st.tuples(st.sampled_from([0.0, 0.5, 0.999]), st.sampled_from([torch.nan, torch.inf]))
+
+
+@given(cases(batches=[1, 2], layouts=["contiguous", "channels_last"], **SINGLE), spots, st.sampled_from(sorted(FORCED)))
+def test_what_is_no_number_spreads_to_those_that_see_it(case: Case, spot: tuple[float, float], constants: str):
     """And no farther, in all layers including transposed ones."""
-    conv = make()
-    layer = conv_to_mhsa(conv).requires_grad_(False)
-    x = torch.randn(1, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])
-    marked = torch.zeros_like(x, dtype=torch.float64)
-    spot = (0, 0, *(3,) * (x.dim() - 2))
-    x[spot], marked[spot] = value, 1.0
-    with torch.no_grad():
-        conv.weight.abs_().add_(0.1)
-        for factor in (layer.w_val, layer.w_out):
-            if not is_identity(factor):
-                factor.abs_().add_(0.1)
-        counted = copy.deepcopy(conv).double()
-        counted.bias = None
-        reached = counted(marked) > 0
-        for constants in FORCED:
-            for given in (x, in_layout(x, LAST)):
-                with forced(constants):
-                    assert torch.equal(~layer(given).isfinite(), reached)
+    conv = case.conv.requires_grad_(False)
+    conv.weight.abs_().add_(0.1)
+    layer, (x, ones) = conv_to_mhsa(conv).requires_grad_(False), marked(case, *spot)
+    counted = copy.deepcopy(conv).double()
+    counted.bias = None
+    with forced(constants):
+        assert torch.equal(~layer(x).isfinite(), counted(ones) > 0)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("make", CONVS, ids=lambda make: str(make()))
-def test_what_is_no_number_reaches_the_gradients_of_those_taps_that_multiply_it(make: Any, value: float):
+@given(cases(batches=[1, 2], layouts=["contiguous", "channels_last"], **SINGLE), spots, st.sampled_from(sorted(FORCED)))
+def test_what_is_no_number_reaches_the_gradients_of_those_taps_that_multiply_it(
+    case: Case, spot: tuple[float, float], constants: str
+):
     """And no others, except in a transposed layer those that torch's own gradient loses too: zeros around it are multiplied."""
-    conv = make()
-    layer = conv_to_mhsa(conv)
+    conv, (x, ones) = case.conv, marked(case, *spot)
+    layer, counted = conv_to_mhsa(conv), copy.deepcopy(conv).double()
     name, other = ("w_val", "w_out") if is_identity(layer.w_out) else ("w_out", "w_val")
     getattr(layer, other).requires_grad_(False)
-    x = torch.randn(1, conv.in_channels, *(9, 8, 5)[: conv.weight.dim() - 2])
-    for place in (-1, 3):
-        spot = (0, 0, *(place,) * (x.dim() - 2))
-        given, marked, counted = x.clone(), torch.zeros_like(x, dtype=torch.float64), copy.deepcopy(conv).double()
-        given[spot], marked[spot] = value, 1.0
-        counted(marked).sum().backward()
-        reached = counted.weight.grad != 0
-        torch._C._set_mkldnn_enabled(False)  # whose kernels skip zeros
-        try:
-            (theirs,) = torch.autograd.grad(conv(given).sum(), conv.weight)
-        finally:
-            torch._C._set_mkldnn_enabled(True)
-        for constants, image in itertools.product(FORCED, (given, in_layout(given, LAST))):
-            with forced(constants):
-                (gradient,) = torch.autograd.grad(layer(image).sum(), getattr(layer, name))
-            holder = copy.deepcopy(layer).requires_grad_(False)
-            getattr(holder, name).copy_(gradient.isfinite())
-            lost = holder.weight == 0
-            assert (lost | ~reached).all()
-            assert (~lost | reached | (~theirs.isfinite() & layer.transposed)).all()
+    counted(ones).sum().backward()
+    reached = counted.weight.grad != 0
+    torch._C._set_mkldnn_enabled(False)  # whose kernels skip zeros
+    try:
+        (theirs,) = torch.autograd.grad(conv(x).sum(), conv.weight)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    with forced(constants):
+        (gradient,) = torch.autograd.grad(layer(x).sum(), getattr(layer, name))
+    layer.requires_grad_(False)
+    getattr(layer, name).copy_(gradient.isfinite())
+    lost = layer.weight == 0
+    assert (lost | ~reached).all()
+    assert (~lost | reached | (~theirs.isfinite() & layer.transposed)).all()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from itertools import product
 from math import prod
 from typing import Any
@@ -35,13 +34,15 @@ def convolution(*channels, kernel: int | tuple[int, ...] = 3, seed=0, dtype=torc
 
 def dense_kernel(conv):
     """The kernel with its groups written out, (D, C, *K)."""
-    weight = conv.weight.detach().double().numpy()
-    d, per_group = weight.shape[:2]
-    full = np.zeros((d, conv.in_channels, *weight.shape[2:]))
-    for out in range(d):
-        first = out // (d // conv.groups) * per_group
-        full[out, first : first + per_group] = weight[out]
-    return full
+    weight = conv.weight.detach().double()
+    per_group, full = weight.shape[1], torch.zeros(len(weight), conv.in_channels, *weight.shape[2:]).double()
+    for group, block in enumerate(weight.chunk(conv.groups)):
+        full[group * len(block) :][: len(block), group * per_group :][:, :per_group] = block
+    return full.numpy()
+
+
+def noise(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def hidden(layer):
@@ -80,6 +81,8 @@ def test_a_convolution_hidden_in_a_function_is_found_with_all_its_options(case):
     bias = np.zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().numpy()
     assert np.array_equal(result.bias, bias)
     assert result.groups % conv.groups == 0
+    assert not result.attention_available
+    assert "shows no attention" in str(result)
 
 
 @SLOW
@@ -92,39 +95,30 @@ def test_on_grids_without_an_interior_what_is_called_a_convolution_is_the_same_f
         assert result.distance <= result.rounding * 100
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_kernel_of_a_converted_layer_comes_back_bit_for_bit(dtype, seed):
-    options = {"padding": (1, 2), "dilation": (1, 2), "padding_mode": "circular"}
-    conv = convolution(3, 4, kernel=(3, 2), seed=seed, dtype=dtype, **options)
-    layer = construct.conv_to_mhsa(conv)
-    result = audit(layer, (7, 9))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("options", [
+    {"stride": 2, "padding": 1}, {"padding": 2, "dilation": 2, "padding_mode": "reflect"},
+    {"padding": 1, "groups": 2}, {"padding": "same", "padding_mode": "replicate"}, {},
+    {"kernel": (3, 2), "padding": (1, 2), "dilation": (1, 2), "padding_mode": "circular"},
+], ids=str)  # fmt: skip
+def test_a_converted_layer_gives_back_its_kernel_bit_for_bit_and_a_shift_for_each_head(options, dtype):
+    conv = convolution(2, 4, dtype=dtype, **options)
+    result = audit(construct.conv_to_mhsa(conv), (8, 9))
     assert result.is_convolution
     assert np.array_equal(result.kernel, dense_kernel(conv))
     assert np.array_equal(result.bias, conv.bias.detach().double().numpy())
     assert result.distance <= result.rounding
     assert (result.interior, result.content, result.equivariant) == (0, 0, True)
-    assert result.padding_mode == "circular"
-
-
-@pytest.mark.parametrize("options", [
-    {"stride": 2, "padding": 1}, {"padding": 2, "dilation": 2, "padding_mode": "reflect"},
-    {"padding": 1, "groups": 2}, {"padding": "same", "padding_mode": "replicate"}, {},
-], ids=str)  # fmt: skip
-def test_heads_of_a_converted_layer_are_single_shifts(options):
-    conv = convolution(2, 4, **options)
-    result = audit(construct.conv_to_mhsa(conv), (8, 9))
-    assert result.is_convolution
+    assert result.groups == conv.groups
     before = Geometry.read(conv).pads
     lattice = {
         tuple(dil * j - b for j, dil, (b, _) in zip(tap, conv.dilation, before, strict=True))
-        for tap in product(range(3), repeat=2)
+        for tap in product(*map(range, conv.kernel_size))
     }
     assert {head.shifts[0][0] for head in result.heads} == lattice
     assert all(head.peak == 1 and head.spread == 0 and len(head.shifts) == 1 for head in result.heads)
     assert not result.collapsed
     assert not result.unplaced
-    assert result.groups == conv.groups
 
 
 def converted(**options):
@@ -202,32 +196,56 @@ def test_a_kernel_wider_than_the_grid_gets_its_turn():
     assert (result.kernel_size, result.padding_mode) == ((7, 7), "zeros")
 
 
-def test_a_padding_that_is_none_of_them_is_told_so():
-    conv = convolution(2, 3)
+def halved(conv):
+    """A border of half the nearest pixel."""
 
-    def halved(x):
-        """A border of half the nearest pixel."""
+    def layer(x):
         padded = nn.functional.pad(x, (1, 1, 1, 1), mode="replicate") / 2
         padded[..., 1:-1, 1:-1] = x
-        return conv(padded)
+        return nn.functional.conv2d(padded, conv.weight, conv.bias)
 
-    result = audit(halved, (6, 6), in_channels=2)
-    assert result.padding_modes == ()
-    assert result.padding_mode is None
-    assert result.interior == 0
-    assert result.border > 0.1
+    return layer
+
+
+NEARLY = {
+    "another padding": (halved, {"padding_mode": None, "interior": 0, "border": (0.1, 1), "affine": True}),
+    "another bias": (
+        lambda conv: lambda x: conv(x) + 0.01 * noise(3, 6, 6),
+        {"affine": True, "equivariant": False, "distance": 0, "bias_variation": (0.005, 0.1)},
+    ),
+    "other weights": (
+        lambda conv: lambda x: conv(x) * (1 + 0.1 * noise(6, 6).sigmoid()),
+        {"affine": True, "equivariant": False, "interior": (0.005, 0.1)},
+    ),
+    "a little nonlinearity": (
+        lambda conv: lambda x: conv(x) + 1e-6 * torch.tanh(x.sum()),
+        {"affine": False, "superposition": (1e-9, 1e-4)},
+    ),
+    "clamped": (lambda conv: lambda x: conv(x).clamp(-50, 50), {"affine": False}),
+    "a threshold": (lambda conv: lambda x: conv(x) + torch.relu(x.sum(1, keepdim=True) - 100), {"affine": False}),
+    "a threshold far away": (
+        lambda conv: lambda x: conv(x) + torch.relu(x.sum(1, keepdim=True) - 1e40),
+        {"affine": False},
+    ),
+    "a small channel": (
+        lambda conv: lambda x: torch.cat([conv(x)[:, :1], 1e-9 * torch.relu(conv(x)[:, 1:])], 1),
+        {"affine": False},
+    ),
+}
+"""What is a convolution but for something: of the position, or of inputs that are large; and the figures that show it."""
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_what_is_nearly_a_convolution_is_none(name):
+    layer, shown = NEARLY[name]
+    conv = convolution(2, 3, padding=1)
+    result = audit(layer(conv), (6, 6), in_channels=2, kernel_size=3)
     assert not result.is_convolution
-    assert "padding: none of them" in str(result)
-    assert np.array_equal(result.kernel, dense_kernel(conv))
-
-
-@given(st.integers(0, 100))
-@settings(max_examples=15)
-def test_a_little_nonlinearity_is_found(seed):
-    conv = convolution(2, 3, padding=1, seed=seed)
-    result = audit(lambda x: conv(x) + 1e-6 * torch.tanh(x.sum()), (5, 5), in_channels=2)
-    assert not result.affine
-    assert 1e-9 < result.superposition < 1e-4
+    for attribute, expected in shown.items():
+        value = getattr(result, attribute)
+        assert expected[0] < value < expected[1] if isinstance(expected, tuple) else value == expected, attribute
+    assert ("padding: none of them" in str(result)) == (name == "another padding")
+    assert not result.affine or name == "other weights" or np.array_equal(result.kernel, dense_kernel(conv))
 
 
 def test_a_transposed_convolution_is_one_without_a_stride_and_else_not_looked_for():
@@ -296,10 +314,6 @@ def test_no_padding_makes_a_convolution_of_what_does_not_repeat_itself(function,
     assert not result.padding_modes or result.padding_mode == "none"
 
 
-def noise(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
 def test_uniform_attention_looks_at_the_image_and_not_beside_it():
     attention = nn.MultiheadAttention(2, 1)
     with torch.no_grad():
@@ -322,25 +336,19 @@ def test_ranks_of_taps():
 
 
 class Published(nn.Module):
-    """Attention over unpadded pixels, as in the paper's own code (Gaussians) and, with a gate, in ConViT:
+    """Attention over unpadded pixels, as in ConViT: (1 − σ(gate)) softmax(Q^h K^hᵀ) + σ(gate) softmax(−strength ‖δ − Δ_h‖²)."""
 
-    P^h = (1 − σ(gate)) softmax(Q^h K^hᵀ) + σ(gate) softmax(−strength_h ‖δ − Δ_h‖²),      y = Σ_h tap_h P^h x + b
-
-    """
-
-    def __init__(self, conv: Any, strength: Any, gate=np.inf, shifts: Any = None):
+    def __init__(self, conv: Any, strength: float, gate: float):
         super().__init__()
         self.taps = conv.weight.detach().flatten(2).permute(2, 0, 1)  # (heads, D, C)
         self.bias, self.in_channels, self.open = conv.bias, conv.in_channels, 1 / (1 + np.exp(-gate))
-        steps = [range(-(k // 2), k - k // 2) for k in conv.kernel_size]
-        self.shifts = torch.tensor(shifts or [*product(*steps)], dtype=torch.float64)
-        self.strength = torch.as_tensor(strength, dtype=torch.float64).expand(len(self.taps))
+        self.strength, self.shifts = strength, torch.tensor([*product((-1.0, 0.0, 1.0), repeat=2)]).double()
         self.queries, self.keys = noise(2, len(self.taps), 4, conv.in_channels)
 
     def attention_probabilities(self, x):
         places = torch.cartesian_prod(*(torch.arange(float(n)) for n in x.shape[2:]))
         away = places[None] - places[:, None] - self.shifts[:, None, None]  # (heads, T, T, 2)
-        position = torch.softmax(-self.strength[:, None, None] * away.square().sum(-1), dim=-1)
+        position = torch.softmax(-self.strength * away.square().sum(-1), dim=-1)
         query, key = (w @ x.flatten(2)[:, None] for w in (self.queries, self.keys))  # (B, heads, 4, T)
         content = torch.softmax(query.transpose(2, 3) @ key, dim=-1)
         return (1 - self.open) * content + self.open * position
@@ -350,49 +358,15 @@ class Published(nn.Module):
         return (y + self.bias[:, None]).unflatten(2, x.shape[2:])
 
 
-def blurred(conv, alpha):
-    """The paper's shortcut: a 7 × 7 filter for each head, divided by what it makes of an image of ones.
-
-    As published, its first axis runs along the columns, and filters are stored head by head but read channel by channel.
-    """
-    side, filters = torch.arange(-3.0, 4).double(), []
-    for row, column in product((-1, 0, 1), repeat=2):
-        weight = torch.exp(-alpha * ((side - row)[None] ** 2 + (side - column)[:, None] ** 2))
-        filters.append((weight / weight.sum()).expand(conv.in_channels, 1, 7, 7))
-    value = conv.weight.detach().flatten(2).transpose(1, 2).flatten(1)[..., None, None]
-
-    def layer(x):
-        of_x, of_ones = (
-            nn.functional.conv2d(image, torch.cat(filters), padding=3, groups=conv.in_channels)
-            for image in (x, torch.ones_like(x))
-        )
-        return nn.functional.conv2d(of_x / of_ones, value, conv.bias)
-
-    return layer
-
-
-@pytest.mark.parametrize("gate", [np.inf, 1000.0], ids=["Gaussian", "open gate"])
-def test_sharp_published_attention_pads_by_repeating(gate):
+def test_sharp_published_attention_pads_by_repeating():
+    """With an open gate, as in the paper's own code."""
     conv = convolution(4, 5, padding=1)
-    result = audit(Published(conv, 104, gate), (7, 8))
+    result = audit(Published(conv, 104, gate=1000.0), (7, 8))
     assert result.padding_modes == ("replicate",)
     assert result.border_by_mode["zeros"] > 0.3
     assert result.interior <= result.rounding
     assert np.abs(result.kernel - dense_kernel(conv)).max() < 1e-13
     assert result.content == 0
-
-
-def test_the_blur_shortcut_swaps_the_axes_and_mixes_channels():
-    conv = convolution(1, 1, padding=1)
-    result = audit(blurred(conv, 104), (8, 8), in_channels=1)
-    assert np.allclose(result.kernel, dense_kernel(conv).swapaxes(2, 3), atol=1e-12)
-    assert not result.attention_available
-    assert "shows no attention" in str(result)
-    conv = convolution(2, 3, padding=1)
-    with torch.no_grad():
-        conv.weight.copy_(conv.weight + conv.weight.transpose(2, 3))  # so the order of the axes does not matter
-    mixed = audit(blurred(conv, 104), (8, 8), in_channels=2)
-    assert np.abs(mixed.kernel - dense_kernel(conv)).max() > 0.5
 
 
 def test_the_default_gate_lets_27_percent_of_content_in():
@@ -518,57 +492,26 @@ def test_the_command_refuses_in_one_line(content, options, reason, tmp_path, ver
     assert reason in verify_command.refuses("audit", file, "--grid", 4, 4, *options.split())
 
 
-NEARLY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "clamped": lambda x, y: y.clamp(-50, 50),
-    "a threshold": lambda x, y: y + torch.relu(x.sum(1, keepdim=True) - 100),
-    "a threshold far away": lambda x, y: y + torch.relu(x.sum(1, keepdim=True) - 1e40),
-    "a small channel": lambda x, y: torch.cat([y[:, :1], 1e-9 * torch.relu(y[:, 1:])], 1),
-}
-"""Functions of an input and of what a convolution makes of it, which are affine for small inputs alone."""
-
-
-@pytest.mark.parametrize("name", NEARLY)
-def test_what_is_a_convolution_of_small_inputs_alone_is_none(name):
-    conv = convolution(2, 3, padding=1)
-    result = audit(lambda x: NEARLY[name](x, conv(x)), (6, 6), in_channels=2)
-    assert (result.affine, result.is_convolution) == (False, False)
-
-
-VARYING: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "bias": ("bias_variation", lambda y: y + 0.01 * noise(3, 6, 6)),
-    "weights": ("interior", lambda y: y * (1 + 0.1 * noise(6, 6))),
-}
-
-
-@pytest.mark.parametrize("name", VARYING)
-def test_what_varies_with_the_position_is_found(name):
-    measured, vary = VARYING[name]
-    conv = convolution(2, 3, padding=1)
-    result = audit(lambda x: vary(conv(x)), (6, 6), in_channels=2, kernel_size=3)
-    assert (result.affine, result.equivariant, result.is_convolution) == (True, False, False)
-    assert 0.005 < getattr(result, measured) < 0.1
-    assert (result.distance == 0) == (name == "bias")
-
-
 @pytest.mark.parametrize("most", [None, 3, 99])
 def test_a_channel_that_no_input_reaches_is_read_too(most):
     """Its constant depends on the position, unlike a convolution's."""
-    conv, row = convolution(2, 3, padding=1), torch.arange(6.0).expand(6, 6)
+    conv = convolution(2, 2, padding=1)
     result = audit(
-        lambda x: torch.cat([conv(x)[:, :2], row.expand(len(x), 1, 6, 6)], 1), (6, 6), in_channels=2, most_channels=most
-    )
+        lambda x: torch.cat([conv(x), torch.arange(6.0).double().expand(len(x), 1, 6, 6)], 1),
+        (6, 6), in_channels=2, most_channels=most,
+    )  # fmt: skip
     assert result.outputs == (0, 1, 2)
     assert not result.is_convolution
 
 
-@pytest.mark.parametrize("small", [torch.relu, lambda y: y * torch.linspace(0.5, 1, y.shape[-1])])
-def test_a_small_channel_is_judged_by_its_own_size(small):
+@pytest.mark.parametrize("change", [torch.relu, lambda y: y * torch.linspace(0.5, 1, 10)], ids=["kinked", "moving"])
+def test_a_small_channel_is_judged_by_its_own_size(change):
     """In float32, where rounding alone may reach a thousandth of the largest output."""
     conv = nn.Conv2d(16, 2, kernel_size=3, padding=1)
 
-    def layer(x):
+    def layer(x: torch.Tensor) -> torch.Tensor:
         y = conv(x)
-        return torch.stack([y[:, 0], 1e-3 * small(y[:, 1])], 1)
+        return torch.stack([y[:, 0], 1e-3 * change(y[:, 1])], 1)
 
     assert not audit(layer, (10, 10), in_channels=16, dtype=torch.float32, kernel_size=3).is_convolution
 

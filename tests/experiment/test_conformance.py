@@ -126,7 +126,7 @@ def test_the_command_ends_in_1_where_a_row_does_not_hold(verify_command, tmp_pat
     code = "def make(conv):\n    if conv.bias is not None:\n        raise NotImplementedError('no \\x1b[31m')\n    return conv\n"
     (tmp_path / "their_layers.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ("conformance", "their_layers:make", "--examples", "5", "--rows", "kernel", "bias")
+    words = ("conformance", "their_layers:make", "--dims", "1", "--examples", "5", "--rows", "kernel", "bias")
     kernel, bias = verify_command.prints(*words, code=1).splitlines()
     assert kernel == "kernel       CHECKED: equal bit for bit in 5 calls"
     assert bias.startswith("bias         REFUTED: Conv1d(1, 1, kernel_size=(1,), stride=(1,)) in torch.float32 ")

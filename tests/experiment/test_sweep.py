@@ -135,12 +135,14 @@ def test_a_row_that_no_sweep_writes_is_told_in_a_line(edit: str, sweep: Command)
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_random_layer_of_another_name_is_no_layer_of_the_sweep(sweep: Command):
+@pytest.mark.parametrize(("layer", "key"), [("seed 0", key_of("random", 0, "")), ("seed x", "a")])
+def test_a_false_verdict_is_an_exit_code_if_the_sweep_asks_for_the_layer(layer: str, key: str, sweep: Command):
     results = Results(Path("r.db"))
-    results.add([Row("a", "random", "seed x", verdict="PROVED", error="e")])
+    results.add([Row(key, "random", layer, kind="Conv1d", verdict="PROVED", error="a false PROVED: x")])
     results.close()
     code, out, _ = sweep("--random", 1, *OUTPUT)
-    assert (code, out.splitlines()[0]) == (0, "1 layers: 1 PROVED")
+    assert (code, "random: seed 0: a false PROVED: x" in out) == ((1, True) if layer == "seed 0" else (0, False))
+    assert out.splitlines()[0].startswith("1 layers: 1 PROVED")
 
 
 WRONG = {
@@ -298,16 +300,6 @@ def test_the_figure_tells_faults_and_failures_apart(tmp_path: Path):
     counts = {bars.get_label(): [int(bar.get_width()) for bar in bars] for bars in axes.containers}
     assert [label.get_text() for label in axes.get_yticklabels()] == ["Conv1d, with a fault", "Conv1d"]
     assert counts == {"PROVED": [0, 1], "REFUTED": [1, 0], "failed": [2, 0]}
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_a_false_verdict_is_an_exit_code(sweep: Command):
-    results = Results(Path("r.db"))
-    row = Row(key_of("random", 0, ""), "random", "seed 0", kind="Conv1d", verdict="PROVED", error="a false PROVED: x")
-    results.add([row])
-    results.close()
-    code, out, _ = sweep("--random", 1, *OUTPUT)
-    assert (code, "random: seed 0: a false PROVED: x" in out) == (1, True)
 
 
 @contextlib.contextmanager

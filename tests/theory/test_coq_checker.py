@@ -52,6 +52,19 @@ def grid_of(conv: Any) -> tuple[int, ...]:
     return tuple(n + 2 for n in least_size(conv))
 
 
+def run(asked: Asked, folder: Path, text: str) -> str:
+    """What the program prints for a text."""
+    (folder / "text").write_text(text)
+    return subprocess.run([asked.program, folder / "text"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def answers_of(asked: Asked, folder: Path, pair: LayerPair, questions: list[str]) -> list[bool]:
+    """The answer to each question, at least one of which is no."""
+    verdict, *answers = run(asked, folder, asked.text(pair, questions)).split()
+    assert verdict == "rejected"
+    return [answer == "true" for answer in answers]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, dtype: torch.dtype, asked: Asked):
@@ -63,16 +76,9 @@ def test_a_right_layer_is_accepted_with_the_bound_that_ours_computes(name: str, 
     assert answer.accepted, answer
     rejected = asked.answer(pair, export.floats(-149, 24, 1.0, 2.0**-40))
     assert not rejected.accepted  # the floating-point bound is really checked
-
-
-@pytest.mark.parametrize("name", ["2-D", "depthwise", "transposed"])
-def test_permuted_and_rescaled_heads_are_accepted(name: str, asked: Asked):
-    conv, _ = convolution_and_inputs(name, 0, integers=False)
-    layer = permuted(conv_to_mhsa(conv), torch.randperm(conv_to_mhsa(conv).heads).tolist())
-    layer.w_val.data *= 4
-    layer.w_out.data /= 4
-    layer.w_key_pos.data *= -0.5
-    layer.v.data *= -2
+    layer = permuted(layer, torch.randperm(layer.heads).tolist())
+    for tensor, factor in ((layer.w_val, 4), (layer.w_out, 1 / 4), (layer.w_key_pos, -0.5), (layer.v, -2)):
+        tensor.data *= factor
     assert asked.answer(pair_of(conv, layer, grid_of(conv))).accepted
 
 
@@ -112,27 +118,17 @@ def test_a_planted_fault_is_rejected(name: str, asked: Asked):
     assert rejected
 
 
-def test_a_softened_head_is_the_same_function_in_the_limit_and_sharp_in_no_format(asked: Asked):
-    """The mode `same` concerns the limit; for a soft head, `sharp` and a small bound are what is false."""
-    conv = nn.Conv2d(2, 3, 3, padding=1)
-    layer = conv_to_mhsa(conv)
-    layer.v.data[4] /= 512
-    pair = pair_of(conv, layer, (5, 5))
-    assert asked.answer(pair, export.SAME).accepted
-    assert not asked.answer(pair, export.sharp(-149, 24)).accepted
-    assert not asked.answer(pair, export.sharp(-24, 11)).accepted
-    assert not asked.answer(pair, export.within(1.0, 1e-3)).accepted
-    assert not asked.answer(pair, export.floats(-149, 24, 1.0, 1.0)).accepted
-
-
 @pytest.mark.parametrize(
     ("emin", "precision", "least"), [(-149, 24, 104), (-1074, 53, 746), (-24, 11, 18), (-133, 8, 93)]
 )
 def test_heads_are_sharp_from_the_threshold_of_the_format_on(emin: int, precision: int, least: int, asked: Asked):
+    """The mode `same` concerns the limit; for a soft head, `sharp` and a bound in floats are what is false."""
     conv = nn.Conv1d(1, 1, 3)
-    for alpha, expected in ((least, True), (np.nextafter(least, 0), False)):
+    for alpha, expected in ((least, True), (np.nextafter(least, 0), False), (2.0, False)):
         pair = pair_of(conv.double(), conv_to_mhsa(conv.double(), alpha=float(alpha)), (5,))
+        assert asked.answer(pair, export.SAME).accepted
         assert asked.answer(pair, export.sharp(emin, precision)).accepted == expected
+    assert not asked.answer(pair, export.floats(emin, precision, 1.0, 1.0)).accepted
 
 
 @pytest.mark.parametrize("name", ["2-D", "1-D", "transposed", "grouped"])
@@ -416,13 +412,6 @@ def test_an_output_is_refuted_exactly_where_it_differs(name: str, asked: Asked, 
     assert answers_of(asked, tmp_path, pair, questions) == [False] * len(questions)
 
 
-def answers_of(asked: Asked, folder: Path, pair: LayerPair, questions: list[str]) -> list[bool]:
-    """The answer to each question, at least one of which is no."""
-    verdict, *answers = run(asked, folder, asked.text(pair, questions)).split()
-    assert verdict == "rejected"
-    return [answer == "true" for answer in answers]
-
-
 def test_no_refutation_of_what_is_no_output(asked: Asked, tmp_path: Path):
     conv, _ = convolution_and_inputs("reflect", 0, integers=True)
     layer = conv_to_mhsa(conv)
@@ -459,13 +448,6 @@ def test_every_counterexample_of_ours_is_confirmed(asked: Asked):
     assert len({*confirmed}) > 20
 
 
-def test_thirds_are_no_pixels():
-    with pytest.raises(ValueError, match="must be an integer times a power of two"):
-        export.refuted((3,), (0, 0), {(0, 1): Fraction(1, 3)})
-    text = export.refuted((3,), (1, 0), {(0, 2): Fraction(-3, 8), (0, 1): Fraction(2)})
-    assert text == "4 1 3 0 1 -3 2 0 2 -3 0 1 16"
-
-
 def test_only_a_whole_text_is_read(asked: Asked, tmp_path):
     conv = nn.Conv1d(1, 1, 2)
     text = asked.text(pair_of(conv, conv_to_mhsa(conv), (5,)), [export.SAME])
@@ -477,12 +459,6 @@ def test_only_a_whole_text_is_read(asked: Asked, tmp_path):
     assert run(asked, tmp_path, " ".join(["31", "46", "0", *numbers[4:]])) == "unreadable"  # no question, no answer
 
 
-def run(asked: Asked, folder: Any, text: str) -> str:
-    path = folder / "text"
-    path.write_text(text)
-    return subprocess.run([asked.program, path], capture_output=True, text=True, check=False).stdout.strip()
-
-
 @pytest.mark.parametrize("spread", [0, 40, 300])
 def test_every_number_is_written_exactly(spread: int):
     rng = np.random.default_rng(spread)
@@ -492,9 +468,13 @@ def test_every_number_is_written_exactly(spread: int):
     assert [Fraction(m) * Fraction(2) ** exponent for m in entries] == [Fraction(y) for y in x.tolist()]
 
 
-def test_what_is_not_finite_is_refused():
+def test_what_is_not_finite_and_thirds_are_refused():
     with pytest.raises(ValueError, match="not finite"):
         export._integers(np.array([1.0, np.inf]))
+    with pytest.raises(ValueError, match="must be an integer times a power of two"):
+        export.refuted((3,), (0, 0), {(0, 1): Fraction(1, 3)})
+    text = export.refuted((3,), (1, 0), {(0, 2): Fraction(-3, 8), (0, 1): Fraction(2)})
+    assert text == "4 1 3 0 1 -3 2 0 2 -3 0 1 16"
 
 
 def elsewhere(pair: LayerPair) -> tuple[bool, bool]:

@@ -5,22 +5,22 @@ COQ_TESTS=required.
 """
 
 import os
-import random
 import shutil
 import subprocess
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from construct import conv_to_mhsa
 from verified import Asked, built, pair_of
 from verify.coq.building import build_folder
 from verify.coq.verified import export
+from verify.strategies import convolutions, sizes_for
 
-MODES = ("zeros", "reflect", "replicate", "circular")
 READ = """From Coq Require Import ZArith List String.
 From Attention Require Import Definitions Lemma2 Geometry Transposed CheckFields CheckText FastTaps.
 Import ListNotations.
@@ -33,6 +33,9 @@ Definition read_by_heads (g : geometry) (sizes : list Z) : list (list Z) :=
     pixel sizes (if transposed g then stuffed_at (taxes g sizes) t else continued (mode_of g) (axes g sizes) t))
   (outputs g sizes)) (kernel_taps g sizes).
 """
+
+
+PROOF = "Proof. vm_compute; reflexivity. Qed.\n"
 
 
 @pytest.fixture(scope="module")
@@ -58,51 +61,43 @@ def listed(numbers: Any) -> str:
     return f"[{'; '.join(map(str, numbers))}]"
 
 
-def facts(seed: int, dims: int, transposed: bool) -> Any:
+def facts(dims: int, transposed: bool, count: int) -> list[str]:
     """Coq goals: the pixels that torch reads by each tap of random one-channel convolutions, found with one-hot weights."""
-    rng = random.Random(seed)
-    most = {1: 5, 2: 3, 3: 2}[dims]
+    goals = []
+    kinds: Any = {"channels": ["one"], "bias": [False], "dtypes": [torch.float64], "transposed": [transposed]}
 
-    def each(least: int, largest: int) -> list[int]:
-        return [rng.randint(least, largest) for _ in range(dims)]
-
-    while True:
-        kernel, stride, dilation, sizes = each(1, most), each(1, 3), each(1, 2), each(1, most + 3)
-        mode = "zeros" if transposed else rng.choice(MODES)
-        padding: Any = each(0, most)
-        extra = each(0, 1) if transposed else [0] * dims
-        if not transposed and rng.random() < 0.3:
-            padding, stride = "same", [1] * dims
-        kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{dims}d")
-        options = {"output_padding": tuple(extra)} if transposed else {"padding_mode": mode}
+    @settings(max_examples=count, phases=[Phase.generate])
+    @given(convolutions(dims=[dims], **kinds), st.data())
+    def collect(conv: Any, data: st.DataObject) -> None:
+        sizes = data.draw(sizes_for(conv, tokens=40))
         x = torch.arange(1, 1 + torch.Size(sizes).numel(), dtype=torch.float64).view(1, 1, *sizes)
         rows = []
-        try:
-            pads = padding if padding == "same" else tuple(padding)
-            conv = kind(1, 1, kernel, stride, pads, dilation=tuple(dilation), bias=False, **options).double()
+        with torch.no_grad():
             for tap in range(conv.weight.numel()):
-                with torch.no_grad():
-                    conv.weight.zero_().view(-1)[tap] = 1
-                    rows.append(listed(int(value) for value in conv(x).flatten()))
-        except (RuntimeError, ValueError):  # torch refuses this geometry
-            continue
-        if rows[0] == "[]":
-            continue
+                conv.weight.zero_().view(-1)[tap] = 1
+                rows.append(listed(int(value) for value in conv(x).flatten()))
+        padding = (0,) * dims if conv.padding == "valid" else conv.padding
         field = "same" if padding == "same" else f"(integers {listed(padding)})"
-        geometry = f"Build_geometry 1 1 {listed(kernel)} {listed(stride)} {listed(dilation)} {field} {mode} 1"
-        geometry += f" {str(transposed).lower()} {listed(extra)}"
-        yield f"Goal read_by_heads ({geometry}) {listed(sizes)} = {listed(rows)}.\nProof. vm_compute; reflexivity. Qed.\n"
+        fields = (
+            f"{listed(conv.kernel_size)} {listed(conv.stride)} {listed(conv.dilation)} {field} {conv.padding_mode} 1"
+        )
+        geometry = f"Build_geometry 1 1 {fields} {str(transposed).lower()} {listed(conv.output_padding)}"
+        goals.append(f"Goal read_by_heads ({geometry}) {listed(sizes)} = {listed(rows)}.\n{PROOF}")
+
+    collect()
+    return goals
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 def test_heads_read_what_torch_reads(transposed: bool, compile_: Any):
-    goals = [g for dims, count in ((1, 60), (2, 25), (3, 10)) for g in islice(facts(dims, dims, transposed), count)]
+    goals = [goal for dims, count in ((1, 60), (2, 25), (3, 10)) for goal in facts(dims, transposed, count)]
+    assert len({*goals}) > 60
     code, printed = compile_(READ + "".join(goals))
     assert code == 0, printed
 
 
 def test_a_wrong_fact_does_not_compile(compile_: Any):
-    goal = next(facts(0, 1, False))
+    goal = facts(1, False, 1)[0]
     assert compile_(READ + goal)[0] == 0
     code, printed = compile_(READ + goal.replace("]].", "; 7]]."))
     assert code != 0

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mpmath import mp
-from test_soft_floats import DIGITS, bounds
+from test_soft_floats import DIGITS, FORMATS, SOFT, bounds, softened
 from torch import nn
 
 from construct import MHSA, conv_to_mhsa
@@ -26,20 +26,10 @@ from verify.oracle import Convolution
 from verify.recheck.layer_pair import LayerPair
 from verify.strategies import convolutions, sizes_for
 
-FORMATS = {"float32": (-149, 24), "float64": (-1074, 53)}
-SOFT = {"alpha": st.sampled_from([0.05, 0.3, 1.0, 3.7, 12.0, 40.0]), "fraction": st.sampled_from([0.0, 0.25, -0.4])}
-
 
 @pytest.fixture(scope="module")
 def asked() -> Asked:
     return Asked()
-
-
-def softened(conv: Any, alpha: float, fraction: float = 0.0) -> MHSA:
-    """The layer at this sharpness, every head looking so far off its key along the first axis."""
-    layer = conv_to_mhsa(conv, alpha=alpha)
-    layer.v.data[:, 1] -= 2 * layer.v.data[:, 0] * fraction
-    return layer
 
 
 def part(pair: LayerPair, name: str = "bound") -> float:
@@ -48,7 +38,7 @@ def part(pair: LayerPair, name: str = "bound") -> float:
 
 
 def soft(asked: Asked, pair: LayerPair, most: float, grid: tuple[int, ...] = (), bound: float = 1.0) -> bool:
-    question = export.soft(*FORMATS[pair.stated.dtype], bound, most, grid or pair.stated.grid)
+    question = export.soft(*FORMATS[getattr(torch, pair.stated.dtype)], bound, most, grid or pair.stated.grid)
     return asked.answer(pair, question).accepted
 
 
@@ -84,7 +74,7 @@ def test_a_bound_a_hair_below_the_leakage_is_rejected(make: Any, alpha: float, f
 @pytest.mark.parametrize(("alpha", "fraction"), [(1000.0, 0.0), (2000.0, 0.25), (2.0**30, 0.0)])
 def test_heads_as_sharp_as_is_assumed_run_as_shifts(name: str, alpha: float, fraction: float) -> None:
     conv, x = convolution_and_inputs(name, 0, integers=True)
-    grid = TokenGrid.of(softened(conv, alpha).geometry, tuple(x.shape[2:]))
+    grid = TokenGrid.of(conv_to_mhsa(conv).geometry, tuple(x.shape[2:]))
     assert plan_for(softened(conv, alpha, fraction), grid).sharp == tuple(range(conv.weight[0, 0].numel()))
 
 

@@ -1,24 +1,16 @@
 """The encodings of other networks, run as they are published, against convolutions (Coq: ``Encodings.v``)."""
 
 import math
+from collections.abc import Callable
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 ALPHA = 1024.0
-
-
-def whole(*shape: int) -> Tensor:
-    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(sum(shape))).double()
-
-
-def convolution(taps: int, padding: int = 0) -> nn.Conv1d:
-    conv = nn.Conv1d(2, 3, taps, padding=padding, bias=False).double()
-    with torch.no_grad():
-        conv.weight.copy_(whole(*conv.weight.shape))
-    return conv
 
 
 def frequencies(dims: int) -> Tensor:
@@ -34,9 +26,66 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
     return torch.stack(turned, dim=-1).flatten(-2)
 
 
-def by_heads(conv: nn.Conv1d, x: Tensor, weights: Tensor) -> Tensor:
-    """Σ_h P^h X W_h of attention (taps, queries, keys)."""
-    return torch.einsum("hqk,bck,och->boq", weights, x, conv.weight.detach())
+def t5_bucket(delta: Tensor) -> Tensor:
+    """The bucket of a shift in T5: 32 of them, both ways, at most 128 apart."""
+    away = delta.abs()
+    far = 8 + ((away.clamp(min=1) / 8).log() / math.log(128 / 8) * 8).long()
+    return torch.where(away < 8, away, far.clamp(max=15)) + 16 * (delta > 0)
+
+
+def rotary(tau: int, place: Tensor) -> Tensor:
+    """The queries are one vector, the keys all alike, and each is turned by its position."""
+    v = torch.stack([(frequencies(64) * tau).cos(), (frequencies(64) * tau).sin()], dim=-1).flatten()
+    key = torch.tensor([1.0, 0.0]).double().repeat(32)
+    queries, keys = (rotated(vector.expand(len(place), -1), place.double()) for vector in (v, key))
+    return ALPHA * queries @ keys.T
+
+
+def table(tau: int, place: Tensor) -> Tensor:
+    """T5: one of 32 entries is high."""
+    entries = torch.zeros(32, dtype=torch.float64)
+    entries[t5_bucket(torch.tensor(tau))] = ALPHA
+    return entries[t5_bucket(place - place[:, None])]
+
+
+def causal(tau: int, place: Tensor) -> Tensor:
+    """The paper's scores under a causal mask."""
+    delta = place - place[:, None]
+    return (-ALPHA * (delta - tau).double() ** 2).masked_fill(delta > 0, -torch.inf)
+
+
+CASES = [*product((rotary, table), (range(-7, 8), range(-3, 1), range(1))), (causal, range(-3, 1))]
+
+
+@pytest.mark.parametrize(("scores", "shifts"), CASES)
+def test_heads_of_an_encoding_in_use_are_any_convolution(scores: Callable[..., Tensor], shifts: range) -> None:
+    """On integers, where all keys are inside, by torch's own attention."""
+    generator = torch.Generator().manual_seed(len(shifts))
+    conv = nn.Conv1d(2, 3, len(shifts), bias=False).double().requires_grad_(False)
+    conv.weight.copy_(torch.randint(-9, 10, conv.weight.shape, generator=generator))
+    x = torch.randint(-9, 10, (2, 2, 23), generator=generator).double()
+    bias = torch.stack([scores(tau, torch.arange(23)) for tau in shifts])
+    nothing = torch.zeros(len(shifts), 23, 1, dtype=torch.float64)
+    values = torch.eye(23, dtype=torch.float64).expand(len(shifts), -1, -1)  # so that the answers are the weights
+    weights = scaled_dot_product_attention(nothing, nothing, values, attn_mask=bias)
+    output = torch.einsum("hqk,bck,och->boq", weights, x, conv.weight)
+    expected = conv(x)
+    assert torch.equal(output[..., -shifts[0] :][..., : expected.shape[2]], expected)
+
+
+def test_a_window_with_a_table_is_any_kernel_inside_it() -> None:
+    """Swin: a window of M × M tokens, and a table of (2M − 1)² entries."""
+    m = 5
+    place = torch.cartesian_prod(torch.arange(m), torch.arange(m))
+    index = ((place[None] - place[:, None] + m - 1) * torch.tensor([2 * m - 1, 1])).sum(dim=-1)
+    generator = torch.Generator().manual_seed(0)
+    kernel, x = (torch.randint(-9, 10, (1, 1, n, n), generator=generator).double() for n in (3, m))
+    total = torch.zeros(m * m, dtype=torch.float64)
+    for (a, b), weight in np.ndenumerate(kernel[0, 0].numpy()):
+        entries = torch.zeros((2 * m - 1) ** 2, dtype=torch.float64)
+        entries[(a + m - 2) * (2 * m - 1) + b + m - 2] = ALPHA
+        total += entries[index].softmax(dim=1) @ x.flatten() * weight
+    assert torch.equal(total.reshape(m, m)[1:-1, 1:-1], nn.functional.conv2d(x, kernel)[0, 0])
 
 
 def test_the_gap_of_64_rotary_dimensions_up_to_65536_tokens() -> None:
@@ -49,63 +98,9 @@ def test_the_gap_of_64_rotary_dimensions_up_to_65536_tokens() -> None:
     assert bool((gaps[: wave - 1] >= 1 - slowest.cos()).all())  # Coq: cosine_gap_positive
 
 
-@pytest.mark.parametrize("taps", [1, 4, 7])
-def test_rotary_attention_is_any_convolution(taps: int) -> None:
-    """By torch's own attention: the queries are one vector a head, the keys all alike, and each is turned by its position."""
-    conv = convolution(taps)
-    x = whole(2, 2, 20)
-    place = torch.arange(20, dtype=torch.float64)
-    theta = frequencies(64)
-    queries = []
-    for tau in range(taps):
-        v = torch.stack([(theta * tau).cos(), (theta * tau).sin()], dim=-1).flatten()
-        queries.append(rotated(v.expand(20, -1), place))
-    keys = rotated(torch.tensor([1.0, 0.0]).double().repeat(32).expand(20, -1), place).expand(taps, -1, -1)
-    values = torch.eye(20, dtype=torch.float64).expand(taps, -1, -1)
-    weights = scaled_dot_product_attention(torch.stack(queries), keys, values, scale=ALPHA)
-    assert torch.equal(by_heads(conv, x, weights)[..., : 21 - taps], conv(x).detach())
-
-
-def t5_bucket(delta: Tensor) -> Tensor:
-    """The bucket of a shift in T5: 32 of them, both ways, at most 128 apart."""
-    away = delta.abs()
-    far = 8 + ((away.clamp(min=1) / 8).log() / math.log(128 / 8) * 8).long()
-    return torch.where(away < 8, away, far.clamp(max=15)) + 16 * (delta > 0)
-
-
-def test_tables_express_kernels_whose_shifts_have_entries_of_their_own() -> None:
-    shifts = torch.arange(-7, 8)
-    assert len({*t5_bucket(shifts).tolist()}) == 15
-    assert len({*t5_bucket(torch.arange(-12, 13)).tolist()}) < 25  # further ones share: no head tells them apart
-    conv = convolution(15, padding=7)
-    x = pad(whole(1, 2, 9), (7, 7))
-    delta = torch.arange(23)[None] - torch.arange(23)[:, None]
-    weights = []
-    for tau in shifts:
-        entries = torch.zeros(32, dtype=torch.float64)
-        entries[t5_bucket(tau)] = ALPHA
-        weights.append(entries[t5_bucket(delta)].softmax(dim=1))
-    expected = conv(x[..., 7:-7]).detach()
-    assert torch.equal(by_heads(conv, x, torch.stack(weights))[..., 7:-7], expected)
-
-
-def test_a_window_with_a_table_is_any_kernel_inside_it() -> None:
-    """Swin: a window of M × M tokens, and a table of (2M − 1)² entries."""
-    m = 5
-    place = torch.cartesian_prod(torch.arange(m), torch.arange(m))
-    delta = place[None] - place[:, None] + m - 1
-    index = delta[..., 0] * (2 * m - 1) + delta[..., 1]
-    assert int(index.max()) == (2 * m - 1) ** 2 - 1
-    conv = nn.Conv2d(1, 1, 3, bias=False).double()
-    with torch.no_grad():
-        conv.weight.copy_(whole(1, 1, 3, 3))
-    x = whole(1, 1, m, m)
-    total = torch.zeros(m * m, dtype=torch.float64)
-    for a, b in torch.cartesian_prod(torch.arange(3), torch.arange(3)).tolist():
-        table = torch.zeros((2 * m - 1) ** 2, dtype=torch.float64)
-        table[(a - 1 + m - 1) * (2 * m - 1) + b - 1 + m - 1] = ALPHA
-        total += table[index].softmax(dim=1) @ x.flatten() * conv.weight[0, 0, a, b].detach()
-    assert torch.equal(total.reshape(m, m)[1:-1, 1:-1], conv(x).detach()[0, 0])
+def test_further_shifts_share_an_entry_so_no_head_tells_them_apart() -> None:
+    assert len({*t5_bucket(torch.arange(-7, 8)).tolist()}) == 15
+    assert len({*t5_bucket(torch.arange(-12, 13)).tolist()}) < 25
 
 
 def test_alibi_alone_looks_at_the_query_or_at_nothing_fixed() -> None:
@@ -115,12 +110,3 @@ def test_alibi_alone_looks_at_the_query_or_at_nothing_fixed() -> None:
         for tau in (-3, -1, 1, 2):
             assert float(weights.diagonal(tau)[8:-8].max()) <= 0.5
     assert bool(((-ALPHA * delta.abs()).softmax(dim=1) == torch.eye(33)).all())
-
-
-def test_a_causal_mask_keeps_causal_kernels() -> None:
-    conv = convolution(4)
-    x = pad(whole(1, 2, 12), (3, 0))
-    delta = (torch.arange(15)[None] - torch.arange(15)[:, None]).double()
-    scores = torch.stack([-ALPHA * (delta - tau) ** 2 for tau in range(-3, 1)])
-    weights = scores.masked_fill(delta > 0, -torch.inf).softmax(dim=-1)
-    assert torch.equal(by_heads(conv, x, weights)[..., 3:], conv(x).detach())

@@ -196,10 +196,7 @@ def _is_exact(linear: LinearMap, fit: Fit, mode: str, deviations: ndarray) -> bo
 
 
 def _by_regression(
-    black_box: BlackBox,
-    linear: LinearMap,
-    fit: Fit,
-    budget: int,
+    black_box: BlackBox, linear: LinearMap, fit: Fit, budget: int
 ) -> tuple[ndarray, ndarray, dict[str, Distances]]:
     """Kernel, bias and distances (interior, border, all) of a non-affine layer, from random inputs.
 
