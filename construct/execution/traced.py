@@ -199,10 +199,9 @@ def _as_operator(
         size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size)
     )
     shifts = shifts_of(grid, starts)
-    where = sum(shifts.offsets, ()), shifts.step, shifts.size, shifts.output
     images = padded if grid.affine is None else x
     matrices = w.mT if grid.stuffed else w
-    return shifted_sum(images, matrices, bias, *where, grid.stuffed, is_channels_last(x))
+    return shifted_sum(images, matrices, bias, shifts.numbers, grid.stuffed, is_channels_last(x))
 
 
 def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:

@@ -15,8 +15,7 @@ from construct import conv_to_mhsa, tokens
 from construct.attention import smaller_blocks
 from construct.execution.head_matrices import is_identity
 from construct.execution.shifts import maps
-from construct.execution.shifts.windows import Shifts
-from construct.execution.shifts.workspace import _KEPT, workspace
+from construct.execution.shifts.windows import _KEPT, Shifts, workspace
 from runs import FORCED, channels_last, forced, kernel_gradient, whole_numbers
 
 FIRST, LAST, OTHER = "channels first", "channels last", "other"
@@ -120,7 +119,7 @@ def test_outputs_and_gradients_are_the_convolution_s(make: Any, constants: str, 
     """
     new = torch.Tensor.new_empty
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **o: new(*a, **o).fill_(torch.nan))
-    monkeypatch.setattr("construct.execution.shifts.workspace.KEPT_BYTES", 0)
+    monkeypatch.setattr("construct.execution.shifts.windows.KEPT_BYTES", 0)
     conv = whole_numbers(make())
     order = torch.randperm(conv.weight[0, 0].numel()).tolist()
     sizes = ((3, 13), (0, 10**9), (1, 10**9))

@@ -31,8 +31,8 @@ from construct.execution.shifts.windows import (
     filled_images,
     is_last,
     new_images,
+    workspace,
 )
-from construct.execution.shifts.workspace import workspace
 
 AT_ONCE = 2**20
 """Numbers of X at a time, for every thread (4 MiB in float32)."""
@@ -75,7 +75,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
             return y.data
         if out is None:
             out = new_images(x, groups * width, shifts.output, last)
-        out[(few, slice(None), *block.outputs)] = y
+        out[few][(..., *block.outputs)] = y
     assert out is not None
     return out
 
@@ -99,16 +99,16 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
     for at, few, given, block in _blocks(y, w.shape, shifts, last):
         whole = out[few]
-        place = whole[(slice(None), slice(None), *block.source)]
+        place = whole[(..., *block.source)]
         window = place if block.lies_in(whole, at) else block.zeros(whole, at)
         columns = _times(_outputs(given, block, at, groups), matrix, None, at)
-        sums = _by_head(columns, block, at, heads, groups)
+        sums = _as_images(columns, block, at).unflatten(1, (groups, heads, channels)).unbind(2)
         by_group = window.unflatten(1, (groups, channels))
         for target, addend in zip(block.head_views(by_group, shifts), sums, strict=True):
             target.add_(addend)
         del columns, sums, addend  # before the next ones take as much memory
         if window is not place:
-            place.add_(window[(slice(None), slice(None), *block.inside)])
+            place.add_(window[(..., *block.inside)])
     return out
 
 
@@ -128,7 +128,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
         elif groups == 1 == len(columns):
             both = product(outputs[0, 0], columns[0, 0].mT)[None]
         else:
-            both = torch.einsum("bgdm,bgkm->gdk", outputs, columns)
+            both = torch.matmul(outputs, columns.mT).sum(0)
         total = both if total is None else total.add_(both)
     assert total is not None
     return total.mT.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
@@ -163,30 +163,24 @@ def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int)
     if shifts.pointwise:
         return _outputs(images, block, at, groups)
     window = block.window(images, at).unflatten(1, (groups, -1))
-    if shifts.rectangle is not None:
-        view = block.rectangle_view(window, shifts, rows=at == 1)
-    elif at == 1:
-        views = block.head_views(window, shifts)
-        view = torch.stack([view[:, 0].movedim(1, -1) for view in views], -2)
+    whole = shifts.rectangle is not None
+    views = [block.rectangle_view(window, shifts)] if whole else [*block.head_views(window, shifts)]
+    if at == 1:  # (B, *shape, 1, …, C)
+        dims = len(block.shape)
+        views = [view.movedim([*range(-dims, 0)], [*range(1, dims + 1)]) for view in views]
+    if not whole:
+        view = torch.stack(views, -2 if at == 1 else 2)
+    elif len(shifts.offsets) > 1:
+        view = workspace("columns", window, *views[0].shape).copy_(views[0])
     else:
-        view = torch.stack([*block.head_views(window, shifts)], 2)
-    if len(shifts.offsets) > 1:
-        view = workspace("columns", view, *view.shape).copy_(view)
+        (view,) = views
     width = len(shifts.offsets) * window.shape[2]
     return view.reshape(-1, width) if at == 1 else view.reshape(*window.shape[:2], width, -1)
 
 
-def _by_head(columns: Tensor, block: Block, at: int, heads: int, groups: int) -> tuple[Tensor, ...]:
-    """The columns of each head: (B·M, heads·C), or (B, g, heads·C, M) → (B, g, C, *shape)."""
-    if at == 1:
-        by_head = columns.reshape(-1, *block.shape, heads, columns.shape[1] // heads)
-        return by_head.movedim(-1, 1).unsqueeze(1).unbind(-1)
-    return columns.reshape(-1, groups, heads, columns.shape[2] // heads, *block.shape).unbind(2)
-
-
 def _outputs(images: Tensor, block: Block, at: int, groups: int) -> Tensor:
     """The outputs of a block, of images (B, g·D, *o): (B·M, D), or (B, g, D, M)."""
-    outputs = images[(slice(None), slice(None), *block.outputs)]
+    outputs = images[(..., *block.outputs)]
     if at == 1:
         return outputs.movedim(1, -1).reshape(-1, images.shape[1])
     return outputs.flatten(2).unflatten(1, (groups, -1))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last, new_images
-from construct.execution.transforms import is_batched_by_autograd, plain
+from construct.execution.transforms import plain
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
@@ -27,30 +27,28 @@ def evaluate(
 ) -> Tensor:
     """:func:`maps.adjoint` or :func:`maps.forward`, as one step where derivatives are recorded."""
     if is_recorded(images, w, bias):
-        return _sum(images, w, bias, *shifts.numbers, adjoint, last)
+        return _sum(images, w, bias, shifts.numbers, adjoint, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
 
 
 @lru_cache(maxsize=1024)
-def _shifts(offsets: Ints, step: Ints, size: Ints, output: Ints) -> Shifts:
-    dims = len(step)
-    heads = (offsets[first : first + dims] for first in range(0, len(offsets), dims))
-    return Shifts(tuple(heads), step, size, output)
+def _shifts(numbers: Ints, dims: int) -> Shifts:
+    """The inverse of :attr:`Shifts.numbers`."""
+    firsts = range(0, len(numbers), dims)
+    *offsets, step, size, output = (numbers[first : first + dims] for first in firsts)
+    return Shifts(tuple(offsets), step, size, output)
 
 
 def _computed_sum(
     images: Tensor,
     w: Tensor,
     bias: Tensor | None,
-    offsets: Sequence[int],
-    step: Sequence[int],
-    size: Sequence[int],
-    output: Sequence[int],
+    numbers: Sequence[int],
     adjoint: bool,
     last: bool,
 ) -> Tensor:
-    """What one-hot heads compute, :func:`evaluate`; the offsets of all heads follow each other."""
-    shifts = _shifts(*map(tuple, (offsets, step, size, output)))
+    """As :func:`evaluate`, with strides that a fake tensor can have."""
+    shifts = _shifts(tuple(numbers), images.dim() - 2)
     sums = (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
     axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
     sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
@@ -61,26 +59,20 @@ shifted_sum = torch.library.custom_op("construct::shifted_sum", _computed_sum, m
 
 
 @shifted_sum.register_fake
-def _(images: Tensor, w: Tensor, *rest: Any) -> Tensor:
-    *_, size, output, adjoint, last = rest
-    channels, size = (w.shape[2], size) if adjoint else (w.shape[3], output)
-    return new_images(images, w.shape[1] * channels, tuple(size), last)
+def _(images: Tensor, w: Tensor, bias: Any, numbers: Any, adjoint: bool, last: bool) -> Tensor:
+    output = len(numbers) - images.dim() + 2
+    if adjoint:
+        return new_images(
+            images, w.shape[1] * w.shape[2], numbers[2 - images.dim() + output : output], last
+        )
+    return new_images(images, w.shape[1] * w.shape[3], numbers[output:], last)
 
 
-def _computed_weights(
-    x: Tensor,
-    y: Tensor,
-    offsets: Sequence[int],
-    step: Sequence[int],
-    size: Sequence[int],
-    output: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """:func:`maps.weights`, with numbers in memory as they come out of the product, (g, D, heads,
-    C): another order would copy all weights.
+def _computed_weights(x: Tensor, y: Tensor, numbers: Sequence[int], groups: int) -> Tensor:
+    """:func:`maps.weights`, in memory as it comes out of the product, (g, D, heads, C): another
+    order would copy all weights.
     """
-    shifts = _shifts(*map(tuple, (offsets, step, size, output)))
-    w = maps.weights(x, y, shifts, groups)
+    w = maps.weights(x, y, _shifts(tuple(numbers), x.dim() - 2), groups)
     return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # as above
 
 
@@ -90,10 +82,10 @@ shifted_weights = torch.library.custom_op(
 
 
 @shifted_weights.register_fake
-def _(x: Tensor, y: Tensor, offsets: Any, step: Any, size: Any, output: Any, groups: int) -> Tensor:
-    heads = len(offsets) // len(step)
-    channels = x.shape[1] // groups
-    return x.new_empty((groups, y.shape[1] // groups, heads, channels)).permute(2, 0, 3, 1)
+def _(x: Tensor, y: Tensor, numbers: Any, groups: int) -> Tensor:
+    heads = len(numbers) // (x.dim() - 2) - 3
+    shape = groups, y.shape[1] // groups, heads, x.shape[1] // groups
+    return x.new_empty(shape).permute(2, 0, 3, 1)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
@@ -104,30 +96,30 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> No
 def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     images, w = ctx.saved_tensors
     wants = ctx.needs_input_grad
-    _, *where, adjoint, _ = ctx.rest
+    _, numbers, adjoint, _ = ctx.rest
     pair = (gradient, images) if adjoint else (images, gradient)
     return (
-        _sum(gradient, w, None, *where, not adjoint, is_last(images)) if wants[0] else None,
-        _weights(*pair, *where, w.shape[1]) if wants[1] else None,
+        _sum(gradient, w, None, numbers, not adjoint, is_last(images)) if wants[0] else None,
+        _weights(*pair, numbers, w.shape[1]) if wants[1] else None,
         gradient.sum((0, *range(2, gradient.dim()))) if wants[2] else None,
-        *(None,) * 6,
+        *(None,) * 3,
     )
 
 
 def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
     x, y = ctx.saved_tensors
     wants = ctx.needs_input_grad
-    *where, _ = ctx.rest
+    numbers, _ = ctx.rest
     return (
-        _sum(y, w, None, *where, True, is_last(x)) if wants[0] else None,
-        _sum(x, w, None, *where, False, is_last(y)) if wants[1] else None,
-        *(None,) * 5,
+        _sum(y, w, None, numbers, True, is_last(x)) if wants[0] else None,
+        _sum(x, w, None, numbers, False, is_last(y)) if wants[1] else None,
+        *(None,) * 2,
     )
 
 
 def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
     """The function ``computed`` with derivatives; it is the operator for compilers, in transforms,
-    and for several gradients at once.
+    and for several gradients at once, which torch's older vmap maps over.
     """
     operator.register_autograd(gradients, setup_context=_keep)
 
@@ -140,7 +132,7 @@ def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
         backward = staticmethod(gradients)
 
     def call(*inputs: Any) -> Any:
-        batched = any(map(is_batched_by_autograd, inputs[:2]))
+        batched = any(map(torch._C._functorch.is_legacy_batchedtensor, inputs[:2]))
         if torch.compiler.is_compiling() or not plain() or batched:
             return operator(*inputs)
         return Eager.apply(*inputs)

@@ -74,9 +74,7 @@ def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 def _head_view(tokens: Tensor, start: Ints, step: Ints, output: Sequence[Any]) -> Tensor:
-    """The tokens start, start + step, … of one head, a strided slice: (B, C, *tokens) →
-    (B, C, *output).
-    """
+    """The tokens start, start + step, … of a head: (B, C, *tokens) → (B, C, *output)."""
     for axis, (first, stride, count) in enumerate(zip(start, step, output, strict=True), start=2):
         tokens = tokens.narrow(axis, first, stride * (count - 1) + 1)
         if stride > 1:

@@ -2,6 +2,7 @@
 lie outside of the input.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -9,13 +10,18 @@ from itertools import product
 from math import prod
 from operator import mul
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from construct.execution.blocks import pieces
-from construct.execution.shifts.workspace import workspace
 
 Ints = tuple[int, ...]
-Box = tuple[slice, ...]
+KEPT_BYTES = 2**23
+"""The largest buffer that a thread keeps for a role, for every thread of torch (8 MiB)."""
+_KEPT = threading.local()
+"""Buffers by role, as attributes."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,10 @@ class Shifts:
     size: Ints
     output: Ints
 
-    @cached_property
-    def numbers(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The same as arguments of an operator, the offsets of all heads one after the other."""
-        return sum(self.offsets, ()), self.step, self.size, self.output
+    @property  # a compiler traces no cached one
+    def numbers(self) -> Ints:
+        """The fields one after the other, as an argument of an operator."""
+        return (*sum(self.offsets, ()), *self.step, *self.size, *self.output)
 
     @cached_property
     def pointwise(self) -> bool:
@@ -92,11 +98,11 @@ class Block:
         source: where in the input that lies.
     """
 
-    outputs: Box
+    outputs: tuple[slice, ...]
     shape: Ints
     size: Ints
-    inside: Box
-    source: Box
+    inside: tuple[slice, ...]
+    source: tuple[slice, ...]
 
     def lies_in(self, images: Tensor, at: int) -> bool:
         """Whether the window is a part of the images, in the layout that is wanted."""
@@ -112,46 +118,30 @@ class Block:
 
     def window(self, images: Tensor, at: int) -> Tensor:
         """The window of images (B, C, *n): (B, C, *size), a copy or a part of them."""
-        source = images[(slice(None), slice(None), *self.source)]
+        source = images[(..., *self.source)]
         if self.lies_in(images, at):
             return source
         window = self.zeros(images, at)
-        window[(slice(None), slice(None), *self.inside)] = source
+        window[(..., *self.inside)] = source
         return window
 
     def head_views(self, window: Tensor, shifts: Shifts) -> Iterator[Tensor]:
-        """For each head, the tokens that the outputs see, a strided view: (B, g, C, *size) →
-        (B, g, C, *shape).
-        """
+        """The tokens of each head, views: (B, g, C, *size) → (B, g, C, *shape)."""
+        along = window.stride()[3:]
+        shape = (*window.shape[:3], *self.shape)
+        strides = (*window.stride()[:3], *map(mul, shifts.step, along))
+        first = window.storage_offset() - sum(map(mul, shifts.least, along))
         for offset in shifts.offsets:
-            axes = zip(offset, shifts.least, shifts.step, self.shape, strict=True)
-            yield window[
-                (
-                    ...,
-                    *(
-                        slice(e - least, e - least + step * (count - 1) + 1, step)
-                        for e, least, step, count in axes
-                    ),
-                )
-            ]
+            yield window.as_strided(shape, strides, first + sum(map(mul, offset, along)))
 
-    def rectangle_view(self, window: Tensor, shifts: Shifts, rows: bool) -> Tensor:
-        """The tokens of a rectangle of heads: (B, g, C, *size) → (B, *shape, *heads, C) if
-        ``rows``, else (B, g, *heads, C, *shape).
-
-        ``rows`` requires a single group.
-        """
+    def rectangle_view(self, window: Tensor, shifts: Shifts) -> Tensor:
+        """The tokens of a rectangle of heads, a view: (B, g, C, *size) → (B, g, *heads, C, *shape)."""
         assert shifts.rectangle is not None
         counts, spacing = shifts.rectangle
-        batch, groups, channels = window.shape[:3]
         image, group, channel, *along = window.stride()
-        queries = tuple(map(mul, shifts.step, along))
-        heads = tuple(map(mul, spacing, along))
-        if rows:
-            return window.as_strided(
-                (batch, *self.shape, *counts, channels), (image, *queries, *heads, channel)
-            )
-        shape = (batch, groups, *counts, channels, *self.shape)
+        queries = map(mul, shifts.step, along)
+        heads = map(mul, spacing, along)
+        shape = (*window.shape[:2], *counts, window.shape[2], *self.shape)
         return window.as_strided(shape, (image, group, *heads, channel, *queries))
 
 
@@ -182,6 +172,31 @@ def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
             source.append(slice(begin + low, begin + high) if high > low else slice(0, 0))
         planned.append(Block(outputs, *map(tuple, (shape, size, inside, source))))
     return tuple(planned)
+
+
+def workspace(role: str, like: Tensor, *shape: int) -> Tensor:
+    """An uninitialised tensor of the type and device of ``like``, in memory that a thread keeps for
+    this role: the system provides new memory page by page, which takes longer than a copy.
+
+    Under a dispatch mode, memory is new all the same: the mode may wrap tensors, or record a graph,
+    in which a kept buffer would be a constant.
+    """
+    size = prod(shape) * like.itemsize
+    too_large = size > KEPT_BYTES * torch.get_num_threads()
+    if (
+        not like.is_cpu
+        or too_large
+        or type(like) not in (Tensor, Parameter)
+        or is_in_torch_dispatch_mode()
+    ):
+        return like.new_empty(shape)
+    buffer = vars(_KEPT).get(role)
+    if buffer is None or len(buffer) < size:
+        with torch.inference_mode(False):  # an inference tensor could not be written elsewhere
+            buffer = vars(_KEPT)[role] = torch.empty(
+                max(size, 2**20), dtype=torch.uint8, device="cpu"
+            )
+    return buffer[:size].view(like.dtype).view(shape)
 
 
 def is_last(images: Tensor) -> bool:
