@@ -106,6 +106,11 @@ def is_batched(t: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(_unwrapped(t)[1])
 
 
+def is_batched_by_autograd(t: Tensor) -> bool:
+    """Whether a tensor is several gradients at once (``is_grads_batched``), by torch's older vmap."""
+    return _functorch.is_legacy_batchedtensor(t)
+
+
 def shared_array(t: Tensor) -> np.ndarray:
     """The very memory of a tensor on the CPU that records nothing.
 

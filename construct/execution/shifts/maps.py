@@ -21,7 +21,6 @@ from torch import Tensor
 
 import construct.tokens as tokens
 from construct.execution.blocks import queries_per_block
-from construct.execution.shifts.depthwise import depthwise, depthwise_weights
 from construct.execution.shifts.gemm import product
 from construct.execution.shifts.windows import (
     Block,
@@ -29,8 +28,10 @@ from construct.execution.shifts.windows import (
     Shifts,
     blocks,
     filled_images,
+    in_layout,
     is_last,
     new_images,
+    pairs,
     workspace,
 )
 
@@ -42,6 +43,10 @@ MOST_WIDER = 2
 MIN_FLIPPED = 2**2
 """Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is
 faster as a forward map.
+"""
+MIN_ROW = 2**4
+"""Queries of a row from which channels that are not mixed may be first in memory; a shorter row
+makes no loop.
 """
 MIN_QUERIES = 2**8
 """Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
@@ -65,17 +70,18 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     if not (x.numel() and prod(shifts.output) and w.numel()):
         return filled_images(x, groups * width, shifts.output, last, bias)
     if _adds_in_place(x, groups, channels, width):
-        return depthwise(x, w, bias, shifts, last, adjoint=False)
-    matrix, out = w.transpose(0, 1).flatten(1, 2), None  # (g, heads·C, D)
-    for at, few, images, block in _blocks(x, w.shape, shifts, last):
+        return _depthwise(x, w, bias, shifts, last, back=False)
+    matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
+    at = _axis(x, groups, last)
+    out: Tensor | None = None
+    for few, images, block in _blocks(x, w.shape, shifts, at):
         columns = _columns(images, block, shifts, at, groups)
         y = _as_images(_times(columns, matrix, bias, at), block, at)
-        if y.shape == (len(x), groups * width, *shifts.output) and last == (at == 1):
-            # torch forbids in-place changes of a view that an autograd function returns
-            return y.data
+        if y.shape == (len(x), groups * width, *shifts.output):
+            return in_layout(y, last)
         if out is None:
             out = new_images(x, groups * width, shifts.output, last)
-        out[few][(..., *block.outputs)] = y
+        out[(few, ..., *block.outputs)] = y
     assert out is not None
     return out
 
@@ -91,25 +97,21 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     if (few and max(shifts.step) == 1) or shifts.pointwise or tokens.host_waits(y.device):
         w = w.flip(0) if heads > 1 else w
         return forward(_stuffed(y, shifts), w.mT, bias, shifts.flipped, last)
-    out = filled_images(y, groups * channels, shifts.size, last, bias)
-    if not (y.numel() and out.numel() and heads):
-        return out
+    if not (y.numel() and prod(shifts.size) and w.numel()):
+        return filled_images(y, groups * channels, shifts.size, last, bias)
     if _adds_in_place(y, groups, channels, width):
-        return depthwise(y, w, bias, shifts, last, adjoint=True)
+        return _depthwise(y, w, bias, shifts, last, back=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
-    for at, few, given, block in _blocks(y, w.shape, shifts, last):
-        whole = out[few]
-        place = whole[(..., *block.source)]
-        window = place if block.lies_in(whole, at) else block.zeros(whole, at)
+    at = _axis(y, groups, last)
+    out = filled_images(y, groups * channels, shifts.size, at == 1, bias)
+    for few, given, block in _blocks(y, w.shape, shifts, at):
         columns = _times(_outputs(given, block, at, groups), matrix, None, at)
-        sums = _as_images(columns, block, at).unflatten(1, (groups, heads, channels)).unbind(2)
-        by_group = window.unflatten(1, (groups, channels))
-        for target, addend in zip(block.head_views(by_group, shifts), sums, strict=True):
-            target.add_(addend)
-        del columns, sums, addend  # before the next ones take as much memory
-        if window is not place:
-            place.add_(window[(..., *block.inside)])
-    return out
+        sums = _as_images(columns, block, at).unflatten(1, (groups, heads, channels)).movedim(2, 0)
+        x = out[few].unflatten(1, (groups, channels))
+        for _, keys, addend in pairs(shifts, block, x, sums):
+            keys.add_(addend)
+        columns = sums = addend = None  # before the next ones take as much memory
+    return in_layout(out, last)
 
 
 def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
@@ -118,9 +120,13 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     if not (x.numel() and y.numel() and shape[0]):
         return x.new_zeros(shape)
     if _adds_in_place(x, *shape[1:]):
-        return depthwise_weights(x, y, shifts)
+        sums = x.new_zeros(shape[0], x.shape[1])
+        for head, keys, queries in _in_place(shifts, x, y):
+            sums[head] += (keys * queries).sum((0, *range(2, x.dim())))
+        return sums[:, :, None, None]
+    at = _axis(x, groups, is_last(x))
     total: Tensor | None = None
-    for at, few, images, block in _blocks(x, shape, shifts, is_last(x)):
+    for few, images, block in _blocks(x, shape, shifts, at):
         columns = _columns(images, block, shifts, at, groups)
         outputs = _outputs(y[few], block, at, groups)
         if at == 1:
@@ -134,14 +140,16 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     return total.mT.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
 
 
+def _axis(images: Tensor, groups: int, last: bool) -> int:
+    """The axis of tokens in matrices: 1 for rows, or 2 for columns."""
+    small = len(images) > 1 and prod(images.shape[2:]) < MIN_QUERIES
+    return 1 if (last or small) and groups == 1 else 2
+
+
 def _blocks(
-    x: Tensor, w_shape: Ints, shifts: Shifts, last: bool
-) -> Iterator[tuple[int, slice, Tensor, Block]]:
-    """The axis of tokens in matrices, 1 for rows or 2 for columns; which images; these images; and
-    a block of outputs.
-    """
-    small = len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES
-    at = 1 if (last or small) and w_shape[1] == 1 else 2
+    x: Tensor, w_shape: Ints, shifts: Shifts, at: int
+) -> Iterator[tuple[slice, Tensor, Block]]:
+    """Which images, these images, and a block of outputs."""
     if shifts.pointwise:  # tokens are read in place
         queries = len(x) * prod(shifts.output)
     else:
@@ -153,7 +161,7 @@ def _blocks(
         few = slice(first, first + together)
         images = x[few]
         for block in planned:
-            yield at, few, images, block
+            yield few, images, block
 
 
 def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int) -> Tensor:
@@ -216,3 +224,31 @@ def _stuffed(y: Tensor, shifts: Shifts) -> Tensor:
 def _adds_in_place(x: Tensor, groups: int, channels: int, width: int) -> bool:
     """Whether groups of one channel are added in place, head by head."""
     return channels == width == 1 < groups and not tokens.host_waits(x.device)
+
+
+def _depthwise(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, back: bool
+) -> Tensor:
+    """The forward map of groups of one channel, or the adjoint: there is no matrix to multiply by.
+
+    A head touches only the outputs that see a token, so nothing is padded.
+    """
+    rows = last or shifts.output[-1] < MIN_ROW
+    images = in_layout(images, rows) if rows else images
+    out = filled_images(images, images.shape[1], shifts.size if back else shifts.output, rows, bias)
+    factors = w.reshape(len(w), -1, *(1,) * len(shifts.step)).unbind()
+    for head, keys, queries in _in_place(shifts, *((out, images) if back else (images, out))):
+        if back:
+            keys.addcmul_(queries, factors[head])
+        else:
+            queries.addcmul_(keys, factors[head])
+    return in_layout(out, last)
+
+
+def _in_place(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The head, its tokens in x and the outputs in y that see them, as many outputs at a time as
+    stay in a core's cache until every head has added to them.
+    """
+    for block in blocks(shifts, queries_per_block(AT_ONCE // 4 // prod(x.shape[:2]))):
+        outputs = y[(..., *block.outputs)]
+        yield from pairs(shifts, block, x, outputs.expand(len(shifts.offsets), *outputs.shape))

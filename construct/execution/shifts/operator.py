@@ -14,7 +14,7 @@ from torch import Tensor
 
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last, new_images
-from construct.execution.transforms import plain
+from construct.execution.transforms import is_batched_by_autograd, plain
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
@@ -47,12 +47,9 @@ def _computed_sum(
     adjoint: bool,
     last: bool,
 ) -> Tensor:
-    """As :func:`evaluate`, with strides that a fake tensor can have."""
+    """As :func:`evaluate`; compilers rely on the strides that ``last`` asks for."""
     shifts = _shifts(tuple(numbers), images.dim() - 2)
-    sums = (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
-    axis = 1 if last else -1  # a product may come transposed, and compilers rely on the strides
-    sums = sums.movedim(axis, -1).contiguous().movedim(-1, axis)
-    return sums.data  # torch forbids in-place changes of a view that an operator returns
+    return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
 
 
 shifted_sum = torch.library.custom_op("construct::shifted_sum", _computed_sum, mutates_args=())
@@ -73,7 +70,7 @@ def _computed_weights(x: Tensor, y: Tensor, numbers: Sequence[int], groups: int)
     order would copy all weights.
     """
     w = maps.weights(x, y, _shifts(tuple(numbers), x.dim() - 2), groups)
-    return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # as above
+    return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # no view
 
 
 shifted_weights = torch.library.custom_op(
@@ -132,7 +129,7 @@ def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
         backward = staticmethod(gradients)
 
     def call(*inputs: Any) -> Any:
-        batched = any(map(torch._C._functorch.is_legacy_batchedtensor, inputs[:2]))
+        batched = any(map(is_batched_by_autograd, inputs[:2]))
         if torch.compiler.is_compiling() or not plain() or batched:
             return operator(*inputs)
         return Eager.apply(*inputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from operator import mul
+from operator import mul, sub
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ _KEPT = threading.local()
 """Buffers by role, as attributes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed in every call, so by its identity
 class Shifts:
     """Where one-hot heads look: output o sees input position s·o + e_h, or zeros where that lies
     outside.
@@ -104,25 +104,19 @@ class Block:
     inside: tuple[slice, ...]
     source: tuple[slice, ...]
 
-    def lies_in(self, images: Tensor, at: int) -> bool:
-        """Whether the window is a part of the images, in the layout that is wanted."""
-        whole = tuple(slice(0, n) for n in self.size)
-        return self.inside == whole and is_last(images) == (at == 1)
-
-    def zeros(self, images: Tensor, at: int) -> Tensor:
-        """A window (B, C, *size) of zeros, with channels last in memory if ``at`` is 1."""
+    def window(self, images: Tensor, at: int) -> Tensor:
+        """The window of images, (B, C, *n) → (B, C, *size), a copy or a part of them: with channels
+        last in memory if ``at`` is 1, else first.
+        """
+        source = images[(..., *self.source)]
+        if source.shape[2:] == self.size and is_last(images) == (at == 1):
+            return source
         batch, channels = images.shape[:2]
         if at == 1:
-            return workspace("window", images, batch, *self.size, channels).zero_().movedim(-1, 1)
-        return workspace("window", images, batch, channels, *self.size).zero_()
-
-    def window(self, images: Tensor, at: int) -> Tensor:
-        """The window of images (B, C, *n): (B, C, *size), a copy or a part of them."""
-        source = images[(..., *self.source)]
-        if self.lies_in(images, at):
-            return source
-        window = self.zeros(images, at)
-        window[(..., *self.inside)] = source
+            window = workspace("window", images, batch, *self.size, channels).movedim(-1, 1)
+        else:
+            window = workspace("window", images, batch, channels, *self.size)
+        window.zero_()[(..., *self.inside)] = source
         return window
 
     def head_views(self, window: Tensor, shifts: Shifts) -> Iterator[Tensor]:
@@ -156,21 +150,69 @@ def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
     ]
     planned = []
     for outputs in product(*axes):
-        shape = []
-        size = []
-        inside = []
-        source = []
-        for part, step, least, reach, n in zip(
-            outputs, shifts.step, shifts.least, shifts.reach, shifts.size, strict=True
+        along = map(_window, outputs, shifts.step, shifts.least, shifts.reach, shifts.size)
+        planned.append(Block(outputs, *zip(*along, strict=True)))
+    return tuple(planned)
+
+
+def _window(
+    outputs: slice, step: int, least: int, reach: int, n: int
+) -> tuple[int, int, slice, slice]:
+    """The shape, size, inside and source of a block along an axis of n inputs."""
+    count = outputs.stop - outputs.start
+    size = step * (count - 1) + reach + 1
+    begin = step * outputs.start + least
+    low = min(max(0, -begin), size)
+    high = max(low, min(size, n - begin))
+    source = slice(begin + low, begin + high) if high > low else slice(0, 0)
+    return count, size, slice(low, high), source
+
+
+def pairs(shifts: Shifts, block: Block, x: Tensor, y: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+    """Each head, its tokens in x, (…, *n), and those of its outputs of y, (heads, …, *shape), that
+    see them: views.
+    """
+    start = tuple(outputs.start for outputs in block.outputs)
+    x_first = x.storage_offset()
+    y_first = y.storage_offset()
+    y_strides = y.stride()
+    strides = y_strides[1:]
+    return [
+        (
+            head,
+            x.as_strided(shape, x_strides, x_first + token),
+            y.as_strided(shape, strides, y_first + output),
+        )
+        for head, shape, x_strides, token, output in _overlaps(
+            shifts, start, block.shape, x.shape[: -len(start)], x.stride(), y_strides
+        )
+    ]
+
+
+@lru_cache(maxsize=512)
+def _overlaps(
+    shifts: Shifts, start: Ints, shape: Ints, leading: Ints, x_strides: Ints, y_strides: Ints
+) -> tuple[tuple[int, Ints, Ints, int, int], ...]:
+    """For each head that sees a token from a box of outputs: the head; the shape and the strides of
+    its tokens; and where in memory the tokens and the outputs begin.
+    """
+    dims = len(start)
+    along = tuple(map(mul, shifts.step, x_strides[-dims:]))
+    planned = []
+    for head, offset in enumerate(shifts.offsets):
+        first = []
+        count = []
+        for begin, n, e, step, size in zip(
+            start, shape, offset, shifts.step, shifts.size, strict=True
         ):
-            begin = step * part.start + least
-            shape.append(part.stop - part.start)
-            size.append(step * (shape[-1] - 1) + reach + 1)
-            low = min(max(0, -begin), size[-1])
-            high = max(low, min(size[-1], n - begin))
-            inside.append(slice(low, high))
-            source.append(slice(begin + low, begin + high) if high > low else slice(0, 0))
-        planned.append(Block(outputs, *map(tuple, (shape, size, inside, source))))
+            first.append(max(begin, -(e // step)))
+            count.append(min(begin + n, -((e - size) // step)) - first[-1])
+        if min(count) > 0:
+            token = sum(map(mul, first, along)) + sum(map(mul, offset, x_strides[-dims:]))
+            queries = map(sub, first, start)
+            output = head * y_strides[0] + sum(map(mul, queries, y_strides[-dims:]))
+            strides = (*x_strides[:-dims], *along)
+            planned.append((head, (*leading, *count), strides, token, output))
     return tuple(planned)
 
 
@@ -217,3 +259,11 @@ def filled_images(
     """The same, filled with the bias (channels,), or with zeros."""
     images = new_images(like, channels, size, last)
     return images.zero_() if bias is None else images.copy_(bias.view(-1, *(1,) * len(size)))
+
+
+def in_layout(images: Tensor, last: bool) -> Tensor:
+    """The same images with channels last or first in memory, and no view, which torch would forbid
+    to change in place.
+    """
+    axis = 1 if last else -1
+    return images.movedim(axis, -1).contiguous().movedim(-1, axis).data
