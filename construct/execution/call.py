@@ -12,10 +12,17 @@ from torch import Tensor
 
 from construct.execution import axial, dense
 from construct.execution.cache import cached
+from construct.execution.dense import Execution
 from construct.execution.plan import plan_for
-from construct.execution.protocol import Execution, Layer, is_channels_last
 from construct.execution.traced import recorded_by_fx, run_abstract, run_traced
-from construct.execution.transforms import abstract, faked, is_batched, sizes_as_numbers, traced
+from construct.execution.transforms import (
+    abstract,
+    faked,
+    is_batched,
+    is_channels_last,
+    sizes_as_numbers,
+    traced,
+)
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
@@ -30,7 +37,7 @@ EXECUTIONS: dict[str, Execution] = {
 """The executions by name."""
 
 
-def explained(layer: Layer, batch: int, grid: TokenGrid) -> str:
+def explained(layer: Any, batch: int, grid: TokenGrid) -> str:
     """One line per execution: multiplications, memory beyond the input, and a description; at last,
     how many heads it evaluates in which way.
     """

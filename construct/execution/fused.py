@@ -24,7 +24,6 @@ from construct.encoding.scores import Scores
 from construct.execution import dense
 from construct.execution.blocks import pieces, queries_per_block
 from construct.execution.head_matrices import heads_of
-from construct.execution.protocol import Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
 
@@ -39,14 +38,14 @@ after the slice are not read: they are arguments for the sake of :func:`bounded`
 """
 
 
-def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Tensor:
+def attended(layer: Any, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Tensor:
     """Σ_h P^h X W_val^h W_out^h over these heads: x (B, D_in, *n) → (B, D_out, *o), in the working
     type.
 
     Attention that takes several blocks, or has fixed positions, is differentiated once: torch's
     kernels have no second derivative.  ``dense`` has all.
     """
-    padded = grid.padded(x).to(working_dtype(x.dtype))
+    padded = grid.padded(x).to(dense.working_dtype(x.dtype))
     block: Block
     if layer.encoding.factorises and layer.has_content():
         layer.encoding.require_covered(grid)
@@ -78,7 +77,7 @@ def query_places(
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def averages_of(layer: Layer, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
+def averages_of(layer: Any, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
     """What heads with content average over the keys, in operations that a compiler can trace.
 
     ``padded`` are the tokens, (B, D_in, *shape), in the working type, and ``places`` the token
@@ -164,13 +163,13 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     return function(*args)
 
 
-def _queries_per_block(layer: Layer, batch: int, grid: TokenGrid, heads: int, most: int) -> int:
+def _queries_per_block(layer: Any, batch: int, grid: TokenGrid, heads: int, most: int) -> int:
     """How many queries have scores of at most so many bytes."""
     images = max(1, batch) if layer.has_content() else 1
     return queries_per_block(min(grid.query_count, most // (8 * images * heads * grid.token_count)))
 
 
-def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:
+def memory(layer: Any, batch: int, grid: TokenGrid, heads: int) -> int:
     """A generous bound on the bytes of one block, and of the values of so many heads."""
     rows = _queries_per_block(layer, batch, grid, heads, BLOCK_BYTES)
     return dense.memory(layer, batch, grid, heads, rows)

@@ -18,7 +18,6 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import Encoding, Parabola, Quadratic, shifts_are_distinct
 from construct.errors import require
 from construct.execution import reads
-from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
 from construct.tokens import TokenGrid
@@ -91,7 +90,7 @@ PLANS: dict[tuple[Any, ...], Plan] = {}
 """Plans by the numbers that say where heads look, and the grid; by these numbers alone, the latest."""
 
 
-def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
+def plan_for(layer: Any, grid: TokenGrid) -> Plan:
     """The plan on this grid, cached by the very numbers that say where heads look."""
     encoding = layer.encoding
     content = layer.content_heads()

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
-from construct.execution.dense import added_up
+from construct.execution.dense import added_up, working_dtype
 from construct.execution.fused import averages_of, query_places
 from construct.execution.head_matrices import heads_of, whole_factor
 from construct.execution.plan import plan_for, shifts_of
-from construct.execution.protocol import Layer, is_channels_last, tensors_of, working_dtype
-from construct.execution.shifts import plain
-from construct.execution.shifts.operator import shifted_sum
-from construct.execution.transforms import abstract, eagerly, transformed
+from construct.execution.shifts.operator import gathered, product, shifted_sum, sliced
+from construct.execution.transforms import abstract, eagerly, is_channels_last, transformed
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid, output_size
+from construct.weights import NAMES
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Frozen(NamedTuple):
     others: tuple[int, ...]
 
 
-def freeze(layer: Layer) -> Frozen:
+def freeze(layer: Any) -> Frozen:
     """Read off which heads are shifts, and where these look.
 
     Raises:
@@ -85,7 +84,7 @@ def freeze(layer: Layer) -> Frozen:
     return Frozen(plan.sharp, plan.starts, whole_factor(layer, plan.sharp), plan.others)
 
 
-def frozen_now(layer: Layer) -> tuple[Frozen, bool] | None:
+def frozen_now(layer: Any) -> tuple[Frozen, bool] | None:
     """As :func:`freeze`, while ``torch.compile`` traces, and whether operators without rules for
     transforms may be called; None if heads cannot be frozen.
     """
@@ -110,7 +109,7 @@ def _say_once(message: str) -> None:
     log.warning(message)
 
 
-def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
+def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     """Eq. 3 if all heads are known to be shifts or to have content: x (B, D_in, *n) →
     (B, D_out, *o), in the layer's type; else None.
 
@@ -131,12 +130,12 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     if frozen.sharp:
         w = _matrices(layer, frozen, tokens.dtype)
         where = frozen.starts, geometry.query_stride, output
-        if copied is not None:
-            y = plain.gathered(padded, w, bias, *where)
+        if copied is not None and len(frozen.sharp) > 1:
+            y = gathered(padded, w, bias, *where)
         elif operators and torch.compiler.is_dynamo_compiling() and prod(w.shape[2:]) > 1:
             y = _as_operator(tokens, padded, w, frozen.starts, bias, geometry)
         else:
-            y = plain.sliced(padded, w, bias, *where)
+            y = sliced(padded, w, bias, *where)
     if frozen.others:
         places = query_places(geometry.anchor, geometry.query_stride, output, x.device)
         averages = averages_of(layer, padded, places, frozen.others)(slice(None))
@@ -145,7 +144,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     return _of(x.dtype, y)
 
 
-def _frozen_while_traced(layer: Layer) -> tuple[Frozen, bool] | None:
+def _frozen_while_traced(layer: Any) -> tuple[Frozen, bool] | None:
     if not torch.compiler.is_dynamo_compiling() and (
         torch.compiler.is_compiling() or abstract(layer.v)
     ):
@@ -162,7 +161,7 @@ def _frozen_while_traced(layer: Layer) -> tuple[Frozen, bool] | None:
         return layer.frozen_now()
 
 
-def _matrices(layer: Layer, frozen: Frozen, dtype: torch.dtype) -> Tensor:
+def _matrices(layer: Any, frozen: Frozen, dtype: torch.dtype) -> Tensor:
     """W_h of the heads that are shifts, (heads, g, C, D): one factor, or the product.
 
     A compiler guards on no number: what learns between calls without gradients is multiplied in
@@ -204,7 +203,12 @@ def _as_operator(
     return shifted_sum(images, matrices, bias, shifts.numbers, grid.stuffed, is_channels_last(x))
 
 
-def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
+def tensors_of(layer: Any) -> tuple[Tensor, ...]:
+    """Every tensor that a call of the layer may differentiate with respect to."""
+    return tuple(getattr(layer, name) for name in (*NAMES, *layer.offsets))
+
+
+def run_abstract(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor:
     """Call a layer on fake or meta tensors, which have shapes but no values: (B, D_in, *n) →
     (B, D_out, *o), likewise.
 
@@ -213,7 +217,7 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
     """
     output = output_size(geometry, tuple(x.shape[2:]))
     columns = (0 * x.sum()).expand(len(x), x.shape[1], layer.heads, *output)
-    y = plain.product(columns, layer.w_val @ layer.w_out, layer.b_out)
+    y = product(columns, layer.w_val @ layer.w_out, layer.b_out)
     for tensor in tensors_of(layer):
         if tensor.requires_grad and tensor is not layer.b_out:
             y = y + 0 * tensor.sum().to(y.dtype)

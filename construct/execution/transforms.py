@@ -106,6 +106,16 @@ def is_batched(t: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(_unwrapped(t)[1])
 
 
+def is_channels_last(x: Tensor) -> bool:
+    """Whether channels are last in memory, in the dimensions for which torch has such a format.
+
+    Not by torch's formats: a compiler may map, and then torch answers for one of them alone.
+    """
+    if x.dim() not in (4, 5) or is_batched(x):
+        return False
+    return x.movedim(1, -1).is_contiguous() and not x.is_contiguous()
+
+
 def is_batched_by_autograd(t: Tensor) -> bool:
     """Whether a tensor is several gradients at once (``is_grads_batched``), by torch's older vmap."""
     return _functorch.is_legacy_batchedtensor(t)

@@ -28,7 +28,6 @@ EVALUATION = (
         "head_matrices",
         "plan",
         "fused",
-        "soft_heads",
         "cache",
         "axial",
         "traced",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last, new_images
-from construct.execution.transforms import is_batched_by_autograd, plain
+from construct.execution.transforms import is_batched_by_autograd, plain, sizes_as_numbers
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
@@ -139,3 +139,71 @@ def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
 
 _sum = _differentiated(shifted_sum, _computed_sum, _sum_backward)
 _weights = _differentiated(shifted_weights, _computed_weights, _weights_backward)
+
+
+# ---- in plain operations -------------------------------------------------------------------------
+# For exports, transforms of torch.func, forward mode, and compilers that see a depthwise layer or a
+# GPU.
+
+
+def sliced(
+    tokens: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    starts: Sequence[Ints],
+    step: Ints,
+    output: Sequence[Any],
+) -> Tensor:
+    """b + Σ_h X_h W_h: tokens (B, g·C, *tokens), w (heads, g, C, D), bias (g·D,) → (B, g·D, *output).
+
+    ``starts`` holds, for each head, the token that output 0 sees, as one position per axis; from
+    output to output it is ``step`` tokens further.
+    """
+    views = [_head_view(tokens, start, step, output) for start in starts]
+    with sizes_as_numbers():
+        channels, width = w.shape[2:]
+    if channels == width == 1:  # which a compiler fuses into one loop
+        channel = (..., *(None,) * len(step))
+        return sum(map(torch.mul, views, w.flatten(1)[channel].unbind()), start=bias[channel])
+    return product(torch.stack(views, 2), w, bias)
+
+
+def gathered(
+    tokens: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    starts: Sequence[Ints],
+    step: Ints,
+    output: Sequence[Any],
+) -> Tensor:
+    """As :func:`sliced`, by one index for all heads: a program as long for two as for a thousand."""
+    places = torch.tensor(starts, device=tokens.device)
+    dims = len(step)
+    numbers = []
+    for axis, (stride, count) in enumerate(zip(step, output, strict=True)):
+        queries = stride * torch.arange(count, device=tokens.device)
+        queries = queries.view(-1, *(1,) * (dims - 1 - axis))
+        numbers.append(places[:, axis].view(-1, *(1,) * dims) + queries)
+    return product(tokens[(..., *numbers)], w, bias)
+
+
+def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """b + Σ_h X_h W_h, from the tokens of all heads side by side, (B, g·C, heads, *o), w
+    (heads, g, C, D) → (B, g·D, *o).
+    """
+    with sizes_as_numbers():
+        groups = w.shape[1]
+    rows = columns.flatten(1, 2).flatten(2).unflatten(1, (groups, -1))  # (B, g, C·heads, queries)
+    y = torch.matmul(w.permute(1, 3, 2, 0).flatten(2), rows).flatten(1, 2)
+    return (y + bias[:, None]).unflatten(2, columns.shape[3:])
+
+
+def _head_view(tokens: Tensor, start: Ints, step: Ints, output: Sequence[Any]) -> Tensor:
+    """The tokens start, start + step, … of a head: (B, C, *tokens) → (B, C, *output)."""
+    for axis, (first, stride, count) in enumerate(zip(start, step, output, strict=True), start=2):
+        tokens = tokens.narrow(axis, first, stride * (count - 1) + 1)
+        if stride > 1:
+            tokens = tokens[
+                (..., slice(None, None, stride), *(slice(None),) * (tokens.dim() - axis - 1))
+            ]
+    return tokens
