@@ -27,6 +27,7 @@ from construct.execution.head_matrices import heads_of, merged
 from construct.execution.plan import Plan, plan_for
 from construct.execution.shifts.maps import queries_at_once
 from construct.execution.shifts.operator import evaluate, sliced
+from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import is_channels_last, plain
 from construct.tokens import TokenGrid
 
@@ -88,7 +89,8 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
     """
     grid = plan.grid
     if not plain():
-        return lambda x: sliced(grid.padded(x), w, b_out, plan.starts, grid.step, grid.query_shape)
+        on_tokens = Shifts(plan.starts, grid.step, grid.shape, grid.query_shape)
+        return lambda x: sliced(grid.padded(x), w, b_out, on_tokens)
     shifts = plan.shifts
     adjoint = grid.stuffed
     is_padded = grid.affine is None
@@ -173,7 +175,8 @@ def memory(layer: Any, batch: int, grid: TokenGrid, plan: Plan | None = None) ->
         a_query = _bytes_per_query(grid, len(plan.soft), batch * layer.in_channels, size)
         total += 40 * factors + 4 * max(BLOCK_BYTES, a_query)
     if plan.others:
-        total += fused.memory(layer, batch, grid, len(plan.others))
+        rows = fused.queries_at_once(layer, batch, grid, len(plan.others))
+        total += dense.memory(layer, batch, grid, len(plan.others), rows)
     return total
 
 
@@ -185,7 +188,8 @@ def cost(layer: Any, batch: int, grid: TokenGrid) -> int:
     _, groups, channels, _ = layer.w_val.shape
     merged_heads = len(plan.sharp) + len(plan.soft)
     total = batch * merged_heads * grid.query_count * groups * channels * layer.w_out.shape[3]
-    total += dense.cost(layer, batch, grid, len(plan.others))
+    if plan.others:
+        total += dense.cost(layer, batch, grid, len(plan.others))
     done = 1
     left = grid.token_count
     for n, queries in zip(grid.shape, grid.query_shape, strict=True):

@@ -80,13 +80,11 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
     return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
-def memory(
-    layer: Any, batch: int, grid: TokenGrid, heads: int | None = None, rows: int | None = None
-) -> int:
+def memory(layer: Any, batch: int, grid: TokenGrid, heads: int = 0, rows: int = 0) -> int:
     """A generous bound on the bytes of the attention of so many heads over all pairs of tokens, with
     maps of ``rows`` queries at a time; by default all.
     """
-    heads = layer.heads if heads is None else heads
+    heads = heads or layer.heads
     rows = rows or grid.query_count
     images = batch if layer.has_content() else 1
     keys = grid.token_count
@@ -99,7 +97,7 @@ def memory(
     return maps + tokens + weights + 8 * (heads + 4 * pos_dim) * prod(grid.box_shape)
 
 
-def cost(layer: Any, batch: int, grid: TokenGrid, heads: int | None = None) -> int:
+def cost(layer: Any, batch: int, grid: TokenGrid, heads: int = 0) -> int:
     """Multiplications of so many heads' attention over all pairs of tokens, by default of all:
     P (X W_val) W_out of every head, and the content scores.
     """
@@ -111,7 +109,7 @@ def cost(layer: Any, batch: int, grid: TokenGrid, heads: int | None = None) -> i
     if layer.has_content():
         key_dim = layer.w_key_pos.shape[1]
         each += key_dim * (queries * tokens + (queries + tokens) * layer.in_channels)
-    return batch * (layer.heads if heads is None else heads) * each
+    return batch * (heads or layer.heads) * each
 
 
 EXECUTION = Execution(

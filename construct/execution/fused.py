@@ -55,9 +55,9 @@ def attended(layer: Any, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Te
         tokens = padded.flatten(2).mT
         scores = Scores(layer, tokens, grid, list(heads))
         block = partial(_by_scores, scores, dense.values_of(tokens, heads_of(layer.w_val, heads)))
-    rows = fitting = _queries_per_block(layer, len(x), grid, len(heads), BLOCK_BYTES)
+    rows = fitting = queries_at_once(layer, len(x), grid, len(heads))
     if torch.is_grad_enabled():
-        rows = _queries_per_block(layer, len(x), grid, len(heads), CACHE_BYTES)
+        rows = queries_at_once(layer, len(x), grid, len(heads), CACHE_BYTES)
     if fitting < grid.query_count:
         block = partial(bounded, block)
     learned = layer.encoding.tensors()
@@ -163,13 +163,9 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     return function(*args)
 
 
-def _queries_per_block(layer: Any, batch: int, grid: TokenGrid, heads: int, most: int) -> int:
+def queries_at_once(
+    layer: Any, batch: int, grid: TokenGrid, heads: int, most: int = BLOCK_BYTES
+) -> int:
     """How many queries have scores of at most so many bytes."""
     images = max(1, batch) if layer.has_content() else 1
     return queries_per_block(min(grid.query_count, most // (8 * images * heads * grid.token_count)))
-
-
-def memory(layer: Any, batch: int, grid: TokenGrid, heads: int) -> int:
-    """A generous bound on the bytes of one block, and of the values of so many heads."""
-    rows = _queries_per_block(layer, batch, grid, heads, BLOCK_BYTES)
-    return dense.memory(layer, batch, grid, heads, rows)

@@ -22,8 +22,11 @@ matrix may have more.
 """
 
 
-def is_identity(blocks: Tensor) -> bool:
-    """Whether every matrix of (heads, groups, n, n) is the identity, bit for bit on a CPU."""
+def is_identity(blocks: Tensor, heads: Sequence[int] = ()) -> bool:
+    """Whether every matrix of (heads, groups, n, n), or of some heads, is the identity; bit for bit
+    on a CPU.
+    """
+    blocks = heads_of(blocks, heads) if heads else blocks
     rows, columns = blocks.shape[-2:]
     if rows != columns or not blocks.numel():
         return False
@@ -60,10 +63,6 @@ def heads_of(t: Tensor, heads: Sequence[int]) -> Tensor:
     return t if all_heads else t[heads[0] : heads[-1] + 1]
 
 
-def _are_identities(blocks: Tensor, heads: tuple[int, ...]) -> bool:
-    return is_identity(heads_of(blocks, heads))
-
-
 def whole_factor(layer: Any, heads: tuple[int, ...]) -> str:
     """The factor that is the whole matrix of each of these heads, "w_val" or "w_out", because the
     other one is the identity; "" if none is.
@@ -71,7 +70,7 @@ def whole_factor(layer: Any, heads: tuple[int, ...]) -> str:
     for whole, other in (("w_val", "w_out"), ("w_out", "w_val")):
         factor = getattr(layer, other)
         known = not tokens.host_waits(factor.device) or reads.state_of(factor) is not None
-        if known and reads.once(layer, other, _are_identities, heads):
+        if known and reads.once(layer, other, is_identity, heads):
             return whole
     return ""
 
@@ -105,14 +104,18 @@ class Merge(torch.autograd.Function):
 
 
 def merged(
-    layer: Any, dtype: torch.dtype | None = None, heads: tuple[int, ...] | None = None
+    layer: Any,
+    dtype: torch.dtype | None = None,
+    heads: tuple[int, ...] | None = None,
+    whole: str | None = None,
 ) -> Tensor:
     """W_val W_out for every group of these heads, or all: (heads, groups, C, D); a factor itself if
-    the other is the identity.
+    the other is the identity, as ``whole`` says or as is read.
     """
     dtype = dtype or layer.w_val.dtype
     heads = tuple(range(layer.heads)) if heads is None else heads
-    whole = "" if transformed() else whole_factor(layer, heads)
+    if whole is None:
+        whole = "" if transformed() else whole_factor(layer, heads)
     if whole:
         identity = layer.w_out if whole == "w_val" else layer.w_val
         if not (torch.is_grad_enabled() and identity.requires_grad):

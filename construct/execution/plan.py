@@ -2,7 +2,6 @@
 ``v`` and ``w_key_pos`` alone.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain
@@ -19,7 +18,7 @@ from construct.encoding.encodings import Encoding, Parabola, Quadratic, shifts_a
 from construct.errors import require
 from construct.execution import reads
 from construct.execution.shifts.windows import Shifts
-from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
+from construct.execution.transforms import common, eagerly, readable, shared_array, transformed
 from construct.tokens import TokenGrid
 
 CERTAIN = 746.0
@@ -124,7 +123,7 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
     """The bytes, type and shape of the values that all members of a tensor share."""
     values = common(t)
     assert values is not None
-    with nullcontext() if plain() else eagerly():
+    with readable():
         bits = values.cpu().contiguous().view(torch.uint8)
         return shared_array(bits).tobytes(), values.dtype, values.shape
 
@@ -135,24 +134,21 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
     """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
     (heads,) says whose scores depend on content.
     """
-    shifts = sum(grid.box_shape)
-    box = grid.box
-    if isinstance(encoding, Quadratic):  # a larger box serves more grids
-        reach = [1 << max(-low, high, 0).bit_length() for low, high in box]
-        box = tuple((-n, n) for n in reach)
-    else:
-        shifts = c.shape[1] * prod(grid.box_shape)
+    boxes = [grid.box]
+    shifts = c.shape[1] * prod(grid.box_shape)
+    if isinstance(encoding, Quadratic):
+        reach = [1 << max(-low, high, 0).bit_length() for low, high in grid.box]
+        boxes.append(tuple((-n, n) for n in reach))  # a larger box serves more grids
+        shifts = sum(grid.box_shape)
     require(16 * shifts, torch.device("cpu"), f"planning attention over {grid.token_count} keys")
     low, high = np.array(grid.common_box).T
-
-    def shifts_in(box: Box) -> tuple[np.ndarray, np.ndarray]:
+    certain = content
+    while boxes:
+        box = boxes.pop()
         deltas, certain = _peaks(c, encoding, grid, box)
-        return deltas, certain & ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
-
-    deltas, certain = shifts_in(box)
-    if box != grid.box and not (certain | content).all():
-        box = grid.box
-        deltas, certain = shifts_in(box)
+        certain &= ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
+        if (certain | content).all():
+            break
     soft = ~certain & ~content & encoding.factorises
     sharp, softer, others = (
         tuple(np.flatnonzero(of).tolist()) for of in (certain, soft, ~certain & ~soft)
@@ -174,15 +170,12 @@ def _peaks(
         ]
         places, sure = zip(*peaks, strict=True)
         certain = np.logical_and.reduce(sure)
-    elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, box):
-        # its numbers may be too large for float64
-        places = [np.zeros(len(c), dtype=np.int64)] * len(least)
-        certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
         weighted = [weight * along for weight, along in zip(encoding.radix, axes, strict=True)]
         numbers = reduce(np.add.outer, weighted).ravel()
         at, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
         places = np.unravel_index(at, grid.box_shape)
+        certain &= shifts_are_distinct(encoding.radix, box)
     else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
         doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53

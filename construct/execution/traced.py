@@ -5,7 +5,6 @@ records the shift itself, for any spatial size, and heads with content as attent
 """
 
 import logging
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from math import prod
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 from construct.encoding.encodings import CLASSICAL
 from construct.execution.dense import added_up, working_dtype
 from construct.execution.fused import averages_of, query_places
-from construct.execution.head_matrices import heads_of, whole_factor
+from construct.execution.head_matrices import heads_of, merged, whole_factor
 from construct.execution.plan import plan_for, shifts_of
 from construct.execution.shifts.operator import gathered, product, shifted_sum, sliced
+from construct.execution.shifts.windows import Shifts
 from construct.execution.transforms import abstract, eagerly, is_channels_last, transformed
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid, output_size
@@ -44,12 +44,14 @@ class Frozen(NamedTuple):
         starts: where these look.
         whole: their factor that is the whole matrix, because the other one is the identity, or "".
         others: heads with content.
+        operators: whether operators without rules for transforms may be called.
     """
 
     sharp: tuple[int, ...]
     starts: Starts
     whole: str
     others: tuple[int, ...]
+    operators: bool = False
 
 
 def freeze(layer: Any) -> Frozen:
@@ -84,10 +86,8 @@ def freeze(layer: Any) -> Frozen:
     return Frozen(plan.sharp, plan.starts, whole_factor(layer, plan.sharp), plan.others)
 
 
-def frozen_now(layer: Any) -> tuple[Frozen, bool] | None:
-    """As :func:`freeze`, while ``torch.compile`` traces, and whether operators without rules for
-    transforms may be called; None if heads cannot be frozen.
-    """
+def frozen_now(layer: Any) -> Frozen | None:
+    """As :func:`freeze`, while ``torch.compile`` traces; None if heads cannot be frozen."""
     try:
         # within a transform of torch.func, which the compiler follows, these tensors would be
         # wrapped.  What learns may be zero only now, and compilers guard on no number: it is
@@ -101,7 +101,8 @@ def frozen_now(layer: Any) -> tuple[Frozen, bool] | None:
         "compiled layers keep looking where their heads look now: after editing w_qry, w_key, w_key_pos, u, v, W_val or W_out "
         "that are frozen, call torch.compiler.reset() and compile again"
     )
-    return frozen, layer.v.is_cpu and not transformed() and not torch.compiler.is_exporting()
+    plainly_called = not transformed() and not torch.compiler.is_exporting()
+    return frozen._replace(operators=layer.v.is_cpu and plainly_called)
 
 
 @lru_cache
@@ -117,11 +118,10 @@ def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
         NotImplementedError: torch.export traces tensors without values, which do not tell where
             heads look.
     """
-    copied = getattr(layer, FROZEN, None)
-    known = _frozen_while_traced(layer) if copied is None else (copied, False)
-    if known is None:
+    copied: Frozen | None = getattr(layer, FROZEN, None)
+    frozen = copied or _frozen_while_traced(layer)
+    if frozen is None:
         return None
-    frozen, operators = known
     tokens = _of(working_dtype(x.dtype), x)
     bias = _of(tokens.dtype, layer.b_out)
     y = bias.view(-1, *(1,) * len(geometry.kernel_size))
@@ -129,13 +129,15 @@ def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     output = _outputs(padded.shape[2:], geometry)
     if frozen.sharp:
         w = _matrices(layer, frozen, tokens.dtype)
-        where = frozen.starts, geometry.query_stride, output
+        shifts = Shifts(
+            frozen.starts, geometry.query_stride, tuple(padded.shape[2:]), tuple(output)
+        )
         if copied is not None and len(frozen.sharp) > 1:
-            y = gathered(padded, w, bias, *where)
-        elif operators and torch.compiler.is_dynamo_compiling() and prod(w.shape[2:]) > 1:
+            y = gathered(padded, w, bias, shifts)
+        elif frozen.operators and torch.compiler.is_dynamo_compiling() and prod(w.shape[2:]) > 1:
             y = _as_operator(tokens, padded, w, frozen.starts, bias, geometry)
         else:
-            y = sliced(padded, w, bias, *where)
+            y = sliced(padded, w, bias, shifts)
     if frozen.others:
         places = query_places(geometry.anchor, geometry.query_stride, output, x.device)
         averages = averages_of(layer, padded, places, frozen.others)(slice(None))
@@ -144,7 +146,7 @@ def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
     return _of(x.dtype, y)
 
 
-def _frozen_while_traced(layer: Any) -> tuple[Frozen, bool] | None:
+def _frozen_while_traced(layer: Any) -> Frozen | None:
     if not torch.compiler.is_dynamo_compiling() and (
         torch.compiler.is_compiling() or abstract(layer.v)
     ):
@@ -168,17 +170,12 @@ def _matrices(layer: Any, frozen: Frozen, dtype: torch.dtype) -> Tensor:
     these too, and so is what functional_call puts in a parameter's place.
     """
     identity = layer.w_out if frozen.whole == "w_val" else layer.w_val
-    if (
-        frozen.whole
-        and not identity.requires_grad
-        and (isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN))
-    ):
-        return _of(dtype, heads_of(getattr(layer, frozen.whole), frozen.sharp))
-    w_val, w_out = (heads_of(t, frozen.sharp) for t in (layer.w_val, layer.w_out))
-    return _of(dtype, w_val) @ _of(dtype, w_out)
+    constant = isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN)
+    whole = frozen.whole if constant and not identity.requires_grad else ""
+    return merged(layer, dtype, frozen.sharp, whole)
 
 
-def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
+def _outputs(tokens: Any, geometry: ConvGeometry) -> list[Any]:
     """The outputs along each axis of a padded grid, in as few divisions as a program for every size
     can have.
     """

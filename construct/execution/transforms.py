@@ -132,22 +132,25 @@ def shared_array(t: Tensor) -> np.ndarray:
     return np.from_dlpack(t.resolve_neg())  # type: ignore[arg-type]  # dlpack drops a sign kept apart
 
 
+def readable() -> AbstractContextManager[None]:
+    """Values of tensors can be read within the block."""
+    return nullcontext() if plain() else eagerly()
+
+
 def nonzero_heads(t: Tensor) -> np.ndarray:
     """Whether any value of each head is nonzero: t (heads, …) → bool (heads,)."""
     values = numbers(t)
     mapped = values.dim() - t.dim()
-    with nullcontext() if plain() else eagerly():
+    with readable():
         return np.array(values.movedim(mapped, 0).flatten(1).any(1).tolist())
 
 
 def common(t: Tensor) -> Tensor | None:
     """The values that all members of a mapped tensor share; None if they differ."""
     values = numbers(t)
-    dims = t.dim()
-    if values.dim() > dims:
-        with eagerly():
-            while values.dim() > dims:
-                if not len(values) or not values.eq(values[:1]).all():
-                    return None
-                values = values[0]
+    with readable():
+        while values.dim() > t.dim():
+            if not len(values) or not values.eq(values[:1]).all():
+                return None
+            values = values[0]
     return values

@@ -171,17 +171,18 @@ def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int)
     if shifts.pointwise:
         return _outputs(images, block, at, groups)
     window = block.window(images, at).unflatten(1, (groups, -1))
-    whole = shifts.rectangle is not None
-    views = [block.rectangle_view(window, shifts)] if whole else [*block.head_views(window, shifts)]
-    if at == 1:  # (B, *shape, 1, …, C)
-        dims = len(block.shape)
-        views = [view.movedim([*range(-dims, 0)], [*range(1, dims + 1)]) for view in views]
-    if not whole:
+    dims = len(block.shape)
+
+    def ordered(view: Tensor) -> Tensor:  # (B, *shape, g, …, C) if tokens are rows
+        return view.movedim([*range(-dims, 0)], [*range(1, dims + 1)]) if at == 1 else view
+
+    if shifts.rectangle is None:
+        views = [ordered(view) for view in block.head_views(window, shifts)]
         view = torch.stack(views, -2 if at == 1 else 2)
-    elif len(shifts.offsets) > 1:
-        view = workspace("columns", window, *views[0].shape).copy_(views[0])
     else:
-        (view,) = views
+        view = ordered(block.rectangle_view(window, shifts))
+        if len(shifts.offsets) > 1:
+            view = workspace("columns", view, *view.shape).copy_(view)
     width = len(shifts.offsets) * window.shape[2]
     return view.reshape(-1, width) if at == 1 else view.reshape(*window.shape[:2], width, -1)
 

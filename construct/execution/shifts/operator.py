@@ -146,45 +146,29 @@ _weights = _differentiated(shifted_weights, _computed_weights, _weights_backward
 # GPU.
 
 
-def sliced(
-    tokens: Tensor,
-    w: Tensor,
-    bias: Tensor,
-    starts: Sequence[Ints],
-    step: Ints,
-    output: Sequence[Any],
-) -> Tensor:
-    """b + Σ_h X_h W_h: tokens (B, g·C, *tokens), w (heads, g, C, D), bias (g·D,) → (B, g·D, *output).
-
-    ``starts`` holds, for each head, the token that output 0 sees, as one position per axis; from
-    output to output it is ``step`` tokens further.
+def sliced(tokens: Tensor, w: Tensor, bias: Tensor, shifts: Shifts) -> Tensor:
+    """b + Σ_h X_h W_h: tokens (B, g·C, *tokens), w (heads, g, C, D), bias (g·D,) → (B, g·D, *o),
+    if no head looks outside of the tokens.
     """
-    views = [_head_view(tokens, start, step, output) for start in starts]
+    views = [_head_view(tokens, start, shifts) for start in shifts.offsets]
     with sizes_as_numbers():
         channels, width = w.shape[2:]
     if channels == width == 1:  # which a compiler fuses into one loop
-        channel = (..., *(None,) * len(step))
+        channel = (..., *(None,) * len(shifts.step))
         return sum(map(torch.mul, views, w.flatten(1)[channel].unbind()), start=bias[channel])
     return product(torch.stack(views, 2), w, bias)
 
 
-def gathered(
-    tokens: Tensor,
-    w: Tensor,
-    bias: Tensor,
-    starts: Sequence[Ints],
-    step: Ints,
-    output: Sequence[Any],
-) -> Tensor:
+def gathered(tokens: Tensor, w: Tensor, bias: Tensor, shifts: Shifts) -> Tensor:
     """As :func:`sliced`, by one index for all heads: a program as long for two as for a thousand."""
-    places = torch.tensor(starts, device=tokens.device)
-    dims = len(step)
-    numbers = []
-    for axis, (stride, count) in enumerate(zip(step, output, strict=True)):
-        queries = stride * torch.arange(count, device=tokens.device)
+    starts = torch.tensor(shifts.offsets, device=tokens.device)
+    dims = len(shifts.step)
+    index: list[Any] = [...]
+    for axis, (step, count) in enumerate(zip(shifts.step, shifts.output, strict=True)):
+        queries = step * torch.arange(count, device=tokens.device)
         queries = queries.view(-1, *(1,) * (dims - 1 - axis))
-        numbers.append(places[:, axis].view(-1, *(1,) * dims) + queries)
-    return product(tokens[(..., *numbers)], w, bias)
+        index.append(starts[:, axis].view(-1, *(1,) * dims) + queries)
+    return product(tokens[tuple(index)], w, bias)
 
 
 def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
@@ -198,12 +182,12 @@ def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return (y + bias[:, None]).unflatten(2, columns.shape[3:])
 
 
-def _head_view(tokens: Tensor, start: Ints, step: Ints, output: Sequence[Any]) -> Tensor:
-    """The tokens start, start + step, … of a head: (B, C, *tokens) → (B, C, *output)."""
-    for axis, (first, stride, count) in enumerate(zip(start, step, output, strict=True), start=2):
-        tokens = tokens.narrow(axis, first, stride * (count - 1) + 1)
-        if stride > 1:
-            tokens = tokens[
-                (..., slice(None, None, stride), *(slice(None),) * (tokens.dim() - axis - 1))
-            ]
+def _head_view(tokens: Tensor, start: Ints, shifts: Shifts) -> Tensor:
+    """The tokens of a head, a strided slice: (B, C, *tokens) → (B, C, *o)."""
+    axes = zip(start, shifts.step, shifts.output, strict=True)
+    for axis, (first, step, count) in enumerate(axes, start=2):
+        tokens = tokens.narrow(axis, first, step * (count - 1) + 1)
+        if step > 1:
+            after = (slice(None),) * (tokens.dim() - axis - 1)
+            tokens = tokens[(..., slice(None, None, step), *after)]
     return tokens

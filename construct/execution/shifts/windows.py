@@ -121,12 +121,10 @@ class Block:
 
     def head_views(self, window: Tensor, shifts: Shifts) -> Iterator[Tensor]:
         """The tokens of each head, views: (B, g, C, *size) → (B, g, C, *shape)."""
-        along = window.stride()[3:]
-        shape = (*window.shape[:3], *self.shape)
-        strides = (*window.stride()[:3], *map(mul, shifts.step, along))
-        first = window.storage_offset() - sum(map(mul, shifts.least, along))
         for offset in shifts.offsets:
-            yield window.as_strided(shape, strides, first + sum(map(mul, offset, along)))
+            first = map(sub, offset, shifts.least)
+            axes = zip(first, shifts.step, self.shape, strict=True)
+            yield window[(..., *(slice(e, e + step * (n - 1) + 1, step) for e, step, n in axes))]
 
     def rectangle_view(self, window: Tensor, shifts: Shifts) -> Tensor:
         """The tokens of a rectangle of heads, a view: (B, g, C, *size) → (B, g, *heads, C, *shape)."""
@@ -200,19 +198,15 @@ def _overlaps(
     along = tuple(map(mul, shifts.step, x_strides[-dims:]))
     planned = []
     for head, offset in enumerate(shifts.offsets):
-        first = []
-        count = []
-        for begin, n, e, step, size in zip(
-            start, shape, offset, shifts.step, shifts.size, strict=True
-        ):
-            first.append(max(begin, -(e // step)))
-            count.append(min(begin + n, -((e - size) // step)) - first[-1])
+        axes = [*zip(start, shape, offset, shifts.step, shifts.size, strict=True)]
+        first = [max(begin, -(e // step)) for begin, _, e, step, _ in axes]
+        ends = [min(begin + n, -((e - size) // step)) for begin, n, e, step, size in axes]
+        count = tuple(map(sub, ends, first))
         if min(count) > 0:
             token = sum(map(mul, first, along)) + sum(map(mul, offset, x_strides[-dims:]))
             queries = map(sub, first, start)
             output = head * y_strides[0] + sum(map(mul, queries, y_strides[-dims:]))
-            strides = (*x_strides[:-dims], *along)
-            planned.append((head, (*leading, *count), strides, token, output))
+            planned.append((head, (*leading, *count), (*x_strides[:-dims], *along), token, output))
     return tuple(planned)
 
 
