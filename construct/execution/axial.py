@@ -70,9 +70,7 @@ def run(layer: Any, x: Tensor, grid: TokenGrid) -> Tensor:
 
 
 def _with_positions(layer: Any, y: Tensor) -> Tensor:
-    """The output of one-hot heads, such that the gradients of what says where they look are 0
-    instead of None.
-    """
+    """The output y, with gradients 0 instead of None for what says where heads look."""
     tables = [getattr(layer, name) for name in layer.offsets]
     learned = any(t.requires_grad for t in (layer.v, layer.w_key_pos, *tables))
     if not (learned and torch.is_grad_enabled()):
@@ -82,11 +80,7 @@ def _with_positions(layer: Any, y: Tensor) -> Tensor:
 
 
 def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
-    """What the sharp heads add up to, for inputs of the type of their matrices w; it reads w and
-    b_out, and is differentiated by these and by its input.
-
-    ``last`` asks for channels last in memory.
-    """
+    """What the sharp heads add up to, of inputs in the type of their matrices w."""
     grid = plan.grid
     if not plain():
         on_tokens = Shifts(plan.starts, grid.step, grid.shape, grid.query_shape)
@@ -104,11 +98,7 @@ def _sharp(plan: Plan, w: Tensor, b_out: Tensor, last: bool) -> Call:
 
 
 def _softly(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid) -> Tensor:
-    """Σ_h P^h X W_h: x (B, D_in, *shape), padded, in the working type, and w
-    (heads, groups, C, D) → (B, groups · D, *o).
-
-    c is float64 (heads, D_p), for an encoding that factorises.
-    """
+    """Σ_h P^h X W_h of soft heads: x (B, D_in, *shape), w (heads, groups, C, D), c (heads, D_p)."""
     longest, *others = _longest_first(grid)
     factors = {axis: _factors(c, encoding, grid, axis, slice(None), x.dtype) for axis in others}
 
@@ -145,18 +135,14 @@ def _longest_first(grid: TokenGrid) -> list[int]:
 
 
 def _bytes_per_query(grid: TokenGrid, heads: int, channels: int, size: int) -> int:
-    """Bytes computed per query of the longest axis: the heads' tokens along the other axes, and its
-    row of each head's factor.
-    """
+    """Bytes for a query of the longest axis: the heads' tokens, and its row of each factor."""
     longest, *others = _longest_first(grid)
     widest = prod(max(grid.shape[axis], grid.query_shape[axis]) for axis in others)
     return 4 * heads * (channels * widest * size + 8 * grid.shape[longest])
 
 
 def memory(layer: Any, batch: int, grid: TokenGrid, plan: Plan | None = None) -> int:
-    """A generous bound on the bytes of the merged weights, a block of tokens and outputs, the
-    output, and copies of tokens; with the grid's plan, if it is known.
-    """
+    """A generous bound on the bytes of weights, tokens and outputs; the plan is the grid's."""
     plan = plan or plan_for(layer, grid)
     heads, groups, channels, head_dim = layer.w_val.shape
     width = layer.w_out.shape[3]
@@ -181,9 +167,7 @@ def memory(layer: Any, batch: int, grid: TokenGrid, plan: Plan | None = None) ->
 
 
 def cost(layer: Any, batch: int, grid: TokenGrid) -> int:
-    """Multiplications: one matrix per query and head, plus the soft heads' factors along each axis
-    in turn, plus attention over all pairs of tokens.
-    """
+    """Multiplications by matrices, by soft heads' factors, and of attention over all pairs."""
     plan = plan_for(layer, grid)
     _, groups, channels, _ = layer.w_val.shape
     merged_heads = len(plan.sharp) + len(plan.soft)

@@ -41,11 +41,9 @@ class PreparedCalls:
     Attributes:
         plan: where they look.
         whole: the factor that is the matrix of each head, as the other is the identity.
-        layout: all that the calls depend on besides numbers.
+        layout, kept: what the calls depend on; ``now`` returns what ``kept`` must still be.
         tensors: the layer's tensors, whose ids are not reused while they exist.
         read: those whose numbers may not change.
-        kept: these numbers, or the tensors' states.
-        now: the same as they are now.
         calls: the calls, by :func:`_kind`.
     """
 
@@ -84,9 +82,7 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
 def keep(
     entry: PreparedCalls | None, layer: Any, run: Run, x: Tensor, plan: Plan, w: Tensor, call: Call
 ) -> None:
-    """Cache a call of an execution's ``run`` in which all heads are shifts; w are their matrices
-    W_h.
-    """
+    """Cache a call of an execution's ``run`` of shifts by plan; w are their matrices W_h."""
     if plan.grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])) or not _usual(x):
         return
     entry = entry or _prepared(layer, plan, w)

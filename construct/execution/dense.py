@@ -81,9 +81,7 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
 
 
 def memory(layer: Any, batch: int, grid: TokenGrid, heads: int = 0, rows: int = 0) -> int:
-    """A generous bound on the bytes of the attention of so many heads over all pairs of tokens, with
-    maps of ``rows`` queries at a time; by default all.
-    """
+    """A generous bound on the bytes of so many heads, ``rows`` queries at a time; by default all."""
     heads = heads or layer.heads
     rows = rows or grid.query_count
     images = batch if layer.has_content() else 1
@@ -93,14 +91,12 @@ def memory(layer: Any, batch: int, grid: TokenGrid, heads: int = 0, rows: int = 
     width = layer.groups * layer.w_val.shape[3] + 2 * key_dim + 2 * pos_dim
     channels = 2 * (layer.in_channels + layer.out_channels)
     tokens = 16 * batch * (keys + grid.query_count) * (heads * width + channels)
-    weights = 16 * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
+    weights = 16 * sum(t.numel() for t in layer.parameters())
     return maps + tokens + weights + 8 * (heads + 4 * pos_dim) * prod(grid.box_shape)
 
 
 def cost(layer: Any, batch: int, grid: TokenGrid, heads: int = 0) -> int:
-    """Multiplications of so many heads' attention over all pairs of tokens, by default of all:
-    P (X W_val) W_out of every head, and the content scores.
-    """
+    """Multiplications of so many heads, by default all, and of their content scores."""
     _, groups, channels, head_dim = layer.w_val.shape
     queries = grid.query_count
     tokens = grid.token_count

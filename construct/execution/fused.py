@@ -33,9 +33,7 @@ CACHE_BYTES = 2**23
 """The same where gradients are recorded (8 MiB), whose steps read each other's results."""
 
 Block = Callable[..., Tensor]
-"""P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).  Tensors
-after the slice are not read: they are arguments for the sake of :func:`bounded`.
-"""
+"""P^h X W_val^h for a slice of the queries; further tensors are arguments for :func:`bounded`."""
 
 
 def attended(layer: Any, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Tensor:
@@ -78,10 +76,8 @@ def query_places(
 
 
 def averages_of(layer: Any, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
-    """What heads with content average over the keys, in operations that a compiler can trace.
-
-    ``padded`` are the tokens, (B, D_in, *shape), in the working type, and ``places`` the token
-    position of every query, int64 (queries, d).  The layer's encoding factorises.
+    """What heads with content average over the keys, in operations that a compiler can trace: of
+    padded tokens, (B, D_in, *shape), and the positions of queries, int64 (queries, d).
     """
     tokens = padded.flatten(2).mT
     shape = padded.shape[2:]
@@ -110,9 +106,7 @@ def averages_of(layer: Any, padded: Tensor, places: Tensor, heads: Sequence[int]
 def _bias(
     encoding: Any, vectors: Tensor, places: Tensor, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """The products of vectors (B, heads, queries, D_p) with r_δ, less their maximum over the keys:
-    (B, heads, queries, T).
-    """
+    """Vectors (B, heads, queries, D_p) times r_δ, less the maximum: (B, heads, queries, T)."""
     total: Any = 0
     for axis, n in enumerate(shape):
         keys = torch.arange(n, device=places.device)
@@ -125,9 +119,7 @@ def _bias(
 
 
 def _by_content(asking: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """P^h X W_val^h from X_q W_qry + u, (B, heads, queries, D_k), X_k W_key, (B, heads, T, D_k), and
-    the terms with r_δ.
-    """
+    """P^h X W_val^h from X_q W_qry + u, X_k W_key, (B, heads, T, D_k), and the terms with r_δ."""
     # A transform has rules for plain operations, not for the fused kernels, which give no gradient
     # of the bias either.
     if not torch.compiler.is_compiling() and (transformed() or bias.requires_grad):
@@ -150,11 +142,9 @@ def _by_scores(scores: Scores, values: Tensor, queries: slice, *_: Tensor) -> Te
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
-    """Call ``function``; while gradients are recorded, checkpoint it, so that no attention map is
-    saved.
+    """Call ``function``; while gradients are recorded, checkpoint it, so that no map is saved.
 
-    A tensor that someone else may change in place is to be an argument: then torch refuses to
-    compute with other numbers than in the forward pass.
+    Torch refuses to compute with arguments that were changed in place since.
     """
     if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for saved tensors
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

@@ -38,8 +38,8 @@ def is_identity(blocks: Tensor, heads: Sequence[int] = ()) -> bool:
 
 
 def identity_parts(matrices: np.ndarray) -> Iterator[tuple[bytearray, np.ndarray]]:
-    """Pair parts of (heads, groups, n, n) with the bytes of as many identities: a bytearray
-    compares itself with memory.
+    """Pairs of the bytes of identities, which compare themselves with memory, and parts of as many
+    of the matrices (heads, groups, n, n).
     """
     rows = matrices.shape[-1]
     flat = matrices.reshape(-1, rows * rows)
@@ -64,9 +64,7 @@ def heads_of(t: Tensor, heads: Sequence[int]) -> Tensor:
 
 
 def whole_factor(layer: Any, heads: tuple[int, ...]) -> str:
-    """The factor that is the whole matrix of each of these heads, "w_val" or "w_out", because the
-    other one is the identity; "" if none is.
-    """
+    """The factor, "w_val" or "w_out", whose other one is the identity in these heads; or ""."""
     for whole, other in (("w_val", "w_out"), ("w_out", "w_val")):
         factor = getattr(layer, other)
         known = not tokens.host_waits(factor.device) or reads.state_of(factor) is not None
@@ -76,15 +74,11 @@ def whole_factor(layer: Any, heads: tuple[int, ...]) -> str:
 
 
 class Merge(torch.autograd.Function):
-    """W_val W_out for every head and group, of which one is the identity, with derivatives of any
-    order.
-    """
+    """W_val W_out of which one is the identity, with derivatives of any order."""
 
     @staticmethod
     def forward(ctx, w_val: Tensor, w_out: Tensor, whole: str):  # type: ignore[override]
-        """w_val (heads, groups, C, D_h), w_out (heads, groups, D_h, D) → (heads, groups, C, D): the
-        factor named ``whole``.
-        """
+        """The factor named ``whole``."""
         ctx.save_for_backward(w_val, w_out)
         ctx.whole = whole
         # torch turns an input that is returned unchanged into a view
@@ -109,8 +103,8 @@ def merged(
     heads: tuple[int, ...] | None = None,
     whole: str | None = None,
 ) -> Tensor:
-    """W_val W_out for every group of these heads, or all: (heads, groups, C, D); a factor itself if
-    the other is the identity, as ``whole`` says or as is read.
+    """W_val W_out of these heads, or all, (heads, groups, C, D): the factor ``whole`` itself, if the
+    other is the identity; which one is read, unless it is given.
     """
     dtype = dtype or layer.w_val.dtype
     heads = tuple(range(layer.heads)) if heads is None else heads

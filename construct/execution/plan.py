@@ -72,8 +72,7 @@ class Plan:
 
 def shifts_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Shifts:
     """From outputs to inputs, for heads whose tokens for output 0 are ``starts``; to tokens, if
-    padding copies inputs (``grid.affine`` is None); from inputs to outputs, if inputs are stuffed
-    with zeros, as in a transposed layer.
+    padding copies inputs; from inputs to outputs in a transposed layer.
     """
     if grid.affine is None:
         return Shifts(starts, grid.step, grid.shape, grid.query_shape)
@@ -131,9 +130,7 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
 # a head whose scores overflow is not a shift
 @np.errstate(divide="ignore", over="ignore", invalid="ignore")
 def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
-    """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
-    (heads,) says whose scores depend on content.
-    """
+    """Find the heads that are shifts; c (heads, D_p), and ``content`` (heads,), whose depend on it."""
     boxes = [grid.box]
     shifts = c.shape[1] * prod(grid.box_shape)
     if isinstance(encoding, Quadratic):
@@ -159,9 +156,7 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
 def _peaks(
     c: np.ndarray, encoding: Encoding, grid: TokenGrid, box: Box
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each head's shift with the greatest score in a box, which is the grid's unless scores are
-    quadratic, (heads, d); and whether all others are certain to get attention 0 in float64.
-    """
+    """Each head's best shift in a box, (heads, d), and whether no other gets attention in float64."""
     least = [low for low, _ in box]
     axes = [np.arange(low, high + 1.0) for low, high in box]
     if isinstance(encoding, Quadratic):
@@ -209,11 +204,8 @@ def _peak_of_parabola(
 def _peak(
     places: np.ndarray, scores: np.ndarray, doubt: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each row's greatest score, and whether all others are certain to get attention 0
-    in float64.
-
-    ``scores`` (heads, n) are those of ``places`` (heads, n) or (n,), and ``doubt`` (heads, n or 1)
-    bounds their errors.
+    """The place of each row's greatest score, and whether no other gets attention in float64, for
+    scores (heads, n) of places (heads, n) or (n,), with errors up to ``doubt`` (heads, n or 1).
     """
     doubt = np.broadcast_to(doubt, scores.shape)
     rows = np.arange(len(scores))

@@ -164,10 +164,8 @@ def _frozen_while_traced(layer: Any) -> Frozen | None:
 
 
 def _matrices(layer: Any, frozen: Frozen, dtype: torch.dtype) -> Tensor:
-    """W_h of the heads that are shifts, (heads, g, C, D): one factor, or the product.
-
-    A compiler guards on no number: what learns between calls without gradients is multiplied in
-    these too, and so is what functional_call puts in a parameter's place.
+    """W_h of the shifts, (heads, g, C, D): a factor, or the product of what may change, as compilers
+    guard on no number.
     """
     identity = layer.w_out if frozen.whole == "w_val" else layer.w_val
     constant = isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN)
@@ -176,9 +174,7 @@ def _matrices(layer: Any, frozen: Frozen, dtype: torch.dtype) -> Tensor:
 
 
 def _outputs(tokens: Any, geometry: ConvGeometry) -> list[Any]:
-    """The outputs along each axis of a padded grid, in as few divisions as a program for every size
-    can have.
-    """
+    """The outputs along each axis of a padded grid, in as few divisions as possible."""
     axes = zip(tokens, geometry.span, geometry.query_stride, strict=True)
     return [(n - span - 1) // step + 1 if step > 1 else n - span for n, span, step in axes]
 
@@ -186,9 +182,7 @@ def _outputs(tokens: Any, geometry: ConvGeometry) -> list[Any]:
 def _as_operator(
     x: Tensor, padded: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry
 ) -> Tensor:
-    """The outputs by one operator, which reads the input with zeros around it, or the padded tokens
-    where padding copies inputs.
-    """
+    """The outputs by one operator, of the input, or of padded tokens that copy inputs."""
     g = geometry
     size = tuple(x.shape[2:])
     grid = TokenGrid(
@@ -206,8 +200,7 @@ def tensors_of(layer: Any) -> tuple[Tensor, ...]:
 
 
 def run_abstract(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor:
-    """Call a layer on fake or meta tensors, which have shapes but no values: (B, D_in, *n) →
-    (B, D_out, *o), likewise.
+    """Call a layer on tensors with shapes but no values: (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
         RuntimeError: this size has no output.
@@ -222,8 +215,7 @@ def run_abstract(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any:
-    """A call of a layer in a network that ``torch.fx`` traces: one node of its graph, as for
-    torch's own layers.
+    """A call of a layer in a network that ``torch.fx`` traces: one node of its graph.
 
     Raises:
         TypeError: the input is not a symbol of ``torch.fx``, nor a tensor; or no network is

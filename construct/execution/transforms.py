@@ -24,9 +24,7 @@ def transformed() -> bool:
 
 
 def traced() -> bool:
-    """Whether a graph of operators is being recorded: by a compiler, ``torch.export``,
-    ``torch.jit.trace`` or ``make_fx``.
-    """
+    """Whether a graph is being recorded, by a compiler, ``torch.jit.trace`` or ``make_fx``."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -49,17 +47,13 @@ def abstract(*tensors: Tensor) -> bool:
 
 
 def plain() -> bool:
-    """Whether operators run normally: no transform, forward mode, fake mode or trace
-    (other than a compiler's) is active.
-    """
+    """Whether operators run normally, without a transform, a fake mode or a trace but a compiler's."""
     return torch.compiler.is_compiling() or not (transformed() or traced() or faked())
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Disable traces, fake modes and transforms within the block: results have values, and sizes
-    are ints.
-    """
+    """Without traces, fake modes and transforms: results have values, and sizes are ints."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[arg-type]
     try:
@@ -70,9 +64,7 @@ def eagerly() -> Iterator[None]:
 
 
 def sizes_as_numbers() -> AbstractContextManager[None]:
-    """Sizes of tensors that are read within the block are ints, also where ``torch.jit.trace`` is
-    recording.
-    """
+    """Sizes that are read within the block are ints, also where ``torch.jit.trace`` records."""
     recording = not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
     return eagerly() if recording else nullcontext()
 
@@ -90,9 +82,7 @@ def numbers(t: Tensor) -> Tensor:
 
 
 def _unwrapped(t: Tensor) -> tuple[Tensor, list[int]]:
-    """The tensor inside all ``torch.func`` wrappers; and, from the innermost, which of the
-    remaining axes each maps over.
-    """
+    """The tensor inside all ``torch.func`` wrappers, and the axes that they map over."""
     axes: list[int] = []
     while _functorch.is_functorch_wrapped_tensor(t):
         if _functorch.is_batchedtensor(t):
@@ -124,8 +114,7 @@ def is_batched_by_autograd(t: Tensor) -> bool:
 def shared_array(t: Tensor) -> np.ndarray:
     """The very memory of a tensor on the CPU that records nothing.
 
-    Not by ``numpy()``, after which torch never resizes the storage again: FSDP frees parameters
-    that way.
+    After ``numpy()`` torch never resizes the storage again, which is how FSDP frees parameters.
     """
     if torch.compiler.is_compiling():
         return t.numpy()  # a compiler knows this one alone

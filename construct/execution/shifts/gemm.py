@@ -20,17 +20,13 @@ without it.
 """
 
 
-def _processor() -> str:
-    """The processor's name, as "Intel Xeon"; empty if torch cannot tell."""
-    try:
-        return str(torch.cpu.get_capabilities().get("cpu_name", ""))
-    except (AttributeError, RuntimeError):  # an older torch, or a system that does not say
-        return ""
-
-
 def _is_onednn_faster() -> bool:
     """With AVX-512, but not where BLAS is Intel's library on Intel's processor."""
-    intels_own = torch.backends.mkl.is_available() and "Intel" in _processor()
+    try:
+        processor = str(torch.cpu.get_capabilities().get("cpu_name", ""))
+    except (AttributeError, RuntimeError):  # an older torch, or a system that does not say
+        processor = ""
+    intels_own = torch.backends.mkl.is_available() and "Intel" in processor
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and not intels_own
 
 

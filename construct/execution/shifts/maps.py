@@ -5,12 +5,9 @@ With X, the tokens that all heads see side by side, and Y, the outputs:
 
     forward    Y = X W          adjoint    X = Y Wᵀ, added back head by head          weights    W = Xᵀ Y
 
-Tokens are the rows of X if images have channels last in memory.  With channels first all products
-are transposed.  No query is multiplied but those of the block, so NaN and infinity of images reach
-what sees them and nothing else; those of a kernel may reach zeros of the padding, too.
-
-On a GPU, where starting an operation takes longer than a small product, blocks are larger, and the
-adjoint is a forward map: nothing is added head by head, or in an order that is not fixed.
+Tokens are the rows of X if images have channels last in memory; else all products are transposed.
+No query is multiplied but those of the block: NaN and infinity of images reach what sees them and
+nothing else.  On a GPU nothing is added head by head, or in an order that is not fixed.
 """
 
 from collections.abc import Iterator
@@ -41,17 +38,13 @@ AT_ONCE_ELSEWHERE = 2**26
 """The same where it takes long to start an operation (256 MiB)."""
 MOST_WIDER = 2
 MIN_FLIPPED = 2**2
-"""Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is
-faster as a forward map.
+"""The adjoint of stride 1 is a forward map up to so many outputs a channel, from so many queries an
+output: it is faster there.
 """
 MIN_ROW = 2**4
-"""Queries of a row from which channels that are not mixed may be first in memory; a shorter row
-makes no loop.
-"""
+"""Queries of a row from which depthwise layers have channels first; a shorter row makes no loop."""
 MIN_QUERIES = 2**8
-"""Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
-together.
-"""
+"""Queries at a time, at least, of several small images: every product reads all weights."""
 
 
 def queries_at_once(columns: int, device: torch.device) -> int:
@@ -94,11 +87,15 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     """
     heads, groups, channels, width = w.shape
     few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
-    if (few and max(shifts.step) == 1) or shifts.pointwise or tokens.host_waits(y.device):
+    empty = not (y.numel() and w.numel())
+    flat = (few and max(shifts.step) == 1) or shifts.pointwise
+    if flat or empty or tokens.host_waits(y.device):
+        if max(shifts.step) > 1:  # zeros between outputs
+            stuffed = y.new_zeros(*y.shape[:2], *shifts.flipped.size)
+            stuffed[(..., *(slice(None, None, step) for step in shifts.step))] = y
+            y = stuffed
         w = w.flip(0) if heads > 1 else w
-        return forward(_stuffed(y, shifts), w.mT, bias, shifts.flipped, last)
-    if not (y.numel() and prod(shifts.size) and w.numel()):
-        return filled_images(y, groups * channels, shifts.size, last, bias)
+        return forward(y, w.mT, bias, shifts.flipped, last)
     if _adds_in_place(y, groups, channels, width):
         return _depthwise(y, w, bias, shifts, last, back=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
@@ -165,9 +162,7 @@ def _blocks(
 
 
 def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int) -> Tensor:
-    """im2col, the tokens of all heads side by side: (B, g·C, *n) → (B·M, heads·C), or
-    (B, g, heads·C, M).
-    """
+    """im2col: (B, g·C, *n) → (B·M, heads·C), or (B, g, heads·C, M)."""
     if shifts.pointwise:
         return _outputs(images, block, at, groups)
     window = block.window(images, at).unflatten(1, (groups, -1))
@@ -213,15 +208,6 @@ def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Ten
     return y if bias is None else y.add_(bias.view(len(matrix), -1, 1))
 
 
-def _stuffed(y: Tensor, shifts: Shifts) -> Tensor:
-    """Outputs with zeros between them, where they see inputs at some distance from each other."""
-    if max(shifts.step) == 1:
-        return y
-    stuffed = y.new_zeros(*y.shape[:2], *shifts.flipped.size)
-    stuffed[(..., *(slice(None, None, step) for step in shifts.step))] = y
-    return stuffed
-
-
 def _adds_in_place(x: Tensor, groups: int, channels: int, width: int) -> bool:
     """Whether groups of one channel are added in place, head by head."""
     return channels == width == 1 < groups and not tokens.host_waits(x.device)
@@ -230,10 +216,7 @@ def _adds_in_place(x: Tensor, groups: int, channels: int, width: int) -> bool:
 def _depthwise(
     images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, back: bool
 ) -> Tensor:
-    """The forward map of groups of one channel, or the adjoint: there is no matrix to multiply by.
-
-    A head touches only the outputs that see a token, so nothing is padded.
-    """
+    """The forward map of groups of one channel, or the adjoint, without products of matrices."""
     rows = last or shifts.output[-1] < MIN_ROW
     images = in_layout(images, rows) if rows else images
     out = filled_images(images, images.shape[1], shifts.size if back else shifts.output, rows, bias)
@@ -247,9 +230,7 @@ def _depthwise(
 
 
 def _in_place(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The head, its tokens in x and the outputs in y that see them, as many outputs at a time as
-    stay in a core's cache until every head has added to them.
-    """
+    """As :func:`pairs`, so many outputs at a time that they stay in a core's cache."""
     for block in blocks(shifts, queries_per_block(AT_ONCE // 4 // prod(x.shape[:2]))):
         outputs = y[(..., *block.outputs)]
         yield from pairs(shifts, block, x, outputs.expand(len(shifts.offsets), *outputs.shape))

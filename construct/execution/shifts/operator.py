@@ -66,9 +66,7 @@ def _(images: Tensor, w: Tensor, bias: Any, numbers: Any, adjoint: bool, last: b
 
 
 def _computed_weights(x: Tensor, y: Tensor, numbers: Sequence[int], groups: int) -> Tensor:
-    """:func:`maps.weights`, in memory as it comes out of the product, (g, D, heads, C): another
-    order would copy all weights.
-    """
+    """:func:`maps.weights` in the order of the product, (g, D, heads, C), which copies nothing."""
     w = maps.weights(x, y, _shifts(tuple(numbers), x.dim() - 2), groups)
     return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # no view
 
@@ -115,8 +113,8 @@ def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
 
 
 def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
-    """The function ``computed`` with derivatives; it is the operator for compilers, in transforms,
-    and for several gradients at once, which torch's older vmap maps over.
+    """The function ``computed`` with derivatives; the operator, for compilers, transforms, and
+    several gradients at once.
     """
     operator.register_autograd(gradients, setup_context=_keep)
 
@@ -172,9 +170,7 @@ def gathered(tokens: Tensor, w: Tensor, bias: Tensor, shifts: Shifts) -> Tensor:
 
 
 def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    """b + Σ_h X_h W_h, from the tokens of all heads side by side, (B, g·C, heads, *o), w
-    (heads, g, C, D) → (B, g·D, *o).
-    """
+    """b + Σ_h X_h W_h: columns (B, g·C, heads, *o), w (heads, g, C, D) → (B, g·D, *o)."""
     with sizes_as_numbers():
         groups = w.shape[1]
     rows = columns.flatten(1, 2).flatten(2).unflatten(1, (groups, -1))  # (B, g, C·heads, queries)

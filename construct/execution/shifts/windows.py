@@ -61,11 +61,6 @@ class Shifts:
         return tuple(map(min, zip(*self.offsets, strict=True)))
 
     @cached_property
-    def reach(self) -> Ints:
-        """The greatest offset minus the least on each axis."""
-        return tuple(max(axis) - min(axis) for axis in zip(*self.offsets, strict=True))
-
-    @cached_property
     def flipped(self) -> "Shifts":
         """The same pairs from the input's side, heads in reverse: output o is put at s·o, with zeros
         between; it sees s·o + e_h, so t is seen by t − e_h.
@@ -105,9 +100,7 @@ class Block:
     source: tuple[slice, ...]
 
     def window(self, images: Tensor, at: int) -> Tensor:
-        """The window of images, (B, C, *n) → (B, C, *size), a copy or a part of them: with channels
-        last in memory if ``at`` is 1, else first.
-        """
+        """The window, (B, C, *n) → (B, C, *size), with channels last in memory if ``at`` is 1."""
         source = images[(..., *self.source)]
         if source.shape[2:] == self.size and is_last(images) == (at == 1):
             return source
@@ -148,18 +141,16 @@ def blocks(shifts: Shifts, queries: int) -> tuple[Block, ...]:
     ]
     planned = []
     for outputs in product(*axes):
-        along = map(_window, outputs, shifts.step, shifts.least, shifts.reach, shifts.size)
+        along = map(_window, outputs, shifts.step, zip(*shifts.offsets, strict=True), shifts.size)
         planned.append(Block(outputs, *zip(*along, strict=True)))
     return tuple(planned)
 
 
-def _window(
-    outputs: slice, step: int, least: int, reach: int, n: int
-) -> tuple[int, int, slice, slice]:
+def _window(outputs: slice, step: int, offsets: Ints, n: int) -> tuple[int, int, slice, slice]:
     """The shape, size, inside and source of a block along an axis of n inputs."""
     count = outputs.stop - outputs.start
-    size = step * (count - 1) + reach + 1
-    begin = step * outputs.start + least
+    begin = step * outputs.start + min(offsets)
+    size = step * (outputs.stop - 1) + max(offsets) + 1 - begin
     low = min(max(0, -begin), size)
     high = max(low, min(size, n - begin))
     source = slice(begin + low, begin + high) if high > low else slice(0, 0)
@@ -167,9 +158,7 @@ def _window(
 
 
 def pairs(shifts: Shifts, block: Block, x: Tensor, y: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-    """Each head, its tokens in x, (…, *n), and those of its outputs of y, (heads, …, *shape), that
-    see them: views.
-    """
+    """Each head, and views of its tokens in x, (…, *n), and of its outputs, y (heads, …, *shape)."""
     start = tuple(outputs.start for outputs in block.outputs)
     x_first = x.storage_offset()
     y_first = y.storage_offset()
@@ -191,8 +180,8 @@ def pairs(shifts: Shifts, block: Block, x: Tensor, y: Tensor) -> list[tuple[int,
 def _overlaps(
     shifts: Shifts, start: Ints, shape: Ints, leading: Ints, x_strides: Ints, y_strides: Ints
 ) -> tuple[tuple[int, Ints, Ints, int, int], ...]:
-    """For each head that sees a token from a box of outputs: the head; the shape and the strides of
-    its tokens; and where in memory the tokens and the outputs begin.
+    """Of each head that sees a token: the head, shape and strides of its tokens, and where in memory
+    these and the outputs begin.
     """
     dims = len(start)
     along = tuple(map(mul, shifts.step, x_strides[-dims:]))
@@ -256,8 +245,7 @@ def filled_images(
 
 
 def in_layout(images: Tensor, last: bool) -> Tensor:
-    """The same images with channels last or first in memory, and no view, which torch would forbid
-    to change in place.
-    """
-    axis = 1 if last else -1
-    return images.movedim(axis, -1).contiguous().movedim(-1, axis).data
+    """Images with channels last or first in memory, and no view, which none may change in place."""
+    if not last:
+        return images.contiguous().data
+    return images.movedim(1, -1).contiguous().movedim(-1, 1).data
