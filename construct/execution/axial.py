@@ -112,7 +112,7 @@ def _softly(x: Tensor, w: Tensor, c: Tensor, encoding: Encoding, grid: TokenGrid
             1, 2
         )
 
-    a_query = _bytes_per_query(grid, len(w), x.shape[0] * x.shape[1], x.element_size())
+    a_query = _soft_bytes(grid, len(w), len(x) * x.shape[1], x.element_size())[0]
     most = queries_per_block(max(1, BLOCK_BYTES // a_query))
     parts = pieces(grid.query_shape[longest], most)
     blocks = [fused.bounded(block, part, x, w, *encoding.tensors()) for part in parts]
@@ -134,11 +134,13 @@ def _longest_first(grid: TokenGrid) -> list[int]:
     return sorted(range(len(grid.shape)), key=grid.shape.__getitem__, reverse=True)
 
 
-def _bytes_per_query(grid: TokenGrid, heads: int, channels: int, size: int) -> int:
-    """Bytes for a query of the longest axis: the heads' tokens, and its row of each factor."""
+def _soft_bytes(grid: TokenGrid, heads: int, channels: int, size: int) -> tuple[int, int]:
+    """Bytes for a query of the longest axis, and for the factors along the other axes."""
     longest, *others = _longest_first(grid)
-    widest = prod(max(grid.shape[axis], grid.query_shape[axis]) for axis in others)
-    return 4 * heads * (channels * widest * size + 8 * grid.shape[longest])
+    axes = [(grid.shape[axis], grid.query_shape[axis]) for axis in others]
+    widest = prod(map(max, axes))
+    a_query = 4 * heads * (channels * widest * size + 8 * grid.shape[longest])
+    return a_query, 40 * heads * sum(map(prod, axes))
 
 
 def memory(layer: Any, batch: int, grid: TokenGrid, plan: Plan | None = None) -> int:
@@ -156,10 +158,8 @@ def memory(layer: Any, batch: int, grid: TokenGrid, plan: Plan | None = None) ->
         places = batch * max(grid.query_count, prod(grid.size))
         total += 3 * size * columns * min(places, queries_at_once(columns, layer.v.device))
     if plan.soft:
-        _, *others = _longest_first(grid)
-        factors = len(plan.soft) * sum(grid.shape[i] * grid.query_shape[i] for i in others)
-        a_query = _bytes_per_query(grid, len(plan.soft), batch * layer.in_channels, size)
-        total += 40 * factors + 4 * max(BLOCK_BYTES, a_query)
+        a_query, factors = _soft_bytes(grid, len(plan.soft), batch * layer.in_channels, size)
+        total += factors + 4 * max(BLOCK_BYTES, a_query)
     if plan.others:
         rows = fused.queries_at_once(layer, batch, grid, len(plan.others))
         total += dense.memory(layer, batch, grid, len(plan.others), rows)

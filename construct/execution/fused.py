@@ -72,7 +72,7 @@ def query_places(
         start + stride * torch.arange(count, device=device)
         for start, stride, count in zip(first, step, output, strict=True)
     ]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+    return torch.cartesian_prod(*axes).view(-1, len(axes))
 
 
 def averages_of(layer: Any, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
@@ -82,13 +82,10 @@ def averages_of(layer: Any, padded: Tensor, places: Tensor, heads: Sequence[int]
     tokens = padded.flatten(2).mT
     shape = padded.shape[2:]
     encoding = layer.encoding
-    numbers = places[:, 0]
-    for axis, n in enumerate(shape[1:], start=1):
-        numbers = numbers * n + places[:, axis]
     w_qry, w_key, u = (
         heads_of(t, heads).to(tokens.dtype) for t in (layer.w_qry, layer.w_key, layer.u)
     )
-    query = torch.einsum("bqi,hik->bhqk", tokens[:, numbers], w_qry)
+    query = torch.einsum("biq,hik->bhqk", padded[(..., *places.unbind(1))], w_qry)
     key = torch.einsum("bti,hik->bhtk", tokens, w_key)
     asking = query + u[:, None]
     values = dense.values_of(tokens, heads_of(layer.w_val, heads))
@@ -113,8 +110,9 @@ def _bias(
         delta = (keys - places[:, axis, None]).double()  # (queries, n)
         scores = encoding.along(vectors, delta, axis)
         scores = (scores - scores.detach().amax(-1, keepdim=True)).to(dtype)
-        ones = (1,) * axis, (1,) * (len(shape) - 1 - axis)
-        total = total + scores.reshape(*scores.shape[:-1], *ones[0], n, *ones[1])
+        along = [1] * len(shape)
+        along[axis] = n
+        total = total + scores.unflatten(-1, along)
     return total.flatten(-len(shape))
 
 

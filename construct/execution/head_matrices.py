@@ -115,6 +115,7 @@ def merged(
         if not (torch.is_grad_enabled() and identity.requires_grad):
             return heads_of(getattr(layer, whole), heads).to(dtype)
     w_val, w_out = (heads_of(t, heads).to(dtype) for t in (layer.w_val, layer.w_out))
-    product = Merge.apply(w_val, w_out, whole) if whole else w_val @ w_out
-    assert isinstance(product, Tensor)
+    if not whole:
+        return w_val @ w_out
+    product: Any = Merge.apply(w_val, w_out, whole)
     return product

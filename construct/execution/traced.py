@@ -26,6 +26,7 @@ from construct.tokens import TokenGrid, output_size
 from construct.weights import NAMES
 
 log = logging.getLogger(__name__)
+_say_once = lru_cache(log.warning)
 
 FROZEN = "_frozen_heads"
 """The attribute of layers copied for export, and no others: what :func:`freeze` returned."""
@@ -103,11 +104,6 @@ def frozen_now(layer: Any) -> Frozen | None:
     )
     plainly_called = not transformed() and not torch.compiler.is_exporting()
     return frozen._replace(operators=layer.v.is_cpu and plainly_called)
-
-
-@lru_cache
-def _say_once(message: str) -> None:
-    log.warning(message)
 
 
 def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
