@@ -96,17 +96,8 @@ def keep(
 def _prepared(layer: Any, plan: Plan, w: Tensor) -> PreparedCalls | None:
     """A new entry; None if no factor is w, or one of the layer's tensors is computed or cast."""
     held = _held(layer)
-    as_stored = held.keys() == {*NAMES} and all(
-        # functional_call puts tensors in the place of parameters
-        type(t) is (Parameter if name in layer._parameters else Tensor)
-        and t.dtype in (torch.float32, torch.float64)
-        and (t.dtype == w.dtype or name not in ("w_val", "w_out", "b_out"))
-        and t.is_contiguous()
-        and not t.is_neg()
-        for name, t in held.items()
-    )
-    whole = [name for name in ("w_val", "w_out") if as_stored and w is held[name]]
-    if not whole:
+    whole = [name for name in ("w_val", "w_out") if w is held.get(name)]
+    if not whole or not _as_stored(layer, w.dtype):
         return None
     read = [held[name] for name in (*POSITIONAL, *{"w_val", "w_out"}.difference(whole))]
     if tokens.host_waits(w.device):
@@ -129,6 +120,20 @@ def _prepared(layer: Any, plan: Plan, w: Tensor) -> PreparedCalls | None:
     entry = PreparedCalls(plan, whole[0], _layout(layer), [*held.values()], read, kept, now)
     ENTRIES[layer] = entry
     return entry
+
+
+def _as_stored(layer: Any, dtype: torch.dtype) -> bool:
+    """Whether all tensors are the layer's own, and the sum's are not cast."""
+    held = _held(layer)
+    return held.keys() == {*NAMES} and all(
+        # functional_call puts tensors in the place of parameters
+        type(t) is (Parameter if name in layer._parameters else Tensor)
+        and t.dtype in (torch.float32, torch.float64)
+        and (t.dtype == dtype or name not in ("w_val", "w_out", "b_out"))
+        and t.is_contiguous()
+        and not t.is_neg()
+        for name, t in held.items()
+    )
 
 
 def _kind(run: Run, x: Tensor) -> tuple[Any, ...]:

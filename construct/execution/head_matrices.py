@@ -17,9 +17,7 @@ from construct.execution import reads
 from construct.execution.transforms import shared_array, sizes_as_numbers, transformed
 
 AT_ONCE = 2**16
-"""Bytes compared at a time, few enough for the identities to stay in a core's cache; a single
-matrix may have more.
-"""
+"""Bytes compared at a time, so that the identities stay in a core's cache; a matrix may have more."""
 
 
 def is_identity(blocks: Tensor, heads: Sequence[int] = ()) -> bool:
@@ -38,9 +36,7 @@ def is_identity(blocks: Tensor, heads: Sequence[int] = ()) -> bool:
 
 
 def identity_parts(matrices: np.ndarray) -> Iterator[tuple[bytearray, np.ndarray]]:
-    """Pairs of the bytes of identities, which compare themselves with memory, and parts of as many
-    of the matrices (heads, groups, n, n).
-    """
+    """The bytes of identities, which compare themselves with memory, and parts of the matrices."""
     rows = matrices.shape[-1]
     flat = matrices.reshape(-1, rows * rows)
     most = max(1, AT_ONCE // flat[:1].nbytes)

@@ -107,8 +107,7 @@ def frozen_now(layer: Any) -> Frozen | None:
 
 
 def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
-    """Eq. 3 if all heads are known to be shifts or to have content: x (B, D_in, *n) →
-    (B, D_out, *o), in the layer's type; else None.
+    """Eq. 3 in the type of x, (B, D_in, *n) → (B, D_out, *o); None if a head cannot be traced.
 
     Raises:
         NotImplementedError: torch.export traces tensors without values, which do not tell where

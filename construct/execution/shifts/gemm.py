@@ -15,9 +15,7 @@ INNER: Callable[..., Tensor] | None = (
     if torch.backends.mkldnn.is_available()
     else None
 )
-"""oneDNN's inner product, which torch exposes under this name alone; None if torch was built
-without it.
-"""
+"""oneDNN's inner product, which torch exposes under this name alone; None if it is not built in."""
 
 
 def _is_onednn_faster() -> bool:
@@ -58,7 +56,5 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """The matrix, contiguous by rows or by columns; oneDNN's product takes a thousand times as long
-    for any other.
-    """
+    """The matrix, contiguous by rows or columns: oneDNN takes a thousand times as long for others."""
     return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()

@@ -86,16 +86,11 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     ``last`` as for :func:`forward`.
     """
     heads, groups, channels, width = w.shape
-    few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
-    empty = not (y.numel() and w.numel())
-    flat = (few and max(shifts.step) == 1) or shifts.pointwise
-    if flat or empty or tokens.host_waits(y.device):
-        if max(shifts.step) > 1:  # zeros between outputs
-            stuffed = y.new_zeros(*y.shape[:2], *shifts.flipped.size)
-            stuffed[(..., *(slice(None, None, step) for step in shifts.step))] = y
-            y = stuffed
+    narrow = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
+    flat = (narrow and max(shifts.step) == 1) or shifts.pointwise
+    if flat or not (y.numel() and w.numel()) or tokens.host_waits(y.device):
         w = w.flip(0) if heads > 1 else w
-        return forward(y, w.mT, bias, shifts.flipped, last)
+        return forward(_stuffed(y, shifts), w.mT, bias, shifts.flipped, last)
     if _adds_in_place(y, groups, channels, width):
         return _depthwise(y, w, bias, shifts, last, back=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
@@ -173,7 +168,10 @@ def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int)
 
     if shifts.rectangle is None:
         views = [ordered(view) for view in block.head_views(window, shifts)]
-        view = torch.stack(views, -2 if at == 1 else 2)
+        shape = [*views[0].shape]
+        shape.insert(-1 if at == 1 else 2, len(views))
+        columns = workspace("columns", window, *shape)
+        view = torch.stack(views, -2 if at == 1 else 2, out=columns)
     else:
         view = ordered(block.rectangle_view(window, shifts))
         if len(shifts.offsets) > 1:
@@ -206,6 +204,15 @@ def _times(columns: Tensor, matrix: Tensor, bias: Tensor | None, at: int) -> Ten
     else:
         y = torch.matmul(matrix.mT, columns)
     return y if bias is None else y.add_(bias.view(len(matrix), -1, 1))
+
+
+def _stuffed(y: Tensor, shifts: Shifts) -> Tensor:
+    """Outputs with zeros between them, where they see inputs at some distance from each other."""
+    if max(shifts.step) == 1:
+        return y
+    stuffed = y.new_zeros(*y.shape[:2], *shifts.flipped.size)
+    stuffed[(..., *(slice(None, None, step) for step in shifts.step))] = y
+    return stuffed
 
 
 def _adds_in_place(x: Tensor, groups: int, channels: int, width: int) -> bool:

@@ -184,18 +184,26 @@ def _overlaps(
     these and the outputs begin.
     """
     dims = len(start)
-    along = tuple(map(mul, shifts.step, x_strides[-dims:]))
+    x_along = x_strides[-dims:]
+    box = start, shape, shifts.step, shifts.size, x_along, y_strides[-dims:]
+    tables = []
+    for offsets, begin, n, step, size, x_stride, y_stride in zip(
+        zip(*shifts.offsets, strict=True), *box, strict=True
+    ):
+        table = {}
+        for e in set(offsets):
+            first = max(begin, -(e // step))
+            count = min(begin + n, -((e - size) // step)) - first
+            table[e] = count, (step * first + e) * x_stride, (first - begin) * y_stride
+        tables.append(table)
+    strides = (*x_strides[:-dims], *map(mul, shifts.step, x_along))
     planned = []
     for head, offset in enumerate(shifts.offsets):
-        axes = [*zip(start, shape, offset, shifts.step, shifts.size, strict=True)]
-        first = [max(begin, -(e // step)) for begin, _, e, step, _ in axes]
-        ends = [min(begin + n, -((e - size) // step)) for begin, n, e, step, size in axes]
-        count = tuple(map(sub, ends, first))
-        if min(count) > 0:
-            token = sum(map(mul, first, along)) + sum(map(mul, offset, x_strides[-dims:]))
-            queries = map(sub, first, start)
-            output = head * y_strides[0] + sum(map(mul, queries, y_strides[-dims:]))
-            planned.append((head, (*leading, *count), (*x_strides[:-dims], *along), token, output))
+        axes = (table[e] for table, e in zip(tables, offset, strict=True))
+        counts, tokens, outputs = zip(*axes, strict=True)
+        if min(counts) > 0:
+            output = head * y_strides[0] + sum(outputs)
+            planned.append((head, (*leading, *counts), strides, sum(tokens), output))
     return tuple(planned)
 
 
